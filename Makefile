@@ -1,0 +1,48 @@
+# make chat    set everything up and open the app
+# make test    set everything up and run all checks and tests
+# make setup   leaves the program at .venv/bin/cpuchat
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell command -v python3 || command -v python3.11 || echo python3)
+# The engine compiles with every core; the flags it is built with stand in pyproject.toml.
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
+export UV_PYTHON_DOWNLOADS ?= never
+
+UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
+STAMP := .venv/.ready
+
+.PHONY: help chat test setup check unit clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+chat: setup
+	@exec .venv/bin/cpuchat
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml | $(UV)
+	@.ci/setup "$(UV)"
+	@touch $(STAMP)
+
+.tools/bin/uv:
+	@.ci/uv "$(PYTHON)"
+
+check: setup
+	@.venv/bin/ruff check .
+	@.venv/bin/lint-imports
+	@.venv/bin/pyright --warnings
+
+unit: setup
+	@.venv/bin/python -m pytest
+
+# pytest comes last, so that its summary ends the output.
+test: setup
+	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory unit
+
+clean:
+	rm -rf .venv .tools

@@ -1,0 +1,3 @@
+"""cpuchat: a terminal chat for local language models on CPUs."""
+
+__version__ = "0.1.0"

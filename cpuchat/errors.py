@@ -1,0 +1,142 @@
+"""Typed errors. Every error that a user can cause says what happened and what to do.
+
+`code` travels over the worker protocol, `exit_code` is what the command line returns.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CpuchatError(Exception):
+    """Base of all expected failures.
+
+    Args:
+        message: one sentence, what went wrong.
+        hint: one sentence, what to do about it; may be empty.
+    """
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+class UsageError(CpuchatError):
+    """A value given by the user is not acceptable."""
+
+    code = "usage"
+    exit_code = 2
+
+
+class SettingsError(UsageError):
+    """The settings file holds a wrong key or value; the message names the key."""
+
+    code = "settings"
+
+
+class ModelNotFound(CpuchatError):
+    """No GGUF file for the given path, repository or name."""
+
+    code = "model_not_found"
+    exit_code = 3
+
+
+class ModelDamaged(CpuchatError):
+    """The file is no GGUF file, is cut short, or its header contradicts itself."""
+
+    code = "model_damaged"
+    exit_code = 4
+
+
+class ModelUnsupported(CpuchatError):
+    """The file is sound but this engine cannot run it."""
+
+    code = "model_unsupported"
+    exit_code = 4
+
+
+class DoesNotFit(CpuchatError):
+    """Weights, KV cache and buffers need more memory than there is; the message holds the sum."""
+
+    code = "does_not_fit"
+    exit_code = 5
+
+
+class ContextFull(CpuchatError):
+    """The last message alone is longer than the context."""
+
+    code = "context_full"
+    exit_code = 6
+
+
+class TemplateError(CpuchatError):
+    """The model's chat template failed or tried what a template must not."""
+
+    code = "template"
+    exit_code = 7
+
+
+class WorkerDied(CpuchatError):
+    """The inference process ended without being asked to."""
+
+    code = "worker_died"
+    exit_code = 8
+
+
+class EngineMismatch(CpuchatError):
+    """The installed llama.cpp is not the one this version was written for."""
+
+    code = "engine_mismatch"
+    exit_code = 9
+
+
+class GenerationFailed(CpuchatError):
+    """llama.cpp refused a batch; the model stays loaded."""
+
+    code = "generation_failed"
+    exit_code = 10
+
+
+class ChatsError(CpuchatError):
+    """The chats could not be read or written."""
+
+    code = "chats"
+    exit_code = 11
+
+
+class ChatsDamaged(ChatsError):
+    """The file of the chats was damaged and has been moved aside; opening again starts an empty one."""
+
+    code = "chats_damaged"
+
+
+class ChatsTooNew(ChatsError):
+    """The file of the chats was written by a newer version of this program."""
+
+    code = "chats_too_new"
+
+
+class Interrupted(CpuchatError):
+    """The user stopped it."""
+
+    code = "interrupted"
+    exit_code = 130
+
+
+def _subclasses(base: type[CpuchatError]) -> list[type[CpuchatError]]:
+    return [base, *(c for s in base.__subclasses__() for c in _subclasses(s))]
+
+
+def from_code(code: str, message: str, hint: str = "") -> CpuchatError:
+    """Rebuild the typed error that another process reported."""
+    for kind in _subclasses(CpuchatError):
+        if kind.code == code:
+            return kind(message, hint)
+    return CpuchatError(message, hint)

@@ -1,0 +1,72 @@
+"""Where things are kept. Nothing is created here; who writes creates.
+
+`CPUCHAT_CONFIG_DIR`, `CPUCHAT_DATA_DIR` and `CPUCHAT_CACHE_DIR` override the platform's folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import platformdirs
+
+APP = "cpuchat"
+
+
+def _folder(variable: str, default: Path) -> Path:
+    value = os.environ.get(variable)
+    return Path(value).expanduser() if value else default
+
+
+def config_dir() -> Path:
+    """Settings and the user's themes."""
+    return _folder("CPUCHAT_CONFIG_DIR", platformdirs.user_config_path(APP, appauthor=False))
+
+
+def data_dir() -> Path:
+    """Chats; mode 0700."""
+    return _folder("CPUCHAT_DATA_DIR", platformdirs.user_data_path(APP, appauthor=False))
+
+
+def cache_dir() -> Path:
+    """What can be made again: saved KV, calibrations, logs."""
+    return _folder("CPUCHAT_CACHE_DIR", platformdirs.user_cache_path(APP, appauthor=False))
+
+
+def settings_file() -> Path:
+    return config_dir() / "config.toml"
+
+
+def user_themes_dir() -> Path:
+    return config_dir() / "themes"
+
+
+def chats_db() -> Path:
+    return data_dir() / "chats.db"
+
+
+def kv_dir() -> Path:
+    """Saved KV of chats, so that they go on quickly after a restart."""
+    return cache_dir() / "kv"
+
+
+def kv_stem(chat_id: str) -> str:
+    """How the names of a chat's files in `kv_dir` begin, whatever model they belong to."""
+    return hashlib.sha256(chat_id.encode()).hexdigest()[:20]
+
+
+def log_dir() -> Path:
+    """One log per worker; the newest few are kept."""
+    return cache_dir() / "logs"
+
+
+def packaged_themes_dir() -> Path:
+    """Themes that come with the program: beside it in a checkout, inside it when installed."""
+    inside = Path(__file__).parent / "themes"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "themes"
+
+
+def demo_dir() -> Path:
+    """The demo models of the package."""
+    return Path(__file__).parent / "models" / "demo"

@@ -1,0 +1,308 @@
+"""What the UI process and an inference worker say to each other.
+
+Frames are a 4-byte little-endian length followed by msgpack of one `Command` (UI to worker) or one
+`Event` (worker to UI). Field names of the figures are llama-server's (`prompt_n`, `cache_n`, ...).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+import msgspec
+
+Role = Literal["system", "user", "assistant"]
+Channel = Literal["answer", "reasoning"]
+StopReason = Literal["end", "stop_string", "max_tokens", "context", "cancelled"]
+FlashAttention = Literal["auto", "on", "off"]
+LoadMode = Literal["mmap", "read"]
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+
+MAX_FRAME = 64 << 20
+_HEADER = struct.Struct("<I")
+
+
+class Data(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of plain values inside messages."""
+
+
+class Sampling(Data, frozen=True):
+    """How the next token is chosen.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off;
+    `repeat_penalty` 1 and the other penalties 0 are neutral. `seed` None draws a new one each time.
+    """
+
+    temperature: float = 0.7
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+
+
+class LoadOptions(Data, frozen=True):
+    """How a model is loaded. 0 or None means "choose for me".
+
+    `n_ctx` in tokens; `n_batch`/`n_ubatch` tokens per decode call / per graph; `cpus` are logical CPU numbers
+    (None: all allowed physical cores); `poll` is how hard idle threads spin, 0-100; `use_repack` allows
+    llama.cpp to keep a rearranged private copy of the weights that computes faster.
+    """
+
+    n_ctx: int = 0
+    n_batch: int = 512
+    n_ubatch: int = 512
+    n_threads: int = 0
+    cpus: tuple[int, ...] | None = None
+    poll: int = 50
+    type_k: CacheType = "f16"
+    type_v: CacheType = "f16"
+    flash_attn: FlashAttention = "auto"
+    load_mode: LoadMode = "mmap"
+    mlock: bool = False
+    use_repack: bool = True
+
+
+class Message(Data, frozen=True):
+    """One turn. `reasoning` is what the model thought aloud, kept apart from `content`."""
+
+    role: Role
+    content: str
+    reasoning: str = ""
+
+
+class EngineInfo(Data, frozen=True):
+    """The llama.cpp that a worker runs on. `features` are the names that it prints as `= 1`."""
+
+    version: str
+    llama_commit: str = ""
+    features: tuple[str, ...] = ()
+    pid: int = 0
+
+
+class ModelInfo(Data, frozen=True):
+    """A loaded model. Sizes in bytes. `fingerprint` identifies the file's content for caches."""
+
+    path: str
+    name: str
+    architecture: str
+    quantization: str
+    n_params: int
+    size: int
+    n_ctx: int
+    n_ctx_train: int
+    n_vocab: int
+    n_layer: int
+    n_threads: int
+    cpus: tuple[int, ...] = ()
+    kv_size: int = 0
+    has_template: bool = True
+    load_ms: float = 0.0
+    fingerprint: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Timings(Data, frozen=True):
+    """Figures of one answer, measured in the worker.
+
+    `cache_n` prompt tokens reused from the KV cache, `prompt_n` prompt tokens evaluated in `prompt_ms`;
+    `predicted_n` tokens written, `predicted_ms` from the first to the last of them; `ttft_ms` from the arrival of
+    the request to the first token's text. Decode tok/s is (predicted_n - 1) / predicted_ms (DESIGN: figures).
+    """
+
+    cache_n: int = 0
+    prompt_n: int = 0
+    prompt_ms: float = 0.0
+    predicted_n: int = 0
+    predicted_ms: float = 0.0
+    ttft_ms: float = 0.0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    n_past: int = 0
+    n_ctx: int = 0
+    seed: int = 0
+    overhead_us: float = 0.0
+
+    @property
+    def prompt_per_second(self) -> float | None:
+        """Prefill tok/s over the tokens really evaluated; None when nothing was."""
+        return 1e3 * self.prompt_n / self.prompt_ms if self.prompt_n and self.prompt_ms > 0 else None
+
+    @property
+    def predicted_per_second(self) -> float | None:
+        """Decode tok/s from the first to the last token; None below two tokens."""
+        if self.predicted_n < 2 or self.predicted_ms <= 0:
+            return None
+        return 1e3 * (self.predicted_n - 1) / self.predicted_ms
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of what the UI asks."""
+
+
+class LoadModel(Command, frozen=True):
+    """Load `path`, replacing the model in use. `state_dir` is where saved KV lives ("" = keep none)."""
+
+    path: str
+    options: LoadOptions = LoadOptions()
+    state_dir: str = ""
+    state_limit: int = 2 << 30
+
+
+class Generate(Command, frozen=True):
+    """Answer. Either `messages` (chat) or `prompt` (plain completion, no template).
+
+    `chat_id` names the conversation for KV saved across restarts ("" = don't save). `max_tokens` 0 = until the
+    model ends or the context is full.
+    """
+
+    request_id: int
+    messages: tuple[Message, ...] = ()
+    prompt: str | None = None
+    sampling: Sampling = Sampling()
+    max_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    chat_id: str = ""
+
+
+class Cancel(Command, frozen=True):
+    """Stop the running generation or load. What was said stays."""
+
+
+class ForgetChat(Command, frozen=True):
+    """A chat was deleted: do not save its KV any more. Has no event."""
+
+    chat_id: str
+
+
+class Unload(Command, frozen=True):
+    """Free the model, keep the process."""
+
+
+class Shutdown(Command, frozen=True):
+    """Save what is worth saving and exit."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of what a worker reports."""
+
+
+class WorkerReady(Event, frozen=True):
+    """First event of a worker."""
+
+    engine: EngineInfo
+
+
+class LoadProgress(Event, frozen=True):
+    """`done` of `total` bytes of the current `phase` ("reading", "preparing")."""
+
+    phase: str
+    done: int
+    total: int
+
+
+class ModelLoaded(Event, frozen=True):
+    """The model is ready to answer."""
+
+    model: ModelInfo
+
+
+class Unloaded(Event, frozen=True):
+    """The model is gone (asked for, or its load was cancelled)."""
+
+
+class ContextTrimmed(Event, frozen=True):
+    """The oldest messages did not fit and were left out of the prompt; they stay in the chat."""
+
+    request_id: int
+    dropped_messages: int
+    dropped_tokens: int
+    n_ctx: int
+
+
+class PrefillProgress(Event, frozen=True):
+    """`processed` of `total` prompt tokens, of which `cache_n` were reused."""
+
+    request_id: int
+    processed: int
+    total: int
+    cache_n: int
+
+
+class TextDelta(Event, frozen=True):
+    """New text. `n_tokens` written since the last delta, `predicted_n` so far, `at_ms` since the request arrived.
+
+    `drafter` names who proposed this span ("" = the model itself).
+    """
+
+    request_id: int
+    text: str
+    channel: Channel = "answer"
+    n_tokens: int = 1
+    predicted_n: int = 0
+    at_ms: float = 0.0
+    drafter: str = ""
+
+
+class GenerationFinished(Event, frozen=True):
+    """The answer is complete (or was stopped)."""
+
+    request_id: int
+    stop_reason: StopReason
+    timings: Timings
+
+
+class Failed(Event, frozen=True):
+    """Something went wrong; `code` is one of errors.py. `request_id` 0 when no answer was running.
+
+    A dead worker is reported with code "worker_died" by the backend, never as an exception.
+    """
+
+    code: str
+    message: str
+    hint: str = ""
+    request_id: int = 0
+
+
+AnyCommand = LoadModel | Generate | Cancel | ForgetChat | Unload | Shutdown
+AnyEvent = (
+    WorkerReady | LoadProgress | ModelLoaded | Unloaded | ContextTrimmed | PrefillProgress | TextDelta
+    | GenerationFinished | Failed
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_commands = msgspec.msgpack.Decoder(AnyCommand)
+_events = msgspec.msgpack.Decoder(AnyEvent)
+
+HEADER_SIZE = _HEADER.size
+
+
+def encode(message: Command | Event) -> bytes:
+    """One frame."""
+    body = _encoder.encode(message)
+    return _HEADER.pack(len(body)) + body
+
+
+def frame_length(header: bytes) -> int:
+    """Bytes that follow a frame's header.
+
+    Raises:
+        ValueError: the length is above `MAX_FRAME` (the stream is not ours or out of step).
+    """
+    (length,) = _HEADER.unpack(header)
+    if length > MAX_FRAME:
+        raise ValueError(f"frame of {length} bytes")
+    return length
+
+
+def decode_command(body: bytes) -> AnyCommand:
+    """Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
+    return _commands.decode(body)
+
+
+def decode_event(body: bytes) -> AnyEvent:
+    """Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
+    return _events.decode(body)

@@ -1,0 +1,173 @@
+"""What the user can set, where it is kept, and how it is checked.
+
+`config.toml` is read with the standard library and checked by msgspec: an unknown key or a wrong value is an error
+that names it. It is written atomically and keeps the user's comments.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from cpuchat import paths
+from cpuchat.errors import SettingsError
+from cpuchat.protocol import CacheType, FlashAttention, LoadMode, LoadOptions, Sampling
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+
+class Section(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Base of the tables of config.toml."""
+
+
+class ModelSection(Section):
+    """`last` is what the app opened last ("" = the demo model). `folders` are searched for GGUF files."""
+
+    last: str = ""
+    folders: list[str] = []
+
+
+class EngineSection(Section):
+    """How models are loaded; 0 means "choose for me"."""
+
+    threads: Count = 0
+    ctx: Annotated[int, msgspec.Meta(ge=0, le=16_777_216)] = 0
+    batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 512
+    ubatch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 512
+    flash_attn: FlashAttention = "auto"
+    cache_type_k: CacheType = "f16"
+    cache_type_v: CacheType = "f16"
+    load_mode: LoadMode = "mmap"
+    mlock: bool = False
+    repack: bool = True
+    poll: Annotated[int, msgspec.Meta(ge=0, le=100)] = 50
+    saved_kv_gb: Annotated[float, msgspec.Meta(ge=0)] = 2.0
+
+    def load_options(self) -> LoadOptions:
+        return LoadOptions(
+            n_ctx=self.ctx,
+            n_batch=self.batch,
+            n_ubatch=min(self.ubatch, self.batch),
+            n_threads=self.threads,
+            poll=self.poll,
+            type_k=self.cache_type_k,
+            type_v=self.cache_type_v,
+            flash_attn=self.flash_attn,
+            load_mode=self.load_mode,
+            mlock=self.mlock,
+            use_repack=self.repack,
+        )
+
+
+class SamplingSection(Section):
+    """How answers are sampled (protocol.Sampling). `seed` -1 draws a new one for each answer."""
+
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] = 0.7
+    top_k: Count = 40
+    top_p: Share = 0.95
+    min_p: Share = 0.05
+    repeat_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 1.0
+    repeat_last_n: Count = 64
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    seed: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)] = -1
+
+    def sampling(self) -> Sampling:
+        values = msgspec.structs.asdict(self)
+        seed = values.pop("seed")
+        return Sampling(seed=None if seed < 0 else seed, **values)
+
+
+class ChatSection(Section):
+    system_prompt: str = ""
+    max_tokens: Count = 0
+
+
+class UiSection(Section):
+    theme: str = "cpuchat"
+    telemetry: bool = True
+    sidebar: bool = True
+    show_reasoning: bool = False
+
+
+class Settings(Section):
+    """All of config.toml."""
+
+    model: ModelSection = msgspec.field(default_factory=ModelSection)
+    engine: EngineSection = msgspec.field(default_factory=EngineSection)
+    sampling: SamplingSection = msgspec.field(default_factory=SamplingSection)
+    chat: ChatSection = msgspec.field(default_factory=ChatSection)
+    ui: UiSection = msgspec.field(default_factory=UiSection)
+
+
+def load(file: Path | None = None) -> Settings:
+    """Read the settings; a missing file means defaults.
+
+    Raises:
+        SettingsError: unreadable file, TOML error, unknown key or wrong value (named).
+    """
+    file = file or paths.settings_file()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Settings()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"Cannot read the settings file {file}: {error}.", "Mend or remove it.") from None
+    return parse(text, str(file))
+
+
+def parse(text: str, origin: str = "config.toml") -> Settings:
+    """Raises SettingsError as `load` does."""
+    try:
+        return msgspec.convert(tomllib.loads(text), Settings)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{origin} is not valid TOML: {error}.", "Mend that line or remove the file.") from None
+    except msgspec.ValidationError as error:
+        # msgspec ends its message with "- at `$.engine.threads`".
+        reason, _, where = str(error).partition(" - at ")
+        key = where.strip("`").removeprefix("$").lstrip(".") or "top level"
+        raise SettingsError(f"{origin}, {key}: {reason[:1].lower()}{reason[1:]}.", "Mend or remove that key.") from None
+
+
+def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Settings:
+    """Set `changes[section][key]` in the file and leave every other line and comment as it is.
+
+    Returns the settings after the change. The file is replaced atomically.
+
+    Raises:
+        SettingsError: the file on disk or the changed values are not valid; nothing is written then.
+    """
+    import tomlkit  # only when writing: reading at start needs no third parser
+
+    file = file or paths.settings_file()
+    load(file)
+    document = tomlkit.parse(file.read_text(encoding="utf-8") if file.exists() else "")
+    for section, values in changes.items():
+        table = document.setdefault(section, tomlkit.table())
+        for key, value in values.items():
+            table[key] = value
+    text = tomlkit.dumps(document)
+    checked = parse(text, str(file))
+    write_atomically(file, text)
+    return checked
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Write beside `file`, then rename over it: a crash leaves the old or the new text, never half of one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
