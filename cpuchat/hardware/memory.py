@@ -1,0 +1,74 @@
+"""How much memory there is for a model.
+
+Linux: /proc/meminfo and the control group's limit (cgroup-v2.rst, cgroup-v1/memory.rst). Elsewhere psutil.
+`root` replaces `/` in tests.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cpuchat.hardware.cgroups import Cgroups, read_number, read_text
+
+ROOT = Path("/")
+
+
+def meminfo(root: Path = ROOT) -> dict[str, int]:
+    """/proc/meminfo in bytes; empty where there is none."""
+    values: dict[str, int] = {}
+    for line in read_text(root / "proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        number, _, unit = rest.strip().partition(" ")
+        if number.isdigit():
+            values[name] = int(number) * (1024 if unit.strip() == "kB" else 1)
+    return values
+
+
+def _limits(root: Path) -> list[tuple[int, int]]:
+    """(limit, used without reclaimable cache) in bytes of every group that has a limit."""
+    limits: list[tuple[int, int]] = []
+    groups = Cgroups(root)
+    for folder in groups.v2():
+        limit, used = read_number(folder / "memory.max"), read_number(folder / "memory.current")
+        if limit is not None and used is not None:
+            limits.append((limit, max(used - _stat(folder, "inactive_file", "active_file", "slab_reclaimable"), 0)))
+    for folder in groups.v1("memory"):
+        limit = read_number(folder / "memory.limit_in_bytes")
+        used = read_number(folder / "memory.usage_in_bytes")
+        if limit is not None and used is not None:
+            cache = _stat(folder, "total_inactive_file", "total_active_file")
+            limits.append((limit, max(used - cache, 0)))
+    return limits
+
+
+def _stat(folder: Path, *names: str) -> int:
+    total = 0
+    for line in read_text(folder / "memory.stat").splitlines():
+        name, _, number = line.partition(" ")
+        if name in names and number.isdigit():
+            total += int(number)
+    return total
+
+
+def total_bytes(root: Path = ROOT) -> int:
+    """Memory of the machine, or of the control group when that is smaller."""
+    total = meminfo(root).get("MemTotal")
+    if total is None:
+        import psutil
+
+        total = int(psutil.virtual_memory().total)
+    return min([total, *(limit for limit, _ in _limits(root))])
+
+
+def available_bytes(root: Path = ROOT) -> int:
+    """Memory that can still be had without swapping, in bytes.
+
+    The smallest of MemAvailable and, for every control group above this process, its limit less its usage, where
+    page cache does not count as used: the system drops it for whoever needs the room.
+    """
+    available = meminfo(root).get("MemAvailable")
+    if available is None:
+        import psutil
+
+        available = int(psutil.virtual_memory().available)
+    return max(min([available, *(limit - used for limit, used in _limits(root))]), 0)

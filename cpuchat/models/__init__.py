@@ -1,0 +1,1 @@
+"""GGUF files: reading headers, finding, fitting in memory, writing synthetic ones."""

@@ -1,0 +1,264 @@
+"""Does a model fit into memory? Arithmetic over its header, before anything is loaded.
+
+Sizes follow llama.cpp of llama-cpp-python 0.3.36: the KV cache exactly (llama-kv-cache.cpp), the compute buffer as
+an estimate that was fitted to its log lines (`_compute_bytes`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import msgspec
+
+from cpuchat.errors import DoesNotFit, ModelNotFound
+from cpuchat.models.ggml_types import BY_NAME
+from cpuchat.models.gguf import GGUFHeader, TensorInfo, split_parts
+from cpuchat.protocol import LoadOptions
+
+GB = 1e9
+CONTEXT_STEP = 256  # llama.cpp pads n_ctx to this
+# The process itself: interpreter, libraries, batch arrays, graph metadata.
+PROCESS_BYTES = 120_000_000
+
+# Types that llama.cpp keeps a rearranged copy of (ggml-cpu/repack.cpp). An upper bound: Q2_K wants AVX-512.
+_REPACK_X86 = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4", "Q2_K"})
+_REPACK_ARM = frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4", "Q8_0", "Q1_0"})
+
+
+def gigabytes(count: int) -> str:
+    """`4.7`; below one, `0.47`."""
+    return f"{count / GB:.1f}" if count >= GB else f"{count / GB:.2f}"
+
+
+class MemoryNeed(msgspec.Struct, frozen=True):
+    """What a loaded model occupies, in bytes.
+
+    `weights` the file's tensors; `repack` the private rearranged copy of some of them; `kv` the KV cache and
+    recurrent state; `compute` buffers of the engine and the process. `reclaimable` is the part of `weights` that
+    the system may drop again because `repack` replaces it.
+    """
+
+    weights: int
+    repack: int
+    kv: int
+    compute: int
+    reclaimable: int = 0
+    n_ctx: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it, as it stands right after the load."""
+        return self.weights + self.repack + self.kv + self.compute
+
+    @property
+    def least(self) -> int:
+        """What must be there to run at speed: `total` without what the system can drop."""
+        return self.total - self.reclaimable
+
+    def explain(self) -> str:
+        """`5.6 GB = weights 4.7 + KV cache 0.5 (4096 tokens) + buffers 0.4`: the sum behind `least`."""
+        parts = [f"weights {gigabytes(self.weights - self.reclaimable)}"]
+        if self.repack:
+            parts.append(f"rearranged copy {gigabytes(self.repack)}")
+        parts.append(f"KV cache {gigabytes(self.kv)} ({self.n_ctx} tokens)")
+        parts.append(f"buffers {gigabytes(self.compute)}")
+        return f"{gigabytes(self.least)} GB = {' + '.join(parts)}"
+
+
+def file_fingerprint(path: Path) -> str:
+    """Identify a model file by content: 32 hex digits, the same wherever and whenever the file was copied.
+
+    A hash over the length, the first MiB (the header), the last 64 KiB and 64 blocks of 4 KiB spread evenly
+    between; all parts of a split model. Under 50 ms for a file of any size on a solid-state disk. It tells models
+    apart; it does not prove that a file is undamaged.
+
+    Raises:
+        ModelNotFound: the file or one of its parts cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for part in split_parts(path) or [path]:
+        try:
+            _sample(part, digest)
+        except OSError as error:
+            raise ModelNotFound(f"Cannot read {part}: {error.strerror}.", "Check the path.") from None
+    return digest.hexdigest()
+
+
+def _sample(path: Path, digest: hashlib.blake2b, head: int = 1 << 20, tail: int = 1 << 16, blocks: int = 64) -> None:
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        digest.update(size.to_bytes(8, "little"))
+        digest.update(file.read(head))
+        step = max((size - head - tail) // blocks, 4096)
+        for at in range(head, max(size - tail, head), step):
+            file.seek(at)
+            digest.update(file.read(4096))
+        file.seek(max(size - tail, 0))
+        digest.update(file.read(tail))
+
+
+def repack_types(machine: str | None = None) -> frozenset[str]:
+    """Tensor types that the engine may keep a rearranged copy of on this kind of CPU."""
+    machine = (machine or platform.machine()).lower()
+    if machine in ("x86_64", "amd64", "i386", "i686"):
+        return _REPACK_X86
+    return _REPACK_ARM if machine in ("aarch64", "arm64") else frozenset()
+
+
+def _repacked_bytes(header: GGUFHeader, types: frozenset[str]) -> int:
+    tied = not any(t.name == "output.weight" for t in header.tensors)
+
+    def is_repacked(t: TensorInfo) -> bool:
+        if t.type not in types or len(t.shape) not in (2, 3) or t.shape[1] % 8:
+            return False
+        # Rows of the embedding table are looked up; only as the head of a tied model is it multiplied with.
+        return t.name.startswith("blk.") or t.name == "output.weight" or (tied and t.name == "token_embd.weight")
+
+    return sum(t.nbytes for t in header.tensors if is_repacked(t))
+
+
+def kv_bytes(header: GGUFHeader, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
+    """KV cache and recurrent state of one sequence.
+
+    K and V rows of a layer come from the shapes of its tensors where they tell, else from the head counts. Sliding
+    windows are counted in full (the engine keeps them in full, and speculation needs that). With multi-head latent
+    attention only the compressed K row is kept.
+    """
+    n_ctx = -(-n_ctx // CONTEXT_STEP) * CONTEXT_STEP
+    k_type, v_type = BY_NAME[type_k.upper()], BY_NAME[type_v.upper()]
+    shapes = {t.name: t.shape for t in header.tensors if t.name.startswith("blk.") and len(t.shape) > 1}
+    recurrent = {name.split(".")[1] for name in shapes if ".ssm_" in name or ".time_mix_" in name}
+    is_mla = bool(header.number("attention.key_length_mla"))
+    n_layer_kv = header.n_layer - header.number("attention.shared_kv_layers")
+    k_length = max(header.key_length, header.number("attention.key_length_swa"))
+    v_length = max(header.value_length, header.number("attention.value_length_swa"))
+    total = 0
+    for layer, heads in enumerate(header.heads_kv):
+        prefix = f"blk.{layer}."
+        k_row, v_row = heads * k_length, heads * v_length
+        if prefix + "attn_k.weight" in shapes:
+            k_row = shapes[prefix + "attn_k.weight"][1]
+            v_row = shapes.get(prefix + "attn_v.weight", (0, k_row))[1]
+        elif is_mla and prefix + "attn_kv_a_mqa.weight" in shapes:
+            k_row, v_row = shapes[prefix + "attn_kv_a_mqa.weight"][1], 0
+        elif str(layer) in recurrent:
+            k_row = v_row = 0
+        if str(layer) in recurrent:
+            total += _recurrent_bytes(header)
+        if layer < n_layer_kv:
+            total += n_ctx * (-(-k_row // k_type.block) * k_type.nbytes + -(-v_row // v_type.block) * v_type.nbytes)
+    return total
+
+
+def _recurrent_bytes(header: GGUFHeader) -> int:
+    """State of one recurrent layer (llama_hparams::n_embd_r and n_embd_s), F32."""
+    head_size = header.number("wkv.head_size")
+    if head_size:
+        return 4 * header.n_embd * (2 + head_size)
+    inner, state = header.number("ssm.inner_size"), header.number("ssm.state_size")
+    convolution = max(header.number("ssm.conv_kernel") - 1, 0) * (inner + 2 * header.number("ssm.group_count") * state)
+    return 4 * (convolution + state * inner)
+
+
+def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outputs: int) -> int:
+    """Estimate of llama.cpp's "compute buffer size" plus its output buffer.
+
+    Fitted to the log lines for dense and expert models of 2M to 30B parameters, contexts of 512 to 16,384 and batches
+    of 128 and 512, flash attention on and off: never below, at most a third above. The buffer is shared by parts of
+    the graph that do not run at once, so the widest of attention, feed-forward and logits counts.
+    """
+    rows = min(options.n_ubatch, options.n_batch, n_ctx) or 1
+    flash = options.flash_attn != "off"  # "auto" means on for every model that allows it on a CPU
+    width = header.n_embd
+    attention = 5 * width + 2 * header.n_head * header.key_length
+    if not flash:
+        attention += header.n_head * n_ctx  # all scores
+    feed_forward = 4 * width + 3 * header.n_ff + 2 * header.number("expert_used_count") * width
+    logits = width + header.n_vocab * min(n_outputs, rows) // rows
+    mask = n_ctx * rows * (2 if flash else 4)
+    return 4 * rows * max(attention, feed_forward, logits) + mask + 4 * n_outputs * header.n_vocab + 4 * n_ctx
+
+
+def required_memory(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outputs: int = 1) -> MemoryNeed:
+    """Memory for the model of `header` (from `gguf.read_model`) with a context of `n_ctx` tokens.
+
+    Mapped weights count in full: they are page cache that the system may drop, but a model that does not stay in
+    memory is read from disk again for every token. `n_outputs` is the number of positions of one batch whose
+    logits are kept (cparams.n_outputs_max).
+    """
+    repack = _repacked_bytes(header, repack_types()) if options.use_repack else 0
+    # Locked pages cannot be dropped. Read into memory, rearranged tensors exist only once to begin with.
+    locked = options.mlock and options.load_mode == "mmap"
+    return MemoryNeed(
+        weights=header.size,
+        repack=repack,
+        kv=kv_bytes(header, n_ctx, options.type_k, options.type_v),
+        compute=_compute_bytes(header, options, n_ctx, n_outputs) + PROCESS_BYTES,
+        reclaimable=0 if locked else repack,
+        n_ctx=n_ctx,
+    )
+
+
+def largest_context(header: GGUFHeader, options: LoadOptions, available: int) -> int:
+    """The longest context, in tokens, that fits into `available` bytes; 0 when not even 256 tokens do.
+
+    Never more than the model was trained for.
+    """
+    low, high = 0, max((header.n_ctx_train or 1 << 20) // CONTEXT_STEP, 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if required_memory(header, options, middle * CONTEXT_STEP).least <= available:
+            low = middle
+        else:
+            high = middle - 1
+    return low * CONTEXT_STEP
+
+
+def choose_context(header: GGUFHeader, options: LoadOptions, available: int, wanted: int = 8192) -> int:
+    """The context to use when the user did not say: `wanted`, less if training or memory allow only less.
+
+    At least 256, so that `check_fit` can explain what is missing.
+    """
+    if options.n_ctx:
+        return options.n_ctx
+    limit = min(wanted, header.n_ctx_train or wanted)
+    if required_memory(header, options, limit).least <= available:
+        return limit
+    return max(min(limit, largest_context(header, options, available)), min(limit, CONTEXT_STEP))
+
+
+def check_fit(
+    need: MemoryNeed,
+    available_bytes: int,
+    header: GGUFHeader | None = None,
+    options: LoadOptions | None = None,
+) -> None:
+    """Refuse what cannot fit. With `header` and `options` the hint names a context that would.
+
+    Raises:
+        DoesNotFit: `need.least` is more than `available_bytes`; the message holds the sum.
+    """
+    if need.least <= available_bytes:
+        return
+    ideas: list[str] = []
+    if header is not None and options is not None:
+        fitting = min(largest_context(header, options, available_bytes), need.n_ctx)
+        quantised = msgspec.structs.replace(options, type_k="q8_0", type_v="q8_0", flash_attn="auto")
+        if fitting:
+            ideas.append(f"--ctx {fitting} would fit")
+        if options.type_k in ("f16", "f32", "bf16") and options.flash_attn != "off":
+            longer = min(largest_context(header, quantised, available_bytes), need.n_ctx)
+            if longer > fitting:
+                ideas.append(f"a q8_0 KV cache allows {longer} tokens")
+    elif need.weights - need.reclaimable + need.repack + need.compute < available_bytes:
+        ideas += ["use a smaller --ctx", "quantise the KV cache (q8_0)"]
+    if not ideas:
+        ideas.append("choose a smaller model or a smaller quantisation of it")
+    hint = ", or ".join(ideas)
+    raise DoesNotFit(
+        f"This model does not fit: it needs {need.explain()}, and {gigabytes(available_bytes)} GB are available.",
+        hint[0].upper() + hint[1:] + ".",
+    )

@@ -1,0 +1,206 @@
+"""What a GGUF file says about its model, read without loading it (`gguf_parse` does the bytes)."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cpuchat.errors import ModelDamaged, ModelNotFound
+from cpuchat.models.ggml_types import FILE_TYPES
+from cpuchat.models.gguf_parse import LazyArray, TensorInfo, parse
+
+__all__ = ["GGUFHeader", "LazyArray", "TensorInfo", "read_header", "read_model", "split_parts"]
+
+_MAX_LAYERS = 4096
+_SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
+
+
+class GGUFHeader(msgspec.Struct, frozen=True):
+    """All that the header says. `file_size` and offsets in bytes; for a split model, of all parts together."""
+
+    path: Path
+    version: int
+    metadata: dict[str, Any]
+    tensors: list[TensorInfo]
+    data_offset: int
+    file_size: int
+    alignment: int
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """`<architecture>.<key>`, or `default`."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    def number(self, key: str, default: int = 0) -> int:
+        """`<architecture>.<key>` as one number, the largest of a per-layer array; `default` if it is none or < 0."""
+        value = self.value(key, default)
+        values = value.first(_MAX_LAYERS) if isinstance(value, LazyArray) else [value]
+        return max((v for v in values if isinstance(v, int) and v >= 0), default=default)
+
+    def per_layer(self, key: str, default: int) -> list[int]:
+        """`<architecture>.<key>` for every layer; a scalar counts for all of them."""
+        value = self.value(key, default)
+        values = value.first(self.n_layer) if isinstance(value, LazyArray) else [value] * self.n_layer
+        numbers = [v if isinstance(v, int) and v >= 0 else default for v in values]
+        return numbers + [default] * (self.n_layer - len(numbers))
+
+    def text(self, key: str) -> str:
+        """A string of the metadata by its full key; "" when absent or of another type."""
+        value = self.metadata.get(key)
+        return value if isinstance(value, str) else ""
+
+    @property
+    def architecture(self) -> str:
+        return self.text("general.architecture")
+
+    @property
+    def name(self) -> str:
+        """`general.name`, or the file's name."""
+        return self.text("general.name").strip() or self.path.stem
+
+    @property
+    def n_params(self) -> int:
+        return sum(t.n_elements for t in self.tensors)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.nbytes for t in self.tensors)
+
+    @property
+    def n_ctx_train(self) -> int:
+        return self.number("context_length")
+
+    @property
+    def n_layer(self) -> int:
+        """At most one per tensor: a header can claim any number."""
+        return min(self.number("block_count"), len(self.tensors), _MAX_LAYERS)
+
+    @property
+    def n_embd(self) -> int:
+        return self.number("embedding_length")
+
+    @property
+    def n_ff(self) -> int:
+        """Largest hidden size of the feed-forward layers (of the experts that one token uses, together)."""
+        experts = self.number("expert_used_count") * self.number("expert_feed_forward_length")
+        return max(self.number("feed_forward_length"), experts)
+
+    @property
+    def n_vocab(self) -> int:
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, LazyArray):
+            return len(tokens)
+        declared = self.number("vocab_size")
+        if declared:
+            return declared
+        return next((t.shape[1] for t in self.tensors if t.name == "token_embd.weight" and len(t.shape) > 1), 0)
+
+    @property
+    def n_head(self) -> int:
+        return self.number("attention.head_count")
+
+    @property
+    def key_length(self) -> int:
+        """Size of one K head."""
+        return self.number("attention.key_length") or (self.n_embd // self.n_head if self.n_head else 0)
+
+    @property
+    def value_length(self) -> int:
+        """Size of one V head."""
+        return self.number("attention.value_length") or (self.n_embd // self.n_head if self.n_head else 0)
+
+    @property
+    def heads_kv(self) -> list[int]:
+        """K/V heads of every layer."""
+        return self.per_layer("attention.head_count_kv", self.n_head)
+
+    @property
+    def quantization(self) -> str:
+        """`Q4_K_M` and the like, from `general.file_type`, else the type that holds most bytes."""
+        number = self.metadata.get("general.file_type")
+        if isinstance(number, int) and number in FILE_TYPES:
+            return FILE_TYPES[number]
+        by_type: dict[str, int] = {}
+        for tensor in self.tensors:
+            by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.nbytes
+        return max(by_type, key=lambda t: by_type[t]) if by_type else "?"
+
+    @property
+    def chat_template(self) -> str:
+        """The model's Jinja template; "" when it has none."""
+        return self.text("tokenizer.chat_template")
+
+    @property
+    def split_count(self) -> int:
+        """Files that the model is spread over; 1 for a whole one."""
+        count = self.metadata.get("split.count", 1)
+        return count if isinstance(count, int) and count > 1 else 1
+
+    @property
+    def is_projector(self) -> bool:
+        """A vision or audio part (mmproj) and no language model."""
+        return self.architecture == "clip" or self.text("general.type") in ("mmproj", "adapter", "imatrix")
+
+
+def read_header(path: Path) -> GGUFHeader:
+    """Read the header of one file (of one part, when the model is split).
+
+    Raises:
+        ModelNotFound: there is no such file or it may not be read.
+        ModelDamaged: no GGUF file, cut short, or contradictory.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        raise ModelNotFound(f"Cannot open {path}: {error.strerror}.", "Check the path.") from None
+    try:
+        parsed = parse(path, handle)
+    except OSError as error:
+        raise ModelDamaged(f"Cannot read {path}: {error.strerror}.", "Check the path and the disk.") from None
+    finally:
+        os.close(handle)
+    return GGUFHeader(path=path, **{name: getattr(parsed, name) for name in parsed.__struct_fields__})
+
+
+def split_parts(path: Path) -> list[Path] | None:
+    """All parts of a split model, by the name of one of them (`x-00001-of-00003.gguf`); None for other names."""
+    match = _SPLIT_NAME.match(path.name)
+    if match is None:
+        return None
+    count = int(match["count"])
+    return [path.with_name(f"{match['stem']}-{no:05d}-of-{count:05d}{path.suffix}") for no in range(1, count + 1)]
+
+
+def read_model(path: Path) -> GGUFHeader:
+    """Read a whole model: like `read_header`, with the tensors of all parts of a split one.
+
+    Tensor offsets stay those of their own part.
+
+    Raises:
+        ModelNotFound, ModelDamaged: as `read_header`; ModelDamaged when a part is missing, too.
+    """
+    parts = split_parts(path)
+    if parts is not None:
+        path = parts[0]
+    header = read_header(path)
+    if header.split_count == 1:
+        return header
+    if parts is None or len(parts) != header.split_count:
+        raise ModelDamaged(
+            f"{path.name} is one of {header.split_count} parts, but its name doesn't say which.",
+            f"Give the parts their names back: *-00001-of-{header.split_count:05d}.gguf.",
+        )
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise ModelDamaged(
+            f"{path.name}: {len(missing)} of {len(parts)} parts are missing ({missing[0]}).",
+            "Download the missing parts.",
+        )
+    others = [read_header(part) for part in parts[1:]]
+    tensors = header.tensors + [t for other in others for t in other.tensors]
+    size = header.file_size + sum(other.file_size for other in others)
+    return msgspec.structs.replace(header, tensors=tensors, file_size=size)

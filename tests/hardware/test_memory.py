@@ -1,0 +1,68 @@
+"""Available memory under limits, on made-up machines under a temporary root, and on this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpuchat.hardware import memory
+from tests.hardware.test_cpus import v2, write
+
+GIB = 1 << 30
+MEMINFO = {"proc/meminfo": f"MemTotal:  {16 << 20} kB\nMemFree: 1 kB\nMemAvailable: {12 << 20} kB\nHugePages_Total: 0"}
+
+
+def test_without_limits(tmp_path: Path) -> None:
+    root = write(tmp_path, MEMINFO)
+    assert memory.total_bytes(root) == 16 * GIB
+    assert memory.available_bytes(root) == 12 * GIB
+
+
+def test_version_2_limit_less_usage_and_cache_counts_as_free(tmp_path: Path) -> None:
+    root = v2(write(tmp_path, MEMINFO), "/user/app", {
+        "user/app/memory.max": "max",
+        "user/app/memory.current": str(3 * GIB),
+        "user/memory.max": str(8 * GIB),
+        "user/memory.current": str(6 * GIB),
+        "user/memory.stat": f"anon 1\nactive_file {2 * GIB}\ninactive_file {GIB}\nslab_reclaimable 0\nfile 99999999999",
+    })  # fmt: skip
+    assert memory.total_bytes(root) == 8 * GIB
+    assert memory.available_bytes(root) == 5 * GIB
+
+
+def test_version_1_limit(tmp_path: Path) -> None:
+    folder = "sys/fs/cgroup/memory/jobs/7"
+    root = write(tmp_path, {
+        **MEMINFO,
+        "proc/self/cgroup": "4:memory:/jobs/7\n0::/",
+        f"{folder}/memory.limit_in_bytes": str(4 * GIB),
+        f"{folder}/memory.usage_in_bytes": str(3 * GIB),
+        f"{folder}/memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB}\ntotal_active_file {GIB}",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "0",
+    })  # fmt: skip
+    assert memory.total_bytes(root) == 4 * GIB
+    assert memory.available_bytes(root) == 3 * GIB
+
+
+def test_the_machine_is_the_limit_when_the_group_has_more(tmp_path: Path) -> None:
+    files = {"memory.max": str(64 * GIB), "memory.current": "0"}
+    root = v2(write(tmp_path, MEMINFO), "/", files)
+    assert memory.available_bytes(root) == 12 * GIB
+    assert memory.total_bytes(root) == 16 * GIB
+
+
+def test_never_negative(tmp_path: Path) -> None:
+    root = v2(write(tmp_path, MEMINFO), "/", {"memory.max": str(GIB), "memory.current": str(2 * GIB)})
+    assert memory.available_bytes(root) == 0
+
+
+def test_without_proc_psutil_answers(tmp_path: Path) -> None:
+    assert memory.total_bytes(tmp_path) == psutil.virtual_memory().total
+    assert memory.available_bytes(tmp_path) == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+
+
+def test_this_machine() -> None:
+    assert 0 < memory.available_bytes() <= memory.total_bytes() <= psutil.virtual_memory().total

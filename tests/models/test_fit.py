@@ -1,0 +1,179 @@
+"""Memory arithmetic against what llama.cpp itself says in its log."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import gguf as reference
+import msgspec
+import numpy as np
+import pytest
+
+from cpuchat.errors import DoesNotFit, ModelNotFound
+from cpuchat.models import fit
+from cpuchat.models.gguf import GGUFHeader, LazyArray, TensorInfo, read_header
+from cpuchat.models.synthetic import SHAPES, write_model
+from cpuchat.protocol import CacheType, LoadOptions
+from tests.models.llama import Llama
+from tests.models.test_synthetic import TINY_LLAMA, TINY_MOE
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("fit")
+    half = msgspec.structs.replace(SHAPES["0.5b"], n_layer=2, n_vocab=20_000)
+    return {
+        "tiny": write_model(folder / "tiny.gguf", "tiny", "Q8_0"),
+        "llama": write_model(folder / "llama.gguf", TINY_LLAMA, "Q4_K_M"),
+        "moe": write_model(folder / "moe.gguf", TINY_MOE, "Q4_K_M"),
+        "half": write_model(folder / "half.gguf", half, "Q4_K_M"),
+    }
+
+
+def options_for(n_ubatch: int, flash: bool = True) -> LoadOptions:
+    return LoadOptions(n_ubatch=n_ubatch, n_batch=n_ubatch, flash_attn="auto" if flash else "off")
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama", "moe", "half"])
+@pytest.mark.parametrize(("n_ctx", "n_ubatch", "flash"), [(512, 512, True), (4096, 128, True), (2048, 256, False)])
+def test_sizes_agree_with_llama_cpp(models: dict[str, Path], name: str, n_ctx: int, n_ubatch: int, flash: bool) -> None:
+    header = read_header(models[name])
+    need = fit.required_memory(header, options_for(n_ubatch, flash), n_ctx)
+    with Llama(models[name], n_ctx=n_ctx, n_ubatch=n_ubatch, flash_attn=-1 if flash else 0) as llama:
+        assert need.kv / MIB == pytest.approx(llama.mebibytes("KV buffer size"), abs=0.01)
+        compute = llama.mebibytes("compute buffer size") + llama.mebibytes("output buffer size")
+        assert compute <= (need.compute - fit.PROCESS_BYTES) / MIB + 0.1
+        assert (need.compute - fit.PROCESS_BYTES) / MIB <= compute * 1.4 + 1
+        assert need.weights / MIB >= llama.mebibytes("CPU(?:_Mapped)? model buffer size") - 0.1
+        repacked = llama.mebibytes("CPU_REPACK model buffer size")
+        assert repacked == 0 or need.repack / MIB == pytest.approx(repacked, abs=0.1)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "bf16"])
+def test_quantised_kv_agrees_with_llama_cpp(models: dict[str, Path], kind: CacheType) -> None:
+    number = {"q8_0": 8, "q4_0": 2, "bf16": 30}[kind]
+    expected = fit.kv_bytes(read_header(models["half"]), 1000, kind, kind)
+    with Llama(models["half"], n_ctx=1000, type_k=number, type_v=number) as llama:
+        assert expected / MIB == pytest.approx(llama.mebibytes("KV buffer size"), abs=0.01)
+
+
+def header_of(metadata: Mapping[str, object], tensors: dict[str, tuple[int, ...]]) -> GGUFHeader:
+    listed = [TensorInfo(name, shape, "F16", 0, 2 * shape[0] * shape[1]) for name, shape in tensors.items()]
+    return GGUFHeader(Path("x.gguf"), 3, {"general.architecture": "a", **metadata}, listed, 0, 0, 32)
+
+
+def test_kv_of_a_known_model() -> None:
+    # Qwen2.5-1.5B: 28 layers, 2 heads of 128 each for K and V, f16: 28 KiB per token.
+    s = SHAPES["1.5b"]
+    tensors = {f"blk.{i}.{n}.weight": (1536, 256) for i in range(s.n_layer) for n in ("attn_k", "attn_v")}
+    header = header_of({"a.block_count": 28, "a.attention.head_count": 12}, tensors)
+    assert fit.kv_bytes(header, 4096) == 112 * MIB
+    assert fit.kv_bytes(header, 4000) == 112 * MIB  # padded to 256
+
+
+def test_kv_of_layers_that_differ() -> None:
+    counts = LazyArray(4, 3, np.array([4, 0, 2], np.uint32).tobytes())
+    metadata = {"a.block_count": 3, "a.attention.head_count": 8, "a.attention.head_count_kv": counts,
+                "a.attention.key_length": 64, "a.attention.value_length": 32}  # fmt: skip
+    header = header_of(metadata, {f"blk.{i}.attn_qkv.weight": (64, 64) for i in range(3)})
+    assert fit.kv_bytes(header, 256) == 256 * 2 * (4 + 2) * (64 + 32)
+
+
+def test_latent_attention_keeps_one_row() -> None:
+    metadata = {"a.block_count": 2, "a.attention.head_count": 9, "a.attention.head_count_kv": 1,
+                "a.attention.key_length": 576, "a.attention.value_length": 512,
+                "a.attention.key_length_mla": 192}  # fmt: skip
+    header = header_of(metadata, {f"blk.{i}.attn_kv_a_mqa.weight": (64, 576) for i in range(2)})
+    assert fit.kv_bytes(header, 256) == 256 * 2 * 2 * 576
+
+
+def test_recurrent_layers_have_a_state_and_no_kv() -> None:
+    metadata = {"a.block_count": 2, "a.attention.head_count": 2, "a.embedding_length": 64,
+                "a.ssm.inner_size": 128, "a.ssm.state_size": 16, "a.ssm.conv_kernel": 4}  # fmt: skip
+    header = header_of(metadata, {"blk.0.ssm_in.weight": (64, 64), "blk.1.attn_k.weight": (64, 64),
+                                  "blk.1.attn_v.weight": (64, 64)})  # fmt: skip
+    state = 4 * (3 * 128 + 16 * 128)
+    assert fit.kv_bytes(header, 256) == state + 256 * 2 * 128
+    assert fit.kv_bytes(header, 512) == state + 512 * 2 * 128
+
+
+def test_repacked_weights_count_once_unless_locked(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit.platform, "machine", lambda: "x86_64")
+    header = read_header(models["llama"])
+    plain = fit.required_memory(header, LoadOptions(use_repack=False), 512)
+    repacked = fit.required_memory(header, LoadOptions(), 512)
+    locked = fit.required_memory(header, LoadOptions(mlock=True), 512)
+    assert repacked.repack > 0 == plain.repack
+    assert repacked.least == plain.least
+    assert locked.least == repacked.total == plain.total + repacked.repack
+    assert fit.repack_types("riscv64") == frozenset()
+    assert "Q8_0" in fit.repack_types("aarch64")
+
+
+def test_the_largest_context_is_the_largest(models: dict[str, Path]) -> None:
+    header, options = read_header(models["half"]), LoadOptions()
+    available = fit.required_memory(header, options, 10_000).least
+    largest = fit.largest_context(header, options, available)
+    assert largest % 256 == 0
+    assert fit.required_memory(header, options, largest).least <= available
+    assert fit.required_memory(header, options, largest + 256).least > available
+    assert fit.largest_context(header, options, 0) == 0
+    assert fit.largest_context(header, options, 1 << 50) == header.n_ctx_train
+    assert fit.choose_context(header, LoadOptions(n_ctx=777), 0) == 777
+    assert fit.choose_context(header, options, 1 << 50) == 8192
+    assert fit.choose_context(header, options, available - (1 << 20)) <= largest
+    assert fit.choose_context(header, options, 0) == 256
+
+
+def test_a_refusal_holds_the_sum_and_a_way_out(models: dict[str, Path]) -> None:
+    header, options = read_header(models["half"]), LoadOptions()
+    need = fit.required_memory(header, options, 1_000_000)
+    fit.check_fit(need, need.least, header, options)
+    available = fit.required_memory(header, options, 30_000).least
+    with pytest.raises(DoesNotFit) as caught:
+        fit.check_fit(need, available, header, options)
+    largest = fit.largest_context(header, options, available)
+    assert "2.2 GB = weights 0.0" in caught.value.message
+    assert "KV cache 1.0 (1000000 tokens)" in caught.value.message
+    assert f"{fit.gigabytes(available)} GB are available" in caught.value.message
+    assert f"--ctx {largest} would fit" in caught.value.hint
+    assert "q8_0 KV cache" in caught.value.hint
+    with pytest.raises(DoesNotFit, match="smaller quantisation"):
+        fit.check_fit(need, 1_000_000, header, options)
+    with pytest.raises(DoesNotFit, match="smaller --ctx"):
+        fit.check_fit(need, need.least - 1)
+
+
+def test_fingerprints_tell_content_apart(models: dict[str, Path], tmp_path: Path) -> None:
+    original = fit.file_fingerprint(models["half"])
+    copy = Path(shutil.copy(models["half"], tmp_path / "copy.gguf"))
+    copy.touch()
+    assert fit.file_fingerprint(copy) == original
+    assert len({fit.file_fingerprint(path) for path in models.values()}) == len(models)
+    other = write_model(tmp_path / "other.gguf", "tiny", "Q8_0", seed=1)
+    assert fit.file_fingerprint(other) != fit.file_fingerprint(models["tiny"])
+    with copy.open("r+b") as file:
+        file.truncate(copy.stat().st_size - 1)
+    assert fit.file_fingerprint(copy) != original
+    with pytest.raises(ModelNotFound):
+        fit.file_fingerprint(tmp_path / "nowhere.gguf")
+
+
+def test_fingerprint_covers_all_parts_of_a_split_model(tmp_path: Path) -> None:
+    for no in (1, 2):
+        (tmp_path / f"m-0000{no}-of-00002.gguf").write_bytes(random.Random(no).randbytes(2 << 20))
+    first, second = sorted(tmp_path.iterdir())
+    before = fit.file_fingerprint(first)
+    assert fit.file_fingerprint(second) == before
+    second.write_bytes(random.Random(3).randbytes(2 << 20))
+    assert fit.file_fingerprint(first) != before
+
+
+def test_the_reference_knows_the_cache_types_too() -> None:
+    for kind in CacheType.__args__:
+        assert kind.upper() in reference.GGMLQuantizationType.__members__

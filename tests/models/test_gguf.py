@@ -1,0 +1,296 @@
+"""The header reader: right on sound files, a typed error on everything else."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import tracemalloc
+from pathlib import Path
+
+import gguf as reference
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cpuchat.errors import CpuchatError, ModelDamaged, ModelNotFound
+from cpuchat.models import fit
+from cpuchat.models.ggml_types import BY_NAME, TYPES
+from cpuchat.models.gguf import GGUFHeader, LazyArray, read_header, read_model, split_parts
+from cpuchat.protocol import LoadOptions
+
+
+def write_reference(path: Path, version: int = 3) -> Path:
+    """A file with every kind of value and several tensor types, written by the reference implementation."""
+    writer = reference.GGUFWriter(path, "qwen2")
+    writer.add_name("Tëst model")
+    writer.add_file_type(15)
+    writer.add_block_count(2)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv([2, 1])
+    writer.add_chat_template("{{ messages }}")
+    writer.add_bool("test.bool", True)
+    writer.add_int8("test.int8", -5)
+    writer.add_uint64("test.uint64", 1 << 40)
+    writer.add_float64("test.float64", 0.25)
+    writer.add_token_list(["<unk>", "a", "ä", "", "🙂"])
+    writer.add_token_scores([0.0, -1.5, 2.0, 3.0, 4.0])
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((6, 256), dtype=np.float32)
+    writer.add_tensor("token_embd.weight", weights.astype(np.float16))
+    for kind in ("Q8_0", "Q4_0", "Q5_1"):
+        quantised = reference.quants.quantize(weights, reference.GGMLQuantizationType[kind])
+        writer.add_tensor(f"blk.0.{kind}.weight", quantised, raw_dtype=reference.GGMLQuantizationType[kind])
+    for kind, size in (("Q4_K", 144), ("Q6_K", 210), ("IQ4_XS", 136)):
+        raw = rng.integers(0, 255, (6, size), dtype=np.uint8)
+        writer.add_tensor(f"blk.1.{kind}.weight", raw, raw_dtype=reference.GGMLQuantizationType[kind])
+    writer.add_tensor("output_norm.weight", np.ones(5, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if version != 3:
+        data = bytearray(path.read_bytes())
+        data[4:8] = struct.pack("<I", version)
+        path.write_bytes(data)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_reference(tmp_path_factory.mktemp("gguf") / "sound.gguf")
+
+
+def patched(path: Path, at: int, data: bytes, folder: Path) -> Path:
+    copy = Path(shutil.copy(path, folder / "patched.gguf"))
+    with copy.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+    return copy
+
+
+def test_agrees_with_the_reference_reader(sound: Path) -> None:
+    header, other = read_header(sound), reference.GGUFReader(sound)
+    assert header.data_offset == other.data_offset
+    assert [(t.name, t.shape, t.type, t.nbytes) for t in header.tensors] == [
+        (t.name, tuple(int(n) for n in t.shape), t.tensor_type.name, t.n_bytes) for t in other.tensors
+    ]
+    assert [header.data_offset + t.offset for t in header.tensors] == [t.data_offset for t in other.tensors]
+    for key, value in header.metadata.items():
+        expected = other.fields[key].contents()
+        if isinstance(value, LazyArray):
+            assert list(value) == expected, key
+        else:
+            assert value == expected, key
+    assert set(other.fields) - set(header.metadata) == {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count"}
+
+
+def test_what_it_says_about_the_model(sound: Path) -> None:
+    header = read_header(sound)
+    assert header.architecture == "qwen2"
+    assert header.name == "Tëst model"
+    assert header.quantization == "Q4_K_M"
+    assert header.n_vocab == 5
+    assert header.n_ctx_train == 4096
+    assert header.n_layer == 2
+    assert header.heads_kv == [2, 1]
+    assert header.key_length == header.value_length == 16
+    assert header.chat_template == "{{ messages }}"
+    assert header.n_params == 7 * 6 * 256 + 5
+    assert header.size == sum(t.nbytes for t in header.tensors) < header.file_size == sound.stat().st_size
+    assert header.split_count == 1
+    assert not header.is_projector
+
+
+def test_version_2_is_read(tmp_path: Path) -> None:
+    assert read_header(write_reference(tmp_path / "v2.gguf", version=2)).version == 2
+
+
+def test_type_table_agrees_with_the_reference() -> None:
+    # Q8_1 exists only inside ggml; the reference has an old size for it (36 bytes in ggml-common.h).
+    for kind, (block, nbytes) in reference.GGML_QUANT_SIZES.items():
+        if kind.name != "Q8_1":
+            assert TYPES[kind.value] == (kind.value, kind.name, block, nbytes)
+    assert BY_NAME["Q4_K"].bits_per_weight == 4.5
+
+
+def test_a_vocabulary_costs_little(tmp_path: Path) -> None:
+    writer = reference.GGUFWriter(path := tmp_path / "vocab.gguf", "llama")
+    writer.add_token_list([f"token {i}" for i in range(150_000)])
+    writer.add_token_merges([f"to ken{i}" for i in range(150_000)])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    header = read_header(path)
+    tokens = header.metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, LazyArray)
+    assert len(tokens) == header.n_vocab == 150_000
+    assert tokens.first(2) == ["token 0", "token 1"]
+    assert tokens[149_999] == "token 149999"
+    assert tokens[1:3] == ["token 1", "token 2"]
+
+
+@pytest.mark.parametrize("lost", [1, 100, 3000])
+def test_truncated_data_names_the_tensor(sound: Path, tmp_path: Path, lost: int) -> None:
+    copy = Path(shutil.copy(sound, tmp_path / "short.gguf"))
+    size = copy.stat().st_size - 31 - lost  # up to 31 bytes of padding follow the last tensor
+    with copy.open("r+b") as file:
+        file.truncate(size)
+    with pytest.raises(ModelDamaged, match=rf"cut short: tensor '.*' ends at byte \d+, the file has {size}"):
+        read_header(copy)
+
+
+def test_every_truncation_is_noticed(sound: Path, tmp_path: Path) -> None:
+    data = sound.read_bytes()
+    header = read_header(sound)
+    last = header.tensors[-1]
+    end = header.data_offset + last.offset + last.nbytes
+    copy = tmp_path / "short.gguf"
+    for size in [*range(0, header.data_offset, 7), *range(header.data_offset, end, 997), end - 1]:
+        copy.write_bytes(data[:size])
+        with pytest.raises(ModelDamaged):
+            read_header(copy)
+    copy.write_bytes(data[:end])
+    assert read_header(copy).tensors == header.tensors
+
+
+def test_bit_flips_of_the_counts_are_noticed(sound: Path, tmp_path: Path) -> None:
+    data = sound.read_bytes()
+    for at in range(24):  # magic, version, numbers of tensors and settings
+        for bit in range(8):
+            byte = data[at] ^ 1 << bit
+            # Version 3 turned into 2 has the same layout; with fewer tensors it is another model, sound in itself.
+            if (at == 4 and byte == 2) or (at == 8 and byte < data[at]):
+                continue
+            with pytest.raises(ModelDamaged):
+                read_header(patched(sound, at, bytes([byte]), tmp_path))
+
+
+def test_a_flipped_tensor_offset_is_noticed(sound: Path, tmp_path: Path) -> None:
+    data = sound.read_bytes()
+    at = data.index(b"blk.0.Q8_0.weight") + len("blk.0.Q8_0.weight") + 4 + 16 + 4
+    with pytest.raises(ModelDamaged, match=r"'blk\.0\.Q8_0\.weight' starts at .* was expected"):
+        read_header(patched(sound, at + 2, bytes([data[at + 2] ^ 1]), tmp_path))
+
+
+def test_other_files_are_told_apart(tmp_path: Path) -> None:
+    other = tmp_path / "model.gguf"
+    other.write_bytes(b"PK\x03\x04 this is a zip file")
+    with pytest.raises(ModelDamaged, match="no GGUF file"):
+        read_header(other)
+    other.write_bytes(b"")
+    with pytest.raises(ModelDamaged, match="cut short"):
+        read_header(other)
+    with pytest.raises(ModelNotFound):
+        read_header(tmp_path / "nowhere.gguf")
+    with pytest.raises(CpuchatError):
+        read_header(tmp_path)
+    other.write_bytes(struct.pack(">4sIQQ", b"GGUF", 3, 0, 0))
+    with pytest.raises(ModelDamaged, match="big-endian"):
+        read_header(other)
+
+
+def lying(kind: str) -> bytes:
+    """Headers whose lengths promise what the file does not hold."""
+    key = struct.pack("<Q", 1) + b"k"
+    huge = (1 << 63) - 1
+    return {
+        "settings": struct.pack("<4sIQQ", b"GGUF", 3, 0, huge),
+        "tensors": struct.pack("<4sIQQ", b"GGUF", 3, huge, 0),
+        "string": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + struct.pack("<IQ", 8, huge),
+        "array": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + struct.pack("<IIQ", 9, 5, huge),
+        "strings": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + struct.pack("<IIQ", 9, 8, huge),
+        "key": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", huge),
+        "nested": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + struct.pack("<IIQ", 9, 9, 2),
+        "type": struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + struct.pack("<I", 99),
+        "shape": struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + key + struct.pack("<I4QIQ", 4, *[huge] * 4, 0, 0),
+        "dimensions": struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + key + struct.pack("<I4QIQ", 1 << 30, 1, 1, 1, 1, 0, 0),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["settings", "tensors", "string", "array", "strings", "key", "nested", "type", "shape", "dimensions"],
+)
+def test_lengths_are_checked_before_memory_is_taken(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "lying.gguf"
+    path.write_bytes(lying(kind) + bytes(1000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelDamaged):
+            read_header(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def ask_everything(header: GGUFHeader) -> None:
+    """All that others compute from a header, however odd its values are."""
+    for name in dir(GGUFHeader):
+        if isinstance(getattr(GGUFHeader, name), property):
+            getattr(header, name)
+    need = fit.required_memory(header, LoadOptions(), 4096)
+    assert need.total >= 0
+    fit.largest_context(header, LoadOptions(), 1 << 34)
+    fit.choose_context(header, LoadOptions(), 1 << 34)
+
+
+_EXTREMES = st.sampled_from([0, 1, 7, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 64) - 1])
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_mutated_headers_never_crash(sound: Path, tmp_path: Path, data: st.DataObject) -> None:
+    content = bytearray(sound.read_bytes())
+    end = read_header(sound).data_offset
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, end - 8))
+        match data.draw(st.sampled_from(["flip", "number", "small number", "cut", "insert"])):
+            case "flip":
+                content[at] ^= 1 << data.draw(st.integers(0, 7))
+            case "number":
+                content[at : at + 8] = struct.pack("<Q", data.draw(_EXTREMES))
+            case "small number":
+                content[at : at + 4] = struct.pack("<I", data.draw(_EXTREMES) & 0xFFFFFFFF)
+            case "cut":
+                del content[at : at + data.draw(st.integers(1, 64))]
+            case _:
+                content[at:at] = data.draw(st.binary(min_size=1, max_size=16))
+    path = tmp_path / "mutated.gguf"
+    path.write_bytes(content)
+    try:
+        ask_everything(read_header(path))
+    except ModelDamaged as error:
+        assert error.message and error.hint
+
+
+def test_split_models(sound: Path, tmp_path: Path) -> None:
+    def part(no: int, count: int = 2) -> Path:
+        writer = reference.GGUFWriter(path := tmp_path / f"big-{no:05d}-of-{count:05d}.gguf", "llama")
+        writer.add_uint16("split.no", no - 1)
+        writer.add_uint16("split.count", count)
+        writer.add_block_count(2)
+        writer.add_tensor(f"blk.{no - 1}.attn_k.weight", np.zeros((4, 8), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    first = part(1)
+    with pytest.raises(ModelDamaged, match="1 of 2 parts are missing"):
+        read_model(first)
+    second = part(2)
+    whole = read_model(second)
+    assert [t.name for t in whole.tensors] == ["blk.0.attn_k.weight", "blk.1.attn_k.weight"]
+    assert whole.path == first
+    assert whole.file_size == first.stat().st_size + second.stat().st_size
+    assert split_parts(first) == [first, second]
+    assert split_parts(sound) is None
+    renamed = first.rename(tmp_path / "renamed.gguf")
+    with pytest.raises(ModelDamaged, match="one of 2 parts"):
+        read_model(renamed)
+    assert read_model(sound).tensors == read_header(sound).tensors

@@ -1,0 +1,206 @@
+"""Synthetic models: valid for the reference reader, sane numbers, and llama.cpp says what the table says."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import gguf as reference
+import msgspec
+import numpy as np
+import pytest
+
+from cpuchat.errors import UsageError
+from cpuchat.models.ggml_types import BY_NAME
+from cpuchat.models.gguf import read_header
+from cpuchat.models.synthetic import (
+    FIRST_WORD,
+    SHAPES,
+    Shape,
+    draft_token_table,
+    next_token_table,
+    word,
+    write_model,
+    write_pair,
+)
+from cpuchat.models.synthetic.blocks import RANDOM_TYPES, SIGN_TYPES, random_rows, sign_rows
+from cpuchat.models.synthetic.shapes import shape_of, tensor_type
+from tests.models.llama import Llama
+
+TINY_LLAMA = Shape(
+    name="tiny-llama", architecture="llama", n_layer=2, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_vocab=1000
+)
+TINY_MOE = Shape(
+    name="tiny-moe", architecture="qwen3moe", n_layer=2, n_embd=256, n_head=4, n_head_kv=2, head=64, n_ff=256,
+    n_vocab=1000, n_expert=8, n_expert_used=2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RANDOM_TYPES)
+def test_random_weights_are_spread_as_asked(kind: str) -> None:
+    rng = np.random.default_rng(1)
+    data = random_rows(kind, rng, 1 << 16, 0.02)
+    assert data.nbytes == (1 << 16) // BY_NAME[kind].block * BY_NAME[kind].nbytes
+    values = reference.quants.dequantize(data, reference.GGMLQuantizationType[kind]).astype(np.float64)
+    assert np.isfinite(values).all()
+    # Scales of MXFP4 are powers of 2; the other types hit the spread.
+    assert values.std() == pytest.approx(0.02, rel=0.42 if kind == "MXFP4" else 0.03)
+    assert abs(values.mean()) < 0.0005
+
+
+@pytest.mark.parametrize("kind", SIGN_TYPES)
+def test_signs_survive_every_type(kind: str) -> None:
+    codes = np.random.default_rng(2).integers(0, 256, (16, 64), dtype=np.uint8)
+    values = reference.quants.dequantize(sign_rows(kind, codes, 0.7), reference.GGMLQuantizationType[kind])
+    expected = np.where(np.unpackbits(codes, axis=1, bitorder="little"), 0.7, -0.7)
+    np.testing.assert_allclose(values.reshape(16, 512), expected, rtol=5e-3)
+
+
+@pytest.mark.parametrize("quant", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "Q2_K", "Q3_K", "Q6_K", "IQ4_XS"])
+def test_llama_cpp_runs_every_type(quant: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "tiny", quant)
+    with Llama(path) as llama:
+        assert len(llama.greedy([300, 301, 302], 3)) == 3
+
+
+@pytest.mark.parametrize("shape", [TINY_LLAMA, TINY_MOE], ids=lambda s: s.name)
+@pytest.mark.parametrize("quant", ["Q8_0", "Q4_K_M", "MXFP4"])
+def test_llama_cpp_runs_other_architectures(shape: Shape, quant: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", shape, quant)
+    assert read_header(path).quantization == quant
+    with Llama(path) as llama:
+        llama.greedy([300, 301, 302], 3)
+
+
+def test_without_a_vocabulary_ids_still_compute(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "tiny", vocab="none")
+    assert read_header(path).n_vocab == 2048
+    with Llama(path) as llama:
+        assert llama.n_vocab == 2048
+        llama.greedy([300, 301], 2)
+
+
+def test_the_reference_reads_what_we_write(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "tiny", "Q4_K_M")
+    ours, theirs = read_header(path), reference.GGUFReader(path)
+    assert [(t.name, t.type, t.nbytes) for t in ours.tensors] == [
+        (t.name, t.tensor_type.name, t.n_bytes) for t in theirs.tensors
+    ]
+    assert theirs.fields["general.file_type"].contents() == 15
+    assert theirs.fields["tokenizer.ggml.add_bos_token"].contents() is False
+    assert len(theirs.fields["tokenizer.ggml.scores"].contents()) == 2048
+    for tensor in theirs.tensors:
+        assert np.isfinite(reference.quants.dequantize(tensor.data, tensor.tensor_type)).all(), tensor.name
+
+
+def test_any_text_becomes_tokens_and_comes_back(tmp_path: Path) -> None:
+    with Llama(write_model(tmp_path / "m.gguf", "tiny")) as llama:
+        for text in ("Hello, wörld\n\t🙂  <html>", " a zz abc", "one two"):
+            assert llama.text(llama.tokens(text)) == text
+        words = [FIRST_WORD + i for i in (0, 25, 26, 700, 1700)]
+        assert llama.text(words) == "".join(word(i) for i in (0, 25, 26, 700, 1700))
+        assert llama.tokens(llama.text(words)) == words
+        assert llama.tokens("<|im_start|>user\n")[0] == 3
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    def digest(seed: int) -> str:
+        return hashlib.sha256(write_model(tmp_path / "m.gguf", "tiny", seed=seed).read_bytes()).hexdigest()
+
+    assert digest(1) == digest(1) != digest(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("0.5b", 0.49), ("1.5b", 1.54), ("3b", 3.09), ("7b", 7.61), ("8b", 8.03), ("14b", 14.8), ("32b", 32.8),
+     ("70b", 70.6), ("30b-a3b", 30.5)],
+)  # fmt: skip
+def test_shapes_have_the_published_number_of_parameters(name: str, billions: float) -> None:
+    s = SHAPES[name]
+    attention = s.n_embd * s.head_size * 2 * (s.n_head + s.n_head_kv)
+    per_layer = attention + 3 * s.n_embd * s.n_ff * max(s.n_expert, 1) + s.n_embd * s.n_expert
+    total = s.n_layer * per_layer + s.n_vocab * s.n_embd * (1 if s.tied else 2)
+    assert total / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_mixes_follow_llama_quantize() -> None:
+    big = SHAPES["1.5b"]
+    down = [tensor_type(big, "Q4_K_M", f"blk.{i}.ffn_down.weight", 8960) for i in range(28)]
+    assert [i for i, kind in enumerate(down) if kind == "Q6_K"] == [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 24, 25, 26, 27]
+    assert tensor_type(big, "Q4_K_M", "blk.3.attn_q.weight", 1536) == "Q4_K"
+    assert tensor_type(big, "Q4_K_M", "token_embd.weight", 1536) == "Q6_K"  # tied
+    assert tensor_type(SHAPES["7b"], "Q4_K_M", "token_embd.weight", 3584) == "Q4_K"
+    assert tensor_type(SHAPES["7b"], "Q4_K_M", "output.weight", 3584) == "Q6_K"
+    assert tensor_type(SHAPES["70b"], "Q4_K_M", "blk.12.attn_v.weight", 8192) == "Q6_K"
+    assert tensor_type(SHAPES["70b"], "Q4_K_M", "blk.13.attn_v.weight", 8192) == "Q5_K"
+    small = SHAPES["0.5b"]  # rows of 896 are no multiple of 256
+    assert tensor_type(small, "Q4_K_M", "blk.3.attn_q.weight", 896) == "Q5_0"
+    assert tensor_type(small, "Q4_K_M", "blk.0.attn_v.weight", 896) == "Q8_0"
+    assert tensor_type(small, "Q4_K_M", "token_embd.weight", 896) == "Q8_0"
+    assert tensor_type(small, "Q8_0", "blk.3.attn_q.weight", 896) == "Q8_0"
+
+
+def test_the_table_is_one_cycle_through_all_words() -> None:
+    table = next_token_table(2048, seed=3)
+    token, seen = FIRST_WORD, set()
+    for _ in range(2048 - FIRST_WORD):
+        seen.add(token)
+        token = int(table[token])
+    assert token == FIRST_WORD
+    assert len(seen) == 2048 - FIRST_WORD
+    assert (table[:FIRST_WORD] >= FIRST_WORD).all()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 1.0])
+def test_the_draft_disagrees_on_the_exact_share(alpha: float) -> None:
+    target, draft = next_token_table(2048), draft_token_table(2048, alpha)
+    agreed = (target == draft)[FIRST_WORD:]
+    assert agreed.mean() == pytest.approx(alpha, abs=1 / len(agreed))
+    assert len(set(draft[FIRST_WORD:])) == len(agreed)
+
+
+@pytest.mark.parametrize("quant", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q4_K_M"])
+def test_llama_cpp_follows_the_table(quant: str, tmp_path: Path) -> None:
+    target, draft = tmp_path / "t.gguf", tmp_path / "d.gguf"
+    write_pair(target, draft, 0.7, target="tiny", draft=TINY_LLAMA, quant=quant, seed=5)
+    tables = {target: next_token_table(2048, 5), draft: draft_token_table(2048, 0.7, 5)}
+    for path, table in tables.items():
+        for start in (7, 300):  # a byte, a word
+            expected, token = [], start
+            for _ in range(60):
+                token = int(table[token])
+                expected.append(token)
+            with Llama(path) as llama:
+                assert llama.greedy([400, 401, start], 60) == expected
+
+
+def test_a_pair_with_rows_of_odd_length(tmp_path: Path) -> None:
+    shape = msgspec.structs.replace(SHAPES["0.5b"], n_layer=2, n_vocab=1000)
+    write_pair(tmp_path / "t.gguf", None, 1.0, target=shape, quant="Q4_K_M")
+    table = next_token_table(1000)
+    with Llama(tmp_path / "t.gguf") as llama:
+        first = llama.greedy([500], 2)
+    assert first == [table[500], table[table[500]]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "quant", "message"),
+    [("9000b", "Q8_0", "no shape"), ("tiny", "Q9_9", "no quantisation"), ("tiny", "IQ2_XXS", "cannot be made")],
+)
+def test_wrong_arguments_are_explained(shape: str, quant: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        write_model(tmp_path / "m.gguf", shape, quant)
+    assert list(tmp_path.glob("*.gguf")) == []
+
+
+def test_wrong_pairs_are_explained(tmp_path: Path) -> None:
+    small = msgspec.structs.replace(shape_of("tiny"), n_embd=128)
+    for arguments, message in (
+        ({"alpha": 1.5}, "impossible"),
+        ({"alpha": 0.5, "target": small}, "too small"),
+        ({"alpha": 0.5, "target": "tiny", "n_vocab": 100}, "too small"),
+        ({"alpha": 0.5, "target": "tiny", "quant": "Q2_K"}, "cannot be made"),
+        ({"alpha": 0.5, "target": "tiny", "layers": 0}, "0 layers"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            write_pair(tmp_path / "t.gguf", tmp_path / "d.gguf", **arguments)  # pyright: ignore[reportArgumentType]

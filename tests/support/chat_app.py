@@ -1,0 +1,135 @@
+"""The app on a scripted backend, with everything else real: the store, the library, the settings file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from textual.message import Message
+from textual.pilot import Pilot
+
+from cpuchat import paths, settings
+from cpuchat.backend.base import Backend
+from cpuchat.chats.store import ChatStore
+from cpuchat.conversation import Conversation
+from cpuchat.models.library import Library
+from cpuchat.tui.app import ChatApp
+from cpuchat.tui.screens.chat import ChatScreen
+from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.status import StatusLine
+from cpuchat.tui.widgets.transcript import Transcript
+from tests.support.scripted_backend import MODEL, ScriptedBackend
+
+HANG_GUARD = 60.0
+WIDE, SMALL = (120, 40), (80, 24)
+
+
+class RunningApp:
+    """A running app and short words for what tests do with it."""
+
+    def __init__(self, app: ChatApp, pilot: Pilot[Any], backend: Any, seen: asyncio.Event) -> None:
+        self.app = app
+        self.pilot = pilot
+        self.backend = backend
+        self._seen = seen
+
+    @property
+    def chat(self) -> ChatScreen:
+        return self.app.chat_screen
+
+    @property
+    def conversation(self) -> Conversation:
+        return self.app.conversation
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.chat.query_one(Prompt)
+
+    @property
+    def status(self) -> str:
+        return self.chat.query_one(StatusLine).text
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.chat.query_one(Transcript)
+
+    @property
+    def notices(self) -> list[str]:
+        """Passing messages that are or were shown."""
+        return [notice.message for notice in self.app._notifications]
+
+    @property
+    def screen_text(self) -> str:
+        """What stands on the screen, line by line."""
+        width = self.app.size.width
+        lines = self.app.screen._compositor.render_strips(self.app.size)
+        return "\n".join(line.text.ljust(width) for line in lines)
+
+    async def until(self, predicate: Callable[[], object]) -> None:
+        """Wait for something to be true; looks again whenever a message passes through the app."""
+        async with asyncio.timeout(HANG_GUARD):
+            while not predicate():
+                assert self.app._exception is None, self.app._exception
+                self._seen.clear()
+                # Not everything that changes sends a message (a task that ends doesn't): look now and then as well.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._seen.wait(), 0.05)
+        if self.app.is_running and not self.app._exit:
+            await self.pilot.pause()
+
+    async def ready(self) -> None:
+        """The first model is loaded and nothing runs."""
+        await self.until(lambda: self.backend.model is not None and not self.chat.busy)
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+
+    def press_last(self, key: str) -> None:
+        """Press a key that ends the app: nothing is left to wait for on its screen."""
+        self.app.simulate_key(key)
+
+    async def write(self, text: str) -> None:
+        """Put text into the prompt as if typed."""
+        self.prompt.focus()
+        self.prompt.put(text)
+        await self.pilot.pause()
+
+    async def send(self, text: str, wait: bool = True) -> None:
+        """Write, press Enter, and wait for the end of the answer unless told not to."""
+        await self.write(text)
+        await self.press("enter")
+        if wait:
+            await self.until(lambda: not self.chat.busy)
+
+    def stored(self) -> list[tuple[str, str]]:
+        """(role, content) of the open chat's messages, from the store."""
+        assert self.conversation.chat is not None
+        return [(m.role, m.content) for m in self.conversation.store.messages(self.conversation.chat.id)]
+
+
+@contextlib.asynccontextmanager
+async def running(
+    backend: Backend | None = None,
+    *,
+    size: tuple[int, int] = WIDE,
+    model: Path | None = Path(MODEL.path),
+    folders: tuple[Path, ...] = (),
+    prepare: Callable[[Conversation], None] | None = None,
+    store: ChatStore | None = None,
+) -> AsyncIterator[RunningApp]:
+    """Start the app; `prepare` may fill the store before."""
+    backend = backend or ScriptedBackend()
+    conversation = Conversation(settings=settings.load(), backend=backend, store=store or ChatStore(paths.chats_db()))
+    if prepare is not None:
+        prepare(conversation)
+    app = ChatApp(conversation, Library(folders, cache=paths.cache_dir() / "no-hub"), model)
+    seen = asyncio.Event()
+
+    def hook(message: Message) -> None:
+        seen.set()
+
+    async with app.run_test(size=size, message_hook=hook, notifications=True) as pilot:
+        yield RunningApp(app, pilot, backend, seen)

@@ -1,0 +1,89 @@
+"""Short words for tests that talk to a real worker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+
+from cpuchat.backend.base import Backend, GenerateRequest
+from cpuchat.backend.local import LocalBackend
+from cpuchat.protocol import (
+    AnyEvent,
+    Failed,
+    GenerationFinished,
+    LoadOptions,
+    Message,
+    ModelInfo,
+    ModelLoaded,
+    Sampling,
+    TextDelta,
+    Timings,
+)
+
+GREEDY = Sampling(temperature=0.0)
+
+
+class Answer:
+    """All events of one stream and what they add up to."""
+
+    def __init__(self, events: list[AnyEvent]) -> None:
+        self.events = events
+        self.text = "".join(e.text for e in events if isinstance(e, TextDelta) and e.channel == "answer")
+        self.reasoning = "".join(e.text for e in events if isinstance(e, TextDelta) and e.channel == "reasoning")
+
+    def of(self, kind: type) -> list:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def finished(self) -> GenerationFinished:
+        last = self.events[-1]
+        assert isinstance(last, GenerationFinished), last
+        return last
+
+    @property
+    def timings(self) -> Timings:
+        return self.finished.timings
+
+    @property
+    def failed(self) -> Failed:
+        last = self.events[-1]
+        assert isinstance(last, Failed), last
+        return last
+
+
+async def collect(stream: AsyncGenerator[AnyEvent, None]) -> Answer:
+    return Answer([event async for event in stream])
+
+
+def user(*texts: str) -> tuple[Message, ...]:
+    """A chat whose messages alternate, the first one mine."""
+    return tuple(
+        Message(role="user" if index % 2 == 0 else "assistant", content=text) for index, text in enumerate(texts)
+    )
+
+
+def chat(*texts: str, **more: object) -> GenerateRequest:
+    """A greedy request for the next answer of `user(*texts)`."""
+    return GenerateRequest(**{"messages": user(*texts), "sampling": GREEDY, "max_tokens": 24, **more})  # type: ignore[arg-type]
+
+
+async def load(backend: Backend, path: Path, **options: object) -> ModelInfo:
+    answer = await collect(backend.load(path, LoadOptions(**{"n_ctx": 4096, **options})))  # type: ignore[arg-type]
+    last = answer.events[-1]
+    assert isinstance(last, ModelLoaded), last
+    return last.model
+
+
+@contextlib.asynccontextmanager
+async def worker(
+    path: Path | None = None, *, state_dir: Path | None = None, **options: object
+) -> AsyncIterator[LocalBackend]:
+    """A real worker process, with `path` loaded when given."""
+    backend = LocalBackend(state_dir=state_dir)
+    try:
+        if path is not None:
+            await load(backend, path, **options)
+        yield backend
+    finally:
+        await backend.close()

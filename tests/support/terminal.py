@@ -1,0 +1,99 @@
+"""A real terminal for end-to-end tests: the program in a pseudo-terminal, its output through a terminal emulator."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pexpect
+import pyte
+
+HANG_GUARD = 120.0
+KEYS = {
+    "enter": "\r",
+    "esc": "\x1b",
+    "up": "\x1b[A",
+    "down": "\x1b[B",
+    "f1": "\x1bOP",
+    "f2": "\x1bOQ",
+    "f3": "\x1bOR",
+    "f4": "\x1bOS",
+    "f5": "\x1b[15~",
+    "f6": "\x1b[17~",
+    "f7": "\x1b[18~",
+    "f8": "\x1b[19~",
+    **{f"ctrl+{c}": chr(ord(c) - 96) for c in "abcdefghijklmnopqrstuvwxyz"},
+}
+
+
+class Terminal:
+    """`columns` × `rows` cells. Every wait is for something to be on the screen, never for a time."""
+
+    def __init__(self, arguments: Sequence[str], *, columns: int = 80, rows: int = 24, home: Path) -> None:
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        environment = {
+            **os.environ,
+            "TERM": "xterm-256color",
+            "COLORTERM": "truecolor",
+            "LANG": "C.UTF-8",
+            "HOME": str(home),
+            "HF_HOME": str(home / "huggingface"),
+            "TEXTUAL_ANIMATIONS": "none",
+        }
+        self.raw = bytearray()
+        self.process = pexpect.spawn(
+            sys.executable,
+            ["-m", "cpuchat.cli.main", *arguments],
+            dimensions=(rows, columns),
+            env=environment,
+            timeout=None,
+        )
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    def press(self, *keys: str) -> None:
+        """Named keys, see KEYS."""
+        for key in keys:
+            self.process.send(KEYS[key])
+
+    def type(self, text: str) -> None:
+        self.process.send(text)
+
+    def wait_until(self, condition: Callable[[str], object], what: str) -> str:
+        """Read the program's output until `condition(screen text)` holds."""
+        deadline = time.monotonic() + HANG_GUARD
+        while not condition(self.text):
+            try:
+                data = self.process.read_nonblocking(65_536, timeout=max(0.1, deadline - time.monotonic()))
+            except pexpect.EOF:
+                raise AssertionError(f"the program ended while waiting for {what}:\n{self.text}") from None
+            except pexpect.TIMEOUT:
+                raise AssertionError(f"never saw {what}:\n{self.text}") from None
+            self.raw += data
+            self._stream.feed(data)
+        return self.text
+
+    def wait_for(self, text: str) -> str:
+        return self.wait_until(lambda screen: text in screen, repr(text))
+
+    def wait_for_end(self) -> int:
+        """Exit status after the program closed the terminal."""
+        while True:
+            try:
+                data = self.process.read_nonblocking(65_536, timeout=HANG_GUARD)
+            except pexpect.EOF:
+                break
+            self.raw += data
+        self.process.close()
+        status = self.process.exitstatus
+        return status if status is not None else -(self.process.signalstatus or 0)
+
+    def close(self) -> None:
+        if self.process.isalive():
+            self.process.close(force=True)
