@@ -1,0 +1,65 @@
+"""What a chat needs from whoever answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from cpuchat.protocol import AnyEvent, EngineInfo, LoadOptions, Message, ModelInfo, Sampling
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer wanted: chat `messages`, or a plain `prompt` to continue. See `protocol.Generate`."""
+
+    messages: tuple[Message, ...] = ()
+    prompt: str | None = None
+    sampling: Sampling = Sampling()
+    max_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    chat_id: str = ""
+
+
+class Backend(Protocol):
+    """Answers requests, one at a time. No method raises for a failure of the engine: it yields `Failed`."""
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The loaded model; None before a load and after the worker died."""
+        ...
+
+    @property
+    def engine(self) -> EngineInfo | None:
+        """The engine of the running worker; None before the first start."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """Process that computes, for memory figures; None when it is not on this machine or not running."""
+        ...
+
+    def load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
+        """Start a worker if needed and load; ends with `ModelLoaded`, `Unloaded` (cancelled) or `Failed`."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+        """Stream one answer; ends with `GenerationFinished` or `Failed`.
+
+        A worker that died before is started again and the model loaded again first (its `LoadProgress` events
+        come first). Closing the iterator early cancels the answer.
+        """
+        ...
+
+    async def cancel(self) -> None:
+        """Stop the running load or answer; its iterator still ends with its final event."""
+        ...
+
+    async def forget(self, chat_id: str) -> None:
+        """A chat was deleted: delete what was saved to continue it quickly."""
+        ...
+
+    async def close(self) -> None:
+        """Let the worker save and exit; kill it if it does not."""
+        ...

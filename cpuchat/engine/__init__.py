@@ -1,0 +1,1 @@
+"""Everything that calls llama.cpp. Used by the worker process only."""

@@ -1,0 +1,221 @@
+"""One request on its way from messages to the last event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final, Protocol
+
+import msgspec
+
+from cpuchat.engine.context import fit_messages
+from cpuchat.engine.continuation import Continuation
+from cpuchat.engine.decode import Prefill, Written, prefill, write
+from cpuchat.engine.model import Model
+from cpuchat.engine.output import TextStream
+from cpuchat.engine.prefix_cache import PrefixCache, SavedChat
+from cpuchat.engine.prompt import PLAIN_STOPS, plain_completion
+from cpuchat.engine.reasoning import ReasoningSplitter
+from cpuchat.engine.sampling import Sampler
+from cpuchat.engine.sequence import Aborted, common_prefix
+from cpuchat.engine.text import Detokenizer
+from cpuchat.errors import ContextFull, UsageError
+from cpuchat.protocol import (
+    ContextTrimmed,
+    Event,
+    Generate,
+    GenerationFinished,
+    Message,
+    PrefillProgress,
+    Timings,
+)
+
+_RESTORE_GAIN: Final = 32
+"""A saved state is loaded only if it spares the evaluation of at least this many tokens."""
+
+
+class Renders(Protocol):
+    """A chat template."""
+
+    def render(self, messages: list[Message]) -> str:
+        """Raises TemplateError."""
+        ...
+
+
+@dataclass
+class Loaded:
+    """A model and what is known about the chat in its KV cache.
+
+    `template` None: the model has none. `chat_id` "": the chat has no name and is not saved.
+    """
+
+    model: Model
+    template: Renders | None
+    cache: PrefixCache | None
+    continuation: Continuation
+    chat_id: str = ""
+    is_dirty: bool = False
+
+    def save(self) -> None:
+        """Write the KV of the chat in memory, if anything came to it since the last time."""
+        if self.is_dirty and self.cache is not None and self.chat_id:
+            self.cache.save(self.chat_id, self.model.sequence, self.continuation)
+        self.is_dirty = False
+
+
+class Answer:
+    """One request on its way from messages to the last event."""
+
+    def __init__(self, loaded: Loaded, command: Generate, arrived: float, emit: Callable[[Event], None]) -> None:
+        self._loaded = loaded
+        self._command = command
+        self._arrived = arrived
+        self._emit = emit
+        self._vocab = loaded.model.vocab
+        self._sequence = loaded.model.sequence
+        self._sampler = Sampler(command.sampling, self._vocab.n_tokens)
+        self._saved: SavedChat | None = None
+        self._rendered: tuple[list[Message], bytes] = ([], b"")
+        self._encoded: tuple[bytes, list[int]] = (b"", [])
+
+    def run(self) -> None:
+        """Raises CpuchatError when the request cannot be answered."""
+        command, loaded, sequence = self._command, self._loaded, self._sequence
+        if command.chat_id != loaded.chat_id:
+            loaded.save()
+            loaded.chat_id = ""  # until the new chat's text is in the cache, what is there belongs to nobody
+            self._saved = loaded.cache.find(command.chat_id) if loaded.cache and command.chat_id else None
+        text, prompt = self._prompt()
+        self._restore(text, prompt)
+        loaded.chat_id, loaded.is_dirty = command.chat_id, True
+        written = Written(stop_reason="cancelled")
+        filled: Prefill | None = None
+        started = perf_counter()
+        cached = [0, 0]
+
+        def progress(processed: int, cache_n: int) -> None:
+            cached[:] = processed, cache_n
+            self._emit(
+                PrefillProgress(request_id=command.request_id, processed=processed, total=len(prompt), cache_n=cache_n)
+            )
+
+        try:
+            filled = prefill(sequence, prompt, loaded.model.pace, progress)
+        except Aborted:
+            loaded.continuation.record(text, prompt, (), self._vocab.raw_piece)
+            processed = max(len(sequence), cached[1])
+            timings = Timings(
+                cache_n=cached[1], prompt_n=processed - cached[1], prompt_ms=1e3 * (perf_counter() - started)
+            )
+            self._finish(written, timings)
+            return
+        try:
+            self._sampler.accept_prompt(prompt)
+            stream = TextStream(
+                command.request_id,
+                self._emit,
+                Detokenizer(self._vocab.piece),
+                ReasoningSplitter(text[-200:].decode("utf-8", "replace")),
+                self._stops(),
+                self._arrived,
+            )
+            written = write(sequence, filled.row, self._sampler, stream, self._vocab.is_eog, command.max_tokens)
+        finally:
+            loaded.continuation.record(text, prompt, written.tokens, self._vocab.raw_piece)
+        n = len(written.tokens)
+        self._finish(
+            written,
+            Timings(
+                cache_n=filled.cache_n,
+                prompt_n=filled.prompt_n,
+                prompt_ms=1e3 * filled.seconds if filled.prompt_n else 0.0,
+                predicted_n=n,
+                predicted_ms=1e3 * (written.last - written.first) if n else 0.0,
+                ttft_ms=1e3 * (written.first - self._arrived) if n else 0.0,
+                overhead_us=1e6 * written.overhead_seconds / n if n else 0.0,
+            ),
+        )
+
+    def _finish(self, written: Written, timings: Timings) -> None:
+        timings = msgspec.structs.replace(
+            timings, n_past=len(self._sequence), n_ctx=self._sequence.n_ctx, seed=self._sampler.seed
+        )
+        self._emit(
+            GenerationFinished(request_id=self._command.request_id, stop_reason=written.stop_reason, timings=timings)
+        )
+
+    def _prompt(self) -> tuple[bytes, list[int]]:
+        """The rendered prompt and its tokens; tells when messages had to be left out.
+
+        Raises:
+            ContextFull: the prompt, or the last message alone, is too long.
+            TemplateError: the model's template failed.
+            UsageError: there is nothing to answer.
+        """
+        command, n_ctx = self._command, self._sequence.n_ctx
+        if command.prompt is not None:
+            text = command.prompt.encode("utf-8", "replace")
+        elif command.messages:
+            reserve = max(min(command.max_tokens or n_ctx // 4, n_ctx // 4), 1)
+            fit = fit_messages(lambda m: len(self._encode(self._render(m))), list(command.messages), n_ctx - reserve)
+            if fit.dropped_messages:
+                self._emit(
+                    ContextTrimmed(
+                        request_id=command.request_id,
+                        dropped_messages=fit.dropped_messages,
+                        dropped_tokens=fit.dropped_tokens,
+                        n_ctx=n_ctx,
+                    )
+                )
+            text = self._render(fit.messages)
+        else:
+            raise UsageError("There is no message to answer.", "Write something first.")
+        tokens = self._encode(text)
+        if not tokens:
+            # A model without a begin token and an empty prompt: there is nothing to go on from.
+            raise UsageError("The prompt is empty.", "Write something first.")
+        if len(tokens) >= n_ctx:
+            raise ContextFull(
+                f"The prompt has {len(tokens)} tokens and the context has room for {n_ctx}.",
+                "Shorten it or raise --ctx.",
+            )
+        return text, tokens
+
+    def _stops(self) -> tuple[str, ...]:
+        """Without a template only the next speaker's name shows that the answer is over."""
+        plain = self._loaded.template is None and self._command.prompt is None
+        return (*self._command.stop, *PLAIN_STOPS) if plain else self._command.stop
+
+    def _render(self, messages: list[Message]) -> bytes:
+        if messages != self._rendered[0]:
+            template = self._loaded.template
+            text = plain_completion(messages) if template is None else template.render(messages)
+            self._rendered = messages, text.encode("utf-8", "replace")
+        return self._rendered[1]
+
+    def _encode(self, text: bytes) -> list[int]:
+        """Tokens of a prompt, with those that the model wrote itself as it wrote them."""
+        if text != self._encoded[0]:
+            known = self._loaded.continuation
+            if self._saved is not None and self._saved.continuation.shared(text) > known.shared(text):
+                known = self._saved.continuation
+            self._encoded = text, known.encode(text, self._tokenize, self._vocab.raw_piece)
+        return self._encoded[1]
+
+    def _tokenize(self, text: bytes, at_start: bool) -> list[int]:
+        return self._vocab.tokenize_prompt(text) if at_start else self._vocab.tokenize(text, add_special=False)
+
+    def _restore(self, text: bytes, prompt: list[int]) -> None:
+        """Load the saved KV of this chat if it holds more of the prompt than the memory does."""
+        saved, loaded, sequence = self._saved, self._loaded, self._sequence
+        if saved is None or loaded.cache is None:
+            return
+        if saved.continuation.shared(text) > loaded.continuation.shared(text):
+            loaded.continuation = saved.continuation
+        from_disk = common_prefix(saved.tokens, prompt)
+        if not sequence.can_roll_back and from_disk < len(saved.tokens):
+            return
+        if from_disk - common_prefix(sequence.tokens, prompt) < _RESTORE_GAIN:
+            return
+        loaded.cache.restore(self._command.chat_id, saved, sequence)

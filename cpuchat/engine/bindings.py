@@ -1,0 +1,243 @@
+"""llama.cpp through ctypes: what llama-cpp-python leaves out, and checks that it is the version we were written for.
+
+Importing this module loads libllama, silences its log and hooks its abort message; nothing is ever printed but that.
+All symbols come from one handle: opening libggml a second time would map a second copy with its own globals.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import importlib
+import importlib.util
+import os
+import sys
+import types
+from importlib import metadata
+from typing import Any, Final
+
+from cpuchat.errors import EngineMismatch
+from cpuchat.protocol import EngineInfo
+
+PINNED_VERSION: Final = "0.3.36"
+ABORT_PREFIX: Final = "CPUCHAT-ABORT: "
+
+_REINSTALL = f"Install llama-cpp-python {PINNED_VERSION} again (`make setup` does that)."
+_LOG_ERROR, _LOG_CONT = 4, 5  # ggml_log_level
+
+
+def _load_low_level() -> Any:
+    """`llama_cpp.llama_cpp` without the package's own start-up.
+
+    The package's `__init__` pulls in its high-level classes (0.4 s) and installs a log callback that prints.
+    """
+    name = "llama_cpp.llama_cpp"
+    if name in sys.modules:
+        return sys.modules[name]
+    try:
+        spec = importlib.util.find_spec("llama_cpp")
+        if spec is None or spec.submodule_search_locations is None:
+            raise ModuleNotFoundError("no module named llama_cpp")
+        package = types.ModuleType("llama_cpp")
+        package.__path__ = list(spec.submodule_search_locations)
+        sys.modules["llama_cpp"] = package
+        try:
+            return importlib.import_module(name)
+        finally:
+            # Whoever imports the package later gets the real one, on the same library.
+            del sys.modules["llama_cpp"]
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        raise EngineMismatch(f"The llama.cpp library cannot be loaded: {error}.", _REINSTALL) from None
+
+
+llama: Any = _load_low_level()
+_lib: Any = llama._lib
+_libc = ctypes.CDLL(None)
+
+
+class ThreadPoolParams(ctypes.Structure):
+    """struct ggml_threadpool_params (ggml/include/ggml.h; GGML_MAX_N_THREADS is 512)."""
+
+    _fields_ = (
+        ("cpumask", ctypes.c_bool * 512),
+        ("n_threads", ctypes.c_int),
+        ("prio", ctypes.c_int),
+        ("poll", ctypes.c_uint32),
+        ("strict_cpu", ctypes.c_bool),
+        ("paused", ctypes.c_bool),
+    )
+
+
+def _function(name: str, restype: Any, *argtypes: Any) -> Any:
+    """A prototype of our own for a symbol of libllama or of what it links to."""
+    try:
+        function = _lib[name]  # indexing makes a new object: the package's own prototype stays as it is
+    except AttributeError:
+        raise EngineMismatch(f"This llama.cpp has no function {name}.", _REINSTALL) from None
+    function.restype, function.argtypes = restype, list(argtypes)
+    return function
+
+
+threadpool_params_default = _function("ggml_threadpool_params_default", ThreadPoolParams, ctypes.c_int)
+threadpool_new = _function("ggml_threadpool_new", ctypes.c_void_p, ctypes.POINTER(ThreadPoolParams))
+threadpool_free = _function("ggml_threadpool_free", None, ctypes.c_void_p)
+attach_threadpool = _function("llama_attach_threadpool", None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+detach_threadpool = _function("llama_detach_threadpool", None, ctypes.c_void_p)
+logits_address = _function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+blck_size = _function("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
+_set_abort_hook = _function("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)
+_ggml_commit = _function("ggml_commit", ctypes.c_char_p)
+
+
+class LogTail:
+    """The last lines of llama.cpp's log, kept for error messages.
+
+    llama.cpp logs from any thread, also in the middle of a decode: adding must stay one `append`.
+    """
+
+    def __init__(self, limit: int = 400) -> None:
+        self._parts: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=limit)
+        append = self._parts.append
+        self._callback = llama.llama_log_callback(lambda level, text, _: append((level, text)))
+
+    def install(self) -> None:
+        """Take over llama.cpp's log. The callback lives as long as this object."""
+        llama.llama_log_set(self._callback, ctypes.c_void_p(0))
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+    def lines(self, *, errors_only: bool = False) -> list[str]:
+        """Whole lines, oldest first. A part with the level "continued" belongs to the line before it."""
+        joined: list[tuple[int, bytes]] = []
+        for level, text in tuple(self._parts):
+            if joined and (level == _LOG_CONT or not joined[-1][1].endswith(b"\n")):
+                joined[-1] = (joined[-1][0], joined[-1][1] + text)
+            else:
+                joined.append((level, text))
+        kept = (t for level, t in joined if level == _LOG_ERROR or not errors_only)
+        return [line for t in kept if (line := t.decode("utf-8", "replace").strip())]
+
+
+log = LogTail()
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+def _tell_abort(message: bytes) -> None:
+    # The last thing before abort(): one write, so that whoever reads the log finds the assertion's text.
+    # The folder where it was compiled says nothing to anyone.
+    text = message.decode("utf-8", "replace").strip().rpartition("/llama.cpp/")[2]
+    os.write(2, f"\n{ABORT_PREFIX}{text}\n".encode())
+
+
+class AbortFlag:
+    """Stops a running decode from another thread, within one graph node.
+
+    llama.cpp asks a callback after each node. The callback is libc's `strlen` over a two-byte buffer: it needs no GIL,
+    costs nothing, and is non-zero ("abort") once the first byte is set. One flag may serve several contexts.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(2)
+        self.callback = ctypes.cast(ctypes.cast(_libc.strlen, ctypes.c_void_p).value or 0, llama.ggml_abort_callback)
+        self.data = ctypes.cast(self._buffer, ctypes.c_void_p)
+
+    def set(self) -> None:
+        self._buffer[0] = b"\x01"
+
+    def clear(self) -> None:
+        self._buffer[0] = b"\x00"
+
+    def is_set(self) -> bool:
+        return self._buffer[0] != b"\x00"
+
+
+# What the code below was written against: (bytes, offset of the last field) of each struct passed by value.
+_STRUCTS: Final = {
+    "llama_model_params": (80, "load_mtp", 77),
+    "llama_context_params": (160, "ctx_other", 152),
+    "llama_batch": (56, "logits", 48),
+}
+_MODEL_DEFAULTS: Final = {"n_gpu_layers": -1, "load_mode": -1, "lazy_mode": 1, "use_extra_bufts": True}
+_CONTEXT_DEFAULTS: Final = {
+    "n_ctx": 512,
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "n_seq_max": 1,
+    "n_outputs_max": 0,
+    "n_threads": 4,
+    "flash_attn_type": -1,
+    "type_k": 1,
+    "type_v": 1,
+    "no_perf": True,
+    "swa_full": True,
+}
+_POOL_DEFAULTS: Final = {"n_threads": 3, "prio": 0, "poll": 50, "strict_cpu": False, "paused": False}
+
+
+def check_layout() -> None:
+    """Compare struct sizes and default parameters with the pinned ones: a shifted field would corrupt memory silently.
+
+    Raises:
+        EngineMismatch: names the first difference.
+    """
+
+    def differs(what: str, got: object, wanted: object) -> EngineMismatch:
+        return EngineMismatch(
+            f"The installed llama.cpp is not the one this version was written for: {what} is {got}, not {wanted}.",
+            _REINSTALL,
+        )
+
+    version = metadata.version("llama-cpp-python")
+    if version != PINNED_VERSION:
+        raise differs("llama-cpp-python", version, PINNED_VERSION)
+    for name, (size, field, offset) in _STRUCTS.items():
+        struct = getattr(llama, name)
+        if ctypes.sizeof(struct) != size:
+            raise differs(f"the size of {name}", ctypes.sizeof(struct), size)
+        if getattr(struct, field).offset != offset:
+            raise differs(f"the place of {name}.{field}", getattr(struct, field).offset, offset)
+    for name, params, defaults in (
+        ("llama_model_params", llama.llama_model_default_params(), _MODEL_DEFAULTS),
+        ("llama_context_params", llama.llama_context_default_params(), _CONTEXT_DEFAULTS),
+        ("ggml_threadpool_params", threadpool_params_default(3), _POOL_DEFAULTS),
+    ):
+        for field, wanted in defaults.items():
+            if getattr(params, field) != wanted:
+                raise differs(f"{name}.{field} by default", getattr(params, field), wanted)
+
+
+_started = False
+
+
+def start() -> None:
+    """Make llama.cpp ready: checks, quiet log, abort hook, backend. Calling it again does nothing.
+
+    Raises:
+        EngineMismatch: as `check_layout`.
+    """
+    global _started
+    log.install()
+    if _started:
+        return
+    check_layout()
+    _set_abort_hook(ctypes.cast(_tell_abort, ctypes.c_void_p))
+    llama.llama_backend_init()
+    _started = True
+
+
+def engine_info() -> EngineInfo:
+    """Version, commit and CPU features of the engine; needs no model.
+
+    Raises:
+        EngineMismatch: as `check_layout`.
+    """
+    start()
+    printed = (llama.llama_print_system_info() or b"").decode("ascii", "replace")
+    features = [f.rpartition(":")[2].split("=")[0].strip() for f in printed.split("|") if f.strip().endswith("= 1")]
+    commit = (_ggml_commit() or b"").decode("ascii", "replace").removesuffix("-dirty")
+    return EngineInfo(version=PINNED_VERSION, llama_commit=commit, features=tuple(features), pid=os.getpid())
+
+
+# As early as it gets: nothing of llama.cpp's chatter may reach a terminal.
+log.install()

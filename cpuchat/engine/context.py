@@ -1,0 +1,75 @@
+"""Making a conversation fit into the context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from cpuchat.errors import ContextFull
+from cpuchat.protocol import Message
+
+
+class FitResult(msgspec.Struct, frozen=True):
+    """Messages to use, and how much was left out (in tokens of the rendered prompt)."""
+
+    messages: list[Message]
+    dropped_messages: int
+    dropped_tokens: int
+
+
+def fit_messages(count: Callable[[list[Message]], int], messages: Sequence[Message], budget: int) -> FitResult:
+    """Leave out the oldest turns until the prompt fits.
+
+    System messages stay; the first other message that is kept is the user's. At most the last user message and what
+    follows it are left.
+
+    Once something must go, it goes in steps of a quarter of the budget: if only the overflow went, every turn of a
+    full chat would drop a little more, the beginning of the prompt would change each time, and nothing of the KV
+    cache could be reused.
+
+    Args:
+        count: tokens of a prompt with these messages; called about log2(turns) + 2 times.
+        budget: tokens that the prompt may have: the context less the room for the answer.
+
+    Raises:
+        ContextFull: what must stay is longer than `budget`; the message holds the arithmetic.
+    """
+    everything = list(messages)
+    total = count(everything)
+    if total <= budget:
+        return FitResult(everything, 0, 0)
+    starts = [i for i, m in enumerate(everything) if m.role == "user"]
+
+    def kept_from(start: int) -> list[Message]:
+        return [m for i, m in enumerate(everything) if i >= start or m.role == "system"]
+
+    step = max(1, budget // 4)
+    goal = total - -(-(total - budget) // step) * step
+    low, high = 1, len(starts) - 1
+    best: tuple[list[Message], int] | None = None
+    while low <= high:  # the oldest start that reaches the goal
+        middle = (low + high) // 2
+        kept = kept_from(starts[middle])
+        size = count(kept)
+        if size <= goal:
+            best, high = (kept, size), middle - 1
+        else:
+            low = middle + 1
+    if best is None and starts:  # a long last turn misses the goal but may still fit
+        kept = kept_from(starts[-1])
+        best = (kept, count(kept))
+    if best is None or best[1] > budget:
+        raise _too_long(count, everything, best[1] if best else total, budget)
+    return FitResult(best[0], len(everything) - len(best[0]), total - best[1])
+
+
+def _too_long(count: Callable[[list[Message]], int], messages: list[Message], needed: int, budget: int) -> ContextFull:
+    system = [m for m in messages if m.role == "system"]
+    last = [m for m in messages if m.role != "system"][-1:]
+    alone = count(last) if system and last and last[0].role == "user" else needed
+    share = f" ({needed - alone:,} of them the system prompt)" if alone < needed else ""
+    return ContextFull(
+        f"The last message needs {needed:,} tokens{share}, the context has room for {max(0, budget):,}.",
+        "Shorten it, or load the model with a larger context.",
+    )

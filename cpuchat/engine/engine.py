@@ -1,0 +1,148 @@
+"""The engine as the worker sees it: commands in, events out."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+from cpuchat.engine import bindings
+from cpuchat.engine.answer import Answer, Loaded
+from cpuchat.engine.bindings import AbortFlag
+from cpuchat.engine.continuation import Continuation
+from cpuchat.engine.model import Model
+from cpuchat.engine.prefix_cache import PrefixCache
+from cpuchat.engine.prompt import ChatTemplate
+from cpuchat.engine.reasoning import MARKER_TOKENS
+from cpuchat.engine.vocab import Vocab
+from cpuchat.errors import CpuchatError, Interrupted, TemplateError, UsageError
+from cpuchat.models.gguf import GGUFHeader
+from cpuchat.protocol import Event, Failed, Generate, LoadModel, LoadProgress, Message, ModelLoaded, Unloaded
+
+
+class _Template:
+    """The model's chat template, made ready in the background: its helper process takes a moment to start."""
+
+    def __init__(self, header: GGUFHeader, vocab: Vocab) -> None:
+        self._template = ChatTemplate(header.chat_template, vocab.bos_text, vocab.eos_text)
+        self._warming = threading.Thread(target=self._warm, name="template", daemon=True)
+        self._warming.start()
+
+    def _warm(self) -> None:
+        with contextlib.suppress(TemplateError):  # whoever renders a chat will hear of it
+            self._template.check()
+
+    def render(self, messages: list[Message]) -> str:
+        """Raises TemplateError."""
+        self._warming.join()
+        return self._template.render(messages)
+
+    def close(self) -> None:
+        self._warming.join()
+        self._template.close()
+
+
+class Engine:
+    """Loads one model at a time and answers with it.
+
+    All methods but `cancel` and `clear_cancel` belong to one thread, which also computes. Expected failures become
+    `Failed` events; the model then stays loaded, unless it was the load that failed.
+
+    Args:
+        emit: takes every event; called on the engine's thread only.
+    """
+
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        bindings.start()
+        self._emit = emit
+        self._abort = AbortFlag()
+        self._loaded: Loaded | None = None
+        self._template: _Template | None = None
+
+    def cancel(self) -> None:
+        """Stop the load or the answer that runs, or the next one. From any thread; holds until `clear_cancel`."""
+        self._abort.set()
+
+    def clear_cancel(self) -> None:
+        """End the effect of `cancel`. From any thread."""
+        self._abort.clear()
+
+    def load(self, command: LoadModel) -> None:
+        """Load a model in place of the one in use. Ends with `ModelLoaded`, `Unloaded` (cancelled) or `Failed`."""
+        self._free()
+
+        def prepare_template(header: GGUFHeader, vocab: Vocab) -> None:
+            if header.chat_template:
+                self._template = _Template(header, vocab)
+
+        try:
+            model = Model.load(
+                Path(command.path),
+                command.options,
+                on_progress=lambda phase, done, total: self._emit(LoadProgress(phase=phase, done=done, total=total)),
+                abort=self._abort,
+                visible_markers=tuple(sorted(MARKER_TOKENS)),
+                on_vocab=prepare_template,
+            )
+        except CpuchatError as error:
+            self._close_template()
+            if isinstance(error, Interrupted):
+                self._emit(Unloaded())
+            else:
+                self._fail(error)
+            return
+        cache = None
+        if command.state_dir:
+            cache = PrefixCache(Path(command.state_dir), command.state_limit, model.state_key())
+        self._loaded = Loaded(model, self._template, cache, Continuation())
+        self._emit(ModelLoaded(model=model.info))
+
+    def generate(self, command: Generate) -> None:
+        """Answer. Ends with `GenerationFinished` or `Failed`."""
+        arrived = perf_counter()
+        loaded = self._loaded
+        try:
+            if loaded is None:
+                raise UsageError("No model is loaded.", "Choose a model first.")
+            Answer(loaded, command, arrived, self._emit).run()
+        except CpuchatError as error:
+            self._fail(error, command.request_id)
+
+    def forget(self, chat_id: str) -> None:
+        """That chat is deleted: what is in memory of it is not saved any more, what is on disk goes."""
+        loaded = self._loaded
+        if loaded is not None and loaded.chat_id == chat_id:
+            loaded.chat_id = ""
+        if loaded is not None and loaded.cache is not None:
+            loaded.cache.forget(chat_id)
+
+    def unload(self) -> None:
+        """Free the model. Ends with `Unloaded`."""
+        self._free()
+        self._emit(Unloaded())
+
+    def idle(self) -> None:
+        """Nothing to do for a while: write down what a restart would lose."""
+        if self._loaded is not None:
+            self._loaded.save()
+
+    def close(self) -> None:
+        """Save and free everything."""
+        self._free()
+
+    def _free(self) -> None:
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.save()
+            loaded.model.free()
+        self._close_template()
+
+    def _close_template(self) -> None:
+        if self._template is not None:
+            self._template.close()
+            self._template = None
+
+    def _fail(self, error: CpuchatError, request_id: int = 0) -> None:
+        self._emit(Failed(code=error.code, message=error.message, hint=error.hint, request_id=request_id))

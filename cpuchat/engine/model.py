@@ -1,0 +1,283 @@
+"""Loading a model: file, weights, context, threads, warm-up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+
+from cpuchat.engine import bindings
+from cpuchat.engine.bindings import AbortFlag, llama
+from cpuchat.engine.options import N_OUTPUTS_MAX, LoadPlan, plan_load
+from cpuchat.engine.pace import Pace
+from cpuchat.engine.sequence import Aborted, Sequence
+from cpuchat.engine.threads import ThreadPool
+from cpuchat.engine.vocab import Vocab
+from cpuchat.errors import DoesNotFit, GenerationFailed, Interrupted, ModelDamaged, ModelNotFound, ModelUnsupported
+from cpuchat.hardware.memory import available_bytes
+from cpuchat.models.fit import file_fingerprint
+from cpuchat.models.gguf import GGUFHeader, read_model, split_parts
+from cpuchat.protocol import LoadOptions, ModelInfo
+
+Progress = Callable[[str, int, int], None]
+"""(phase, done, total); phase "reading" or "preparing", bytes."""
+
+_READ_CHUNK: Final = 8 << 20
+_PROGRESS_SECONDS: Final = 0.05
+_UNSUPPORTED: Final = ("unknown model architecture", "unknown pre-tokenizer", "unknown tokenizer", "unsupported")
+_NO_MEMORY: Final = ("failed to allocate", "unable to allocate", "out of memory")
+
+
+class Model:
+    """A loaded model with its context, thread pool and the one sequence that chats use.
+
+    Made, used and freed on one thread. `load` is the way to get one.
+    """
+
+    def __init__(self, header: GGUFHeader, plan: LoadPlan, options: LoadOptions, abort: AbortFlag) -> None:
+        self.header = header
+        self.plan = plan
+        self.options = options
+        self._abort = abort
+        self._model: Any = None
+        self._context: Any = None
+        self._pool: ThreadPool | None = None
+        self.vocab: Vocab
+        self.sequence: Sequence
+        self.pace = Pace.of(header, plan.n_threads, bindings.engine_info().features)
+        self.info: ModelInfo
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        options: LoadOptions,
+        *,
+        on_progress: Progress,
+        abort: AbortFlag,
+        visible_markers: tuple[str, ...] = (),
+        on_vocab: Callable[[GGUFHeader, Vocab], None] = lambda *_: None,
+    ) -> Model:
+        """Load a GGUF file (any part of a split one).
+
+        Args:
+            on_vocab: called as soon as the vocabulary is there, while context and warm-up are still to come and the
+                calling thread is not pinned yet.
+
+        Raises:
+            Interrupted: `abort` was set.
+            ModelNotFound, ModelDamaged, ModelUnsupported, DoesNotFit, UsageError: as their names say.
+        """
+        bindings.start()
+        started = perf_counter()
+        header = read_model(path)
+        plan = plan_load(header, options, available_bytes())
+        model = cls(header, plan, options, abort)
+        bindings.log.clear()
+        try:
+            if options.load_mode == "mmap":
+                _read_ahead(header, on_progress, abort)
+            model._load_weights(on_progress)
+            model.vocab = Vocab(model._model, visible_markers)
+            on_vocab(header, model.vocab)
+            model._make_context()
+            model._warm_up()
+            model._describe(1e3 * (perf_counter() - started))
+        except Aborted:
+            model.free()
+            raise Interrupted("The load was stopped.") from None
+        except BaseException:
+            model.free()
+            raise
+        return model
+
+    def _load_weights(self, on_progress: Progress) -> None:
+        phase = "preparing" if self.options.load_mode == "mmap" else "reading"
+        total = self.header.file_size
+        told = 0.0
+
+        def progress(share: float, _: Any) -> bool:
+            nonlocal told
+            now = perf_counter()
+            if now - told >= _PROGRESS_SECONDS or share >= 1:
+                told = now
+                on_progress(phase, int(share * total), total)
+            return not self._abort.is_set()
+
+        params = llama.llama_model_default_params()
+        params.load_mode = self.plan.load_mode
+        params.use_extra_bufts = self.plan.use_repack
+        params.n_gpu_layers = 0
+        callback = llama.llama_progress_callback(progress)
+        params.progress_callback = callback
+        self._model = llama.llama_model_load_from_file(os.fsencode(self.header.path), params)
+        if self._abort.is_set():
+            raise Aborted
+        if not self._model:
+            raise _load_error(self.header.path)
+        if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(self._model):
+            raise ModelUnsupported(
+                f"{self.header.path.name} is no chat model: its architecture ({self.header.architecture}) embeds or "
+                "translates text.",
+                "Choose a decoder-only model.",
+            )
+
+    def _make_context(self) -> None:
+        plan = self.plan
+        params = llama.llama_context_default_params()
+        params.n_ctx = plan.n_ctx
+        params.n_batch = plan.n_batch
+        params.n_ubatch = plan.n_ubatch
+        params.n_seq_max = 1
+        # 0 would reserve one row of logits for every token of a batch.
+        params.n_outputs_max = N_OUTPUTS_MAX
+        params.n_threads = params.n_threads_batch = plan.n_threads
+        params.flash_attn_type = plan.flash_attn
+        params.type_k, params.type_v = plan.type_k, plan.type_v
+        # A window-sized cache would lose the tokens that a rolled back sequence attends to.
+        params.swa_full = True
+        self._context = llama.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise _context_error(plan)
+        if not llama.llama_get_memory(self._context):
+            raise ModelUnsupported(
+                f"{self.header.path.name} keeps no memory of a text, so it cannot chat.",
+                "Choose a text generation model.",
+            )
+        self._pool = ThreadPool(self._context, plan.cpus, plan.n_threads, plan.poll)
+        self.sequence = Sequence(self._context, n_vocab=self.vocab.n_tokens, abort=self._abort)
+
+    def _warm_up(self) -> None:
+        """One token, to fault in what is left and to see whether the weights make sense.
+
+        For models that keep a running state a second one, to find out whether it can be taken back.
+
+        Raises:
+            ModelDamaged: the logits are not numbers.
+        """
+        sequence = self.sequence
+        token = self.vocab.bos if self.vocab.bos >= 0 else 0
+        row = sequence.step(token)
+        if not np.isfinite(row).all():
+            raise ModelDamaged(
+                f"{self.header.path.name} computes values that are not numbers: its weights are damaged.",
+                "Download it again.",
+            )
+        if llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model):
+            sequence.step(token)
+            sequence.can_roll_back = bool(llama.llama_memory_seq_rm(llama.llama_get_memory(self._context), 0, 1, -1))
+        sequence.clear()
+
+    def _describe(self, load_ms: float) -> None:
+        header, plan = self.header, self.plan
+        notes = list(plan.notes)
+        if not header.chat_template:
+            notes.append("This model has no chat template: it goes on with a text and may not answer like others.")
+        if not self.vocab.has_tokenizer:
+            notes.append("This model has no tokenizer: what it reads and writes are numbers, not text.")
+        if not self.sequence.can_roll_back:
+            notes.append("This model cannot take back part of its state: after an edit it reads the whole chat again.")
+        if self.options.mlock and any("failed to mlock" in line for line in bindings.log.lines()):
+            notes.append("The system did not let the whole model be locked into memory.")
+        self.info = ModelInfo(
+            path=str(header.path),
+            name=header.name,
+            architecture=header.architecture,
+            quantization=header.quantization,
+            n_params=header.n_params,
+            size=header.size,
+            n_ctx=self.sequence.n_ctx,
+            n_ctx_train=header.n_ctx_train,
+            n_vocab=self.vocab.n_tokens,
+            n_layer=header.n_layer,
+            n_threads=plan.n_threads,
+            cpus=plan.cpus,
+            kv_size=plan.need.kv,
+            has_template=bool(header.chat_template),
+            load_ms=load_ms,
+            fingerprint=file_fingerprint(header.path),
+            notes=tuple(notes),
+        )
+
+    def state_key(self) -> str:
+        """Everything that a saved KV state depends on, besides the text."""
+        header, options = self.header, self.options
+        # Models with two sets of RoPE factors choose by the length of the context (llama_model::get_rope_factors).
+        trained = header.number("rope.scaling.original_context_length")
+        return "|".join(
+            (
+                self.info.fingerprint,
+                options.type_k,
+                options.type_v,
+                options.flash_attn,
+                "long" if trained and self.sequence.n_ctx > trained else "",
+                bindings.engine_info().llama_commit,
+            )
+        )
+
+    def free(self) -> None:
+        """Free everything, in the order that llama.cpp needs. Calling it again does nothing."""
+        if self._pool is not None:
+            self._pool.free()
+            self._pool = None
+        if self._context:
+            if hasattr(self, "sequence"):
+                self.sequence.free()
+            llama.llama_free(self._context)
+            self._context = None
+        if self._model:
+            llama.llama_model_free(self._model)
+            self._model = None
+
+
+def _read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> None:
+    """Bring the file into the page cache, with progress and a way out.
+
+    llama.cpp would do the same inside one mmap call that neither tells nor can be stopped.
+    """
+    done, total, told = 0, header.file_size, 0.0
+    buffer = bytearray(_READ_CHUNK)
+    for part in split_parts(header.path) or [header.path]:
+        try:
+            with part.open("rb", buffering=0) as file:
+                while n := file.readinto(buffer):
+                    done += n
+                    if abort.is_set():
+                        raise Aborted
+                    now = perf_counter()
+                    if now - told >= _PROGRESS_SECONDS or done >= total:
+                        told = now
+                        on_progress("reading", min(done, total), total)
+        except OSError as error:
+            raise ModelNotFound(f"Cannot read {part}: {error.strerror}.", "Check the disk.") from None
+
+
+def _reason() -> str:
+    """The last two errors that llama.cpp logged, without its function names."""
+    lines = bindings.log.lines(errors_only=True)
+    texts = [line.split(": ", 1)[-1] if "(" not in line.split(": ", 1)[0] else line for line in lines]
+    return "; ".join(dict.fromkeys(texts[-3:])) or "llama.cpp gave no reason"
+
+
+def _load_error(path: Path) -> Exception:
+    reason = _reason()
+    if any(sign in reason for sign in _UNSUPPORTED):
+        return ModelUnsupported(f"This engine cannot run {path.name}: {reason}.", "Choose another model.")
+    if any(sign in reason for sign in _NO_MEMORY):
+        return DoesNotFit(f"There is not enough memory for {path.name}: {reason}.", "Choose a smaller model.")
+    return ModelDamaged(f"llama.cpp cannot read {path.name}: {reason}.", "Download it again or choose another file.")
+
+
+def _context_error(plan: LoadPlan) -> Exception:
+    reason = _reason()
+    if any(sign in reason for sign in _NO_MEMORY):
+        return DoesNotFit(
+            f"There is not enough memory for a context of {plan.n_ctx} tokens: {reason}.", "Use a smaller --ctx."
+        )
+    return GenerationFailed(
+        f"llama.cpp refused the context options: {reason}.", "Check cache types, flash attention and batch sizes."
+    )

@@ -1,0 +1,298 @@
+"""Choosing the next token from one row of logits.
+
+The order and meaning of the filters are llama.cpp's default chain (src/llama-sampler.cpp, common/common.h):
+penalties, top-k, top-p, min-p, temperature, draw. The C samplers build an array of 12-byte structs for the whole
+vocabulary on every call; here nothing is sorted before the row has been cut to a short list, which is exact.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpuchat.errors import GenerationFailed, UsageError
+from cpuchat.protocol import Sampling
+
+Row = NDArray[np.float32]
+Ids = NDArray[np.intp]
+_T = TypeVar("_T")
+
+_MAX_STACK = 128
+_MIN_TEMPERATURE = 1e-8  # below this, (logit - max) / temperature could overflow; the result is greedy anyway
+
+
+def largest(row: Row, k: int) -> Ids:
+    """Ids of the `k` largest entries, descending, equal ones by lower id. Exact; `row` must hold no NaN.
+
+    The row is folded into `rows` x `width` and the maximum of each column is taken. The k-th largest of those
+    maxima is at most the k-th largest entry (k different entries reach it), so all the winners are in the columns
+    whose maximum reaches it: two cheap passes instead of a partition of the whole vocabulary.
+    """
+    n = row.size
+    rows = min(_MAX_STACK, n // (4 * k))
+    if k >= n:
+        ids = np.arange(n)
+    elif rows < 4:
+        ids = np.flatnonzero(row >= np.partition(row, n - k)[n - k])
+    else:
+        width = n // rows
+        body = row[: rows * width].reshape(rows, width)
+        tops = body.max(axis=0)
+        floor = np.partition(tops, width - k)[width - k]
+        columns = np.flatnonzero(tops >= floor)
+        place = np.flatnonzero(body[:, columns] >= floor)
+        ids = place // columns.size * width + columns[place % columns.size]
+        tail = rows * width + np.flatnonzero(row[rows * width :] >= floor)
+        if tail.size:
+            ids = np.concatenate((ids, tail))
+    # ids are ascending here, so a stable sort leaves equal logits in order of id
+    return ids[np.argsort(-row[ids], kind="stable")[:k]]
+
+
+class _Window:
+    """Multiset of the last `size` tokens, kept as arrays so that nothing is rebuilt per token."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._tokens: deque[int] = deque()
+        self._slot: dict[int, int] = {}
+        self._ids = np.zeros(16, np.intp)
+        self._counts = np.zeros(16, np.float32)
+
+    @property
+    def ids(self) -> Ids:
+        return self._ids[: len(self._slot)]
+
+    @property
+    def counts(self) -> Row:
+        return self._counts[: len(self._slot)]
+
+    def add(self, token: int) -> None:
+        self._tokens.append(token)
+        slot = self._slot.get(token)
+        if slot is None:
+            slot = len(self._slot)
+            if slot == self._ids.size:
+                self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+            self._slot[token] = slot
+            self._ids[slot], self._counts[slot] = token, 0
+        self._counts[slot] += 1
+        if len(self._tokens) > self._size:
+            self._remove(self._tokens.popleft())
+
+    def _remove(self, token: int) -> None:
+        slot = self._slot[token]
+        self._counts[slot] -= 1
+        if self._counts[slot] == 0:
+            del self._slot[token]
+            last = len(self._slot)
+            if slot != last:
+                moved = int(self._ids[last])
+                self._ids[slot], self._counts[slot] = moved, self._counts[last]
+                self._slot[moved] = slot
+
+
+class Sampler:
+    """Picks tokens for one answer; the same seed, settings and rows give the same tokens.
+
+    `pick` may be called for several rows in sequence with `accept` between them, as verification of drafted tokens
+    does: it uses exactly one uniform number per call (none when greedy) and changes nothing else.
+
+    Attributes:
+        seed: the seed in use; drawn (32 bits) when `sampling.seed` is None.
+
+    Raises:
+        UsageError: a value of `sampling` is out of range; the message names it.
+    """
+
+    def __init__(self, sampling: Sampling, n_vocab: int) -> None:
+        _check(sampling)
+        self._sampling = sampling
+        self._n_vocab = n_vocab
+        self._greedy = sampling.temperature <= 0
+        self.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        self._uniform = np.random.Generator(np.random.PCG64(self.seed)).random
+        neutral = sampling.repeat_penalty == 1 and not sampling.presence_penalty and not sampling.frequency_penalty
+        self._window = None if neutral or not sampling.repeat_last_n else _Window(sampling.repeat_last_n)
+        self._min_p_logit = np.float32(math.log(sampling.min_p)) if sampling.min_p > 0 else None
+
+    def accept(self, token: int) -> None:
+        """Tell the penalties that `token` is now part of the text.
+
+        Raises:
+            ValueError: no such token.
+        """
+        if self._window is not None:
+            if not 0 <= token < self._n_vocab:
+                raise ValueError(f"token {token} of {self._n_vocab}")
+            self._window.add(token)
+
+    def accept_prompt(self, tokens: Iterable[int]) -> None:
+        """`accept` for the prompt, of which only the last `repeat_last_n` matter (llama-server counts them too)."""
+        if self._window is not None:
+            for token in deque(tokens, maxlen=self._sampling.repeat_last_n):
+                self.accept(token)
+
+    def pick(self, row: Row) -> int:
+        """The next token.
+
+        Args:
+            row: logits, float32 of shape (n_vocab,). It may be a view of the engine's memory: penalties are written
+                into it and taken back before the call returns.
+
+        Raises:
+            GenerationFailed: the row holds NaN or infinity where the winner is.
+            ValueError: wrong shape.
+        """
+        return self._with_penalties(row, self._pick)
+
+    def distribution(self, row: Row) -> tuple[Ids, NDArray[np.float64]]:
+        """Ids that `pick` can return and their probabilities (sum 1).
+
+        Descending by probability, except when no filter is on: then by id, because sorting 152k of them would cost
+        15 ms. Greedy sampling gives its one token.
+        """
+        return self._with_penalties(row, self._distribution)
+
+    def _with_penalties(self, row: Row, what: Callable[[Row], _T]) -> _T:
+        if row.shape != (self._n_vocab,):
+            raise ValueError(f"row of shape {row.shape} for a vocabulary of {self._n_vocab}")
+        window = self._window
+        if window is None or not window.ids.size:
+            return what(row)
+        if not row.flags.writeable:
+            row = row.copy()
+        ids = window.ids
+        before = row[ids]
+        row[ids] = self._penalized(before, window.counts)
+        try:
+            return what(row)
+        finally:
+            row[ids] = before
+
+    def _penalized(self, logits: Row, counts: Row) -> Row:
+        s = self._sampling
+        penalty = np.float32(s.repeat_penalty)
+        # Dividing alone would make a token with a negative logit more likely.
+        logits = np.where(logits <= 0, logits * penalty, logits / penalty)
+        less = counts * np.float32(s.frequency_penalty) + np.float32(s.presence_penalty)
+        return (logits - less).astype(np.float32, copy=False)
+
+    def _pick(self, row: Row) -> int:
+        if self._greedy:
+            token = int(row.argmax())  # NaN counts as the largest, so it cannot hide
+            if not math.isfinite(row[token]):
+                raise _not_numbers()
+            return token
+        s = self._sampling
+        if not s.top_k and s.top_p >= 1 and s.min_p <= 0:
+            return self._draw_from_all(row)
+        ids, weights = self._weighted(row)
+        return int(ids[_place(weights.cumsum(), self._uniform())])
+
+    def _draw_from_all(self, row: Row) -> int:
+        """A draw with every filter off: first a block of 128 tokens by its sum, then one of its tokens."""
+        peak = row.max()
+        if not math.isfinite(peak):
+            raise _not_numbers()
+        with np.errstate(over="ignore"):
+            weights = np.exp((row - peak) / np.float32(max(self._sampling.temperature, _MIN_TEMPERATURE)))
+        whole = weights.size // 128 * 128
+        sums = weights[:whole].reshape(-1, 128).sum(axis=1)
+        if whole < weights.size:
+            sums = np.append(sums, weights[whole:].sum())
+        sums = sums.cumsum(dtype=np.float64)
+        point = self._uniform()
+        block = _place(sums, point)
+        inside = weights[block * 128 : block * 128 + 128].astype(np.float64).cumsum()
+        before = sums[block - 1] if block else 0.0
+        return block * 128 + _place(inside, (point * sums[-1] - before) / inside[-1])
+
+    def _distribution(self, row: Row) -> tuple[Ids, NDArray[np.float64]]:
+        if self._greedy:
+            return np.array([self._pick(row)], np.intp), np.ones(1)
+        ids, weights = self._weighted(row)
+        return ids, weights / weights.sum()
+
+    def _weighted(self, row: Row) -> tuple[Ids, NDArray[np.float64]]:
+        """The ids that pass all filters and their weights exp((logit - max) / temperature)."""
+        s = self._sampling
+        peak = row.max()  # NaN wins here too
+        if not math.isfinite(peak):
+            raise _not_numbers()
+        floor = None if self._min_p_logit is None else peak + self._min_p_logit
+        if s.top_k:
+            ids = largest(row, min(s.top_k, row.size))
+            if s.top_p < 1:
+                ids = ids[: _top_p(row[ids], peak, s.top_p, None)]
+        elif floor is not None:
+            # Both cuts keep the most likely ones, so min-p may come first; the top-p sum is still the whole row's.
+            ids = np.flatnonzero(row >= floor) if floor < peak else np.array([row.argmax()])
+            ids = ids[np.argsort(-row[ids], kind="stable")]
+            if s.top_p < 1:
+                ids = ids[: _top_p(row[ids], peak, s.top_p, _softmax_sum(row, peak))]
+        elif s.top_p < 1:
+            ids = self._top_p_of_all(row, peak)
+        else:
+            ids = np.arange(row.size)
+        logits = row[ids]
+        if floor is not None and s.top_k:
+            ids = ids[: max(1, int(np.count_nonzero(logits >= floor)))]
+            logits = logits[: ids.size]
+        return ids, np.exp((logits.astype(np.float64) - float(peak)) / max(s.temperature, _MIN_TEMPERATURE))
+
+    def _top_p_of_all(self, row: Row, peak: np.float32) -> Ids:
+        total = _softmax_sum(row, peak)
+        k = 64
+        while True:
+            ids = largest(row, min(k, row.size))
+            keep = _top_p(row[ids], peak, self._sampling.top_p, total)
+            if keep < ids.size or ids.size == row.size:
+                return ids[:keep]
+            k *= 8
+
+
+def _place(cumulative: NDArray[np.float64], point: float) -> int:
+    """Index whose share of `cumulative` (running sums) holds `point` in [0, 1); never one of weight zero."""
+    total = cumulative[-1]
+    at = int(cumulative.searchsorted(max(point, 0.0) * total, side="right"))
+    # rounding can push the last draw to the very end
+    return at if at < cumulative.size else int(cumulative.searchsorted(total))
+
+
+def _softmax_sum(row: Row, peak: np.float32) -> float:
+    return float(np.exp(row - peak).sum())
+
+
+def _top_p(logits: Row, peak: np.float32, top_p: float, total: float | None) -> int:
+    """How many of `logits` (descending) reach the share `top_p` of `total` (None: of their own sum), at least one."""
+    cumulative = np.exp(logits.astype(np.float64) - float(peak)).cumsum()
+    target = top_p * (cumulative[-1] if total is None else total)
+    return min(int(cumulative.searchsorted(target)) + 1, cumulative.size)
+
+
+def _not_numbers() -> GenerationFailed:
+    return GenerationFailed(
+        "The model computed values that are no numbers.",
+        "The file may be damaged, or the KV cache type unsuited to this model: try f16, or download it again.",
+    )
+
+
+def _check(s: Sampling) -> None:
+    for name in ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty"):
+        if not math.isfinite(getattr(s, name)):
+            raise UsageError(f"{name} is {getattr(s, name)}.", "It must be a finite number.")
+    for name in ("temperature", "top_k", "top_p", "min_p", "repeat_last_n"):
+        if getattr(s, name) < 0:
+            raise UsageError(f"{name} is {getattr(s, name)}.", "It must not be negative.")
+    if s.repeat_penalty <= 0:
+        raise UsageError(f"repeat_penalty is {s.repeat_penalty}.", "It must be above 0; 1 switches it off.")
+    if s.seed is not None and s.seed < 0:
+        raise UsageError(f"seed is {s.seed}.", "It must not be negative; leave it out for a new one each time.")

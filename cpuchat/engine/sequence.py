@@ -1,0 +1,208 @@
+"""The tokens in the KV cache of one context, and the batches that put them there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence as Tokens
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from cpuchat.engine import bindings
+from cpuchat.engine.bindings import AbortFlag, llama
+from cpuchat.errors import GenerationFailed
+
+_OK, _NO_SLOT, _ABORTED = 0, 1, 2
+
+
+class Aborted(Exception):
+    """The abort flag stopped a batch. The sequence holds what was finished before."""
+
+
+def common_prefix(a: Tokens[int], b: Tokens[int]) -> int:
+    """Length of the longest common prefix."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low < high:  # a[:low] is common, a[:high] is not
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class Sequence:
+    """Sequence 0 of a context: `tokens` is always exactly what its KV cache holds.
+
+    Args:
+        context: the llama_context; freed by its owner, after `free` here.
+        n_vocab: length of a row of logits.
+        abort: flag that stops a running batch.
+        can_roll_back: False for models whose state cannot drop its newest tokens (recurrent, hybrid).
+    """
+
+    def __init__(self, context: Any, *, n_vocab: int, abort: AbortFlag, can_roll_back: bool = True) -> None:
+        self.context = context
+        self.can_roll_back = can_roll_back
+        self.abort = abort
+        self.tokens: list[int] = []
+        self.n_ctx = int(llama.llama_n_ctx(context))
+        self.n_batch = int(llama.llama_n_batch(context))
+        self.n_ubatch = min(int(llama.llama_n_ubatch(context)), self.n_batch)
+        self.decode_seconds = 0.0
+        """Time spent inside llama_decode since it was last set to 0."""
+        self._n_vocab = n_vocab
+        self._memory = llama.llama_get_memory(context)
+        llama.llama_set_abort_callback(context, abort.callback, abort.data)
+        # llama_batch is passed by value, but its arrays stay: these views are set once and written to ever after.
+        self._batch = llama.llama_batch_init(self.n_batch, 0, 1)
+        shape = (self.n_batch,)
+        self._token = np.ctypeslib.as_array(self._batch.token, shape)
+        self._pos = np.ctypeslib.as_array(self._batch.pos, shape)
+        self._wanted = np.ctypeslib.as_array(self._batch.logits, shape)
+        np.ctypeslib.as_array(self._batch.n_seq_id, shape)[:] = 1
+        for i in range(self.n_batch):
+            self._batch.seq_id[i][0] = 0
+        self._row: np.ndarray | None = None
+        self._row_address = 0
+        self._kept_row: np.ndarray | None = None
+        self._kept_at = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def extend(self, tokens: Tokens[int], *, n_outputs: int = 0) -> None:
+        """Evaluate at most `n_batch` tokens; the last `n_outputs` of them get a row of logits.
+
+        Raises:
+            Aborted: the flag was set; a leading part of `tokens` may have been taken in.
+            GenerationFailed: llama.cpp refused the batch.
+        """
+        n, past = len(tokens), len(self.tokens)
+        self._token[:n] = tokens
+        self._pos[:n] = np.arange(past, past + n)
+        self._wanted[:n] = 0
+        if n_outputs:
+            self._wanted[n - n_outputs : n] = 1
+        self._batch.n_tokens = n
+        self._decode(tokens)
+
+    def step(self, token: int) -> np.ndarray:
+        """Evaluate one token and return the logits after it. Raises as `extend`."""
+        self._token[0] = token
+        self._pos[0] = len(self.tokens)
+        self._wanted[0] = 1
+        self._batch.n_tokens = 1
+        self._decode((token,))
+        return self.logits(0)
+
+    def _decode(self, tokens: Tokens[int]) -> None:
+        start = perf_counter()
+        status = llama.llama_decode(self.context, self._batch)
+        self.decode_seconds += perf_counter() - start
+        if status == _OK:
+            self.tokens.extend(tokens)
+            return
+        self._resync(tokens)
+        if status == _ABORTED:
+            raise Aborted
+        if status == _NO_SLOT:
+            raise GenerationFailed(f"The context of {self.n_ctx} tokens is full.", "Start a new chat or raise --ctx.")
+        reason = " ".join(bindings.log.lines(errors_only=True)[-2:]) or f"code {status}"
+        raise GenerationFailed(f"llama.cpp could not evaluate the text: {reason}.", "Try again, or reload the model.")
+
+    def _resync(self, tokens: Tokens[int]) -> None:
+        """After a batch that did not finish: llama.cpp keeps the parts (ubatches) of it that did."""
+        if not self.can_roll_back:
+            self.clear()  # the unfinished part has gone into the state and cannot be taken out
+            return
+        held = int(llama.llama_memory_seq_pos_max(self._memory, 0)) + 1
+        past = len(self.tokens)
+        self.tokens.extend(tokens[: max(held - past, 0)])
+        self.truncate(min(held, past + len(tokens)))
+
+    def logits(self, index: int) -> np.ndarray:
+        """Row of the token at `index` of the last batch: float32 of n_vocab, a view that is good until the next batch.
+
+        Raises:
+            GenerationFailed: that token was not asked to have one.
+        """
+        address = bindings.logits_address(self.context, index)
+        if address != self._row_address or self._row is None:
+            if not address:
+                raise GenerationFailed("llama.cpp has no logits for the last token.", "Load the model again.")
+            self._row = np.ctypeslib.as_array((ctypes.c_float * self._n_vocab).from_address(address))
+            self._row_address = address
+        return self._row
+
+    def keep_row(self, row: np.ndarray) -> None:
+        """Remember the logits after the current last token, for a next prompt that ends exactly here."""
+        self._kept_row = row.copy()
+        self._kept_row.flags.writeable = False
+        self._kept_at = len(self.tokens)
+
+    def prepare(self, prompt: list[int]) -> tuple[int, np.ndarray | None]:
+        """Keep the longest part of `prompt` that is in the cache and drop the rest.
+
+        Returns the number of tokens kept and, only when that is all of them, the logits after the last one.
+        Otherwise at least the last token remains to be evaluated, because it gives the logits. The same prompt again
+        therefore gives the same logits bit by bit, which evaluating one token of it in another batch would not.
+        """
+        common = common_prefix(self.tokens, prompt)
+        if common == len(prompt) == self._kept_at and self._kept_row is not None and self.truncate(common) == common:
+            return common, self._kept_row
+        return self.truncate(min(common, len(prompt) - 1)), None
+
+    def truncate(self, n: int) -> int:
+        """Drop all but the first `n` tokens; returns how many are left, 0 if a part of them cannot be dropped."""
+        n = min(n, len(self.tokens))
+        if n < len(self.tokens) or n == 0:
+            if n == 0 or not self.can_roll_back or not llama.llama_memory_seq_rm(self._memory, 0, n, -1):
+                self.clear()
+                return 0
+            del self.tokens[n:]
+        if n < self._kept_at:
+            self._kept_row, self._kept_at = None, 0
+        return n
+
+    def clear(self) -> None:
+        """Forget everything."""
+        llama.llama_memory_clear(self._memory, False)
+        self.tokens.clear()
+        self._kept_row, self._kept_at = None, 0
+
+    def state_size(self) -> int:
+        """Bytes that `save` would write, about."""
+        return int(llama.llama_state_seq_get_size(self.context, 0)) + 4 * len(self.tokens)
+
+    def save(self, path: str) -> bool:
+        """Write the KV cache to a file; False when that failed (disk full)."""
+        n = len(self.tokens)
+        tokens = (llama.llama_token * n)(*self.tokens)
+        return bool(llama.llama_state_seq_save_file(self.context, os.fsencode(path), 0, tokens, n))
+
+    def load(self, path: str) -> bool:
+        """Replace the KV cache by a file that `save` wrote with the same model and cache types.
+
+        llama.cpp checks shapes and little else, and asserts on some: the caller vouches for the content. On False
+        the sequence is empty.
+        """
+        self.clear()
+        tokens = (llama.llama_token * self.n_ctx)()
+        n = ctypes.c_size_t()
+        read = llama.llama_state_seq_load_file(self.context, os.fsencode(path), 0, tokens, self.n_ctx, ctypes.byref(n))
+        if not read or int(llama.llama_memory_seq_pos_max(self._memory, 0)) + 1 != n.value:
+            self.clear()
+            return False
+        self.tokens = tokens[: n.value]
+        return True
+
+    def free(self) -> None:
+        """Free the batch; call it before the context is freed, and nothing afterwards."""
+        self._row = self._kept_row = None
+        self._row_address = 0
+        llama.llama_batch_free(self._batch)

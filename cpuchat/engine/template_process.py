@@ -1,0 +1,169 @@
+"""Renders one chat template, as a process of its own, for `prompt.ChatTemplate`.
+
+A template is a program by a stranger. Jinja's sandbox keeps it from reaching Python's objects, but nothing in
+Python bounds the time and memory of `"a" * 10**9 | sort` and its many cousins. The kernel does: this process gets
+limits on address space, CPU time, open files and file size, and may die of them without harm.
+
+It is run by path with `python -I`, so it imports nothing of cpuchat. Frames on stdin and stdout are a 4-byte
+little-endian length and JSON; the first frame holds the template, each later one the variables of a rendering.
+Replies are `{"text": ...}` or `{"error": ..., "raised": bool}`.
+"""
+
+import codecs
+import datetime
+import json
+import sys
+from typing import Any, BinaryIO
+
+import jinja2
+import jinja2.debug
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
+try:
+    import resource
+except ImportError:  # not on Windows: there only the time limit of the parent holds
+    resource = None
+
+MAX_MEMORY = 512 << 20
+MAX_CPU_SECONDS = 2
+MAX_OUTPUT = 8 << 20  # characters, on top of four times the input
+
+
+class Raised(Exception):
+    """The template itself called raise_exception."""
+
+
+class Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's words for training; here its body is rendered as it is."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise(message: object = "") -> None:
+    raise Raised(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own: no HTML escapes, keys as they come."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def compile_template(source: str) -> jinja2.Template:
+    """With the environment that chat templates are written for (transformers' apply_chat_template)."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals.pop("lipsum")
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
+    return environment.from_string(source)
+
+
+def render(template: jinja2.Template, variables: dict[str, Any], limit: int) -> str:
+    """Raises OverflowError past `limit` characters."""
+    parts: list[str] = []
+    size = 0
+    for part in template.generate(variables):
+        size += len(part)
+        if size > limit:
+            raise OverflowError(f"its output is longer than {limit >> 20} MB")
+        parts.append(part)
+    return "".join(parts)
+
+
+def answer(request: bytes, template: jinja2.Template) -> dict[str, Any]:
+    try:
+        return {"text": render(template, json.loads(request), MAX_OUTPUT + 4 * len(request))}
+    except Raised as error:
+        return {"error": str(error)[:500], "raised": True}
+    except MemoryError:
+        return {"error": "it needs too much memory", "raised": False}
+    except RecursionError:
+        return {"error": "it calls itself without end", "raised": False}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[:500], "raised": False}
+
+
+def _warm_up() -> None:
+    """Have everything imported that a template may need: later no file can be opened."""
+    for name in ("ascii", "latin-1", "unicode_escape", "raw_unicode_escape", "utf-16", "utf-8"):
+        codecs.lookup(name)
+    for source in (
+        "{% for m in messages %}{{ '\\n' ~ m | tojson }}{{ strftime_now('%B') }}{% endfor %}",
+        "{{ 1 / 0 }}",
+    ):
+        answer(b'{"messages": [{}]}', compile_template(source))
+
+
+def _limit_everything() -> None:
+    if resource is None:
+        return
+    limits = ((resource.RLIMIT_AS, MAX_MEMORY), (resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_FSIZE, 0))
+    for what, most in limits:
+        try:
+            resource.setrlimit(what, (most, most))
+        except (ValueError, OSError):  # a lower limit is set already, or the system has no such limit
+            continue
+
+
+def _allow_cpu_time() -> None:
+    """A fresh allowance for each rendering: the limit counts the whole life of the process."""
+    if resource is None:
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    soft = int(used.ru_utime + used.ru_stime) + 1 + MAX_CPU_SECONDS
+    if hard == resource.RLIM_INFINITY or soft <= hard:
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def _read(stream: BinaryIO) -> bytes | None:
+    header = stream.read(4)
+    return stream.read(int.from_bytes(header, "little")) if len(header) == 4 else None
+
+
+def _write(stream: BinaryIO, reply: dict[str, Any]) -> None:
+    body = json.dumps(reply).encode()
+    stream.write(len(body).to_bytes(4, "little") + body)
+    stream.flush()
+
+
+def main() -> None:
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    _warm_up()
+    source = _read(stdin)
+    if source is None:
+        return
+    _limit_everything()
+    _allow_cpu_time()
+    try:
+        template = compile_template(json.loads(source))
+    except Exception as error:  # also RecursionError and MemoryError
+        line = getattr(error, "lineno", None)
+        where = f" (line {line})" if line else ""
+        _write(stdout, {"error": f"{type(error).__name__}: {error}{where}"[:500], "raised": False})
+        return
+    _write(stdout, {"text": ""})
+    while (request := _read(stdin)) is not None:
+        _allow_cpu_time()
+        _write(stdout, answer(request, template))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The inference process: `python -m cpuchat.worker`."""

@@ -1,0 +1,33 @@
+"""Entry of the inference process.
+
+File descriptor 1 carries protocol frames and nothing else, so before any library is loaded it is moved away and C-level
+stdout is pointed at stderr, which the parent keeps as a log file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def _claim_protocol_output() -> int:
+    """Return a private descriptor of the original stdout; writes to fd 1 go to stderr from here on."""
+    protocol = os.dup(1)
+    os.dup2(2, 1)
+    os.set_inheritable(protocol, False)
+    return protocol
+
+
+def main() -> int:
+    output = _claim_protocol_output()
+    # Ctrl+C in the terminal goes to the whole process group; only the UI decides what it means.
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from cpuchat.worker.server import serve
+
+    return serve(sys.stdin.fileno(), output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

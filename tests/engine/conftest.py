@@ -1,0 +1,46 @@
+"""Loaded models for the tests of the engine, on one thread so that a busy machine does not slow them down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cpuchat.engine.bindings import AbortFlag
+from cpuchat.engine.model import Model
+from cpuchat.protocol import LoadOptions
+from tests.support.tiny_gguf import write_tiny_gguf
+
+OPTIONS = LoadOptions(n_threads=1, n_ctx=512, n_batch=64, n_ubatch=32)
+
+
+@pytest.fixture
+def abort() -> AbortFlag:
+    return AbortFlag()
+
+
+@pytest.fixture
+def load(abort: AbortFlag) -> Iterator[Callable[..., Model]]:
+    """Loads models and frees them after the test."""
+    models: list[Model] = []
+
+    def _load(path: Path, options: LoadOptions = OPTIONS, **more: object) -> Model:
+        model = Model.load(path, options, abort=abort, **{"on_progress": lambda *_: None, **more})  # type: ignore[arg-type]
+        models.append(model)
+        return model
+
+    yield _load
+    for model in reversed(models):  # each gives its thread back the affinity that it found
+        model.free()
+
+
+@pytest.fixture
+def model(load: Callable[..., Model], tiny_model: Path) -> Model:
+    return load(tiny_model)
+
+
+@pytest.fixture(scope="session")
+def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose state cannot be rolled back."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "mamba-F32.gguf", arch="mamba")

@@ -1,0 +1,120 @@
+"""The real worker under attack: killed, aborted by llama.cpp, fed with damaged files and hostile text."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpuchat.protocol import LoadOptions, TextDelta
+from tests.support.chatting import chat, collect, load, worker
+from tests.support.tiny_gguf import write_tiny_gguf
+
+
+async def test_killed_in_mid_answer_says_so_and_starts_again(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        events = []
+        async for event in backend.generate(chat("hello", max_tokens=0)):
+            events.append(event)
+            if isinstance(event, TextDelta) and backend.pid is not None:
+                os.kill(backend.pid, signal.SIGKILL)
+        assert events[-1].code == "worker_died"
+        assert "killed" in events[-1].message
+        assert sum(isinstance(event, TextDelta) for event in events) >= 1
+        assert backend.model is None
+        again = await collect(backend.generate(chat("hello")))
+        assert again.finished.stop_reason == "max_tokens"
+        assert backend.model is not None
+
+
+async def test_killed_while_idle_is_healed_by_the_next_message(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        assert backend.pid is not None
+        os.kill(backend.pid, signal.SIGKILL)
+        assert (await collect(backend.generate(chat("hello")))).finished.stop_reason == "max_tokens"
+
+
+async def test_assertion_in_llama_cpp_is_quoted(tmp_path: Path) -> None:
+    # More experts used than there are: llama.cpp checks that with GGML_ASSERT, which aborts its process.
+    model = write_tiny_gguf(tmp_path / "experts.gguf", extra={"llama.expert_count": 2, "llama.expert_used_count": 9})
+    async with worker() as backend:
+        failed = (await collect(backend.load(model, LoadOptions(n_ctx=512)))).failed
+        assert failed.code in ("worker_died", "model_damaged", "model_unsupported")
+        assert "GGML_ASSERT" in failed.message or "expert" in failed.message
+
+
+async def test_truncated_file_is_refused_by_name_of_the_fault(tiny_model: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny_model.read_bytes()[: tiny_model.stat().st_size * 2 // 3])
+    async with worker() as backend:
+        failed = (await collect(backend.load(cut, LoadOptions(n_ctx=512)))).failed
+        assert failed.code == "model_damaged"
+        assert failed.hint
+        await load(backend, tiny_model)
+
+
+@pytest.mark.parametrize("offset", [0, 4, 8, 16, 24, 40, 200, 1000])
+async def test_flipped_bits_in_the_header_never_crash(tiny_model: Path, tmp_path: Path, offset: int) -> None:
+    data = bytearray(tiny_model.read_bytes())
+    data[offset] ^= 0xFF
+    data[offset + 3] ^= 0x80
+    flipped = tmp_path / "flipped.gguf"
+    flipped.write_bytes(data)
+    async with worker() as backend:
+        last = (await collect(backend.load(flipped, LoadOptions(n_ctx=512)))).events[-1]
+        assert getattr(last, "code", "loaded") in (
+            "loaded",  # the flip hit a value that nobody needs
+            "model_damaged",
+            "model_unsupported",
+            "worker_died",
+            "does_not_fit",
+            "usage",
+        )
+        assert "Unexpected" not in getattr(last, "message", "")
+
+
+async def test_context_too_large_for_memory_shows_the_sum(tmp_path: Path) -> None:
+    longest = 1 << 24
+    model = write_tiny_gguf(tmp_path / "long.gguf", n_ctx_train=longest, n_layer=64)
+    async with worker() as backend:
+        failed = (await collect(backend.load(model, LoadOptions(n_ctx=longest)))).failed
+        assert failed.code == "does_not_fit"
+        assert "GB" in failed.message
+        assert failed.hint
+        await load(backend, model, n_ctx=512)
+
+
+async def test_file_that_is_not_there(tmp_path: Path) -> None:
+    async with worker() as backend:
+        assert (await collect(backend.load(tmp_path / "none.gguf", LoadOptions()))).failed.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{% for i in range(10**9) %}{{ i }}{% endfor %}",
+        "{{ 'a' * 10**10 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ messages[0].content.format_map }}{% if",
+        "{{ raise_exception('no') }}",
+    ],
+)
+async def test_hostile_template_is_an_error_not_a_disaster(tmp_path: Path, template: str) -> None:
+    model = write_tiny_gguf(tmp_path / "hostile.gguf", template=template)
+    async with worker() as backend:
+        events = (await collect(backend.load(model, LoadOptions(n_ctx=512)))).events
+        if getattr(events[-1], "code", "") != "template":
+            failed = (await collect(backend.generate(chat("hello")))).failed
+            assert failed.code == "template"
+        assert backend.pid is not None
+
+
+async def test_no_other_process_stays_behind(tiny_model: Path) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    async with worker(tiny_model) as backend:
+        await collect(backend.generate(chat("hello")))
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before

@@ -1,0 +1,246 @@
+"""The real worker process answering: streaming, cancelling, repeating, reusing its cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cpuchat.backend.base import GenerateRequest
+from cpuchat.protocol import (
+    ContextTrimmed,
+    GenerationFinished,
+    LoadOptions,
+    LoadProgress,
+    ModelLoaded,
+    PrefillProgress,
+    Sampling,
+    TextDelta,
+    Unloaded,
+)
+from tests.support.chatting import chat, collect, load, worker
+
+LONG = "the inner line there " * 150
+
+
+async def test_load_reports_progress_then_the_model(tiny_model: Path) -> None:
+    async with worker() as backend:
+        answer = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512)))
+        assert answer.of(LoadProgress)[-1].done == answer.of(LoadProgress)[-1].total
+        loaded = answer.events[-1]
+        assert isinstance(loaded, ModelLoaded)
+        assert loaded.model.n_ctx == 512
+        assert loaded.model.has_template
+        assert backend.model == loaded.model
+
+
+async def test_answer_streams_in_pieces_that_add_up(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        answer = await collect(backend.generate(chat("hello", max_tokens=200)))
+        deltas = answer.of(TextDelta)
+        assert len(deltas) > 1
+        assert sum(delta.n_tokens for delta in deltas) == answer.timings.predicted_n == 200
+        assert deltas[-1].predicted_n == 200
+        assert [d.at_ms for d in deltas] == sorted(d.at_ms for d in deltas)
+        assert answer.finished.stop_reason == "max_tokens"
+        assert answer.timings.ttft_ms >= answer.timings.prompt_ms > 0
+
+
+async def test_same_seed_same_text_another_seed_another_text(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+
+        async def say(seed: int) -> str:
+            sampling = Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+            return (await collect(backend.generate(chat("hello", sampling=sampling, max_tokens=64)))).text
+
+        first, other, again = await say(7), await say(8), await say(7)
+        assert first == again
+        assert first != other
+
+
+async def test_unset_seed_is_reported_and_repeats_the_answer(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        drawn = await collect(backend.generate(chat("hello", sampling=Sampling(temperature=1.5), max_tokens=40)))
+        sampling = Sampling(temperature=1.5, seed=drawn.timings.seed)
+        assert (await collect(backend.generate(chat("hello", sampling=sampling, max_tokens=40)))).text == drawn.text
+
+
+async def test_second_turn_evaluates_only_what_is_new(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        first = await collect(backend.generate(chat(LONG)))
+        assert first.timings.cache_n == 0
+        second = await collect(backend.generate(chat(LONG, first.text, "and then?")))
+        # All of the first turn is reused but the last token written, which was never fed back.
+        assert second.timings.cache_n >= first.timings.prompt_n + first.timings.predicted_n - 1
+        assert second.timings.prompt_n < 60
+
+
+async def test_an_edit_reuses_what_is_before_it(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        first = await collect(backend.generate(chat(LONG)))
+        await collect(backend.generate(chat(LONG, first.text, "one question")))
+        edited = await collect(backend.generate(chat(LONG, first.text, "another question")))
+        assert edited.timings.cache_n >= first.timings.prompt_n
+        assert edited.timings.prompt_n < 60
+
+
+async def test_reuse_gives_the_text_that_a_cold_start_gives(tiny_model: Path) -> None:
+    request = chat(LONG, "there", "and then?", max_tokens=48)
+    async with worker(tiny_model) as backend:
+        cold = await collect(backend.generate(request))
+        await collect(backend.generate(chat(LONG, "there", "something else")))
+        warm = await collect(backend.generate(request))
+        assert warm.timings.cache_n > 0
+        assert warm.text == cold.text
+
+
+async def test_saved_cache_survives_a_restart(tiny_model: Path, tmp_path: Path) -> None:
+    async with worker(tiny_model, state_dir=tmp_path) as backend:
+        first = await collect(backend.generate(chat(LONG, chat_id="c1")))
+    async with worker(tiny_model, state_dir=tmp_path) as backend:
+        second = await collect(backend.generate(chat(LONG, first.text, "and then?", chat_id="c1")))
+        assert second.timings.cache_n >= first.timings.prompt_n
+    async with worker(tiny_model, state_dir=tmp_path) as backend:
+        other = await collect(backend.generate(chat(LONG, first.text, "and then?", chat_id="c2")))
+        assert other.timings.cache_n == 0
+
+
+async def test_cancel_in_prefill_stops_it_and_keeps_the_part(tiny_model: Path) -> None:
+    async with worker(tiny_model, n_batch=16, n_ubatch=16) as backend:
+        request = chat(LONG)
+        events = []
+        async for event in backend.generate(request):
+            events.append(event)
+            if isinstance(event, PrefillProgress) and event.processed > 0:
+                await backend.cancel()
+        finished = events[-1]
+        assert isinstance(finished, GenerationFinished)
+        assert finished.stop_reason == "cancelled"
+        assert finished.timings.predicted_n == 0
+        again = await collect(backend.generate(request))
+        assert again.timings.cache_n > 0
+        assert again.timings.cache_n + again.timings.prompt_n > finished.timings.prompt_n
+
+
+async def test_cancel_while_writing_keeps_what_was_said(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        events = []
+        async for event in backend.generate(chat("hello", max_tokens=0)):
+            if isinstance(event, TextDelta) and not events:
+                await backend.cancel()
+            if isinstance(event, TextDelta | GenerationFinished):
+                events.append(event)
+        assert isinstance(events[-1], GenerationFinished)
+        assert events[-1].stop_reason == "cancelled"
+        assert 0 < events[-1].timings.predicted_n < 3_000
+        assert (await collect(backend.generate(chat("hello")))).finished.stop_reason == "max_tokens"
+
+
+async def test_leaving_the_stream_early_cancels_the_answer(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        stream = backend.generate(chat("hello", max_tokens=0))
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                break
+        await stream.aclose()
+        assert (await collect(backend.generate(chat("hello", max_tokens=5)))).timings.predicted_n == 5
+
+
+async def test_a_late_cancel_does_not_stop_the_next_answer(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        await collect(backend.generate(chat("hello")))
+        await backend.cancel()
+        assert (await collect(backend.generate(chat("hello")))).finished.stop_reason == "max_tokens"
+
+
+async def test_stop_string_ends_the_answer_and_is_not_shown(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        whole = (await collect(backend.generate(chat("hello", max_tokens=60)))).text
+        stop = whole[30:33]
+        cut = await collect(backend.generate(chat("hello", max_tokens=60, stop=(stop,))))
+        assert cut.finished.stop_reason == "stop_string"
+        assert cut.text == whole[: whole.index(stop)]
+
+
+async def test_full_context_ends_the_answer(tiny_model: Path) -> None:
+    async with worker(tiny_model, n_ctx=256) as backend:
+        answer = await collect(backend.generate(chat("hello", max_tokens=0)))
+        assert answer.finished.stop_reason == "context"
+        assert answer.timings.n_past <= answer.timings.n_ctx == 256
+
+
+async def test_old_messages_that_do_not_fit_are_named(tiny_model: Path) -> None:
+    async with worker(tiny_model, n_ctx=512) as backend:
+        texts = [f"{number} {'line there ' * 12}" for number in range(9)]
+        answer = await collect(backend.generate(chat(*texts)))
+        (trimmed,) = answer.of(ContextTrimmed)
+        assert trimmed.dropped_messages > 0
+        assert trimmed.dropped_tokens > 0
+        assert answer.finished.stop_reason == "max_tokens"
+
+
+async def test_message_longer_than_the_context_is_refused(tiny_model: Path) -> None:
+    async with worker(tiny_model, n_ctx=256) as backend:
+        answer = await collect(backend.generate(chat(LONG)))
+        assert answer.failed.code == "context_full"
+        assert "tokens" in answer.failed.message
+        assert "context" in answer.failed.hint
+
+
+async def test_plain_completion_uses_no_template(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        request = GenerateRequest(prompt="abc", sampling=Sampling(temperature=0.0), max_tokens=8)
+        answer = await collect(backend.generate(request))
+        assert answer.timings.prompt_n <= 4
+        assert answer.timings.predicted_n == 8
+
+
+async def test_model_without_template_is_told_and_usable(tiny_model_without_template: Path) -> None:
+    async with worker() as backend:
+        model = await load(backend, tiny_model_without_template)
+        assert not model.has_template
+        assert any("template" in note for note in model.notes)
+        assert (await collect(backend.generate(chat("hello")))).timings.predicted_n > 0
+
+
+async def test_cancelled_load_leaves_a_usable_worker(tiny_model: Path) -> None:
+    async with worker() as backend:
+        kinds = []
+        async for event in backend.load(tiny_model, LoadOptions(n_ctx=512)):
+            if isinstance(event, LoadProgress) and not kinds:
+                await backend.cancel()
+            kinds.append(type(event))
+        # A load this short may be through before the word arrives; either end is orderly.
+        assert kinds[-1] in (Unloaded, ModelLoaded)
+        await load(backend, tiny_model)
+        assert (await collect(backend.generate(chat("hello")))).timings.predicted_n > 0
+
+
+async def test_options_that_do_not_go_together_are_refused_before_the_load(tiny_model: Path) -> None:
+    async with worker() as backend:
+        for options, word in (
+            (LoadOptions(type_v="q8_0", flash_attn="off"), "flash"),
+            (LoadOptions(n_threads=100_000), "threads"),
+            (LoadOptions(n_batch=32, n_ubatch=64), "batch"),
+        ):
+            failed = (await collect(backend.load(tiny_model, options))).failed
+            assert failed.code == "usage"
+            assert word in failed.message
+        assert (await load(backend, tiny_model)).n_ctx == 4096
+
+
+async def test_weights_can_be_read_into_memory(tiny_model: Path) -> None:
+    async with worker(tiny_model) as mapped, worker(tiny_model, load_mode="read") as read:
+        from_map = await collect(mapped.generate(chat("hello")))
+        assert (await collect(read.generate(chat("hello")))).text == from_map.text
+
+
+
+
+async def test_a_deleted_chat_leaves_nothing_on_disk(tiny_model: Path, tmp_path: Path) -> None:
+    async with worker(tiny_model, state_dir=tmp_path) as backend:
+        await collect(backend.generate(chat(LONG, chat_id="c1")))
+        await collect(backend.generate(chat(LONG, chat_id="c2")))
+        assert list(tmp_path.glob("*.kv"))
+        await backend.forget("c1")
+        await backend.forget("c2")
+        assert not list(tmp_path.glob("*.kv"))
+    assert not list(tmp_path.glob("*.kv"))
