@@ -1,0 +1,1 @@
+"""Chats on disk: store, search, export."""

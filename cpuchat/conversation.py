@@ -1,0 +1,257 @@
+"""The headless core of a chat: history, backend, store and meter together.
+
+The terminal app, the command line and benchmarks use it alike. Each request is an async stream of events; while it is
+consumed, the history grows, the store is saved at least every half second, and the meter follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+
+from cpuchat.backend.base import Backend, GenerateRequest
+from cpuchat.chats.store import Chat, ChatStore, StoredMessage
+from cpuchat.errors import UsageError
+from cpuchat.protocol import (
+    AnyEvent,
+    Failed,
+    GenerationFinished,
+    Message,
+    ModelInfo,
+    TextDelta,
+)
+from cpuchat.settings import Settings
+from cpuchat.telemetry.meter import Meter
+
+AUTOSAVE_SECONDS = 0.4
+TITLE_LENGTH = 48
+
+
+def title_of(text: str) -> str:
+    """A chat's first title: the first line of its first message, cut at a word."""
+    line = " ".join(next((part for part in text.splitlines() if part.strip()), "").split())
+    if len(line) <= TITLE_LENGTH:
+        return line or "New chat"
+    return line[: TITLE_LENGTH + 1].rsplit(" ", 1)[0][:TITLE_LENGTH] + "…"
+
+
+class Conversation:
+    """One open chat and the model that answers it. Use from one event loop."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        backend: Backend,
+        store: ChatStore,
+        meter: Meter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.backend = backend
+        self.store = store
+        self.meter = meter or Meter()
+        self.chat: Chat | None = None
+        self.messages: list[StoredMessage] = []
+        self._clock = clock
+        self._running = False
+        self._autosave: asyncio.TimerHandle | None = None
+
+    @property
+    def busy(self) -> bool:
+        """A load or an answer is running."""
+        return self._running
+
+    @property
+    def model(self) -> ModelInfo | None:
+        return self.backend.model
+
+    def new_chat(self) -> None:
+        """Start over; the chat is stored with its first message."""
+        self._refuse_while_busy()
+        self.chat = None
+        self.messages = []
+
+    def open_chat(self, chat_id: str) -> None:
+        """Go on with a stored chat."""
+        self._refuse_while_busy()
+        self.chat = self.store.chat(chat_id)
+        self.messages = list(self.store.messages(chat_id))
+
+    async def delete_chat(self, chat_id: str) -> None:
+        """Delete a chat with all that was kept of it; the open one is followed by a new one."""
+        if self.chat is not None and self.chat.id == chat_id:
+            self.new_chat()
+        self.store.delete(chat_id)
+        await self.backend.forget(chat_id)
+
+    async def load_model(self, path: Path) -> AsyncGenerator[AnyEvent, None]:
+        """Load with the options of the settings; see `Backend.load`."""
+        async with self._exclusive(self.backend.load(path, self.settings.engine.load_options())) as events:
+            async for event in events:
+                yield event
+
+    async def send(self, text: str) -> AsyncGenerator[AnyEvent, None]:
+        """Add my message and stream the answer."""
+        self._refuse_while_busy()
+        if self.chat is None:
+            self.chat = self.store.create_chat(self._model_name(), self.settings.chat.system_prompt, title_of(text))
+        self.messages.append(self.store.add_message(self.chat.id, "user", text))
+        async with contextlib.aclosing(self._answer()) as events:
+            async for event in events:
+                yield event
+
+    async def regenerate(self) -> AsyncGenerator[AnyEvent, None]:
+        """Drop the last answer and write another one."""
+        self._refuse_while_busy()
+        self._cut(self._last_user())
+        async with contextlib.aclosing(self._answer()) as events:
+            async for event in events:
+                yield event
+
+    async def edit_last(self, text: str) -> AsyncGenerator[AnyEvent, None]:
+        """Replace my last message and what follows it, then answer."""
+        self._refuse_while_busy()
+        index = self._last_user()
+        self._cut(index)
+        self.store.update_message(self.messages[index].id, content=text)
+        self.messages[index] = msgspec.structs.replace(self.messages[index], content=text)
+        async with contextlib.aclosing(self._answer()) as events:
+            async for event in events:
+                yield event
+
+    async def stop(self) -> None:
+        """Stop the running load or answer; its stream still ends with its final event."""
+        if self._running:
+            await self.backend.cancel()
+
+    async def close(self) -> None:
+        """End the worker, keep everything said so far."""
+        self._save()
+        await self.backend.close()
+        self.store.close()
+
+    def _refuse_while_busy(self) -> None:
+        if self._running:
+            raise UsageError("An answer is still being written.", "Stop it with Esc first.")
+
+    def _model_name(self) -> str:
+        return self.model.name if self.model else ""
+
+    def _last_user(self) -> int:
+        for index in range(len(self.messages) - 1, -1, -1):
+            if self.messages[index].role == "user":
+                return index
+        raise UsageError("There is no message of yours to answer yet.", "Write one first.")
+
+    def _cut(self, index: int) -> None:
+        """Forget everything after the message at `index`."""
+        if self.chat is not None and len(self.messages) > index + 1:
+            self.store.delete_messages_from(self.chat.id, self.messages[index + 1].position)
+        del self.messages[index + 1 :]
+
+    def _request(self) -> GenerateRequest:
+        assert self.chat is not None
+        system = self.chat.system_prompt
+        history = [Message(role="system", content=system)] if system else []
+        for message in self.messages:
+            turn = Message(role=message.role, content=message.content, reasoning=message.reasoning)
+            if history and turn.role == history[-1].role == "user":
+                # The answer between them was stopped before its first word; templates want turns to alternate.
+                turn = Message(role="user", content=f"{history.pop().content}\n\n{turn.content}")
+            history.append(turn)
+        return GenerateRequest(
+            messages=tuple(history),
+            sampling=self.settings.sampling.sampling(),
+            max_tokens=self.settings.chat.max_tokens,
+            chat_id=self.chat.id,
+        )
+
+    async def _answer(self) -> AsyncGenerator[AnyEvent, None]:
+        assert self.chat is not None
+        request = self._request()
+        answer = self.store.add_message(self.chat.id, "assistant", "", model=self._model_name())
+        self.messages.append(answer)
+        index = len(self.messages) - 1
+        finished = False
+        try:
+            async with self._exclusive(self.backend.generate(request)) as events:
+                async for event in events:
+                    answer = self.messages[index]
+                    match event:
+                        case TextDelta(channel="reasoning"):
+                            self.messages[index] = msgspec.structs.replace(
+                                answer, reasoning=answer.reasoning + event.text
+                            )
+                            self._save_soon()
+                        case TextDelta():
+                            self.messages[index] = msgspec.structs.replace(answer, content=answer.content + event.text)
+                            self._save_soon()
+                        case GenerationFinished():
+                            self.messages[index] = msgspec.structs.replace(
+                                answer, stop_reason=event.stop_reason, timings=event.timings, model=self._model_name()
+                            )
+                            finished = True
+                        case Failed():
+                            self.messages[index] = msgspec.structs.replace(answer, stop_reason=event.code)
+                            finished = True
+                        case _:
+                            pass
+                    if finished:
+                        self._save()
+                    yield event
+        finally:
+            if not finished:
+                self.messages[index] = msgspec.structs.replace(self.messages[index], stop_reason="cancelled")
+            self._save()
+            self._drop_if_empty(index)
+
+    def _drop_if_empty(self, index: int) -> None:
+        """An answer that ended before its first word is no part of the history."""
+        answer = self.messages[index]
+        if not (answer.content or answer.reasoning) and self.chat is not None:
+            self.store.delete_messages_from(self.chat.id, answer.position)
+            del self.messages[index:]
+
+    def _save_soon(self) -> None:
+        if self._autosave is None:
+            self._autosave = asyncio.get_running_loop().call_later(AUTOSAVE_SECONDS, self._save)
+
+    def _save(self) -> None:
+        """Write the last message as it stands."""
+        if self._autosave is not None:
+            self._autosave.cancel()
+            self._autosave = None
+        if self.messages and self.messages[-1].role == "assistant":
+            last = self.messages[-1]
+            self.store.update_message(
+                last.id,
+                content=last.content,
+                reasoning=last.reasoning,
+                stop_reason=last.stop_reason,
+                timings=last.timings,
+                model=last.model,
+            )
+
+    @contextlib.asynccontextmanager
+    async def _exclusive(self, events: AsyncGenerator[AnyEvent, None]) -> AsyncIterator[AsyncIterator[AnyEvent]]:
+        """Run one stream at a time and let the meter see its events."""
+        self._refuse_while_busy()
+        self._running = True
+        self.meter.request_started(self._clock())
+
+        async def metered() -> AsyncGenerator[AnyEvent, None]:
+            async for event in events:
+                self.meter.observe(event, self._clock())
+                yield event
+
+        try:
+            async with contextlib.aclosing(events), contextlib.aclosing(metered()) as stream:
+                yield stream
+        finally:
+            self._running = False

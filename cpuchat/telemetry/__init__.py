@@ -1,0 +1,1 @@
+"""From events and counters to figures."""

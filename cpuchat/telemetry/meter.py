@@ -1,0 +1,264 @@
+"""From a backend's events to the figures that are shown. Definitions: DESIGN, "Figures and what they mean".
+
+Pure: time comes in as an argument. Rates while an answer is written use the worker's own clock (`TextDelta.at_ms`),
+so what the way through pipe and event loop costs is not booked as slow decoding.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from cpuchat.protocol import (
+    ContextTrimmed,
+    Event,
+    Failed,
+    GenerationFinished,
+    LoadProgress,
+    ModelLoaded,
+    PrefillProgress,
+    StopReason,
+    TextDelta,
+    Unloaded,
+)
+
+Phase = Literal["idle", "loading", "prefill", "decoding", "done"]
+
+SAMPLE_MS = 500.0
+HISTORY_SECONDS = 60
+_LIVE_MS = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is known now; None is "not known", and `why_missing` says why.
+
+    `load_fraction` 0-1. `prefill_*` in tokens of the prompt; `prefill_cached` of them were reused from the KV cache.
+    `ttft_s` from the request's arrival at the backend to the first text. `live_tok_s` over the last second,
+    `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `history` is
+    decoding speed, one sample per half second of decoding, oldest first, over answers too.
+    """
+
+    phase: Phase
+    load_fraction: float | None
+    prefill_processed: int
+    prefill_total: int
+    prefill_cached: int
+    prefill_tok_s: float | None
+    ttft_s: float | None
+    live_tok_s: float | None
+    decode_tok_s: float | None
+    predicted_n: int
+    n_past: int | None
+    n_ctx: int | None
+    stop_reason: StopReason | None
+    history: tuple[float, ...]
+    failed: bool = False
+
+    def why_missing(self, field: str) -> str:
+        """Why that field is None, in a few words; "" when it is not None.
+
+        Raises:
+            AttributeError: no such field.
+        """
+        if getattr(self, field) is not None:
+            return ""
+        if field in ("n_ctx", "n_past"):
+            return "no model loaded" if self.n_ctx is None else "no answer yet"
+        if field == "load_fraction":
+            return "size not known yet" if self.phase == "loading" else "no load running"
+        if self.phase == "loading":
+            return "model is loading"
+        if self.phase == "idle":
+            return "no answer yet"
+        if field == "stop_reason":
+            return "the answer failed" if self.failed else "still answering"
+        if field == "prefill_tok_s":
+            if self.prefill_total and self.prefill_cached >= self.prefill_total - 1:
+                return "the whole prompt was in the KV cache"
+            return "reading the prompt" if self.phase == "prefill" else "nothing was evaluated"
+        if self.phase == "prefill":
+            return "no token yet"
+        if field == "live_tok_s" and self.phase == "done":
+            return "not answering"
+        return "needs two tokens" if self.predicted_n else "no token was written"
+
+
+class Meter:
+    """Feed it every event of one backend, in order."""
+
+    def __init__(self) -> None:
+        self._n_ctx: int | None = None
+        self._load_fraction: float | None = None
+        self._history: deque[float] = deque(maxlen=int(HISTORY_SECONDS * 1000 / SAMPLE_MS))
+        self._phase: Phase = "idle"
+        self._n_past: int | None = None
+        self._failed = False
+        self._reset(0)
+
+    def _reset(self, request_id: int) -> None:
+        self._request_id = request_id
+        self._prefill: PrefillProgress | None = None
+        self._prefill_start: tuple[float, int] | None = None
+        self._prefill_rate: float | None = None
+        self._ttft_s: float | None = None
+        self._decode_rate: float | None = None
+        self._predicted_n = 0
+        self._points: deque[tuple[float, int]] = deque()  # (at_ms, predicted_n), the last second and a bit
+        self._first: tuple[float, int] | None = None
+        self._next_sample = 0.0
+        self._newest_at = 0.0
+        self._stop_reason: StopReason | None = None
+        self._failed = False
+
+    def request_started(self, now: float) -> None:
+        """A request is on its way (its id is not needed): the last answer's figures go, prefill begins."""
+        self._reset(0)
+        self._phase = "prefill"
+        self._prefill_start = (now, 0)
+
+    def observe(self, event: Event, now: float) -> None:
+        """`now`: monotonic seconds, of the same clock in every call."""
+        if isinstance(event, PrefillProgress | TextDelta | GenerationFinished | ContextTrimmed):
+            if event.request_id != self._request_id:
+                if self._request_id or self._phase != "prefill":
+                    self._reset(event.request_id)
+                self._request_id = event.request_id
+            if self._phase in ("idle", "done"):
+                self._phase = "prefill"
+        match event:
+            case TextDelta():
+                self._text(event, now)
+            case PrefillProgress():
+                self._prefill_progress(event, now)
+            case GenerationFinished():
+                self._finish(event)
+            case ContextTrimmed():
+                self._n_ctx = event.n_ctx
+            case LoadProgress():
+                self._phase = "loading"
+                self._load_fraction = min(1.0, event.done / event.total) if event.total > 0 else None
+            case ModelLoaded():
+                self._phase, self._load_fraction = "idle", None
+                self._n_ctx, self._n_past = event.model.n_ctx, 0
+                self._prefill_start = None  # a load in front of an answer is no prefill
+            case Unloaded():
+                self._phase, self._load_fraction = "idle", None
+                self._n_ctx = self._n_past = None
+            case Failed():
+                self._failed = True
+                self._load_fraction = None
+                self._phase = "done" if event.request_id else "idle"
+
+    def _prefill_progress(self, event: PrefillProgress, now: float) -> None:
+        self._prefill = event
+        self._n_past = event.processed
+        start = self._prefill_start
+        if start is None or start[1] < event.cache_n:
+            # what was reused took no time: the clock runs from the request, the count from there on
+            self._prefill_start = start = (start[0] if start else now, event.cache_n)
+        if event.processed > start[1] and now > start[0]:
+            self._prefill_rate = (event.processed - start[1]) / (now - start[0])
+
+    def _text(self, event: TextDelta, now: float) -> None:
+        self._phase = "decoding"
+        if self._first is None:
+            self._first = (event.at_ms, event.predicted_n)
+            self._ttft_s = event.at_ms / 1e3
+            self._next_sample = event.at_ms + SAMPLE_MS
+        points = self._points
+        if points and event.at_ms <= points[-1][0]:  # two channels in one batch share a time
+            points[-1] = (points[-1][0], event.predicted_n)
+        else:
+            points.append((event.at_ms, event.predicted_n))
+        self._newest_at = now
+        if self._prefill is not None:
+            self._n_past = self._prefill.total + event.predicted_n
+        self._predicted_n = event.predicted_n
+        while self._next_sample <= event.at_ms:
+            self._history.append(self._between(self._next_sample - SAMPLE_MS, self._next_sample))
+            self._next_sample += SAMPLE_MS
+        # one point older than the window stays, to interpolate from
+        while len(points) > 2 and points[1][0] <= min(event.at_ms - _LIVE_MS, self._next_sample - SAMPLE_MS):
+            points.popleft()
+
+    def _finish(self, event: GenerationFinished) -> None:
+        timings = event.timings
+        self._phase = "done"
+        self._stop_reason = event.stop_reason
+        self._predicted_n = timings.predicted_n
+        self._prefill_rate = timings.prompt_per_second
+        self._decode_rate = timings.predicted_per_second
+        if timings.ttft_ms > 0:
+            self._ttft_s = timings.ttft_ms / 1e3
+        if timings.n_past:
+            self._n_past = timings.n_past
+        if timings.n_ctx:
+            self._n_ctx = timings.n_ctx
+
+    def _tokens_at(self, ms: float) -> float:
+        """Tokens written until `ms`, evenly spread between two deltas."""
+        points = self._points
+        before = points[0]
+        if ms <= before[0]:
+            return before[1]
+        for point in points:
+            if point[0] >= ms:
+                share = (ms - before[0]) / (point[0] - before[0]) if point[0] > before[0] else 1.0
+                return before[1] + share * (point[1] - before[1])
+            before = point
+        return before[1]
+
+    def _between(self, start: float, end: float) -> float:
+        """tok/s between two times of the worker's clock."""
+        return (self._tokens_at(end) - self._tokens_at(start)) / (end - start) * 1e3
+
+    def _live(self, now: float | None) -> float | None:
+        points = self._points
+        if self._phase != "decoding" or len(points) < 2:
+            return None
+        end = points[-1][0]
+        start = max(end - _LIVE_MS, points[0][0])
+        if end <= start:
+            return None
+        rate = self._between(start, end)
+        if now is not None:
+            # A pause longer than the usual one is a stall; then the rate is at most one delta in that time.
+            silent = (now - self._newest_at) * 1e3
+            last_gap = points[-1][0] - points[-2][0]
+            if silent > max(_LIVE_MS, 2 * last_gap):
+                rate = min(rate, (points[-1][1] - points[-2][1]) / silent * 1e3)
+        return rate
+
+    def _decode(self) -> float | None:
+        if self._phase == "done" and self._decode_rate is not None:
+            return self._decode_rate
+        if self._first is None or not self._points or self._points[-1][0] <= self._first[0]:
+            return None
+        return (self._points[-1][1] - self._first[1]) / (self._points[-1][0] - self._first[0]) * 1e3
+
+    def figures(self, now: float | None = None) -> Figures:
+        """`now` (monotonic seconds) lets the live rate fall while nothing comes."""
+        prefill = self._prefill
+        return Figures(
+            phase=self._phase,
+            load_fraction=self._load_fraction,
+            prefill_processed=prefill.processed if prefill else 0,
+            prefill_total=prefill.total if prefill else 0,
+            prefill_cached=prefill.cache_n if prefill else 0,
+            prefill_tok_s=self._prefill_rate,
+            ttft_s=self._ttft_s,
+            live_tok_s=self._live(now),
+            decode_tok_s=self._decode(),
+            predicted_n=self._predicted_n,
+            n_past=self._n_past,
+            n_ctx=self._n_ctx,
+            stop_reason=self._stop_reason,
+            history=tuple(self._history),
+            failed=self._failed,
+        )
+
+    def why_missing(self, field: str) -> str:
+        """`Figures.why_missing` of the figures as they are now."""
+        return self.figures().why_missing(field)

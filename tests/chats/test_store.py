@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from cpuchat.chats import schema
+from cpuchat.chats.store import ChatStore
+from cpuchat.errors import ChatsDamaged, ChatsError, ChatsTooNew
+from cpuchat.protocol import Timings
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "data" / "chats.db"
+
+
+@pytest.fixture
+def store(path):
+    store = ChatStore(path)
+    yield store
+    store.close()
+
+
+def titles(store: ChatStore) -> list[str]:
+    return [chat.title for chat in store.chats()]
+
+
+def test_a_chat_and_its_messages_come_back(path):
+    store = ChatStore(path)
+    chat = store.create_chat("Qwen", "Be brief.", title="Hello")
+    timings = Timings(predicted_n=7, ttft_ms=12.5)
+    mine = store.add_message(chat.id, "user", "Hi 🙂\x00<b>")
+    answer = store.add_message(chat.id, "assistant", "", model="Qwen")
+    assert (answer.stop_reason, answer.timings, answer.position) == (None, None, 1)
+    store.update_message(answer.id, content="Hel", reasoning="hm")
+    store.update_message(answer.id, content="Hello", stop_reason="end", timings=timings)
+    store.close()
+    store.close()
+
+    again = ChatStore(path)
+    assert again.chat(chat.id) == again.chats()[0]
+    assert (chat.title, chat.model, chat.system_prompt) == ("Hello", "Qwen", "Be brief.")
+    first, second = again.messages(chat.id)
+    assert first == mine
+    assert (second.content, second.reasoning, second.stop_reason) == ("Hello", "hm", "end")
+    assert (second.timings, second.model) == (timings, "Qwen")
+    again.close()
+
+
+def test_chats_are_listed_by_their_last_change(store):
+    a, b, c = (store.create_chat("m", title=title) for title in "abc")
+    assert titles(store) == ["c", "b", "a"]
+    store.add_message(a.id, "user", "x")
+    assert titles(store) == ["a", "c", "b"]
+    store.rename(b.id, "B")
+    assert titles(store) == ["a", "c", "B"]
+    assert [chat.title for chat in store.chats(limit=1, offset=1)] == ["c"]
+    store.delete(c.id)
+    assert titles(store) == ["a", "B"]
+    store.set_model(a.id, "other")
+    store.set_system_prompt(a.id, "Be long.")
+    assert (store.chat(a.id).model, store.chat(a.id).system_prompt) == ("other", "Be long.")
+
+
+def test_deleting(store):
+    chat, other = store.create_chat("m"), store.create_chat("m")
+    for text in ("one", "two", "three"):
+        store.add_message(chat.id, "user", text)
+    store.add_message(other.id, "user", "one")
+    assert store.delete_messages_from(chat.id, 1) == 2
+    assert [m.content for m in store.messages(chat.id)] == ["one"]
+    assert store.add_message(chat.id, "user", "new").position == 1
+    store.delete(chat.id)
+    assert store.messages(chat.id) == []
+    assert [found.id for found in store.search("one")] == [other.id]
+
+
+def test_a_chat_that_another_instance_deleted(store, path):
+    chat = store.create_chat("m")
+    message = store.add_message(chat.id, "user", "x")
+    other = ChatStore(path)
+    other.delete(chat.id)
+    other.close()
+    for call in (
+        lambda: store.chat(chat.id),
+        lambda: store.rename(chat.id, "x"),
+        lambda: store.add_message(chat.id, "user", "y"),
+    ):
+        with pytest.raises(ChatsError, match="does not exist any more"):
+            call()
+    store.update_message(message.id, content="y")
+    store.delete(chat.id)
+    assert store.messages(chat.id) == []
+
+
+def test_search(store):
+    a = store.create_chat("m", title="Cooking")
+    b = store.create_chat("m", title="Vectors")
+    store.add_message(a.id, "user", "How long do I cook quinoa?\nAnd rice?")
+    store.add_message(a.id, "assistant", "Quinoa takes fifteen minutes.")
+    message = store.add_message(b.id, "user", 'std::vector<int> or 漢字テスト, 100% "sure"')
+    assert [(f.id, f.snippet) for f in store.search("quinoa")] == [(a.id, "How long do I cook quinoa? And rice?")]
+    assert [f.title for f in store.search("QUIN")] == ["Cooking"]
+    assert [f.title for f in store.search("fifteen quinoa")] == ["Cooking"]
+    assert [f.title for f in store.search("cooki")] == ["Cooking"]  # the title
+    assert [f.title for f in store.search("字テ")] == ["Vectors"]  # no spaces between the words
+    assert [f.title for f in store.search("00%")] == ["Vectors"]
+    assert store.search("nowhere") == store.search("  ") == []
+    for text in ('"', "*", "AND", "NEAR(", "a:b", "'; DROP TABLE chats", "\ud800", "(", "-x", "^"):
+        store.search(text)
+    store.update_message(message.id, content="something else")
+    assert store.search("漢字") == []
+    assert [f.title for f in store.search("something")] == ["Vectors"]
+
+
+def test_search_without_the_full_text_index(store):
+    chat = store.create_chat("m")
+    store.add_message(chat.id, "assistant", "x" * 100 + " needle " + "y" * 100)
+    store._full_text = False
+    (found,) = store.search("NEEDLE")
+    assert found.snippet.startswith("…x") and " needle " in found.snippet and found.snippet.endswith("y…")
+
+
+def test_a_file_made_without_the_index_gets_it(path):
+    store = ChatStore(path)
+    chat = store.create_chat("m")
+    store.close()
+    with sqlite3.connect(path) as db:
+        for name in ("found_insert", "found_delete", "found_update"):
+            db.execute(f"DROP TRIGGER {name}")
+        db.execute("DROP TABLE found")
+        db.execute(
+            "INSERT INTO messages (chat_id, position, role, content, created) VALUES (?, 0, 'user', 'old', 0)",
+            (chat.id,),
+        )
+    db.close()
+    store = ChatStore(path)
+    assert [f.snippet for f in store.search("ol")] == ["old"]
+    store.close()
+
+
+def test_half_a_surrogate_pair_is_stored(store):
+    chat = store.create_chat("m\udc80", "\ud800", title="\udcff")
+    assert store.add_message(chat.id, "user", "a\ud83d").content == "a?"
+    assert store.chat(chat.id).title == "?"
+
+
+def test_an_answer_that_was_being_written_is_marked_when_the_app_comes_back(path):
+    code = (
+        "import os, sys; from pathlib import Path; from cpuchat.chats.store import ChatStore\n"
+        "store = ChatStore(Path(sys.argv[1])); chat = store.create_chat('m')\n"
+        "store.add_message(chat.id, 'user', 'q'); answer = store.add_message(chat.id, 'assistant', '')\n"
+        "store.update_message(answer.id, content='half an ans')\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9
+    store = ChatStore(path)
+    question, answer = store.messages(store.chats()[0].id)
+    assert (question.stop_reason, answer.content, answer.stop_reason) == (None, "half an ans", "interrupted")
+    store.close()
+
+
+def test_a_second_instance_does_not_spoil_the_answer_of_the_first(store, path):
+    chat = store.create_chat("m")
+    answer = store.add_message(chat.id, "assistant", "ha")
+    ChatStore(path).close()
+    store.update_message(answer.id, content="half")
+    store.update_message(answer.id, stop_reason="end")
+    assert store.messages(chat.id)[0].stop_reason == "end"
+
+
+def test_many_instances_start_and_write_at_once(path):
+    code = (
+        "import sys; from pathlib import Path; from cpuchat.chats.store import ChatStore\n"
+        "store = ChatStore(Path(sys.argv[1])); sys.stdin.readline()\n"
+        "chat = store.create_chat('m')\n"
+        "for i in range(30): store.add_message(chat.id, 'user', f'word{i}')\n"
+        "store.close()"
+    )
+    children = [
+        subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+    errors = [child.communicate(timeout=120)[1].decode() for child in children]
+    assert [child.returncode for child in children] == [0] * 4, errors
+    store = ChatStore(path)
+    assert len(store.chats()) == 4
+    assert all([m.position for m in store.messages(c.id)] == list(range(30)) for c in store.chats())
+    store.close()
+
+
+def test_threads_take_turns(store):
+    chat = store.create_chat("m")
+    threads = [
+        threading.Thread(target=lambda: [store.add_message(chat.id, "user", "x") for _ in range(20)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [m.position for m in store.messages(chat.id)] == list(range(80))
+
+
+def test_only_the_owner_can_read(store, path):
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
+
+
+def test_a_folder_that_was_there_keeps_its_mode(tmp_path):
+    tmp_path.chmod(0o755)
+    ChatStore(tmp_path / "chats.db").close()
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def fill(path) -> None:
+    store = ChatStore(path)
+    chat = store.create_chat("m")
+    for i in range(200):
+        store.add_message(chat.id, "user", f"message {i} " * 50)
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["not a database", "cut short", "page overwritten", "empty page"])
+def test_a_damaged_file_is_moved_aside_and_told(path, how):
+    fill(path)
+    content = bytearray(path.read_bytes())
+    if how == "not a database":
+        content[:] = b"hello world, this is text" * 100
+    elif how == "cut short":
+        del content[len(content) // 2 :]
+    elif how == "page overwritten":
+        content[8192 : 8192 + 12288] = os.urandom(12288)
+    else:
+        content[4096:8192] = bytes(4096)
+    path.write_bytes(content)
+    with pytest.raises(ChatsDamaged) as caught:
+        ChatStore(path)
+    (aside,) = path.parent.glob("chats.db.damaged-*")
+    assert aside.name in caught.value.hint
+    assert aside.read_bytes() == content
+    store = ChatStore(path)
+    assert store.chats() == []
+    store.close()
+
+
+def test_an_empty_file_is_a_new_store(path):
+    path.parent.mkdir()
+    path.touch()
+    store = ChatStore(path)
+    assert store.chats() == []
+    store.close()
+
+
+def test_a_file_from_the_future_is_left_alone(path):
+    fill(path)
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {len(schema.UPGRADES) + 1}")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(ChatsTooNew, match="Update cpuchat"):
+        ChatStore(path)
+    assert path.read_bytes() == before
+
+
+def test_an_upgrade_keeps_what_is_there_and_fails_as_a_whole(path, monkeypatch):
+    fill(path)
+    good = ("ALTER TABLE chats ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",)
+    monkeypatch.setattr(schema, "UPGRADES", (*schema.UPGRADES, (*good, "nonsense")))
+    with pytest.raises(ChatsError):
+        ChatStore(path)
+    monkeypatch.setattr(schema, "UPGRADES", (*schema.UPGRADES[:-1], good))
+    store = ChatStore(path)
+    assert len(store.messages(store.chats()[0].id)) == 200
+    assert store._db.execute("SELECT pinned FROM chats").fetchall() == [(0,)]
+    store.close()
+
+
+def test_a_place_that_cannot_be_used_says_so(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ChatsError, match="Cannot use"):
+        ChatStore(tmp_path / "file" / "chats.db")
+    with pytest.raises(ChatsError, match="Cannot use"):
+        ChatStore(tmp_path)
+
+
+def test_timings_of_another_version_do_not_lose_the_message(store):
+    chat = store.create_chat("m")
+    message = store.add_message(chat.id, "assistant", "x", stop_reason="end", timings=Timings(predicted_n=3))
+    store._db.execute('UPDATE messages SET timings = \'{"predicted_n": 4, "new_field": 1}\'')
+    (known,) = store.messages(chat.id)
+    assert known.timings == Timings(predicted_n=4)
+    store._db.execute("UPDATE messages SET timings = '[oops'")
+    assert store.messages(chat.id)[0].timings is None
+    assert message.timings is not None

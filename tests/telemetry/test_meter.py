@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.protocol import (
+    ContextTrimmed,
+    Event,
+    Failed,
+    GenerationFinished,
+    LoadProgress,
+    ModelInfo,
+    ModelLoaded,
+    PrefillProgress,
+    TextDelta,
+    Timings,
+    Unloaded,
+)
+from cpuchat.telemetry.meter import Meter
+
+INFO = ModelInfo(
+    path="/m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=4096,
+    n_ctx_train=4096, n_vocab=10, n_layer=1, n_threads=1,
+)  # fmt: skip
+
+
+def delta(at_ms: float, n: int, request: int = 1) -> TextDelta:
+    return TextDelta(request_id=request, text="x", predicted_n=n, at_ms=at_ms)
+
+
+def steady(meter: Meter, rate: float, seconds: float, start_ms: float = 200.0, request: int = 1) -> None:
+    for i in range(int(rate * seconds) + 1):
+        at = start_ms + i / rate * 1e3
+        meter.observe(delta(at, i + 1, request), 10 + at / 1e3)
+
+
+def test_the_way_of_one_answer():
+    meter = Meter()
+    assert meter.figures().phase == "idle"
+    meter.observe(LoadProgress(phase="reading", done=25, total=100), 0.0)
+    assert (meter.figures().phase, meter.figures().load_fraction) == ("loading", 0.25)
+    meter.observe(ModelLoaded(model=INFO), 1.0)
+    figures = meter.figures()
+    assert (figures.phase, figures.load_fraction, figures.n_ctx, figures.n_past) == ("idle", None, 4096, 0)
+
+    meter.request_started(10.0)
+    assert meter.figures().phase == "prefill"
+    meter.observe(PrefillProgress(request_id=1, processed=100, total=300, cache_n=100), 10.0)
+    meter.observe(PrefillProgress(request_id=1, processed=200, total=300, cache_n=100), 10.5)
+    figures = meter.figures()
+    assert (figures.prefill_processed, figures.prefill_total, figures.prefill_cached) == (200, 300, 100)
+    assert figures.prefill_tok_s == pytest.approx(200)
+
+    steady(meter, rate=20, seconds=3, start_ms=1000)
+    figures = meter.figures()
+    assert figures.phase == "decoding"
+    assert figures.ttft_s == pytest.approx(1.0)
+    assert figures.live_tok_s == pytest.approx(20)
+    assert figures.decode_tok_s == pytest.approx(20)
+    assert figures.predicted_n == 61
+    assert figures.n_past == 361
+    assert figures.history == pytest.approx([20.0] * 6)
+
+    timings = Timings(
+        cache_n=100, prompt_n=200, prompt_ms=500, predicted_n=62, predicted_ms=3050, ttft_ms=990, n_past=362, n_ctx=4096
+    )
+    meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 14.0)
+    figures = meter.figures()
+    assert (figures.phase, figures.stop_reason, figures.n_past) == ("done", "end", 362)
+    assert figures.prefill_tok_s == pytest.approx(400)
+    assert figures.decode_tok_s == pytest.approx(20)
+    assert figures.ttft_s == pytest.approx(0.99)
+    assert figures.live_tok_s is None
+
+
+def test_live_follows_the_last_second_and_decode_the_whole_answer():
+    meter = Meter()
+    steady(meter, rate=50, seconds=4)
+    steady_end = 200 + 4000
+    for i in range(1, 31):
+        meter.observe(delta(steady_end + i * 100, 201 + i), 0.0)
+    figures = meter.figures()
+    assert figures.live_tok_s == pytest.approx(10)
+    assert figures.decode_tok_s == pytest.approx(230 / 7)
+
+
+def test_a_first_delta_of_several_tokens_does_not_count_as_speed():
+    meter = Meter()
+    meter.observe(delta(500, 8), 0.0)
+    assert meter.figures().decode_tok_s is None
+    meter.observe(delta(1000, 18), 0.5)
+    assert meter.figures().decode_tok_s == pytest.approx(20)
+
+
+def test_slow_models_give_an_even_line():
+    meter = Meter()
+    steady(meter, rate=0.5, seconds=20)
+    assert meter.figures().live_tok_s == pytest.approx(0.5)
+    assert meter.figures().history == pytest.approx([0.5] * 40)
+
+
+def test_a_stall_shows():
+    meter = Meter()
+    steady(meter, rate=20, seconds=2)
+    newest = 10 + 2.2
+    assert meter.figures(newest + 0.9).live_tok_s == pytest.approx(20)
+    assert meter.figures(newest + 5).live_tok_s == pytest.approx(0.2)
+    slow = Meter()
+    steady(slow, rate=0.5, seconds=10)
+    assert slow.figures(10 + 10.2 + 3).live_tok_s == pytest.approx(0.5)
+
+
+def test_history_is_bounded_and_goes_on_over_answers():
+    meter = Meter()
+    steady(meter, rate=10, seconds=50)
+    steady(meter, rate=30, seconds=20, request=2)
+    history = meter.figures().history
+    assert len(history) == 120
+    assert history[-40:] == pytest.approx([30.0] * 40)
+    assert history[0] == pytest.approx(10)
+
+
+def test_a_new_request_starts_fresh():
+    meter = Meter()
+    meter.observe(ModelLoaded(model=INFO), 0.0)
+    steady(meter, rate=10, seconds=2)
+    meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=Timings(predicted_n=21)), 5.0)
+    meter.request_started(6.0)
+    figures = meter.figures()
+    assert (figures.phase, figures.predicted_n, figures.ttft_s, figures.stop_reason) == ("prefill", 0, None, None)
+    meter.observe(ContextTrimmed(request_id=2, dropped_messages=2, dropped_tokens=50, n_ctx=4096), 6.0)
+    meter.observe(PrefillProgress(request_id=2, processed=40, total=40, cache_n=0), 8.0)
+    assert meter.figures().prefill_tok_s == pytest.approx(20)
+    unannounced = Meter()
+    steady(unannounced, rate=10, seconds=2)
+    unannounced.observe(delta(100, 1, request=2), 20.0)
+    assert unannounced.figures().predicted_n == 1
+
+
+def test_failures_and_unloading():
+    meter = Meter()
+    meter.observe(LoadProgress(phase="reading", done=1, total=0), 0.0)
+    assert meter.figures().load_fraction is None
+    assert meter.why_missing("load_fraction") == "size not known yet"
+    meter.observe(Failed(code="does_not_fit", message="no"), 0.0)
+    assert meter.figures().phase == "idle"
+    meter.observe(ModelLoaded(model=INFO), 0.0)
+    meter.request_started(1.0)
+    meter.observe(Failed(code="worker_died", message="no", request_id=1), 2.0)
+    assert meter.figures().phase == "done"
+    assert meter.why_missing("stop_reason") == "the answer failed"
+    assert meter.why_missing("decode_tok_s") == "no token was written"
+    meter.observe(Unloaded(), 3.0)
+    assert meter.figures().n_ctx is None
+    assert meter.why_missing("n_past") == "no model loaded"
+
+
+def test_a_load_in_front_of_an_answer_is_no_prefill():
+    meter = Meter()
+    meter.request_started(0.0)
+    meter.observe(LoadProgress(phase="reading", done=1, total=2), 1.0)
+    meter.observe(ModelLoaded(model=INFO), 100.0)
+    meter.observe(PrefillProgress(request_id=1, processed=0, total=40, cache_n=0), 100.0)
+    assert meter.figures().phase == "prefill"
+    meter.observe(PrefillProgress(request_id=1, processed=40, total=40, cache_n=0), 102.0)
+    assert meter.figures().prefill_tok_s == pytest.approx(20)
+
+
+def test_what_is_missing_says_why():
+    meter = Meter()
+    assert meter.why_missing("live_tok_s") == "no answer yet"
+    assert meter.why_missing("predicted_n") == ""
+    meter.request_started(0.0)
+    meter.observe(PrefillProgress(request_id=1, processed=9, total=10, cache_n=9), 0.0)
+    assert meter.why_missing("prefill_tok_s") == "the whole prompt was in the KV cache"
+    assert meter.why_missing("ttft_s") == "no token yet"
+    meter.observe(delta(10, 1), 0.0)
+    assert meter.why_missing("live_tok_s") == "needs two tokens"
+    with pytest.raises(AttributeError):
+        meter.why_missing("nonsense")
+
+
+events = st.one_of(
+    st.builds(LoadProgress, phase=st.just("reading"), done=st.integers(0, 100), total=st.integers(0, 100)),
+    st.just(ModelLoaded(model=INFO)),
+    st.just(Unloaded()),
+    st.builds(Failed, code=st.just("x"), message=st.just("y")),
+    st.builds(
+        PrefillProgress,
+        request_id=st.integers(1, 3),
+        processed=st.integers(0, 99),
+        total=st.integers(0, 99),
+        cache_n=st.integers(0, 99),
+    ),
+    st.builds(delta, st.floats(0, 1e5), st.integers(0, 1000), st.integers(1, 3)),
+    st.builds(
+        GenerationFinished,
+        request_id=st.integers(1, 3),
+        stop_reason=st.sampled_from(["end", "cancelled"]),
+        timings=st.just(Timings()),
+    ),
+)
+
+
+@given(st.lists(events, max_size=40))
+def test_any_order_of_events_gives_figures_or_a_reason(sequence: list[Event]):
+    meter = Meter()
+    for i, event in enumerate(sequence):
+        meter.observe(event, float(i))
+        figures = meter.figures(i + 3.0)
+        for field in dataclasses.fields(figures):
+            assert (getattr(meter.figures(), field.name) is None) == bool(meter.why_missing(field.name))

@@ -1,0 +1,152 @@
+"""The headless core with a real worker and a real database."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.backend.local import LocalBackend
+from cpuchat.chats.store import ChatStore
+from cpuchat.conversation import Conversation, title_of
+from cpuchat.errors import UsageError
+from cpuchat.protocol import AnyEvent, Failed, GenerationFinished, ModelLoaded, TextDelta
+from cpuchat.settings import Settings
+
+
+@contextlib.asynccontextmanager
+async def conversation(model: Path, max_tokens: int = 24) -> AsyncIterator[Conversation]:
+    settings = Settings()
+    settings.chat.max_tokens = max_tokens
+    settings.sampling.temperature = 0.0
+    settings.engine.ctx = 2048
+    core = Conversation(settings=settings, backend=LocalBackend(), store=ChatStore(paths.chats_db()))
+    try:
+        assert isinstance((await everything(core.load_model(model)))[-1], ModelLoaded)
+        yield core
+    finally:
+        await core.close()
+
+
+async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
+    return [event async for event in stream]
+
+
+async def test_a_message_and_its_answer_are_kept(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        events = await everything(core.send("hello\nthere"))
+        assert isinstance(events[-1], GenerationFinished)
+        assert core.chat is not None
+        chat_id, answer = core.chat.id, core.messages[1]
+        assert core.chat.title == "hello"
+        assert answer.content == "".join(e.text for e in events if isinstance(e, TextDelta))
+        assert answer.stop_reason == "max_tokens"
+        assert answer.timings is not None
+        assert answer.timings.predicted_n == 24
+        assert core.meter.figures().predicted_n == 24
+    async with conversation(tiny_model) as core:
+        core.open_chat(chat_id)
+        assert [m.role for m in core.messages] == ["user", "assistant"]
+        assert core.messages[1] == answer
+
+
+async def test_regenerate_replaces_the_answer(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        await everything(core.send("hello"))
+        await everything(core.regenerate())
+        assert [m.role for m in core.messages] == ["user", "assistant"]
+        assert core.chat is not None
+        assert core.store.messages(core.chat.id) == core.messages
+
+
+async def test_edit_replaces_my_message_and_what_follows(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        await everything(core.send("one"))
+        await everything(core.send("two"))
+        await everything(core.edit_last("three"))
+        assert [m.content for m in core.messages if m.role == "user"] == ["one", "three"]
+        assert core.chat is not None
+        assert core.store.messages(core.chat.id) == core.messages
+
+
+async def test_stop_keeps_what_was_said(tiny_model: Path) -> None:
+    async with conversation(tiny_model, max_tokens=0) as core:
+        async for event in core.send("hello"):
+            if isinstance(event, TextDelta):
+                await core.stop()
+        assert core.messages[-1].content
+        assert core.messages[-1].stop_reason == "cancelled"
+        assert not core.busy
+
+
+async def test_one_answer_at_a_time(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        stream = core.send("hello")
+        await anext(stream)
+        with pytest.raises(UsageError):
+            core.new_chat()
+        with pytest.raises(UsageError):
+            await anext(core.send("again"))
+        await stream.aclose()
+        assert not core.busy
+        assert core.messages[0].content == "hello"
+
+
+async def test_text_is_saved_while_it_is_written(tiny_model: Path) -> None:
+    async with conversation(tiny_model, max_tokens=0) as core:
+        stream = core.send("hello")
+        seen = False
+        async for _ in stream:
+            assert core.chat is not None
+            with contextlib.closing(ChatStore(paths.chats_db())) as other:
+                saved = other.messages(core.chat.id)
+            if len(saved) == 2 and saved[1].content:
+                seen = True
+                break
+        await stream.aclose()
+        assert seen
+
+
+async def test_death_of_the_worker_leaves_the_conversation_intact(tiny_model: Path) -> None:
+    async with conversation(tiny_model, max_tokens=0) as core:
+        events = []
+        async for event in core.send("hello"):
+            events.append(event)
+            if isinstance(event, TextDelta) and core.backend.pid is not None:
+                os.kill(core.backend.pid, signal.SIGKILL)
+        assert isinstance(events[-1], Failed)
+        said = core.messages[-1].content
+        assert said
+        core.settings.chat.max_tokens = 5
+        events = await everything(core.send("go on"))
+        assert isinstance(events[-1], GenerationFinished)
+        assert [m.role for m in core.messages] == ["user", "assistant", "user", "assistant"]
+        assert core.messages[1].content == said
+
+
+async def test_an_answer_without_a_word_is_no_part_of_the_history(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        failed = (await everything(core.send("long " * 3000)))[-1]
+        assert isinstance(failed, Failed)
+        assert [m.role for m in core.messages] == ["user"]
+        await everything(core.edit_last("short"))
+        assert [m.role for m in core.messages] == ["user", "assistant"]
+
+
+async def test_nothing_to_regenerate_is_said(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        with pytest.raises(UsageError, match="no message"):
+            await anext(core.regenerate())
+
+
+def test_titles() -> None:
+    assert title_of("  Why   is it slow?\nmore") == "Why is it slow?"
+    assert title_of("") == "New chat"
+    long = title_of("word " * 40)
+    assert long.endswith("word…")
+    assert len(long) <= 50
