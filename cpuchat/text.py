@@ -9,19 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+TAB_SIZE = 4
+
 # Controls (but not \n and \t), DEL, C1 · surrogates · what can reorder, hide or annotate text · line separators.
-_UNSAFE = re.compile(
-    "["
+_SET = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f"
     "\ud800-\udfff"
     "\u00ad\u061c\u180e\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f"
-    "]"
+)
+# ZWJ and the emoji selector change the width of their neighbours, so they are kept only where they can have a meaning:
+# between, or after, characters beyond ASCII.
+_JOINED = rf"[^\x00-\x7f\s\u200d\ufe0f{_SET}]"
+_UNSAFE = re.compile(
+    rf"[{_SET}]|(?<!{_JOINED})(?<!{_JOINED}\ufe0f)\u200d|\u200d(?!{_JOINED})|(?<!{_JOINED})\ufe0f"
 )
 # Format characters without a form of their own, about whose width terminals disagree: left out.
-_INVISIBLE = frozenset(
-    [0xAD, 0x061C, 0x180E, 0x200B, 0x200E, 0x200F, *range(0x2060, 0x2066), 0xFEFF, *range(0xE0000, 0xE0080)]
-)
+_INVISIBLE = {0xAD, 0x61C, 0x180E, 0x200B, 0x200D, 0x200E, 0x200F, *range(0x2060, 0x2066), 0xFE0F, 0xFEFF}
+_INVISIBLE.update(range(0xE0000, 0xE0080))
 
 
 def _shown(match: re.Match[str]) -> str:
@@ -42,9 +47,9 @@ def _shown(match: re.Match[str]) -> str:
 def clean(text: str) -> str:
     """`text` without anything that a terminal acts on.
 
-    Kept: newlines, tabs, ZWJ and ZWNJ (emoji, Indic and Persian script), variation selectors.
-    `\\r\\n` becomes `\\n`. A sequence cut in two by streaming needs no state, since every control character is
-    replaced by itself; only a `\\r\\n` cut in two does, for which there is `Cleaner`.
+    Kept: newlines, tabs (see `expand_tabs`), ZWJ and ZWNJ (emoji, Indic and Persian script), variation selectors.
+    `\\r\\n` becomes `\\n`. Every control character is replaced by itself, so an escape sequence cut in two by streaming
+    does no harm; for the pairs that belong together there is `Cleaner`.
     """
     if _UNSAFE.search(text) is None:
         return text
@@ -60,18 +65,31 @@ class Cleaner:
     """`clean` over a stream: any cutting into chunks gives the same text."""
 
     def __init__(self) -> None:
+        self._before = ""
         self._held = ""
 
     def feed(self, chunk: str) -> str:
-        chunk = self._held + chunk
-        self._held = "\r" if chunk.endswith("\r") else ""
-        return clean(chunk[:-1] if self._held else chunk)
+        text = self._held + chunk
+        # These depend on what follows.
+        self._held = text[-1] if text.endswith(("\r", "\u200d")) else ""
+        return self._clean(text[:-1] if self._held else text)
 
     def flush(self) -> str:
-        held, self._held = self._held, ""
-        return clean(held)
+        text, self._held = self._held, ""
+        return self._clean(text)
+
+    def _clean(self, text: str) -> str:
+        known = clean(self._before)
+        shown = clean(self._before + text)[len(known) :]
+        self._before = (self._before + text)[-2:]
+        return shown
 
 
 def is_safe(texts: Iterable[str]) -> bool:
     """True if no character of `texts` needs cleaning; tabs and newlines do not count as unsafe."""
     return all(_UNSAFE.search(text) is None for text in texts)
+
+
+def expand_tabs(line: str) -> str:
+    """Tabs to spaces, stops every `TAB_SIZE` characters."""
+    return line.expandtabs(TAB_SIZE) if "\t" in line else line

@@ -18,6 +18,7 @@ from cpuchat.engine.prefix_cache import PrefixCache, SavedChat
 from cpuchat.engine.prompt import PLAIN_STOPS, plain_completion
 from cpuchat.engine.reasoning import ReasoningSplitter
 from cpuchat.engine.sampling import Sampler
+from cpuchat.engine.scribe import Scribe, ThreadedStream
 from cpuchat.engine.sequence import Aborted, common_prefix
 from cpuchat.engine.text import Detokenizer
 from cpuchat.errors import ContextFull, UsageError
@@ -67,8 +68,11 @@ class Loaded:
 class Answer:
     """One request on its way from messages to the last event."""
 
-    def __init__(self, loaded: Loaded, command: Generate, arrived: float, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self, loaded: Loaded, command: Generate, arrived: float, emit: Callable[[Event], None], scribe: Scribe
+    ) -> None:
         self._loaded = loaded
+        self._scribe = scribe
         self._command = command
         self._arrived = arrived
         self._emit = emit
@@ -112,15 +116,18 @@ class Answer:
             return
         try:
             self._sampler.accept_prompt(prompt)
+            stops = self._stops()
             stream = TextStream(
                 command.request_id,
                 self._emit,
                 Detokenizer(self._vocab.piece),
                 ReasoningSplitter(text[-200:].decode("utf-8", "replace")),
-                self._stops(),
+                stops,
                 self._arrived,
             )
-            written = write(sequence, filled.row, self._sampler, stream, self._vocab.is_eog, command.max_tokens)
+            # A stop string ends the answer with the token that completes it, so then the text is waited for.
+            out = stream if stops else ThreadedStream(self._scribe, stream)
+            written = write(sequence, filled.row, self._sampler, out, self._vocab.is_eog, command.max_tokens)
         finally:
             loaded.continuation.record(text, prompt, written.tokens, self._vocab.raw_piece)
         n = len(written.tokens)

@@ -11,6 +11,7 @@ import numpy as np
 from cpuchat.engine.output import TextStream
 from cpuchat.engine.pace import Pace
 from cpuchat.engine.sampling import Sampler
+from cpuchat.engine.scribe import ThreadedStream
 from cpuchat.engine.sequence import Aborted, Sequence
 from cpuchat.protocol import StopReason
 
@@ -72,7 +73,7 @@ def write(
     sequence: Sequence,
     row: np.ndarray,
     sampler: Sampler,
-    stream: TextStream,
+    stream: TextStream | ThreadedStream,
     is_eog: Callable[[int], bool],
     max_tokens: int,
 ) -> Written:

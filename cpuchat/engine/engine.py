@@ -16,6 +16,7 @@ from cpuchat.engine.model import Model
 from cpuchat.engine.prefix_cache import PrefixCache
 from cpuchat.engine.prompt import ChatTemplate
 from cpuchat.engine.reasoning import MARKER_TOKENS
+from cpuchat.engine.scribe import Scribe
 from cpuchat.engine.vocab import Vocab
 from cpuchat.errors import CpuchatError, Interrupted, TemplateError, UsageError
 from cpuchat.models.gguf import GGUFHeader
@@ -58,6 +59,7 @@ class Engine:
         bindings.start()
         self._emit = emit
         self._abort = AbortFlag()
+        self._scribe: Scribe | None = None
         self._loaded: Loaded | None = None
         self._template: _Template | None = None
 
@@ -72,6 +74,8 @@ class Engine:
     def load(self, command: LoadModel) -> None:
         """Load a model in place of the one in use. Ends with `ModelLoaded`, `Unloaded` (cancelled) or `Failed`."""
         self._free()
+        if self._scribe is None:  # here, where this thread is not pinned
+            self._scribe = Scribe()
 
         def prepare_template(header: GGUFHeader, vocab: Vocab) -> None:
             if header.chat_template:
@@ -104,9 +108,9 @@ class Engine:
         arrived = perf_counter()
         loaded = self._loaded
         try:
-            if loaded is None:
+            if loaded is None or self._scribe is None:
                 raise UsageError("No model is loaded.", "Choose a model first.")
-            Answer(loaded, command, arrived, self._emit).run()
+            Answer(loaded, command, arrived, self._emit, self._scribe).run()
         except CpuchatError as error:
             self._fail(error, command.request_id)
 
@@ -131,6 +135,9 @@ class Engine:
     def close(self) -> None:
         """Save and free everything."""
         self._free()
+        if self._scribe is not None:
+            self._scribe.close()
+            self._scribe = None
 
     def _free(self) -> None:
         loaded, self._loaded = self._loaded, None

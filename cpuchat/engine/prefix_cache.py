@@ -1,7 +1,8 @@
 """KV caches of chats on disk, so that a chat goes on quickly after a restart.
 
-Two files per chat, named by hashes of the chat and of the key: `<name>.kv` is llama.cpp's state of one sequence, `<name>.text` says which text
-that was, with the state's checksum. They hold the conversation, so the folder is the user's alone.
+Two files per chat, named by hashes of the chat and of the key: `<name>.kv` is llama.cpp's state of one sequence,
+`<name>.text` says which text that was, with the state's checksum. They hold the conversation, so the folder is the
+user's alone.
 """
 
 from __future__ import annotations

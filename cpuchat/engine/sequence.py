@@ -67,6 +67,10 @@ class Sequence:
         np.ctypeslib.as_array(self._batch.n_seq_id, shape)[:] = 1
         for i in range(self.n_batch):
             self._batch.seq_id[i][0] = 0
+        # For one token: memoryviews and a plain call, because numpy's item access is slow when it isn't in the caches.
+        self._first_token = memoryview(self._token).cast("B").cast("i")
+        self._first_pos = memoryview(self._pos).cast("B").cast("i")
+        self._is_stepping = False
         self._row: np.ndarray | None = None
         self._row_address = 0
         self._kept_row: np.ndarray | None = None
@@ -83,6 +87,7 @@ class Sequence:
             GenerationFailed: llama.cpp refused the batch.
         """
         n, past = len(tokens), len(self.tokens)
+        self._is_stepping = False
         self._token[:n] = tokens
         self._pos[:n] = np.arange(past, past + n)
         self._wanted[:n] = 0
@@ -93,11 +98,16 @@ class Sequence:
 
     def step(self, token: int) -> np.ndarray:
         """Evaluate one token and return the logits after it. Raises as `extend`."""
-        self._token[0] = token
-        self._pos[0] = len(self.tokens)
+        self._first_token[0] = token
+        self._first_pos[0] = len(self.tokens)
+        if self._row is not None and self._is_stepping:
+            # As the step before. llama.cpp keeps its row where it is while no batch asks for more than one.
+            self._decode((token,))
+            return self._row
         self._wanted[0] = 1
         self._batch.n_tokens = 1
         self._decode((token,))
+        self._is_stepping = True
         return self.logits(0)
 
     def _decode(self, tokens: Tokens[int]) -> None:

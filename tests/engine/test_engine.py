@@ -400,7 +400,8 @@ def test_demo_models(chat: Chat, path: Path, tmp_path: Path) -> None:
     assert info.has_template and info.notes == ()
     turns: list[Message] = []
     n_past = 0
-    for question in ("How do I stop an answer?", "What is the acceptance rate?", "Thank you."):
+    # The first one is long enough for its state to be worth loading again.
+    for question in ("How do I stop an answer? " * 6, "What is the acceptance rate?", "Thank you."):
         turns.append(user(question))
         timings = chat.ask(*turns, max_tokens=60, chat_id="demo")
         assert timings.cache_n == n_past

@@ -125,6 +125,7 @@ class ScriptedBackend:
         self.requests: list[GenerateRequest] = []
         self.loads: list[tuple[Path, LoadOptions]] = []
         self.closed = False
+        self.forgotten: list[str] = []
         self._model: ModelInfo | None = None
         self._cancelled = asyncio.Event()
 
@@ -182,6 +183,9 @@ class ScriptedBackend:
 
     async def cancel(self) -> None:
         self._cancelled.set()
+
+    async def forget(self, chat_id: str) -> None:
+        self.forgotten.append(chat_id)
 
     async def close(self) -> None:
         self.closed = True

@@ -1,0 +1,130 @@
+"""Build the tools that the benchmarks compare against: llama-bench and llama-server.
+
+They come from the source distribution of exactly the llama-cpp-python that is installed, with the same ggml
+switches as the product's engine, so that a difference in the figures is ours and not the compiler's. A second
+`llama-bench` runs on a ggml with OpenMP, for the thread study: only the ggml libraries are compiled twice, the
+rest of it is the same binary (only ggml contains the thread code).
+
+    python benchmarks/build_llama.py [--sdist FILE] [--jobs N]
+
+Result: benchmarks/work/llama/{plain,openmp}/bin. Takes some 6 minutes on two cores; done once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from common import WORK, MeasureError, run_main
+
+PACKAGE = "llama-cpp-python"
+ROOT = WORK / "llama"
+
+# What the engine is built with (pyproject.toml), plus what keeps the tools small and off the network.
+SWITCHES = {
+    "CMAKE_BUILD_TYPE": "Release",
+    "BUILD_SHARED_LIBS": "ON",
+    "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",
+    "GGML_NATIVE": "ON",
+    "GGML_OPENMP": "OFF",
+    "LLAMA_OPENSSL": "OFF",
+    "LLAMA_CURL": "OFF",
+    "LLAMA_BUILD_UI": "OFF",
+    "LLAMA_USE_PREBUILT_UI": "OFF",
+    "LLAMA_BUILD_TESTS": "OFF",
+    "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_APP": "OFF",
+}
+
+
+def tool(name: str, *, openmp: bool = False) -> Path:
+    """The built program.
+
+    Raises:
+        MeasureError: it is not there; the message says how to build it.
+    """
+    file = ROOT / ("openmp" if openmp else "plain") / "bin" / name
+    if not file.is_file():
+        raise MeasureError(f"{name} is not built: run `python benchmarks/build_llama.py` first")
+    return file
+
+
+def installed_version() -> str:
+    return importlib.metadata.version(PACKAGE)
+
+
+def fetch_sdist(version: str) -> Path:
+    """Download the source distribution with pip (through uv where this Python has no pip)."""
+    target = WORK / "sdist"
+    target.mkdir(parents=True, exist_ok=True)
+    pattern = f"llama_cpp_python-{version}.tar.gz"
+    if not (target / pattern).is_file():
+        pip = [sys.executable, "-m", "pip"]
+        if subprocess.run([*pip, "--version"], capture_output=True).returncode:
+            uv = shutil.which("uv") or os.environ.get("UV")
+            if uv is None:
+                raise MeasureError("neither pip nor uv found: download the source distribution and give it as --sdist")
+            pip = [uv, "tool", "run", "pip"]
+        wanted = f"{PACKAGE}=={version}"
+        run([*pip, "download", "--no-deps", "--no-binary", PACKAGE, "--dest", str(target), wanted])
+    return target / pattern
+
+
+def unpack(sdist: Path, version: str) -> Path:
+    """Unpack once; returns the llama.cpp folder in it."""
+    source = ROOT / f"llama_cpp_python-{version}" / "vendor" / "llama.cpp"
+    if not (source / "CMakeLists.txt").is_file():
+        print(f"unpacking {sdist.name}", flush=True)
+        with tarfile.open(sdist) as archive:
+            archive.extractall(ROOT, filter="data")
+    return source
+
+
+def run(command: list[str]) -> None:
+    print("$", *command, flush=True)
+    subprocess.run(command, check=True)
+
+
+def cmake(source: Path, build: Path, targets: list[str], jobs: int, **changes: str) -> None:
+    definitions = [f"-D{key}={value}" for key, value in {**SWITCHES, **changes}.items()]
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    run(["cmake", "-S", str(source), "-B", str(build), *generator, *definitions])
+    run(["cmake", "--build", str(build), "--parallel", str(jobs), "--target", *targets])
+
+
+def build_openmp(source: Path, plain: Path, jobs: int) -> None:
+    """Compile ggml with OpenMP and lay it over a copy of the plain build's programs and libraries."""
+    build = ROOT / "openmp" / "build"
+    cmake(source, build, ["ggml"], jobs, GGML_OPENMP="ON")
+    binaries = ROOT / "openmp" / "bin"
+    shutil.rmtree(binaries, ignore_errors=True)
+    skip = shutil.ignore_patterns("llama-server*", "libllama-server*", "libggml*")
+    shutil.copytree(plain / "bin", binaries, symlinks=True, ignore=skip)
+    for library in sorted((build / "bin").glob("libggml*")):
+        shutil.copy2(library, binaries / library.name, follow_symlinks=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sdist", type=Path, help="use this source distribution instead of downloading it")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    version = installed_version()
+    sdist = options.sdist or fetch_sdist(version)
+    if version not in sdist.name:
+        raise MeasureError(f"{sdist.name} is not the source of the installed {PACKAGE} {version}")
+    source = unpack(sdist, version)
+    plain = ROOT / "plain"
+    cmake(source, plain, ["llama-bench", "llama-server"], options.jobs)
+    build_openmp(source, plain, options.jobs)
+    print(f"built {tool('llama-bench')}, {tool('llama-server')}, {tool('llama-bench', openmp=True)}")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,148 @@
+"""The opponents: llama-bench and llama-server of the same llama.cpp, run as their own processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from build_llama import tool
+from common import MeasureError
+
+STARTUP_SECONDS = 120.0
+
+
+def llama_bench(
+    model: Path,
+    *,
+    threads: int,
+    n_prompt: int = 0,
+    n_gen: int = 0,
+    depth: int = 0,
+    reps: int = 1,
+    poll: int = 50,
+    openmp: bool = False,
+    env: dict[str, str] | None = None,
+) -> float:
+    """Median tok/s of one process run: prefill of `n_prompt` tokens, or `n_gen` tokens written after `depth` ones.
+
+    Everything else is llama-bench's default (f16 KV, flash attention auto, mmap, repack, its own warm-up run), which
+    is also cpuchat's.
+
+    Raises:
+        MeasureError: it failed, with the end of what it said.
+    """
+    command = [str(tool("llama-bench", openmp=openmp)), "-m", str(model), "-t", str(threads), "--poll", str(poll)]
+    command += ["-p", str(n_prompt), "-n", str(n_gen), "-d", str(depth), "-r", str(reps), "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(env or {})})
+    if done.returncode:
+        raise MeasureError(f"llama-bench ended with {done.returncode}: {done.stderr[-500:]}")
+    (test,) = json.loads(done.stdout)
+    return float(statistics.median(test["samples_ts"]))
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One streamed answer of llama-server; `first_ms` from sending the request to the first text."""
+
+    first_ms: float
+    text: str
+    prompt_n: int
+    cache_n: int
+    predicted_n: int
+
+
+class LlamaServer:
+    """A running llama-server with one slot and its prompt cache on."""
+
+    def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
+        # The server hangs up after a stream; a connection kept for the next request would be a dead one.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._client = httpx.Client(base_url=url, timeout=300.0, limits=limits)
+        self._process = process
+
+    def complete(self, prompt: str, max_tokens: int) -> Completion:
+        """Continue the prompt greedily over HTTP, streaming.
+
+        Raises:
+            MeasureError: no answer, or no figures in it.
+        """
+        body: dict[str, Any] = {
+            "prompt": prompt,
+            "n_predict": max_tokens,
+            "temperature": 0.0,
+            "stream": True,
+            "cache_prompt": True,
+            "ignore_eos": True,
+        }
+        first_ms, text, timings = 0.0, [], None
+        start = time.perf_counter()
+        with self._client.stream("POST", "/completion", json=body) as response:
+            if response.status_code != 200:
+                raise MeasureError(f"llama-server: {response.status_code} {response.read()[:300]!r}")
+            for line in response.iter_lines():
+                if not line.startswith("data: "):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                if event.get("content"):
+                    if not text:
+                        first_ms = 1e3 * (time.perf_counter() - start)
+                    text.append(event["content"])
+                timings = event.get("timings", timings)
+        if not timings or not text:
+            raise MeasureError("llama-server sent no figures")
+        return Completion(
+            first_ms=first_ms,
+            text="".join(text),
+            prompt_n=timings["prompt_n"],
+            cache_n=timings["cache_n"],
+            predicted_n=timings["predicted_n"],
+        )
+
+    def wait_until_ready(self) -> None:
+        """Raises MeasureError when it ends or does not get ready."""
+        deadline = time.monotonic() + STARTUP_SECONDS
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise MeasureError(f"llama-server ended with {self._process.returncode}")
+            with contextlib.suppress(httpx.TransportError):
+                if self._client.get("/health").status_code == 200:
+                    return
+            time.sleep(0.2)
+        raise MeasureError("llama-server does not get ready")
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextlib.contextmanager
+def llama_server(model: Path, *, threads: int, n_ctx: int, log: Path) -> Iterator[LlamaServer]:
+    """Start one on a free port of this machine's loopback; ended at the end."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(tool("llama-server")), "-m", str(model), "-t", str(threads), "-tb", str(threads), "-c", str(n_ctx)]
+    command += ["-np", "1", "-b", "512", "-ub", "512", "--host", "127.0.0.1", "--port", str(port), "--offline"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        server = LlamaServer(f"http://127.0.0.1:{port}", process)
+        try:
+            server.wait_until_ready()
+            yield server
+        finally:
+            server.close()
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

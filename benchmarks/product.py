@@ -1,0 +1,86 @@
+"""Our side of the comparisons: the worker process that the app and `cpuchat ask` use, through the same backend."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import MeasureError
+
+from cpuchat.backend.base import GenerateRequest
+from cpuchat.backend.local import LocalBackend
+from cpuchat.protocol import Failed, GenerationFinished, LoadOptions, ModelLoaded, Sampling, TextDelta, Timings
+
+GREEDY = Sampling(temperature=0.0, seed=1)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer: the worker's figures, and ms from our request to the first text as this process saw it."""
+
+    timings: Timings
+    first_ms: float
+    text: str
+    stop_reason: str
+
+
+@contextlib.asynccontextmanager
+async def worker(
+    model: Path, options: LoadOptions, *, state_dir: Path | None = None
+) -> AsyncGenerator[LocalBackend, None]:
+    """A worker process with the model loaded; ended at the end.
+
+    Raises:
+        MeasureError: it did not load.
+    """
+    with tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as logs:
+        backend = LocalBackend(state_dir=state_dir, log_dir=Path(logs))
+        try:
+            async for event in backend.load(model, options):
+                if isinstance(event, Failed):
+                    raise MeasureError(f"{event.message} {event.hint}")
+            if backend.model is None:
+                raise MeasureError(f"{model.name} did not load")
+            yield backend
+        finally:
+            await backend.close()
+
+
+async def answer(
+    backend: LocalBackend,
+    prompt: str,
+    max_tokens: int,
+    *,
+    sampling: Sampling = GREEDY,
+    chat_id: str = "",
+    to_the_end: bool = True,
+) -> Answer:
+    """Continue `prompt` as it is (no template) and return the figures.
+
+    Raises:
+        MeasureError: the worker failed, or (`to_the_end`) the model ended before `max_tokens`.
+    """
+    request = GenerateRequest(prompt=prompt, sampling=sampling, max_tokens=max_tokens, chat_id=chat_id)
+    first_ms, text = 0.0, []
+    start = time.perf_counter()
+    finished: GenerationFinished | None = None
+    async for event in backend.generate(request):
+        if isinstance(event, TextDelta):
+            if not text:
+                first_ms = 1e3 * (time.perf_counter() - start)
+            text.append(event.text)
+        elif isinstance(event, Failed):
+            raise MeasureError(f"{event.message} {event.hint}")
+        elif isinstance(event, GenerationFinished):
+            finished = event
+        elif isinstance(event, ModelLoaded):
+            raise MeasureError("the worker was started again in the middle of a measurement")
+    if finished is None:
+        raise MeasureError("the answer has no end")
+    if to_the_end and finished.timings.predicted_n < max_tokens:
+        raise MeasureError(f"ended after {finished.timings.predicted_n} tokens ({finished.stop_reason})")
+    return Answer(finished.timings, first_ms, "".join(text), finished.stop_reason)

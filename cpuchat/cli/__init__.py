@@ -1,0 +1,1 @@
+"""The command line: one module per command; `main` finds and starts them, and turns every failure into a message."""

@@ -1,0 +1,74 @@
+"""Opens the terminal app; the only part of the command line that knows the user interface."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cpuchat.cli.options import DEMO
+from cpuchat.errors import ModelNotFound, UsageError
+from cpuchat.text import clean
+
+if TYPE_CHECKING:
+    from cpuchat.models.library import Library
+
+
+def require_terminal() -> None:
+    """Raises UsageError when there is no terminal to draw on."""
+    for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
+        if stream is None or stream.closed or not stream.isatty():
+            raise UsageError(
+                f"The chat app needs a terminal, but standard {name} is not one.",
+                'For scripts and pipes there is `cpuchat ask "question"`.',
+            )
+
+
+def open_app(model: str | None, values: Mapping[str, Any]) -> int:
+    """Run the app until it is left; returns the exit code.
+
+    Args:
+        model: what to load first; None is the model used last, or the demo model.
+        values: options as `options.overridden` takes them, for this run only.
+
+    Raises:
+        UsageError: no terminal, or values that are not acceptable.
+        ModelNotFound: `model` was given and is not there.
+    """
+    require_terminal()
+
+    from cpuchat import paths
+    from cpuchat.cli.options import overridden
+
+    chosen = overridden(values)
+
+    from cpuchat.backend.local import LocalBackend
+    from cpuchat.chats.store import ChatStore
+    from cpuchat.conversation import Conversation
+    from cpuchat.models.library import Library
+    from cpuchat.tui.app import ChatApp
+
+    library = Library(chosen.model.folders)
+    initial = _initial(library, model, chosen.model.last)
+    backend = LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
+    conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
+    app = ChatApp(conversation, library, initial)
+    app.run()
+    return app.return_code or 0
+
+
+def _initial(library: Library, wanted: str | None, last: str) -> Path:
+    """The model to open: what was asked for, else what was used last if it is still there, else the demo model.
+
+    Raises:
+        ModelNotFound: `wanted` is not there, or not even the demo model is.
+    """
+    if wanted:
+        return library.resolve(wanted)
+    if last:
+        try:
+            return library.resolve(last)
+        except ModelNotFound:
+            print(f"cpuchat: {clean(last)} is gone; opening the demo model instead.", file=sys.stderr)
+    return library.resolve(DEMO)

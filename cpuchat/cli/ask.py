@@ -1,0 +1,223 @@
+"""`cpuchat ask`: one question, one answer, for the shell and for scripts."""
+
+from __future__ import annotations
+
+import select
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cpuchat.cli.options import ctx_option, model_option, model_path, overridden, setting, stacked, threads_option
+from cpuchat.errors import CpuchatError, Interrupted, UsageError
+
+if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
+    from cpuchat.backend.base import GenerateRequest
+    from cpuchat.cli.render import Terminal
+    from cpuchat.settings import Settings
+
+INPUT_LIMIT = 32 << 20
+_PATIENCE_SECONDS = 3.0
+
+_EPILOG = """\b
+Examples:
+  cpuchat ask "Why is decoding slower than reading the prompt?"
+  cpuchat ask --model ~/models/qwen.gguf --temperature 0 "Name a prime number"
+  git diff | cpuchat ask "Write a commit message for this:"
+  cpuchat ask --json "Hello" | jq .timings.predicted_per_second
+
+Options that are not given come from config.toml. The answer goes to standard output, everything else to
+standard error. Ctrl+C stops the answer and keeps what was said.
+
+\b
+Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
+5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker died,
+9 engine unusable, 10 generation failed, 130 stopped by Ctrl+C, 1 anything else."""
+
+
+@click.command(epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")
+@click.argument("question", nargs=-1)
+@stacked(
+    model_option(),
+    click.option("--system", metavar="TEXT", help="System prompt; an empty one leaves it out."),
+    click.option("--raw", is_flag=True, help="Continue the text as it is, without the model's chat template."),
+    setting("--temperature", "sampling.temperature", "Randomness, 0 to 10; 0 always takes the likeliest token."),
+    setting("--top-k", "sampling.top_k", "Choose among the N likeliest tokens; 0 is off."),
+    setting("--top-p", "sampling.top_p", "Choose among the likeliest tokens that sum up to X, 0 to 1; 1 is off."),
+    setting("--min-p", "sampling.min_p", "Leave out tokens less likely than X times the likeliest, 0 to 1; 0 is off."),
+    setting("--repeat-penalty", "sampling.repeat_penalty", "Above 1 makes recent tokens less likely; 1 is off."),
+    setting("--seed", "sampling.seed", "The same seed gives the same answer; -1 draws one."),
+    setting("--max-tokens", "chat.max_tokens", "Stop after N tokens; 0 is until the model ends."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times."),
+    threads_option(),
+    ctx_option(),
+    setting("--batch", "engine.batch", "Prompt tokens that are computed at once."),
+    setting("--cache-type-k", "engine.cache_type_k", "Number format of the K half of the KV cache."),
+    setting("--cache-type-v", "engine.cache_type_v", "Number format of the V half of the KV cache."),
+    setting("--flash-attn", "engine.flash_attn", "Flash attention."),
+    setting("--load-mode", "engine.load_mode", "Map the model file into memory, or read it."),
+    setting("--mlock/--no-mlock", "engine.mlock", "Keep the model in memory; never swap it out."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete."),
+    click.option("--show-reasoning", is_flag=True, help="Print what the model thinks aloud on standard error."),
+    click.option("--quiet", "-q", is_flag=True, help="Print only the answer, warnings and errors."),
+)
+def ask(
+    question: tuple[str, ...],
+    model: str | None,
+    system: str | None,
+    raw: bool,
+    stop: tuple[str, ...],
+    as_json: bool,
+    show_reasoning: bool,
+    quiet: bool,
+    **values: Any,
+) -> int:
+    """Ask one question and print the answer as it is written.
+
+    QUESTION may also come from standard input; with both, the text from standard input follows the question as
+    its material.
+    """
+    import asyncio
+
+    chosen = overridden(values)
+    if raw and system:
+        raise UsageError(
+            "--system needs the chat template that --raw leaves out.", "Put the text in front of the prompt."
+        )
+    if not all(stop):
+        raise UsageError("--stop needs a text.", "Leave it out, or give the text to stop before.")
+    if system is None:
+        system = chosen.chat.system_prompt
+    for name, text in (("--system", system), ("--stop", "".join(stop)), ("--model", model or "")):
+        _require_text(text, name)
+    prompt = compose(" ".join(question), _standard_input(quiet), raw=raw)
+
+    from cpuchat.cli.render import Terminal
+
+    request = _request(prompt, system=system, raw=raw, stop=stop, chosen=chosen)
+    terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning)
+    return asyncio.run(_answer(model_path(model, chosen), request, chosen, terminal, as_json=as_json))
+
+
+def compose(question: str, material: str, *, raw: bool) -> str:
+    """The prompt: the question, a blank line, the text from standard input; either may be missing.
+
+    A raw prompt is continued to the letter, so only the line feed that `echo` adds is taken off.
+
+    Raises:
+        UsageError: there is nothing, or no valid text.
+    """
+    _require_text(question, "The question")
+    if raw:
+        material = material.removesuffix("\n").removesuffix("\r")
+        parts = [part for part in (question, material) if part]
+    else:
+        parts = [part for part in (question.strip(), material.strip("\r\n").rstrip()) if part]
+    prompt = "\n\n".join(parts)
+    if not prompt.strip() and not (raw and prompt):
+        raise UsageError(
+            "There is no question.", 'Give one: cpuchat ask "Why is the sky blue?", or pipe it in on standard input.'
+        )
+    return prompt
+
+
+def _require_text(text: str, what: str) -> None:
+    """The shell hands over any bytes; only valid UTF-8 can be tokenized."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} is not valid UTF-8 text.", "Convert it, for instance with iconv.") from None
+
+
+def _standard_input(quiet: bool) -> str:
+    """Text that is piped in; empty when standard input is a terminal, closed or nothing.
+
+    Raises:
+        UsageError: more than `INPUT_LIMIT` bytes, or not UTF-8.
+    """
+    stream = sys.stdin
+    if stream is None or stream.closed or stream.isatty():
+        return ""
+    try:
+        ready, _, _ = select.select([stream], [], [], _PATIENCE_SECONDS)
+        if not ready and not quiet and sys.stderr is not None:
+            print("cpuchat: waiting for standard input (to use none: < /dev/null)", file=sys.stderr)
+        data = stream.buffer.read(INPUT_LIMIT + 1)
+    except OSError as error:
+        raise UsageError(f"Cannot read standard input: {error.strerror}.") from None
+    if len(data) > INPUT_LIMIT:
+        raise UsageError(f"Standard input is longer than {INPUT_LIMIT >> 20} MiB.", "Ask about a part of it.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"Standard input is not valid UTF-8 text (byte {error.start + 1}).", "Convert it, for instance with iconv."
+        ) from None
+
+
+def _request(prompt: str, *, system: str, raw: bool, stop: tuple[str, ...], chosen: Settings) -> GenerateRequest:
+    from cpuchat.backend.base import GenerateRequest
+    from cpuchat.protocol import Message
+
+    messages: list[Message] = []
+    if not raw:
+        if system:
+            messages.append(Message(role="system", content=system))
+        messages.append(Message(role="user", content=prompt))
+    return GenerateRequest(
+        messages=tuple(messages),
+        prompt=prompt if raw else None,
+        sampling=chosen.sampling.sampling(),
+        max_tokens=chosen.chat.max_tokens,
+        stop=stop,
+    )
+
+
+class _Silent:
+    """A sink for answers that are printed when they are complete."""
+
+    def answer(self, text: str) -> None: ...
+
+    def reasoning(self, text: str) -> None: ...
+
+
+async def _answer(path: Path, request: GenerateRequest, chosen: Settings, terminal: Terminal, *, as_json: bool) -> int:
+    from cpuchat.cli.render import error_json, json_line, summary, timings_json
+    from cpuchat.cli.session import Answer, Session
+
+    answer = Answer()
+    try:
+        async with Session(terminal) as session:
+            info = await session.load(path, chosen.engine.load_options())
+            for note in info.notes:
+                terminal.note(f"cpuchat: {note}")
+            try:
+                await session.answer(request, answer, _Silent() if as_json else terminal)
+            finally:
+                terminal.end_answer()
+            finished = answer.finished
+            assert finished is not None
+            if as_json:
+                terminal.line(
+                    json_line(
+                        {
+                            "text": answer.text,
+                            "reasoning": answer.reasoning,
+                            "stop_reason": finished.stop_reason,
+                            "model": info.name or path.stem,
+                            "seed": finished.timings.seed,
+                            "timings": timings_json(finished.timings),
+                        }
+                    )
+                )
+            else:
+                terminal.note(summary(finished.timings, finished.stop_reason))
+            if finished.stop_reason == "context":
+                terminal.warn("cpuchat: the context is full; a larger one (--ctx) lets the answer go on.")
+            return Interrupted.exit_code if finished.stop_reason == "cancelled" else 0
+    except CpuchatError as error:
+        if not as_json or not answer.text:
+            raise
+        terminal.line(json_line({**error_json(error), "text": answer.text, "reasoning": answer.reasoning}))
+        return error.exit_code

@@ -1,0 +1,75 @@
+"""`cpuchat demo`: see the program work without any download."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cpuchat.cli.options import DEMO, ctx_option, model_path, overridden, stacked, threads_option
+from cpuchat.errors import Interrupted
+
+if TYPE_CHECKING:
+    from cpuchat.settings import Settings
+
+QUESTIONS = (
+    "What is cpuchat?",
+    "How do I stop an answer?",
+    "Why does quantization make a model faster?",
+)
+MAX_TOKENS = 160
+
+_EPILOG = """\b
+Examples:
+  cpuchat demo            chat with the demo model
+  cpuchat demo --plain    three questions and answers with their figures, without a terminal
+
+The demo model is a toy that knows cpuchat's own manual; for real work, give --model a GGUF file."""
+
+
+@click.command(epilog=_EPILOG, short_help="See it work with the demo model that comes along.")
+@stacked(
+    click.option("--plain", is_flag=True, help="Answer three questions on standard output, with the figures."),
+    threads_option(),
+    ctx_option(),
+)
+def demo(plain: bool, **values: Any) -> int:
+    """Chat with the demo model: nothing to download, nothing to set up."""
+    if not plain:
+        from cpuchat.cli.app import open_app
+
+        return open_app(DEMO, values)
+    import asyncio
+
+    return asyncio.run(_plain(overridden(values)))
+
+
+async def _plain(chosen: Settings) -> int:
+    """Each question is a chat of its own, answered greedily, so that the demo says the same each time."""
+    from cpuchat.backend.base import GenerateRequest
+    from cpuchat.cli.render import Terminal, summary
+    from cpuchat.cli.session import Answer, Session
+    from cpuchat.protocol import Message, Sampling
+
+    terminal = Terminal()
+    async with Session(terminal) as session:
+        info = await session.load(model_path(DEMO, chosen), chosen.engine.load_options())
+        terminal.line(f"{info.name}, {info.quantization}, {info.n_threads} threads, context {info.n_ctx:,}")
+        for question in QUESTIONS:
+            terminal.line()
+            terminal.line(f"> {question}")
+            request = GenerateRequest(
+                messages=(Message(role="user", content=question),),
+                sampling=Sampling(temperature=0.0),
+                max_tokens=MAX_TOKENS,
+            )
+            answer = Answer()
+            try:
+                await session.answer(request, answer, terminal)
+            finally:
+                terminal.end_answer()
+            assert answer.finished is not None
+            terminal.line(f"  {summary(answer.finished.timings, answer.finished.stop_reason)}")
+            if session.interrupted:
+                return Interrupted.exit_code
+    return 0

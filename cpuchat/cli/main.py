@@ -1,0 +1,176 @@
+"""Entry point: finds the command, starts it, and turns every failure into a message and an exit code.
+
+Commands are imported when they run: `cpuchat --help` must be there at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from click.exceptions import Abort, NoSuchOption
+
+from cpuchat.errors import CpuchatError, Interrupted, UsageError
+
+SIGPIPE_STATUS = 141
+"""What a shell reports for a program whose reader went away."""
+
+# name: (module, attribute, the line in `cpuchat --help`)
+_COMMANDS = {
+    "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
+    "demo": ("cpuchat.cli.demo", "demo", "See it work with the demo model that comes along."),
+    "models": ("cpuchat.cli.models", "models", "List models; write synthetic ones for measuring."),
+}
+
+_EPILOG = """\b
+Examples:
+  cpuchat                                     chat in the terminal
+  cpuchat --model ~/models/qwen.gguf          chat with this model
+  cpuchat ask "Why is the sky blue?"          one answer on standard output
+  cat notes.md | cpuchat ask "Sum this up:"   question and material
+  cpuchat demo --plain                        three answers with their figures
+
+Models are GGUF files: give a path, or the name of a repository in the local Hugging Face cache. Without any,
+the small demo model of the package answers."""
+
+_CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class _LazyGroup(click.Group):
+    """Knows its commands by name and imports one only when it is wanted."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        return getattr(importlib.import_module(module), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items()])
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from cpuchat.cli.version import show
+
+        ctx.exit(show())
+
+
+@click.group(cls=_LazyGroup, invoke_without_command=True, context_settings=_CONTEXT, epilog=_EPILOG)
+@click.option("--model", "-m", metavar="FILE|REPO", help="Chat with this model; default: the one used last.")
+@click.option("--threads", type=int, metavar="N", help="Threads that compute; 0 chooses.")
+@click.option("--ctx", "ctx_size", type=int, metavar="N", help="Context size in tokens; 0 chooses.")
+@click.option(
+    "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
+    help="Show the versions and what the engine was built with.",
+)  # fmt: skip
+@click.pass_context
+def cli(ctx: click.Context, model: str | None, threads: int | None, ctx_size: int | None) -> int:
+    """Chat with local language models on the CPU, and see how fast they run.
+
+    Without a command, cpuchat opens the chat in the terminal.
+    """
+    if ctx.invoked_subcommand is not None:
+        given = {"--model": model, "--threads": threads, "--ctx": ctx_size}
+        for flag, value in given.items():
+            if value is not None:
+                raise UsageError(
+                    f"{flag} before a command is for the chat app.",
+                    f"Put it behind the command: cpuchat {ctx.invoked_subcommand} {flag} {value}",
+                )
+        return 0
+    from cpuchat.cli.app import open_app
+
+    return open_app(model, {"engine__threads": threads, "engine__ctx": ctx_size})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code. Never raises."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    _never_fail_to_print()
+    try:
+        result = cli.main(args=arguments, prog_name="cpuchat", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        return _fail(_from_click(error), arguments)
+    except CpuchatError as error:
+        return _fail(error, arguments)
+    except (Abort, KeyboardInterrupt):
+        return Interrupted.exit_code
+    except (BrokenPipeError, SystemExit):  # click makes an exit of the former
+        return _reader_gone()
+    except Exception as error:
+        from cpuchat.cli.render import OutputClosed
+
+        if isinstance(error, OutputClosed):
+            return _reader_gone()
+        if os.environ.get("CPUCHAT_DEBUG"):
+            import traceback
+
+            traceback.print_exc()
+            return CpuchatError.exit_code
+        return _fail(
+            CpuchatError(
+                f"Unexpected {type(error).__name__}: {error}. This is a bug.",
+                "Run it again with CPUCHAT_DEBUG=1 for the traceback.",
+            ),
+            arguments,
+        )
+
+
+def _never_fail_to_print() -> None:
+    """A character that the terminal's encoding lacks is shown as `?`; it does not end the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _from_click(error: click.ClickException) -> UsageError:
+    """click's own message in our form, with the way to the right help."""
+    ctx = getattr(error, "ctx", None)
+    command = ctx.command_path if ctx is not None else "cpuchat"
+    hint = f"See {command} --help."
+    if isinstance(error, NoSuchOption) and error.possibilities:
+        hint = f"Did you mean {' or '.join(sorted(error.possibilities))}? {hint}"
+        return UsageError(f"No such option: {error.option_name}.", hint)
+    message = error.format_message()
+    return UsageError(message if message.endswith((".", "?", "!")) else f"{message}.", hint)
+
+
+def _fail(error: CpuchatError, arguments: Sequence[str]) -> int:
+    """Report on stderr, or as an object on stdout when `--json` was asked for."""
+    from cpuchat.cli.render import error_json, error_text, json_line
+
+    try:
+        if "--json" in arguments and sys.stdout is not None:
+            print(json_line(error_json(error)), flush=True)
+        elif sys.stderr is not None:
+            print(error_text(error), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        return _reader_gone()
+    except OSError:
+        pass
+    return error.exit_code
+
+
+def _reader_gone() -> int:
+    """Give stdout a harmless end, so that Python's last flush has nothing to complain about."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+    return SIGPIPE_STATUS
+
+
+if __name__ == "__main__":
+    sys.exit(main())

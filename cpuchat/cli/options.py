@@ -1,0 +1,154 @@
+"""Command-line options that stand for settings: one definition of what is allowed, the one in `settings`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import click
+import msgspec
+
+from cpuchat import settings
+from cpuchat.errors import UsageError
+from cpuchat.settings import Settings
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_UNQUANTIZED = ("f32", "f16", "bf16")
+
+
+class Number(click.ParamType):
+    """An int or float within bounds. `nan` and `inf`, which no bound catches, are refused."""
+
+    name = "number"
+
+    def __init__(self, kind: type[int] | type[float], meta: msgspec.Meta) -> None:
+        self._kind = kind
+        self._meta = meta
+
+    @property
+    def whole(self) -> bool:
+        return self._kind is int
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
+        try:
+            number = self._kind(value)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a {'whole ' if self.whole else ''}number.", param, ctx)
+        meta = self._meta
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        if meta.ge is not None and number < meta.ge:
+            self.fail(f"{value} is below {meta.ge:g}.", param, ctx)
+        if meta.gt is not None and number <= meta.gt:
+            self.fail(f"{value} is not above {meta.gt:g}.", param, ctx)
+        if meta.le is not None and number > meta.le:
+            self.fail(f"{value} is above {meta.le:g}." if meta.le < 1e9 else f"{value} is too large.", param, ctx)
+        return number
+
+
+def _click_type(hint: Any) -> click.ParamType:
+    """The click type with the bounds that msgspec enforces for the same field of config.toml."""
+    meta = msgspec.Meta()
+    if get_origin(hint) is Annotated:
+        hint, meta = get_args(hint)
+    if get_origin(hint) is Literal:
+        return click.Choice(get_args(hint))
+    if hint in (int, float):
+        return Number(hint, meta)
+    return click.STRING
+
+
+def setting(flag: str, key: str, help: str, *, metavar: str | None = None) -> Decorator:
+    """An option that overrides `key` ("engine.threads") of config.toml; not given, the setting counts.
+
+    The value reaches the command as `engine__threads`, to be handed to `overridden`.
+    """
+    table, name = key.split(".")
+    hint = get_type_hints(get_type_hints(Settings)[table], include_extras=True)[name]
+    if hint is bool:
+        return click.option(flag, f"{table}__{name}", is_flag=True, default=None, help=help)
+    kind = _click_type(hint)
+    if metavar is None and isinstance(kind, Number):
+        metavar = "N" if kind.whole else "X"
+    return click.option(flag, f"{table}__{name}", type=kind, default=None, help=help, metavar=metavar)
+
+
+MODEL_HELP = "A GGUF file, a Hugging Face repository in the local cache, or `demo`."
+
+
+def model_option(help: str = MODEL_HELP) -> Decorator:
+    return click.option("--model", "-m", metavar="FILE|REPO", help=help)
+
+
+def threads_option() -> Decorator:
+    return setting("--threads", "engine.threads", "Threads that compute; 0 chooses.")
+
+
+def ctx_option() -> Decorator:
+    return setting("--ctx", "engine.ctx", "Context size in tokens; 0 chooses.")
+
+
+def stacked(*decorators: Decorator) -> Decorator:
+    """Apply decorators so that the options appear in the given order."""
+
+    def apply(function: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+def overridden(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
+    """The settings with the options that were given laid over them.
+
+    Raises:
+        SettingsError: config.toml is not valid.
+        UsageError: values that do not go together, or more threads than CPUs.
+    """
+    tables = msgspec.to_builtins(base or settings.load())
+    for name, value in values.items():
+        table, separator, key = name.partition("__")
+        if separator and value is not None:
+            tables[table][key] = value
+    try:
+        result = msgspec.convert(tables, Settings)
+    except msgspec.ValidationError as error:
+        reason, _, where = str(error).partition(" - at ")
+        key = where.strip("`").removeprefix("$").lstrip(".")
+        raise UsageError(f"{key}: {reason[:1].lower()}{reason[1:]}.") from None
+    _check(result)
+    return result
+
+
+def _check(chosen: Settings) -> None:
+    engine = chosen.engine
+    allowed = len(os.sched_getaffinity(0))
+    if engine.threads > allowed:
+        raise UsageError(
+            f"{engine.threads} threads are more than the {allowed} CPUs that this process may use.",
+            f"Give --threads {allowed} or less, or 0 to let cpuchat choose.",
+        )
+    if engine.flash_attn == "off" and engine.cache_type_v not in _UNQUANTIZED:
+        raise UsageError(
+            f"A V cache of type {engine.cache_type_v} needs flash attention, which is off.",
+            "Leave out --flash-attn off, or give --cache-type-v f16.",
+        )
+
+
+DEMO = "demo"
+
+
+def model_path(spec: str | None, chosen: Settings) -> Path:
+    """The file of `--model`, else the model that was used last, else the demo model.
+
+    Raises:
+        ModelNotFound: no such file, repository or name.
+    """
+    from cpuchat.models.library import Library
+
+    return Library(chosen.model.folders).resolve(spec or chosen.model.last or DEMO)

@@ -1,0 +1,225 @@
+"""What the command line prints: answers on stdout, everything about them on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from typing import Any, TextIO
+
+from cpuchat.errors import CpuchatError
+from cpuchat.protocol import LoadProgress, PrefillProgress, StopReason, Timings
+from cpuchat.text import Cleaner, clean
+
+STOP_WORDS: dict[StopReason, str] = {
+    "end": "end",
+    "stop_string": "stop string",
+    "max_tokens": "token limit",
+    "context": "context full",
+    "cancelled": "stopped",
+}
+
+
+class OutputClosed(Exception):
+    """The reader of our stdout is gone (`| head`): end quietly."""
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+class Terminal:
+    """Writes the answer to stdout as it comes; notes, progress and reasoning to stderr.
+
+    Model text is cleaned of everything that a terminal would obey wherever it goes to a terminal, and passed on
+    unchanged into files and pipes. `quiet` leaves only answers and errors.
+    """
+
+    def __init__(self, *, quiet: bool = False, show_reasoning: bool = False) -> None:
+        self._out: TextIO | None = sys.stdout
+        self._err: TextIO | None = sys.stderr
+        self._out_tty = is_terminal(sys.stdout)
+        self._err_tty = is_terminal(sys.stderr)
+        self._quiet = quiet
+        self._reasoning = show_reasoning or (self._err_tty and not quiet)
+        dumb = os.environ.get("TERM", "dumb") == "dumb"
+        self._moves = self._err_tty and not dumb
+        self._styled = self._moves and not os.environ.get("NO_COLOR")
+        self._cleaner = Cleaner()
+        self._progress_shown = False
+        self._out_open_line = False
+        self._err_open_line = False
+        self._reasoning_last = False
+
+    def answer(self, text: str) -> None:
+        """Print a piece of the answer now.
+
+        Raises:
+            OutputClosed: nobody reads stdout any more.
+            CpuchatError: stdout cannot be written (disk full).
+        """
+        if not text:
+            return
+        self.clear_progress()
+        if self._reasoning_last:
+            self._end_reasoning()
+        self._write_out(self._cleaner.feed(text) if self._out_tty else text)
+        self._out_open_line = not text.endswith("\n")
+
+    def reasoning(self, text: str) -> None:
+        """Print a piece of what the model thinks aloud, dimmed, if it is wanted."""
+        if not text or not self._reasoning:
+            return
+        self.clear_progress()
+        self.end_answer()
+        shown = clean(text) if self._err_tty else text
+        self._write_err(f"\x1b[2m{shown}\x1b[22m" if self._styled else shown)
+        self._err_open_line = not text.endswith("\n")
+        self._reasoning_last = True
+
+    def end_answer(self) -> None:
+        """Finish the last line of the answer."""
+        if self._out_open_line:
+            self._write_out(self._cleaner.flush() + "\n")
+            self._out_open_line = False
+
+    def line(self, text: str = "") -> None:
+        """Print one line of our own on stdout."""
+        self.clear_progress()
+        self._write_out(text + "\n")
+
+    def note(self, text: str) -> None:
+        """Print one line on stderr, unless quiet."""
+        if not self._quiet:
+            self._err_line(text)
+
+    def warn(self, text: str) -> None:
+        """Print one line on stderr, quiet or not."""
+        self._err_line(text)
+
+    def progress(self, event: LoadProgress | PrefillProgress) -> None:
+        """Show how far a load or a prompt is, on one line that the next output replaces; terminals only."""
+        if self._quiet or not self._moves:
+            return
+        match event:
+            case LoadProgress(phase=phase, done=done, total=total):
+                share = f" {100 * done // total} %" if total else ""
+                text = f"{phase} the model{share}"
+            case PrefillProgress(processed=processed, total=total):
+                text = f"reading the prompt {processed:,} of {total:,} tokens"
+        width = shutil.get_terminal_size().columns - 1
+        self._write_err(f"\r\x1b[2K{clean(text)[:width]}")
+        self._progress_shown = True
+
+    def clear_progress(self) -> None:
+        if self._progress_shown:
+            self._write_err("\r\x1b[2K")
+            self._progress_shown = False
+
+    def _end_reasoning(self) -> None:
+        self._write_err("\n\n" if self._err_open_line else "\n")
+        self._err_open_line = self._reasoning_last = False
+
+    def _err_line(self, text: str) -> None:
+        self.clear_progress()
+        if self._out_tty:
+            self.end_answer()
+        if self._err_open_line:
+            self._write_err("\n")
+            self._err_open_line = False
+        self._reasoning_last = False
+        self._write_err(clean(text) + "\n")
+
+    def _write_out(self, text: str) -> None:
+        if self._out is None:
+            raise OutputClosed
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except BrokenPipeError:
+            raise OutputClosed from None
+        except OSError as error:
+            raise CpuchatError(f"Cannot write to standard output: {error.strerror}.") from None
+
+    def _write_err(self, text: str) -> None:
+        if self._err is None:
+            return
+        try:
+            self._err.write(text)
+            self._err.flush()
+        except OSError:
+            self._err = None  # nobody listens; the answer still counts
+
+
+def error_text(error: CpuchatError) -> str:
+    """The form of every failure on stderr: what happened, and below it what to do."""
+    hint = f"\n  {error.hint}" if error.hint else ""
+    return clean(f"cpuchat: {error.message}{hint}")
+
+
+def summary(timings: Timings, stop_reason: StopReason) -> str:
+    """The figures of one answer in one line."""
+    tokens = "1 token" if timings.predicted_n == 1 else f"{timings.predicted_n:,} tokens"
+    parts = [tokens, _rate(timings.predicted_per_second)]
+    if timings.predicted_n:
+        parts.append(f"first token {timings.ttft_ms / 1e3:.2f} s")
+    parts.append(
+        f"prompt {_rate(timings.prompt_per_second)} ({timings.prompt_n:,} new, {timings.cache_n:,} reused)",
+    )
+    if timings.draft_n:
+        parts.append(
+            f"{100 * timings.draft_n_accepted / timings.draft_n:.0f} % of {timings.draft_n:,} drafted accepted"
+        )
+    parts.append(STOP_WORDS[stop_reason])
+    return " · ".join(parts)
+
+
+def _rate(value: float | None) -> str:
+    if value is None:
+        return "n/a tok/s"
+    return f"{value:.1f} tok/s" if value < 100 else f"{value:,.0f} tok/s"
+
+
+def timings_json(timings: Timings) -> dict[str, Any]:
+    """The figures in llama-server's field names; null where there is nothing to divide.
+
+    `predicted_ms` runs from the first to the last token, so the rates divide by `predicted_n - 1`.
+    """
+    spans = timings.predicted_n - 1
+    fields: dict[str, Any] = {
+        "cache_n": timings.cache_n,
+        "prompt_n": timings.prompt_n,
+        "prompt_ms": timings.prompt_ms,
+        "prompt_per_token_ms": timings.prompt_ms / timings.prompt_n if timings.prompt_n else None,
+        "prompt_per_second": timings.prompt_per_second,
+        "predicted_n": timings.predicted_n,
+        "predicted_ms": timings.predicted_ms,
+        "predicted_per_token_ms": timings.predicted_ms / spans if spans > 0 else None,
+        "predicted_per_second": timings.predicted_per_second,
+    }
+    if timings.draft_n:
+        fields["draft_n"] = timings.draft_n
+        fields["draft_n_accepted"] = timings.draft_n_accepted
+    return fields
+
+
+def error_json(error: CpuchatError) -> dict[str, Any]:
+    return {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
+
+
+def json_line(value: Any) -> str:
+    """One line of JSON in which even DEL and the C1 control characters are escaped, so that it is safe to look at."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def size(n_bytes: int) -> str:
+    """Bytes as people read them on a disk: `1.5 GB` is 1.5e9 bytes."""
+    value = float(n_bytes)
+    for unit in ("B", "kB", "MB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB" if value < 100 else f"{value:.0f} GB"

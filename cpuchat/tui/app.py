@@ -1,0 +1,191 @@
+"""The app: themes, keys, commands and the way out. Screens do the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from time import monotonic
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.command import CommandPalette
+from textual.screen import Screen
+
+from cpuchat import settings
+from cpuchat.conversation import Conversation
+from cpuchat.errors import CpuchatError
+from cpuchat.models.library import Library
+from cpuchat.tui import commands, keys, themes
+from cpuchat.tui.screens.chat import ChatScreen
+from cpuchat.tui.settings_form import with_changes
+
+NICENESS = 5
+_TWICE_SECONDS = 3.0
+
+
+class ChatApp(App[int]):
+    """The terminal app around one `Conversation`.
+
+    Args:
+        conversation: the headless core; closed by the app when it ends.
+        library: where the models screen looks.
+        initial_model: loaded after the first paint; None starts without a model.
+    """
+
+    # The chat is the default screen, whose own sheet Textual does not load.
+    CSS_PATH: ClassVar = ["app.tcss", "screens/chat.tcss"]
+    TITLE = "cpuchat"
+    ENABLE_COMMAND_PALETTE = True
+    PAUSE_GC_ON_SCROLL = True
+    COMMANDS = App.COMMANDS | {commands.ChatProvider}
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("app")
+
+    def __init__(self, conversation: Conversation, library: Library, initial_model: Path | None) -> None:
+        super().__init__()
+        self.conversation = conversation
+        self.library = library
+        self._initial_model = initial_model
+        self._saving = asyncio.Lock()
+        self._leaving = False
+        self._ended = False
+        self._yielded = False
+        self._ctrl_c_at = float("-inf")
+        self._theme_before_preview: str | None = None
+        self._loaded_themes = themes.load_themes()
+        for theme in self._loaded_themes.themes.values():
+            self.register_theme(theme)
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return dict(themes.OWN_VARIABLES)
+
+    def get_default_screen(self) -> Screen[None]:
+        return ChatScreen(self.conversation, self._initial_model)
+
+    def on_mount(self) -> None:
+        wanted = self.conversation.settings.ui.theme
+        problems = [f"{p.file.name}: {p.reason}" for p in self._loaded_themes.problems]
+        if wanted in self.available_themes:
+            self.theme = wanted
+        else:
+            self.theme = themes.DEFAULT_THEME if themes.DEFAULT_THEME in self.available_themes else "textual-dark"
+            problems.append(f"there is no theme “{wanted}”")
+        if problems:
+            self.notify("\n".join(problems), title="Themes left out", severity="warning", timeout=10, markup=False)
+
+    @property
+    def own_themes(self) -> frozenset[str]:
+        """Names of the themes that come with cpuchat or from the user's folder."""
+        return frozenset(self._loaded_themes.themes)
+
+    @property
+    def chat_screen(self) -> ChatScreen:
+        """The chat, whatever lies on top of it."""
+        screen = self.screen_stack[0]
+        assert isinstance(screen, ChatScreen)
+        return screen
+
+    def yield_to_inference(self) -> None:
+        """Let the worker's threads go first: a stalled one costs a token, a late paint does not.
+
+        Called when the worker runs already, because a process inherits its parent's niceness.
+        """
+        if not self._yielded:
+            self._yielded = True
+            with contextlib.suppress(OSError, AttributeError):
+                os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+
+    # Settings
+
+    def save_settings(self, changes: dict[str, dict[str, Any]]) -> None:
+        """Write some settings in the background; a failure is told, not raised."""
+        self.run_worker(self._save_settings(changes), group="settings", name="settings")
+
+    async def _save_settings(self, changes: dict[str, dict[str, Any]]) -> None:
+        async with self._saving:
+            try:
+                await asyncio.to_thread(settings.update, changes)
+                self.conversation.settings = with_changes(self.conversation.settings, changes)
+            except (CpuchatError, OSError) as error:
+                self.notify(f"{error}", title="Settings not saved", severity="warning", timeout=10, markup=False)
+
+    # Commands and themes
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        yield from commands.system_commands(self, screen)
+
+    def get_key_display(self, binding: Binding) -> str:
+        return binding.key_display or keys.display(binding.key)
+
+    def action_change_theme(self) -> None:
+        """Choose a theme; the marked one is shown at once, Esc goes back."""
+        self._theme_before_preview = self.theme
+        self.push_screen(CommandPalette(providers=[commands.ThemeProvider], placeholder="Theme …"))
+
+    @on(CommandPalette.OptionHighlighted)
+    def _preview_theme(self, event: CommandPalette.OptionHighlighted) -> None:
+        if self._theme_before_preview is None:
+            return
+        hit = getattr(event.highlighted_event.option, "hit", None)
+        name = getattr(hit, "text", None)
+        if name in self.available_themes:
+            self.theme = name
+
+    @on(CommandPalette.Closed)
+    def _palette_closed(self, event: CommandPalette.Closed) -> None:
+        before, self._theme_before_preview = self._theme_before_preview, None
+        if before is not None and not event.option_selected:
+            self.theme = before
+
+    def use_theme(self, name: str) -> None:
+        """Switch to a theme and remember it."""
+        self.theme = name
+        self.save_settings({"ui": {"theme": name}})
+
+    # Help and the way out
+
+    def action_help(self) -> None:
+        from cpuchat.tui.screens.help import HelpScreen
+
+        if isinstance(self.screen, HelpScreen):
+            self.screen.dismiss(None)
+        else:
+            self.push_screen(HelpScreen())
+
+    def action_help_quit(self) -> None:
+        """Ctrl+C with nothing selected: people mean to quit, but one slip must not end a chat."""
+        now = monotonic()
+        if now - self._ctrl_c_at < _TWICE_SECONDS:
+            self.action_leave()
+        else:
+            self._ctrl_c_at = now
+            self.notify("Ctrl+C again, or Ctrl+Q, quits.", timeout=_TWICE_SECONDS)
+
+    async def action_quit(self) -> None:
+        self.action_leave()
+
+    def action_leave(self) -> None:
+        """Stop, keep what was said, end the worker, exit with 0. Asked for twice: leave at once."""
+        if self._leaving:
+            self.exit(0)
+            return
+        self._leaving = True
+        self.run_worker(self._leave(), group="leave", name="leave")
+
+    async def _leave(self) -> None:
+        await self.chat_screen.finish()
+        await self._end()
+        self.exit(0)
+
+    async def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            async with self._saving:  # a setting that was just changed is written first
+                await self.conversation.close()
+
+    async def on_unmount(self) -> None:
+        await self._end()

@@ -1,0 +1,79 @@
+"""The command palette: everything that has a key or an action, the stored chats, and the themes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from textual.app import SystemCommand
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.screen import Screen
+
+from cpuchat.errors import CpuchatError
+from cpuchat.tui import keys
+
+if TYPE_CHECKING:
+    from cpuchat.tui.app import ChatApp
+
+# Which keys of the table belong to which screen class; "app" ones are everywhere.
+_PLACES = {"ChatScreen": "chat", "ModelsScreen": "models", "SettingsScreen": "settings", "HelpScreen": "help"}
+
+
+def system_commands(app: ChatApp, screen: Screen[Any]) -> Iterable[SystemCommand]:
+    """Commands of the screen that the palette was opened on, in the order of the key table."""
+    place = _PLACES.get(type(screen).__name__, "")
+    for key in keys.KEYS:
+        if not key.palette or key.place not in (place, "app"):
+            continue
+        node = app if key.place == "app" else screen
+        name = key.action.partition("(")[0]
+        if key.place != "app" and not screen.check_action(name, ()):
+            continue
+        title = key.help.partition(" (")[0]
+        about = f"{keys.display_all(key.keys)} · {key.group}" if key.keys else key.group
+        yield SystemCommand(title, about, partial(node.run_action, key.action))  # type: ignore[arg-type]
+
+
+class ChatProvider(Provider):
+    """Stored chats by title, once something is typed."""
+
+    async def search(self, query: str) -> Hits:
+        app = cast("ChatApp", self.app)
+        chat_screen = app.chat_screen
+        if self.screen is not chat_screen:
+            return
+        try:
+            chats = app.conversation.store.chats()
+        except CpuchatError:
+            return
+        matcher = self.matcher(query)
+        for chat in chats:
+            score = matcher.match(chat.title)
+            if score > 0:
+                yield Hit(
+                    score, matcher.highlight(chat.title), partial(chat_screen.open_chat, chat.id), help="Open this chat"
+                )
+
+
+class ThemeProvider(Provider):
+    """Themes; the app shows the marked one at once."""
+
+    def _themes(self) -> list[tuple[str, str]]:
+        app = cast("ChatApp", self.app)
+        # Ours and the user's first; Textual's own after them.
+        own = sorted(app.own_themes)
+        rest = sorted(name for name in app.available_themes if name not in app.own_themes)
+        return [(name, "cpuchat") for name in own] + [(name, "Textual") for name in rest]
+
+    async def discover(self) -> Hits:
+        app = cast("ChatApp", self.app)
+        for name, origin in self._themes():
+            yield DiscoveryHit(name, partial(app.use_theme, name), text=name, help=origin)
+
+    async def search(self, query: str) -> Hits:
+        app = cast("ChatApp", self.app)
+        matcher = self.matcher(query)
+        for name, origin in self._themes():
+            if (score := matcher.match(name)) > 0:
+                yield Hit(score, matcher.highlight(name), partial(app.use_theme, name), text=name, help=origin)

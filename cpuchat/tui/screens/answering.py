@@ -1,0 +1,151 @@
+"""Shows the streams of a conversation on the chat screen: one at a time, event by event."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from cpuchat.conversation import Conversation
+from cpuchat.errors import CpuchatError
+from cpuchat.protocol import (
+    AnyEvent,
+    ContextTrimmed,
+    Failed,
+    GenerationFinished,
+    LoadProgress,
+    ModelInfo,
+    ModelLoaded,
+    PrefillProgress,
+    TextDelta,
+    Unloaded,
+)
+from cpuchat.tui import wording
+from cpuchat.tui.widgets.status import StatusLine
+from cpuchat.tui.widgets.transcript import Transcript, TranscriptMessage
+
+WARNING, ERROR, PLAIN = "warning", "error", "information"
+
+
+class Answering:
+    """Turns events into what the user sees. Runs on the UI's event loop; never raises for what a backend does."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        transcript: Transcript,
+        status: StatusLine,
+        tell: Callable[[str, str], None],
+        begun: Callable[[], None],
+    ) -> None:
+        """`tell(text, severity)` shows a passing message; `begun()` is called when a stream gave its first event."""
+        self._conversation = conversation
+        self._transcript = transcript
+        self._status = status
+        self._tell = tell
+        self._begun = begun
+        self._open = False  # an answer is being written
+        self._written = False  # its first text has come
+        self._left_out = ""
+        self._noted: set[str] = set()  # notes of models that were already shown
+        self.loading: str = ""  # name of the file that is being loaded
+
+    async def load(self, path: Path) -> bool:
+        """Load a model. Returns whether it is ready."""
+        self.loading = path.stem
+        self._status.show_state(f"loading {self.loading}")
+        try:
+            last = await self._consume(lambda: self._conversation.load_model(path))
+        finally:
+            self.loading = ""
+            self._status.show_state("")
+            self._status.show_model(self._conversation.model)
+        if isinstance(last, Unloaded):
+            self._tell("The load was stopped. Ctrl+O chooses a model.", PLAIN)
+        return isinstance(last, ModelLoaded)
+
+    async def answer(self, stream: Callable[[], AsyncIterator[AnyEvent]]) -> AnyEvent | None:
+        """Show one answer from its first event to its last. Returns the last."""
+        model = self._conversation.model
+        self._transcript.begin_answer(model.name if model else "Answer")
+        self._transcript.set_pending("thinking about it …")
+        self._open, self._written, self._left_out = True, False, ""
+        try:
+            return await self._consume(stream)
+        finally:
+            if self._open:  # ended without a final event
+                self._close("stopped")
+            self._status.show_state("")
+            self._status.show_model(self._conversation.model)
+            self.show_context()
+
+    async def _consume(self, stream: Callable[[], AsyncIterator[AnyEvent]]) -> AnyEvent | None:
+        last: AnyEvent | None = None
+        try:
+            async for event in stream():
+                if last is None:
+                    self._begun()
+                last = event
+                self._show(event)
+        except CpuchatError as error:
+            last = Failed(code=error.code, message=error.message, hint=error.hint)
+            self._show(last)
+        except OSError as error:  # the disk is full, the database is locked, ...
+            last = Failed(code="error", message=f"{error}.", hint="The app goes on; the last answer may not be saved.")
+            self._show(last)
+        return last
+
+    def _show(self, event: AnyEvent) -> None:
+        match event:
+            case TextDelta():
+                if not self._written:
+                    self._written = True
+                    self._transcript.set_pending("")
+                self._transcript.append(event.text, event.channel)
+            case PrefillProgress():
+                if not self._written:
+                    self._transcript.set_pending(wording.prefill(event))
+            case LoadProgress():
+                self._status.show_state(wording.loading(self.loading or "the model", event))
+                if self._open:  # a dead worker is started again before it answers
+                    self._transcript.set_pending("starting the model again …")
+            case ModelLoaded():
+                self._status.show_state("")
+                self._status.show_model(event.model)
+                self._show_notes(event.model)
+            case ContextTrimmed():
+                self._left_out = wording.left_out(event)
+                self._tell(wording.trimmed(event), WARNING)
+            case GenerationFinished():
+                note = wording.finished(event.timings, event.stop_reason)
+                self._close(" · ".join(filter(None, (note, self._left_out))))
+            case Failed():
+                self._close("")
+                self._fail(event)
+            case _:
+                pass
+
+    def _close(self, note: str) -> None:
+        if self._open:
+            self._open = False
+            self._transcript.set_pending("")
+            self._transcript.finish_answer(note)
+
+    def _fail(self, event: Failed) -> None:
+        title = {"worker_died": "The model stopped working", "does_not_fit": "Not enough memory"}.get(
+            event.code, "That did not work"
+        )
+        self._transcript.add_message(TranscriptMessage(role="notice", title=title, content=wording.failure(event)))
+
+    def _show_notes(self, model: ModelInfo) -> None:
+        for note in model.notes:
+            if f"{model.path}\0{note}" not in self._noted:
+                self._noted.add(f"{model.path}\0{note}")
+                self._tell(note, WARNING)
+
+    def show_context(self) -> None:
+        """Show how full the context is after the last answer of the open chat."""
+        for message in reversed(self._conversation.messages):
+            if message.timings is not None:
+                self._status.show_context(message.timings.n_past)
+                return
+        self._status.show_context(0)

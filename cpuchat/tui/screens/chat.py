@@ -1,0 +1,401 @@
+"""The main screen: chats, transcript, prompt and figures."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.timer import Timer
+from textual.widgets import Footer, TextArea
+from textual.worker import Worker, WorkerError
+
+from cpuchat.conversation import Conversation
+from cpuchat.models.library import Library
+from cpuchat.protocol import AnyEvent, Failed
+from cpuchat.telemetry.process import process_memory
+from cpuchat.tui import keys, wording
+from cpuchat.tui.screens.answering import Answering
+from cpuchat.tui.screens.confirm import ConfirmScreen
+from cpuchat.tui.screens.history import HistoryScreen
+from cpuchat.tui.widgets.chat_list import ChatList, Chats
+from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.status import StatusLine
+from cpuchat.tui.widgets.telemetry import TelemetryLine, TelemetryPanel
+from cpuchat.tui.widgets.transcript import Transcript
+
+if TYPE_CHECKING:
+    from cpuchat.tui.app import ChatApp
+
+FIGURES_HZ = 4
+_WELCOME = "Ask something.\n\nEnter sends · Ctrl+J new line · Ctrl+O models · F1 help"
+_NO_MODEL = "No model is loaded.\n\nCtrl+O chooses one · F1 help"
+
+
+class ChatScreen(HistoryScreen):
+    """Owns every change of state of the chat; widgets only tell it what the user did."""
+
+    AUTO_FOCUS = "#prompt"
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]
+    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("chat")
+
+    def __init__(self, conversation: Conversation, initial_model: Path | None) -> None:
+        super().__init__()
+        self.conversation = conversation
+        self._model_path = initial_model
+        self._loaded = False  # the chosen model answered a load once; the backend starts it again by itself
+        self._stream: Worker[None] | None = None
+        self._editing = False
+        self._queued = False
+        self._draft = ""
+        self._next_block = 0
+        self._timer: Timer | None = None
+
+    # What it is made of
+
+    def compose(self) -> ComposeResult:
+        yield StatusLine(id="status")
+        with Horizontal(id="body"):
+            yield ChatList(id="chats")
+            with Vertical(id="middle"):
+                with Horizontal(id="talk"):
+                    yield Transcript(id="transcript")
+                    yield TelemetryPanel(id="telemetry")
+                yield TelemetryLine(id="telemetry-line")
+                yield Prompt(id="prompt")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._status = self.query_one(StatusLine)
+        self._transcript = self.query_one(Transcript)
+        self._prompt = self.query_one(Prompt)
+        self._chats = self.query_one(ChatList)
+        self._answering = Answering(self.conversation, self._transcript, self._status, self.tell, self._begun)
+        self._timer = self.set_interval(1 / FIGURES_HZ, self._show_figures, pause=True)
+        self._apply_ui_settings()
+        if self.conversation.settings.ui.show_reasoning:
+            self._transcript.toggle_reasoning()
+        self.show_chat()
+        # The first paint waits for nothing; the list of chats and the model come after it.
+        self.call_after_refresh(self._start)
+
+    def _start(self) -> None:
+        # What start-up made stays until the end: full collections that walk it would be felt as a stall.
+        gc.freeze()
+        self.list_chats()
+        self._show_figures()
+        if self._model_path is not None:
+            self.load_model(self._model_path)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._show_figures)  # the other of panel and line may be shown now
+
+    @property
+    def _app(self) -> ChatApp:
+        return cast("ChatApp", self.app)
+
+    # Streams
+
+    def load_model(self, path: Path) -> None:
+        """Load in the background; refuses while something runs."""
+        if self.refuse_while_busy("The model can be changed when the answer is done"):
+            return
+        self._model_path = path
+        self._loaded = False
+        self._answering.loading = path.stem
+        self._run(self._load(path))
+
+    async def _load(self, path: Path) -> None:
+        self._loaded = await self._answering.load(path)
+        if self._loaded:
+            self._app.yield_to_inference()
+            self._app.save_settings({"model": {"last": str(path)}})
+
+    async def _answer(self, stream: Callable[[], AsyncIterator[AnyEvent]]) -> None:
+        self.refresh_bindings()
+        last = await self._answering.answer(stream)
+        if isinstance(last, Failed) and last.code != "worker_died" and self.conversation.model is None:
+            self._loaded = False
+        self.list_chats()
+
+    def _run(self, work: object) -> None:
+        async def run() -> None:
+            assert self._timer is not None
+            self.show_chat_title()
+            self._timer.resume()
+            self.refresh_bindings()
+            try:
+                await work  # type: ignore[misc]
+            finally:
+                self._timer.pause()
+                self._stream = None
+                self._show_figures()
+                self._show_empty_text()
+                self._show_prompt_title()
+                self.show_chat_title()
+                self.refresh_bindings()
+            self.call_next(self._send_queued)
+
+        self._stream = self.run_worker(run(), group="stream", name="stream")
+        self._show_prompt_title()
+
+    @property
+    def busy(self) -> bool:
+        """A load or an answer is running, or about to."""
+        return self._stream is not None
+
+    async def finish(self) -> None:
+        """Stop what runs and wait until its last words are shown and stored."""
+        self._queued = False
+        if (stream := self._stream) is not None:
+            await self.conversation.stop()
+            with contextlib.suppress(WorkerError):
+                await stream.wait()
+
+    def refuse_while_busy(self, why: str) -> bool:
+        if self.busy:
+            self.tell(f"{why} (Esc stops it).", "warning")
+        return self.busy
+
+    # Sending
+
+    @on(Prompt.Submitted)
+    def _submitted(self, event: Prompt.Submitted) -> None:
+        if self.busy:
+            if not self._answering.loading:
+                self.tell("An answer is being written. Esc stops it; your text stays here.", "warning")
+                return
+            self._set_queued(True)
+            return
+        if not self._loaded:
+            if self._model_path is None:
+                self.tell("Choose a model first; your text stays here.")
+                self.action_models()
+            else:
+                self.load_model(self._model_path)
+                self._set_queued(True)
+            return
+        self._send(event.text)
+
+    def _send(self, text: str) -> None:
+        self._next_block = 0
+        self._prompt.accept()
+        if self._editing:
+            self._leave_editing()
+            self._show_messages(before_last_user=True)
+            stream = lambda: self.conversation.edit_last(text)  # noqa: E731
+        else:
+            stream = lambda: self.conversation.send(text)  # noqa: E731
+        self._transcript.add_message(wording.mine(text))
+        self._run(self._answer(stream))
+
+    def _send_queued(self) -> None:
+        if self._queued and self._loaded and not self.busy:
+            self._set_queued(False)
+            if text := self._prompt.text.strip():
+                self._send(text)
+
+    def _set_queued(self, queued: bool) -> None:
+        self._queued = queued
+        self._show_prompt_title()
+
+    @on(TextArea.Changed, "#prompt")
+    def _typed(self) -> None:
+        if self._queued:  # changed after Enter: it waits for another Enter
+            self._set_queued(False)
+
+    def _begun(self) -> None:
+        """A stream has begun: a new chat has its title now."""
+        self.show_chat_title()
+        self.list_chats()
+
+    # Showing
+
+    def _apply_ui_settings(self) -> None:
+        ui = self.conversation.settings.ui
+        self.set_class(not ui.sidebar, "-no-sidebar")
+        self.set_class(not ui.telemetry, "-no-telemetry")
+
+    def show_chat(self) -> None:
+        self._leave_editing()
+        self.remove_class("-chats-over")
+        self._show_messages()
+        self.show_chat_title()
+        self._show_empty_text()
+        self._show_prompt_title()
+        self._prompt.set_history([m.content for m in self.conversation.messages if m.role == "user"])
+        self._answering.show_context()
+        self._next_block = 0
+        self._prompt.focus()
+
+    def _show_messages(self, before_last_user: bool = False, before_answer: bool = False) -> None:
+        messages = self.conversation.messages
+        if before_last_user or before_answer:
+            last = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1)
+            messages = messages[: last + before_answer]
+        self._transcript.set_messages([wording.of_stored(m) for m in messages])
+
+    def show_chat_title(self) -> None:
+        chat = self.conversation.chat
+        self._transcript.border_title = Content(chat.title) if chat else "New chat"
+
+    def _show_empty_text(self) -> None:
+        self._transcript.empty_text = _WELCOME if self._model_path else _NO_MODEL
+
+    def _show_prompt_title(self) -> None:
+        title = "Message"
+        subtitle = "Enter sends · Ctrl+J new line"
+        if self._queued:
+            title, subtitle = "Sent when the model is ready", "Esc takes it back"
+        elif self._editing:
+            title, subtitle = "Editing my last message", "Enter replaces it and what followed · Esc leaves it"
+        elif self._stream is not None:
+            subtitle = "Enter sends when the model is ready" if self._answering.loading else "Esc stops the answer"
+        self._prompt.border_title, self._prompt.border_subtitle = title, subtitle
+        self._prompt.set_class(self._editing, "-editing")
+        self._prompt.set_class(self._queued, "-queued")
+
+    def _show_figures(self) -> None:
+        figures = self.conversation.meter.figures()
+        pid = self.conversation.backend.pid
+        memory = None if pid is None else process_memory(pid)
+        if figures.n_past is not None and self.busy:
+            self._status.show_context(figures.n_past)
+        if self.has_class("-wide"):
+            self.query_one(TelemetryPanel).show(figures, memory)
+        else:
+            self.query_one(TelemetryLine).show(figures, memory)
+
+    # Actions
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "stop":
+            over = self.has_class("-chats-over")
+            away = self.is_mounted and self.focused is not self._prompt_or_none()
+            return True if self.busy or self._editing or self._queued or over or away else None
+        return True
+
+    def _prompt_or_none(self) -> Prompt | None:
+        return getattr(self, "_prompt", None)
+
+    async def action_stop(self) -> None:
+        if self._queued:
+            self._set_queued(False)
+        elif self.busy:
+            await self.conversation.stop()
+        elif self._editing:
+            self._leave_editing()
+            self._prompt.put(self._draft)
+        self.remove_class("-chats-over")
+        self._prompt.focus()
+
+    def action_again(self) -> None:
+        if self.refuse_while_busy("Another answer can be written when this one is done"):
+            return
+        if not any(m.role == "user" for m in self.conversation.messages):
+            self.tell("There is nothing to answer yet. Write a message first.")
+            return
+        if not self._loaded:
+            self.tell("No model is loaded. Ctrl+O chooses one.", "warning")
+            return
+        self._next_block = 0
+        self._show_messages(before_answer=True)
+        self._run(self._answer(self.conversation.regenerate))
+
+    def action_edit_last(self) -> None:
+        if self.refuse_while_busy("A message can be edited when the answer is done"):
+            return
+        mine = [m.content for m in self.conversation.messages if m.role == "user"]
+        if not mine:
+            self.tell("There is no message of yours to edit yet.")
+            return
+        if not self._editing:
+            self._draft = self._prompt.text
+        self._editing = True
+        self._prompt.put(mine[-1])
+        self._prompt.focus()
+        self._show_prompt_title()
+        self.refresh_bindings()
+
+    def _leave_editing(self) -> None:
+        self._editing = False
+        self._show_prompt_title()
+        self.refresh_bindings()
+
+    def action_copy_answer(self) -> None:
+        if text := self._transcript.current_message_text():
+            self.copy(text, "")
+        else:
+            self.tell("There is no answer to copy yet.")
+
+    def action_copy_code(self) -> None:
+        blocks = self._transcript.code_blocks()
+        if not blocks:
+            self.tell("There is no code block to copy.")
+            return
+        index = len(blocks) - 1 - self._next_block % len(blocks)
+        self._next_block += 1
+        which = f" (block {index + 1} of {len(blocks)})" if len(blocks) > 1 else ""
+        self.copy(blocks[index], which)
+
+    def copy(self, text: str, what: str) -> None:
+        """Put text on the terminal's clipboard (OSC 52) and say so."""
+        self.app.copy_to_clipboard(text)
+        self.tell(f"Copied {wording.plural(len(text), 'character')}{what}.")
+
+    def action_reasoning(self) -> None:
+        self._transcript.toggle_reasoning()
+
+    def action_sidebar(self) -> None:
+        if self.has_class("-wide"):
+            hidden = not self.has_class("-no-sidebar")
+            self.set_class(hidden, "-no-sidebar")
+            self._app.save_settings({"ui": {"sidebar": not hidden}})
+            shown = not hidden
+        else:
+            self.toggle_class("-chats-over")
+            shown = self.has_class("-chats-over")
+        (self._chats.query_one(Chats) if shown else self._prompt).focus()
+        self.refresh_bindings()
+
+    def action_telemetry(self) -> None:
+        self.toggle_class("-no-telemetry")
+        self._app.save_settings({"ui": {"telemetry": not self.has_class("-no-telemetry")}})
+        self._show_figures()
+
+    @work
+    async def action_models(self) -> None:
+        from cpuchat.tui.screens.models import ModelsScreen
+
+        path = await self.app.push_screen_wait(ModelsScreen(self._app.library, self.conversation.model))
+        if path is not None:
+            if self._answering.loading:
+                await self.finish()  # the other model is not wanted any more
+            self.load_model(path)
+
+    @work
+    async def action_settings(self) -> None:
+        from cpuchat.tui.screens.settings import SettingsScreen
+
+        result = await self.app.push_screen_wait(SettingsScreen(self.conversation.settings, self.app.available_themes))
+        if result is None:
+            return
+        before, self.conversation.settings = self.conversation.settings, result
+        self.app.theme = result.ui.theme if result.ui.theme in self.app.available_themes else self.app.theme
+        self._apply_ui_settings()
+        if result.model.folders != before.model.folders:
+            self._app.library = Library(result.model.folders)
+        if result.engine != before.engine and self._model_path is not None and not self.busy:
+            question = "The engine's settings take effect when a model is loaded. Load it again now?"
+            if await self.app.push_screen_wait(
+                ConfirmScreen("Engine settings", question, "Load again", "Later", False)
+            ):
+                self.load_model(self._model_path)

@@ -1,0 +1,64 @@
+"""The keys, and what the figures mean."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.table import Table
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import VerticalScroll
+from textual.screen import Screen
+from textual.widgets import Footer, Static
+
+from cpuchat.tui import keys
+
+FIGURES = (
+    ("tok/s", "speed of writing, over the last second while it writes; from first to last token afterwards"),
+    ("first token", "from sending to the first token's text"),
+    ("prefill", "speed of reading the prompt, counting only tokens that were really read"),
+    ("remembered", "tokens of the prompt that were still known from before and cost nothing"),
+    ("context", "tokens that the model sees now, of as many as it can; what no longer fits stays in the chat"),
+    ("private", "memory that only the model's process holds: KV cache, buffers, rearranged weights"),
+    ("shared", "weights mapped from the file; the system can drop and read them again"),
+)
+_GOOD_TO_KNOW = (
+    "Select with the mouse and press Ctrl+C to copy. Tab moves between the panes; the arrow keys scroll the one with "
+    "the bright border. Models and settings open with a key and close with Esc."
+)
+
+
+class HelpScreen(Screen[None]):
+    """Generated from the key table, so it cannot lie."""
+
+    CSS_PATH = "help.tcss"
+    AUTO_FOCUS = "#help"
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("help")
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="help") as pane:
+            pane.border_title = "Help"
+            for group in dict.fromkeys(key.group for key in keys.KEYS):
+                rows = [(keys.display_all(k.keys) or "palette", k.help) for k in keys.KEYS if k.group == group]
+                if group == keys.APP:
+                    rows.append(("Tab", "Go to the next pane"))
+                yield Static(group, classes="heading")
+                yield Static(self._rows(rows), classes="rows")
+            yield Static("What the figures mean", classes="heading")
+            yield Static(self._rows(list(FIGURES)), classes="rows")
+            yield Static("Good to know", classes="heading")
+            yield Static(_GOOD_TO_KNOW, classes="rows", markup=False)
+        yield Footer(show_command_palette=False)
+
+    @staticmethod
+    def _rows(rows: list[tuple[str, str]]) -> Table:
+        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        table.add_column(width=20, no_wrap=True, style="bold")
+        table.add_column(ratio=1)
+        for left, right in rows:
+            table.add_row(Text(left), Text(right))
+        return table
+
+    def action_close(self) -> None:
+        self.dismiss(None)

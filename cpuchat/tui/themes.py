@@ -1,0 +1,174 @@
+"""Themes: TOML files, checked before Textual sees them.
+
+A theme file holds `name`, `dark`, optionally `ansi` (the terminal's own colours), `[colors]` (the fields of a Textual
+theme) and `[variables]` (style variables; `now` and `limit` are ours). Textual ends the whole app on a bad colour or a
+colour where a text style belongs, so every value is checked here and a bad file becomes a `ThemeProblem`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.errors import StyleSyntaxError
+from rich.style import Style
+from textual.color import Color, ColorParseError
+from textual.css.constants import VALID_STYLE_FLAGS
+from textual.theme import BUILTIN_THEMES, Theme
+
+from cpuchat import paths
+
+DEFAULT_THEME = "cpuchat"
+
+# Used by our style sheets; a theme that doesn't set them gets these.
+OWN_VARIABLES = {"now": "#6bd9a8", "limit": "#e8b45a"}
+
+_COLORS = frozenset(
+    {"primary", "secondary", "accent", "warning", "error", "success", "foreground", "background", "surface", "panel",
+     "boost"}
+)  # fmt: skip
+_TOP_KEYS = frozenset({"name", "dark", "ansi", "colors", "variables"})
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+_PERCENT = re.compile(r"(?P<color>\S+)\s+(?P<percent>\d{1,3})%")
+# `auto` and `initial` are not for themes to set, so variables that Textual fills with them take a plain colour too.
+_STYLE_VARIABLES = frozenset({"link-style", "link-style-hover"})
+_MAX_FILE = 64 << 10
+
+
+class ThemeError(ValueError):
+    """A theme file that cannot be used; the message names the key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ThemeProblem:
+    """A file that was left out, and why."""
+
+    file: Path
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedThemes:
+    """Good themes by name (a user's file replaces a packaged one of the same name), and the files left out."""
+
+    themes: dict[str, Theme]
+    problems: list[ThemeProblem]
+
+
+def known_variables() -> dict[str, str]:
+    """Names of the variables that a theme may set, each with its kind: "color" or "style"."""
+    generated = Theme("probe", primary="#808080").to_color_system().generate()
+    shades = ("-lighten-", "-darken-")
+    names = {n for n in generated if n not in _COLORS and not any(s in n for s in shades)} | OWN_VARIABLES.keys()
+    return {n: "style" if n.endswith("-text-style") or n in _STYLE_VARIABLES else "color" for n in sorted(names)}
+
+
+def parse_theme(text: str) -> Theme:
+    """Read one theme.
+
+    Raises:
+        ThemeError: not TOML, an unknown key, or a value that Textual would stumble over.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ThemeError(f"not valid TOML: {error}") from None
+    if unknown := sorted(data.keys() - _TOP_KEYS):
+        raise ThemeError(f"unknown key {unknown[0]!r}")
+    name = data.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ThemeError("name: needs small letters, digits and dashes, at most 40")
+    dark, ansi = (_flag(data, "dark", True), _flag(data, "ansi", False))
+    colors = _table(data, "colors")
+    variables = _table(data, "variables")
+    for key, value in colors.items():
+        if key not in _COLORS:
+            raise ThemeError(f"colors.{key}: unknown; known are {', '.join(sorted(_COLORS))}")
+        _check_color(f"colors.{key}", value)
+    kinds = known_variables()
+    for key, value in variables.items():
+        kind = kinds.get(key)
+        if kind is None:
+            raise ThemeError(f"variables.{key}: unknown")
+        if kind == "style":
+            _check_style(f"variables.{key}", value)
+        else:
+            _check_color(f"variables.{key}", value, percent=key not in OWN_VARIABLES)
+    if ansi:
+        # An ANSI theme needs colours that only Textual's own pair brings along.
+        base = BUILTIN_THEMES["ansi-dark" if dark else "ansi-light"]
+        return dataclasses.replace(base, name=name, dark=dark, variables={**base.variables, **variables}, **colors)
+    if "primary" not in colors:
+        raise ThemeError("colors.primary: missing")
+    return dataclasses.replace(Theme(name, colors["primary"], dark=dark, variables=variables), **colors)
+
+
+def load_themes(folders: Iterable[Path] | None = None) -> LoadedThemes:
+    """Read every `*.toml` of the folders (packaged, then the user's); never raises for a file."""
+    if folders is None:
+        folders = (paths.packaged_themes_dir(), paths.user_themes_dir())
+    themes: dict[str, Theme] = {}
+    problems: list[ThemeProblem] = []
+    for folder in folders:
+        try:
+            files = sorted(folder.glob("*.toml"))
+        except OSError:
+            continue
+        for file in files:
+            try:
+                if file.stat().st_size > _MAX_FILE:
+                    raise ThemeError("larger than 64 KB")
+                theme = parse_theme(file.read_text(encoding="utf-8"))
+            except (ThemeError, OSError, UnicodeDecodeError) as error:
+                problems.append(ThemeProblem(file, str(error)))
+            else:
+                themes[theme.name] = theme
+    return LoadedThemes(themes, problems)
+
+
+def _flag(data: dict[str, object], key: str, default: bool) -> bool:
+    value = data.get(key, default)
+    if not isinstance(value, bool):
+        raise ThemeError(f"{key}: needs true or false")
+    return value
+
+
+def _table(data: dict[str, object], key: str) -> dict[str, str]:
+    table = data.get(key, {})
+    if not isinstance(table, dict):
+        raise ThemeError(f"{key}: needs a table")
+    for name, value in table.items():
+        if not isinstance(value, str):
+            raise ThemeError(f"{key}.{name}: needs text in quotes")
+    return table
+
+
+def _check_color(key: str, value: str, percent: bool = False) -> None:
+    match = _PERCENT.fullmatch(value.strip()) if percent else None
+    if match and int(match["percent"]) > 100:
+        raise ThemeError(f"{key}: {match['percent']}% is above 100%")
+    # Style sheets also take "auto" and names with odd characters in them; themes get one plain colour.
+    if re.search(r"[;{}$!/*\n\\]", value) or value.strip() != value:
+        raise ThemeError(f"{key}: {value!r} is not a colour")
+    try:
+        color = Color.parse(match["color"] if match else value)
+    except ColorParseError:
+        raise ThemeError(f'{key}: {value!r} is not a colour (try "#6cb6ff")') from None
+    if color.auto:
+        raise ThemeError(f"{key}: {value!r} is not a colour")
+
+
+def _check_style(key: str, value: str) -> None:
+    """Textual checks the words, Rich checks what they are together ("none bold" ends the app later)."""
+    words = value.split()
+    good = bool(words) and value == " ".join(words) and all(word in VALID_STYLE_FLAGS for word in words)
+    if good:
+        try:
+            Style.parse(value)
+        except StyleSyntaxError:
+            good = False
+    if not good:
+        raise ThemeError(f'{key}: {value!r} is not a text style (try "bold" or "none")')

@@ -1,0 +1,140 @@
+"""The chats, newest first, with a search box."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical
+from textual.message import Message
+from textual.widgets import Input, OptionList
+from textual.widgets.option_list import Option
+
+from cpuchat.chats.store import Chat
+from cpuchat.tui import keys
+
+
+def day_of(updated: float, today: datetime.date) -> str:
+    """Heading for a chat last changed at `updated` (seconds since the epoch, shown in local time)."""
+    days = (today - datetime.date.fromtimestamp(updated)).days
+    if days <= 0:
+        return "Today"
+    if days == 1:
+        return "Yesterday"
+    return "This week" if days < 7 else "This month" if days < 31 else "Older"
+
+
+class _About(Message):
+    """Something about the chat `chat_id`."""
+
+    def __init__(self, chat_id: str) -> None:
+        super().__init__()
+        self.chat_id = chat_id
+
+
+class Chats(OptionList):
+    """The list itself."""
+
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("chats")
+
+    @property
+    def marked(self) -> str | None:
+        """Id of the chat under the cursor."""
+        index = self.highlighted
+        return None if index is None else self.get_option_at_index(index).id
+
+    def action_rename(self) -> None:
+        if chat_id := self.marked:
+            self.post_message(ChatList.RenameAsked(chat_id))
+
+    def action_delete(self) -> None:
+        if chat_id := self.marked:
+            self.post_message(ChatList.DeleteAsked(chat_id))
+
+    def action_search(self) -> None:
+        self.screen.query_one("#chat-search", Input).focus()
+
+
+class ChatList(Vertical):
+    """Sidebar. Tells what the user wants; the screen does it and calls `show` again."""
+
+    class Opened(_About):
+        """The user chose a chat."""
+
+    class RenameAsked(_About):
+        """Rename this one."""
+
+    class DeleteAsked(_About):
+        """Delete this one."""
+
+    class Searched(Message):
+        """The search text changed; "" shows all."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.border_title = "Chats"
+
+    def compose(self) -> ComposeResult:
+        yield Input(placeholder="/ search", id="chat-search", compact=True)
+        yield Chats(id="chat-options", compact=True)
+
+    def show(self, chats: Iterable[Chat], current: str | None, today: datetime.date | None = None) -> None:
+        """List `chats` (newest first) under their days and mark the open one."""
+        today = today or datetime.date.today()
+        options = self.query_one(Chats)
+        marked = options.marked
+        rows: list[Option] = []
+        heading = ""
+        for chat in chats:
+            if (day := day_of(chat.updated, today)) != heading:
+                heading = day
+                rows.append(Option(Text(day, style="dim"), disabled=True))
+            here = chat.id == current
+            # Text, not markup: a title is whatever the user typed.
+            title = Text("▌" if here else " ", style="bold" if here else "", no_wrap=True, overflow="ellipsis")
+            rows.append(Option(title.append(chat.title or "New chat"), id=chat.id))
+        if not rows:
+            text = "nothing found" if self.searching else "no chats yet"
+            rows.append(Option(Text(f" {text}", style="dim italic"), disabled=True))
+        options.clear_options()
+        options.add_options(rows)
+        for chat_id in (marked, current):
+            if chat_id and chat_id in {row.id for row in rows}:
+                options.highlighted = options.get_option_index(chat_id)
+                break
+
+    @property
+    def searching(self) -> str:
+        """What stands in the search box."""
+        return self.query_one("#chat-search", Input).value.strip()
+
+    def clear_search(self) -> None:
+        self.query_one("#chat-search", Input).value = ""
+
+    @on(OptionList.OptionSelected)
+    def _selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        if event.option_id:
+            self.post_message(self.Opened(event.option_id))
+
+    @on(Input.Changed)
+    def _search_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self.post_message(self.Searched(event.value.strip()))
+
+    @on(Input.Submitted)
+    def _search_done(self, event: Input.Submitted) -> None:
+        event.stop()
+        options = self.query_one(Chats)
+        options.focus()
+        if options.highlighted is None:
+            options.action_first()

@@ -1,0 +1,127 @@
+"""The Markdown dialect of a chat: CommonMark with GFM tables and strikethrough, changed so that no text gets lost.
+
+Against stock CommonMark:
+- HTML is text (`vector<int>` stays), entities stay as they are written (`&lt;` may be what the answer is about).
+- Link reference definitions are text: they would vanish, and would make a block depend on another one.
+- Link targets and titles are kept letter by letter, without decoding or percent-encoding.
+- Cells beyond a table's last column are kept (`token.meta["extra"]` of the row).
+- `$…$`, `$$…$$`, `\\(…\\)` and `\\[…\\]` are taken as they are: a backslash or underscore in a formula is no markup.
+"""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+from markdown_it import MarkdownIt, helpers
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_block.table import escapedSplit, table
+from markdown_it.rules_inline import StateInline
+
+# A dollar formula touches its dollars, and no digit follows it ("$5 and $10" are amounts of money).
+_INLINE_MATH = re.compile(
+    r"\$\$(?!\$).{1,999}?\$\$|\$(?![\s$])(?:[^$\n\\]|\\.){1,999}?(?<![\s\\])\$(?![\d$])"
+    r"|\\\(.{1,999}?\\\)|\\\[.{1,999}?\\\]",
+    re.DOTALL,
+)
+_MATH_FENCE = {"$$": "$$", "\\[": "\\]"}
+
+
+def build() -> MarkdownIt:
+    """A parser of this dialect."""
+    # gfm-like without linkify: nothing here becomes a live link, and it takes file names (main.py) for hosts.
+    md = MarkdownIt("gfm-like", {"html": False, "linkify": False}).disable(["reference", "entity", "linkify"])
+    setattr(md, "normalizeLink", str)  # noqa: B010 (methods of this one parser, not of the class)
+    setattr(md, "normalizeLinkText", str)  # noqa: B010
+    setattr(md, "validateLink", lambda url: True)  # noqa: B010
+    setattr(  # noqa: B010
+        md,
+        "helpers",
+        SimpleNamespace(
+            parseLinkLabel=helpers.parseLinkLabel, parseLinkDestination=_destination, parseLinkTitle=_title
+        ),
+    )
+    md.block.ruler.at("table", _table, {"alt": ["paragraph", "reference"]})
+    md.block.ruler.before("fence", "math_block", _math_block, {"alt": ["paragraph", "reference", "blockquote", "list"]})
+    md.inline.ruler.before("escape", "math_inline", _math_inline)
+    # Plain text stops at characters that may begin markup; the dollar is not among them.
+    md.inline.add_terminator_char("$")
+    return md
+
+
+def _destination(string: str, pos: int, maximum: int) -> Any:
+    result = helpers.parseLinkDestination(string, pos, maximum)
+    if result.ok:
+        raw = string[pos : result.pos]
+        result.str = raw[1:-1] if raw.startswith("<") else raw
+    return result
+
+
+def _title(string: str, start: int, maximum: int, prev_state: Any = None) -> Any:
+    result = helpers.parseLinkTitle(string, start, maximum, prev_state)
+    if result.ok:
+        result.str = string[start + 1 : result.pos - 1]
+    return result
+
+
+def _table(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
+    before = len(state.tokens)
+    if not table(state, start_line, end_line, silent):
+        return False
+    columns = 0
+    for token in state.tokens[before:]:
+        if token.type == "th_open":
+            columns += 1
+        elif token.type == "tr_open" and token.map and columns:
+            line = token.map[0]
+            cells = escapedSplit(state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]].strip())
+            if cells and not cells[0]:
+                del cells[0]
+            if cells and not cells[-1]:
+                del cells[-1]
+            if len(cells) > columns:
+                token.meta["extra"] = [cell.strip() for cell in cells[columns:]]
+    return True
+
+
+def _math_block(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
+    if state.is_code_block(start_line):
+        return False
+    start = state.bMarks[start_line] + state.tShift[start_line]
+    first = state.src[start : state.eMarks[start_line]].rstrip()
+    closer = _MATH_FENCE.get(first[:2])
+    if closer is None:
+        return False
+    if len(first) > 2:
+        if closer in first[2:]:
+            return False  # opened and closed on one line: the inline rule's business
+        if silent:
+            return False  # "$$x" in the middle of a paragraph does not end it
+    line = start_line + 1
+    while line < end_line:
+        content = state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]].rstrip()
+        if state.sCount[line] < state.blkIndent and content:
+            return False
+        if content.endswith(closer):
+            break
+        line += 1
+    else:
+        return False
+    if silent:
+        return True
+    token = state.push("math_block", "math", 0)
+    token.content = state.getLines(start_line, line + 1, state.sCount[start_line], False).rstrip("\n")
+    token.map = [start_line, line + 1]
+    state.line = line + 1
+    return True
+
+
+def _math_inline(state: StateInline, silent: bool) -> bool:
+    match = _INLINE_MATH.match(state.src, state.pos, state.posMax)
+    if match is None:
+        return False
+    if not silent:
+        state.push("math_inline", "math", 0).content = match[0]
+    state.pos = match.end()
+    return True

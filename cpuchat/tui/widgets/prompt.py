@@ -1,0 +1,85 @@
+"""Where the user writes."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import BindingType
+from textual.message import Message
+from textual.widgets import TextArea
+
+from cpuchat.tui import keys
+
+
+class Prompt(TextArea):
+    """A text area in which Enter sends, Ctrl+J makes a new line, and ↑/↓ at its edges go through earlier messages."""
+
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("prompt")
+
+    class Submitted(Message):
+        """The user sent `text` (never blank). The prompt keeps it until someone calls `accept`."""
+
+        def __init__(self, prompt: Prompt, text: str) -> None:
+            super().__init__()
+            self.prompt = prompt
+            self.text = text
+
+        @property
+        def control(self) -> Prompt:
+            return self.prompt
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id, soft_wrap=True, tab_behavior="focus", show_line_numbers=False, compact=True)
+        self.highlight_cursor_line = False
+        self._history: list[str] = []
+        self._position = 0  # into the history; its length means: what is being written
+        self._draft = ""
+
+    def set_history(self, texts: list[str]) -> None:
+        """Replace what ↑ brings back, oldest first."""
+        self._history = list(texts)
+        self._position = len(self._history)
+
+    def accept(self) -> None:
+        """The text was taken: remember and clear it."""
+        text = self.text.strip()
+        if text and self._history[-1:] != [text]:
+            self._history.append(text)
+        self._position = len(self._history)
+        self._draft = ""
+        self.clear()
+
+    def put(self, text: str) -> None:
+        """Replace the text and stand at its end."""
+        self.load_text(text)
+        self.move_cursor(self.document.end)
+
+    def action_submit(self) -> None:
+        if text := self.text.strip():
+            self.post_message(self.Submitted(self, text))
+
+    def action_newline(self) -> None:
+        start, end = self.selection
+        self._replace_via_keyboard("\n", start, end)
+
+    def action_older(self) -> None:
+        if self.selection.is_empty and self.navigator.is_first_wrapped_line(self.cursor_location):
+            self._go(self._position - 1)
+        else:
+            self.action_cursor_up()
+
+    def action_newer(self) -> None:
+        if self.selection.is_empty and self.navigator.is_last_wrapped_line(self.cursor_location):
+            self._go(self._position + 1)
+        else:
+            self.action_cursor_down()
+
+    def _go(self, position: int) -> None:
+        if not 0 <= position <= len(self._history) or position == self._position:
+            # Nothing further that way: behave as any text field at its edge.
+            (self.action_cursor_line_start if position < 0 else self.action_cursor_line_end)()
+            return
+        if self._position == len(self._history):
+            self._draft = self.text
+        self._position = position
+        self.put(self._draft if position == len(self._history) else self._history[position])

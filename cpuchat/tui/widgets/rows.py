@@ -1,0 +1,193 @@
+"""Rows of styled text: wrapping them to a width, and turning them into strips.
+
+A `Row` is what renderers produce (runs without a width), a `Line` is what the transcript shows and copies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rich.cells import cell_len, split_graphemes
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from cpuchat.text import clean, expand_tabs
+
+Run = tuple[str, Style]
+
+# Scripts written without spaces: a line may end after each character, but not before closing punctuation.
+_WIDE = "\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\uff01-\uff60"
+_CLOSING = "\u3001\u3002\u3009\u300b\u300d\u300f\u3011\uff01\uff09\uff0c\uff0e\uff1a\uff1b\uff1f\uff5d"
+_WORD = re.compile(rf"[^\S\n]*(?:[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*)|\s+")
+
+
+@dataclass(slots=True)
+class Row:
+    """One line of styled text.
+
+    `joint` is what stands between the row before and this one in copied text: a line break, or for a wrapped row the
+    spaces that the wrap took. `lead` characters at the start are decoration and are not copied; `bare` rows (code)
+    have all decoration in front of them counted in `lead`. `fill` paints the rest of the row.
+    """
+
+    runs: list[Run] = field(default_factory=list)
+    joint: str = "\n"
+    lead: int = 0
+    bare: bool = False
+    fill: Style | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.runs)
+
+
+class Line:
+    """A finished row: what is drawn, and how it is copied (see `Row`).
+
+    Strips are heavy (nine caches each) and most lines of a chat are never on screen, so they are made when asked for.
+    """
+
+    __slots__ = ("_strip", "joint", "lead", "segments", "width")
+
+    def __init__(self, segments: list[Segment], width: int, lead: int, joint: str) -> None:
+        self.segments = segments
+        self.width = width
+        self.lead = lead
+        self.joint = joint
+        self._strip: Strip | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join([segment.text for segment in self.segments])
+
+    @property
+    def strip(self) -> Strip:
+        if self._strip is None:
+            self._strip = Strip(self.segments, self.width)
+        return self._strip
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Line) and (
+            (self.width, self.lead, self.joint, self.segments) == (other.width, other.lead, other.joint, other.segments)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def wrap(row: Row, width: int) -> list[Row]:
+    """Cut `row` into rows of at most `width` cells, at spaces where it can, inside a word where it must.
+
+    No character is lost: joining the texts with the rows' `joint` gives back the text, but for spaces at its end.
+    """
+    text = row.text
+    if (len(text) if text.isascii() else cell_len(text)) <= width:
+        return [row]
+    rows: list[Row] = []
+    joint = row.joint
+    for start, end, next_joint in _cuts(text, max(2, width)):
+        rows.append(Row(_slice(row.runs, start, end), joint, bare=row.bare, fill=row.fill))
+        joint = next_joint
+    return rows
+
+
+def _cuts(text: str, width: int) -> list[tuple[int, int, str]]:
+    """(start, end, spaces left out after it) of each line."""
+    cuts: list[tuple[int, int, str]] = []
+    start, cells = 0, 0
+    first_indent = len(text) - len(text.lstrip(" "))
+    for match in _WORD.finditer(text):
+        word = match[0]
+        size = cell_len(word)
+        if cells + size <= width:
+            cells += size
+            continue
+        bare_word = word.lstrip()
+        gap = len(word) - len(bare_word)
+        at = match.start()
+        if not bare_word:  # trailing spaces that stick out stay behind the line's end
+            cuts.append((start, at, word))
+            start, cells = match.end(), 0
+            continue
+        word_cells = cell_len(bare_word)
+        if word_cells <= width and at > start and at + gap > first_indent:
+            cuts.append((start, at, word[:gap]))
+            start, cells = at + gap, word_cells
+            continue
+        # Longer than a line: fill what is left of this line, then whole lines.
+        for begin, _, size in split_graphemes(word)[0]:
+            if cells + size > width and at + begin > start:
+                cuts.append((start, at + begin, ""))
+                start, cells = at + begin, 0
+            cells += size
+    if start < len(text) or not cuts:
+        cuts.append((start, len(text), ""))
+    return cuts
+
+
+def _slice(runs: Sequence[Run], start: int, end: int) -> list[Run]:
+    result: list[Run] = []
+    at = 0
+    for text, style in runs:
+        after = at + len(text)
+        if after > start and at < end:
+            result.append((text[max(0, start - at) : end - at], style))
+        at = after
+        if at >= end:
+            break
+    return result
+
+
+def prefix(rows: Iterable[Row], first: Run, rest: Run) -> list[Row]:
+    """Put a marker (bullet, bar) before the first row and an indentation of the same width before the others."""
+    result = list(rows)
+    for index, row in enumerate(result):
+        lead = rest if index else first
+        row.runs.insert(0, lead)
+        if row.bare or row.joint != "\n":
+            row.lead += len(lead[0])
+    return result
+
+
+def plain_rows(text: str, width: int, style: Style) -> list[Row]:
+    """`text` as it is, wrapped; nothing in it is read as markup."""
+    rows: list[Row] = []
+    for line in text.split("\n"):
+        rows.extend(wrap(Row([(expand_tabs(line), style)]), width))
+    return rows
+
+
+def to_line(row: Row, width: int, base: Style, gutter: str = "") -> Line:
+    """Draw `row` over `base`, `gutter` before it, padded to `width` cells in all.
+
+    This is the last gate to the terminal: whatever a renderer let through is cleaned here.
+    """
+    segments = [Segment(gutter, base)] if gutter else []
+    cells = len(gutter)
+    for text, style in row.runs:
+        if text:
+            text = clean(text).replace("\n", " ").replace("\t", " ")
+            segments.append(Segment(text, base + style))
+            cells += len(text) if text.isascii() else cell_len(text)
+    if cells < width:
+        segments.append(Segment(" " * (width - cells), base + row.fill if row.fill else base))
+    if cells > width:
+        segments = list(Strip(segments, cells).crop(0, width))
+    return Line(segments, width, row.lead + len(gutter), row.joint)
+
+
+def copied_text(lines: Sequence[Line], start: tuple[int, int], end: tuple[int, int]) -> str:
+    """The text between two (line, character) positions as it was written: wraps undone, decoration left out."""
+    parts: list[str] = []
+    (first, begin), (last, finish) = start, end
+    for index in range(max(0, first), min(last, len(lines) - 1) + 1):
+        line = lines[index]
+        text = line.text
+        stop = finish if index == last else len(text)
+        piece = text[max(line.lead, begin if index == first else 0) : stop].rstrip(" ")
+        if parts:
+            parts.append(line.joint)
+        parts.append(piece)
+    return "".join(parts)

@@ -1,0 +1,87 @@
+"""The line at the top: what answers, how, and how full its context is."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual.app import RenderResult
+from textual.widget import Widget
+
+from cpuchat.protocol import ModelInfo
+
+
+def tokens(count: int) -> str:
+    """`512`, `2.1k`, `32k`, `1.0M`: a token count in at most five characters (k = 1024 for round contexts)."""
+    if count < 1000:
+        return str(count)
+    unit, name = (1024, "k") if count % 1024 == 0 else (1000, "k")
+    value = count / unit
+    if value >= 1000:
+        return f"{count / 1e6:.1f}M"
+    return f"{value:.0f}{name}" if value >= 100 or value == int(value) else f"{value:.1f}{name}"
+
+
+class StatusLine(Widget):
+    """One line, never wider than the screen: what matters least is left out first."""
+
+    COMPONENT_CLASSES = {"status--name", "status--model", "status--dim", "status--warn"}
+    ALLOW_SELECT = False
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._model: ModelInfo | None = None
+        self._state = ""
+        self._used = 0
+
+    def show_model(self, model: ModelInfo | None) -> None:
+        """The model that answers; None when there is none."""
+        self._model = model
+        self._used = 0
+        self.refresh()
+
+    def show_state(self, state: str) -> None:
+        """A passing state ("loading … 61 %") instead of the model's name; "" goes back to the name."""
+        if state != self._state:
+            self._state = state
+            self.refresh()
+
+    def show_context(self, used: int) -> None:
+        """Tokens in the context."""
+        if used != self._used:
+            self._used = used
+            self.refresh()
+
+    @property
+    def text(self) -> str:
+        """What stands there now, without styles (for tests)."""
+        return self._line(self.size.width).plain
+
+    def render(self) -> RenderResult:
+        return self._line(self.size.width)
+
+    def _line(self, width: int) -> Text:
+        name, strong, dim, warn = (
+            self.get_component_rich_style(f"status--{part}", partial=True) for part in ("name", "model", "dim", "warn")
+        )
+        model = self._model
+        left = Text.assemble((" cpuchat ", name), no_wrap=True)
+        if self._state:
+            left.append(" " + self._state, strong)
+        elif model is None:
+            left.append(" no model", warn)
+        else:
+            left.append(f" {model.name} ", strong)
+            left.append(model.quantization, dim)
+        parts: list[tuple[str, str]] = []
+        if model is not None:
+            threads = f"{model.n_threads} thread{'s' * (model.n_threads != 1)}"
+            used = f"{tokens(self._used)}/{tokens(model.n_ctx)} ctx"
+            parts = [("", threads), ("full" if self._used > 0.9 * model.n_ctx else "", used)]
+        while parts:
+            right = Text(" · ", dim).join(Text(text, warn if kind else dim) for kind, text in parts)
+            right.append(" ")
+            gap = width - left.cell_len - right.cell_len
+            if gap >= 1:
+                return Text.assemble(left, " " * gap, right, no_wrap=True)
+            parts.pop(0)
+        left.truncate(width, overflow="ellipsis")
+        return left

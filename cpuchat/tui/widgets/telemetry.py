@@ -1,0 +1,325 @@
+"""What the model does now, in figures: a panel for wide screens, one line for narrow ones.
+
+Both are drawn by hand, row by row: an update at 4 Hz costs one comparison per row and never a layout. Every section
+has a fixed height and every value a fixed place, so that nothing jumps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.renderables.digits import Digits
+from textual.strip import Strip
+from textual.widget import Widget
+
+from cpuchat.text import clean_line
+from cpuchat.tui.widgets.charts import bar, braille, nice_max, over_time
+
+if TYPE_CHECKING:
+    from cpuchat.telemetry.meter import Figures
+    from cpuchat.telemetry.process import ProcessMemory
+
+_PARTS = ("label", "value", "now", "fill", "track", "limit", "missing")
+_CSS = """
+        & > .figures--label, & > .figures--missing { color: $foreground 60%; }
+        & > .figures--value { color: $foreground; }
+        & > .figures--now { color: $now; text-style: bold; }
+        & > .figures--fill { color: $now; }
+        & > .figures--track { color: $foreground 30%; }
+        & > .figures--limit { color: $limit; text-style: bold; }
+        &:ansi > .figures--label, &:ansi > .figures--missing, &:ansi > .figures--track {
+            color: ansi_default;
+            text-style: dim;
+        }
+"""
+
+Line = list[Segment]
+WhyMissing = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """All that a section draws from. `width` in cells; `tall` when there is room for large digits."""
+
+    figures: Figures
+    memory: ProcessMemory | None
+    width: int
+    tall: bool
+    styles: dict[str, Style]
+    why_missing: WhyMissing
+
+    def text(self, part: str, text: str) -> Segment:
+        return Segment(text, self.styles[part])
+
+    def row(self, label: str, field: str, number: str | None, unit: str) -> Line:
+        """`label`, number and unit in fixed columns; without a number "n/a" and why (told once if all share it)."""
+        head = self.text("label", f"{label:<{_LABEL}}")
+        if number is not None:
+            return [head, self.text("value", f"{number:>{_NUMBER}}"), self.text("label", f" {unit}")]
+        room = self.width - _LABEL
+        why = self.why(field)
+        if not why or why == self.why("live_tok_s"):
+            return [head, self.text("missing", f"{'n/a':>{_NUMBER}}")]
+        full = f"n/a · {why}"
+        return [head, self.text("missing", full if len(full) <= room else _fit(why, room))]
+
+    def why(self, field: str) -> str:
+        return clean_line(self.why_missing(field))
+
+    def gauge(self, fraction: float, label: str, head: str = "", peak: float | None = None) -> Line:
+        """A bar between `head` and `label`, as wide as they leave room."""
+        room = self.width - len(label) - 1 - (len(head) + 1 if head else 0)
+        parts = [self.text("limit" if part == "peak" else part, text) for text, part in bar(fraction, room, peak)]
+        return [*([self.text("label", head + " ")] if head else []), *parts, self.text("value", f" {label}")]
+
+
+Section = Callable[[Frame], Sequence[Line]]
+_LABEL = 12
+_NUMBER = 8
+_MINUTE = 120  # samples of Figures.history, two per second
+
+
+def _fit(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def _size(count: int) -> tuple[str, str]:
+    """Bytes as number and unit, decimal: ("312", "MB"), ("1.61", "GB")."""
+    if count < 999_500_000:
+        return f"{count / 1e6:.0f}", "MB"
+    return f"{count / 1e9:.2f}", "GB"
+
+
+def _rate(value: float | None) -> str | None:
+    """tok/s with the digits that mean something."""
+    if value is None:
+        return None
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def _short(count: int) -> str:
+    """Tokens in few characters; context sizes are powers of two and read as such (8192: 8k)."""
+    if count >= 1024 and count % 1024 == 0:
+        return f"{count // 1024}k"
+    return f"{count}" if count < 1000 else f"{count / 1024:.1f}k"
+
+
+def _state(frame: Frame) -> Line:
+    """What is going on, with a bar while there is a way to go."""
+    figures = frame.figures
+    if figures.phase == "loading" and figures.load_fraction is not None:
+        return frame.gauge(figures.load_fraction, f"{100 * figures.load_fraction:3.0f} %", "loading")
+    if figures.phase == "prefill" and figures.prefill_total:
+        done, total = figures.prefill_processed, figures.prefill_total
+        return frame.gauge(done / total, f"{done:>{len(str(total))}}/{total}", "reading")
+    words = {"loading": "loading", "prefill": "reading the prompt", "decoding": "writing", "done": "done"}
+    text = words.get(figures.phase, figures.phase)
+    if figures.phase == "done":
+        reason = (figures.stop_reason or "failed").replace("_", " ")
+        text += "" if reason == "end" else f" · {reason}"
+    elif figures.phase == "idle" and (why := frame.why("live_tok_s")):
+        text += f" · {why}"
+    return [frame.text("label", _fit(text, frame.width))]
+
+
+def speed(frame: Frame) -> list[Line]:
+    """The one figure that matters, large, and what is going on; when the answer is done, its average."""
+    figures = frame.figures
+    number, part = _rate(figures.live_tok_s), "now"
+    if number is None and figures.phase == "done":
+        number, part = _rate(figures.decode_tok_s), "value"
+    if not frame.tall:
+        head = frame.row("tok/s", "live_tok_s", number, "")
+        if number is not None:
+            head[1] = frame.text(part, f"{number:>{_NUMBER}}")
+        return [head, _state(frame)]
+    shown = number or "-"
+    left = max(0, _LABEL + _NUMBER - Digits.get_width(shown))
+    segments = Digits(shown, "bold").render(Style(bold=True))
+    drawn = [part.text for part in segments if isinstance(part, Segment) and part.text != "\n"]
+    rows = [[frame.text(part if number else "missing", " " * left + text)] for text in drawn]
+    rows[2].append(frame.text("label", " tok/s"))
+    return [*rows, _state(frame)]
+
+
+def timing(frame: Frame) -> list[Line]:
+    """Averages and counts of this answer."""
+    figures = frame.figures
+    ttft = None if figures.ttft_s is None else f"{figures.ttft_s:.2f}"
+    asked = figures.phase not in ("idle", "loading")
+    return [
+        frame.row("average", "decode_tok_s", _rate(figures.decode_tok_s), "tok/s"),
+        frame.row("first token", "ttft_s", ttft, "s"),
+        frame.row("prefill", "prefill_tok_s", _rate(figures.prefill_tok_s), "tok/s"),
+        frame.row("reused", "ttft_s", f"{figures.prefill_cached:,}" if asked else None, "tokens"),
+        frame.row("written", "ttft_s", f"{figures.predicted_n:,}" if asked else None, "tokens"),
+    ]
+
+
+def context(frame: Frame) -> list[Line]:
+    """Used and left of the context, in tokens."""
+    used, size = frame.figures.n_past, frame.figures.n_ctx
+    if not size or used is None:
+        return [frame.row("context", "n_past" if size else "n_ctx", None, ""), []]
+    total = f"{used:,} of {size:,}"
+    left = f"{max(0, size - used):,} left"
+    return [
+        [frame.text("label", "context"), frame.text("value", f"{total:>{max(len(total) + 1, frame.width - 7)}}")],
+        frame.gauge(used / size, f"{left:>{len(f'{size:,} left')}}"),
+    ]
+
+
+def memory(frame: Frame) -> list[Line]:
+    """What the worker keeps for itself, and what it shares with the page cache (the mapped model file)."""
+    if frame.memory is None:
+        return [[frame.text("label", f"{'memory':<{_LABEL}}"), frame.text("missing", "n/a · no worker")], []]
+    return [
+        frame.row("mem. private", "", *_size(frame.memory.private)),
+        frame.row("mem. shared", "", *_size(frame.memory.shared)),
+    ]
+
+
+def timeline(frame: Frame, rows: int) -> list[Line]:
+    """tok/s of the last minute, from zero to a round maximum."""
+    history = list(frame.figures.history)
+    top = nice_max(max(history, default=0.0))
+    scale = f"0–{top:g}" if history else ""
+    title = "tok/s, last 60 s"
+    head = frame.text("label", f"{title}{scale:>{max(1, frame.width - len(title))}}")
+    points = over_time(history, _MINUTE, 2 * frame.width)
+    return [[head], *([frame.text("fill", row)] for row in braille(points, frame.width, rows, top, filled=True))]
+
+
+class _Figures(Widget):
+    """Draws rows and has only those drawn again that changed."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"figures--{part}" for part in _PARTS}
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._last: tuple[Figures, ProcessMemory | None, WhyMissing] | None = None
+        self._rows: list[Strip] = []
+
+    def show(
+        self, figures: Figures, memory: ProcessMemory | None, why_missing: WhyMissing | None = None
+    ) -> None:
+        """Show these. Never causes a layout; rows that stay the same are not drawn again.
+
+        `why_missing` tells for a field that is None why it is; by default the figures do.
+        """
+        self._last = (figures, memory, why_missing or figures.why_missing)
+        for y in self._draw():
+            self.refresh(Region(0, y, self.size.width, 1))
+
+    def compose_rows(self, frame: Frame, height: int) -> list[Line]:
+        raise NotImplementedError
+
+    def _draw(self) -> list[int]:
+        """Bring the rows up to date; returns the numbers of those that changed."""
+        if self._last is None or not self.is_attached or not self.size:
+            return []
+        figures, memory, why = self._last
+        width, height = self.size
+        base = self.rich_style
+        styles = {part: self.get_component_rich_style(f"figures--{part}") for part in _PARTS}
+        lines = self.compose_rows(Frame(figures, memory, width, height >= _TALL, styles, why), height)[:height]
+        rows = [Strip(line).adjust_cell_length(width, base) for line in lines]
+        rows += [Strip.blank(width, base)] * (height - len(rows))
+        old, self._rows = self._rows, rows
+        return [y for y, row in enumerate(rows) if y >= len(old) or row != old[y]]
+
+    def _redraw(self) -> None:
+        self._rows = []
+        self._draw()
+        self.refresh()
+
+    def on_resize(self) -> None:
+        self._redraw()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self.call_later(self._redraw)
+
+    def render_line(self, y: int) -> Strip:
+        return self._rows[y] if y < len(self._rows) else Strip.blank(self.size.width, self.rich_style)
+
+
+_TALL = 20
+_CURVE = (2, 6)  # rows of the timeline, at least and at most
+
+
+class TelemetryPanel(_Figures):
+    """The figures of the running or last answer, one section under the other; made for 28 columns and more."""
+
+    DEFAULT_CSS = f"TelemetryPanel {{ width: 32; {_CSS} }}"
+    SECTIONS: ClassVar[tuple[Section, ...]] = (speed, timing, context, memory)
+
+    def on_mount(self) -> None:
+        self.border_title = "Now"
+
+    def compose_rows(self, frame: Frame, height: int) -> list[Line]:
+        rows: list[Line] = []
+        for number, section in enumerate(self.SECTIONS):
+            drawn = section(frame)
+            gap = number > 0 and frame.tall
+            if len(rows) + gap + len(drawn) > height:
+                break
+            rows += [*([[]] if gap else []), *drawn]
+        least, most = _CURVE
+        if (room := height - len(rows) - 1 - frame.tall) >= least:
+            rows += [*([[]] if frame.tall else []), *timeline(frame, min(most, room))]
+        return rows
+
+
+class TelemetryLine(_Figures):
+    """The same in one line: what matters most comes first, what does not fit is left out."""
+
+    DEFAULT_CSS = f"TelemetryLine {{ height: 1; {_CSS} }}"
+
+    def compose_rows(self, frame: Frame, height: int) -> list[Line]:
+        figures = frame.figures
+        average = _rate(figures.decode_tok_s)
+        number, part = _rate(figures.live_tok_s), "now"
+        if number is None and figures.phase == "done":
+            number, part, average = average, "value", None
+        line: Line = [
+            frame.text(part if number else "missing", f"{number or 'n/a':>5}"),
+            frame.text("label", " tok/s"),
+        ]
+        parts: list[Line] = []
+        if figures.phase != "decoding":
+            parts.append(_state(_narrow(frame, 30)))
+        if figures.n_ctx and figures.n_past is not None:
+            share = figures.n_past / figures.n_ctx
+            used = f"ctx {_short(figures.n_past)}/{_short(figures.n_ctx)}"
+            parts.append(_narrow(frame, len(used) + 13).gauge(share, f"{100 * share:3.0f} %", used))
+        if figures.ttft_s is not None:
+            parts.append([frame.text("label", "first "), frame.text("value", f"{figures.ttft_s:.2f} s")])
+        if average is not None:
+            parts.append([frame.text("label", "avg "), frame.text("value", average), frame.text("label", " tok/s")])
+        if (prefill := _rate(figures.prefill_tok_s)) is not None:
+            parts.append([frame.text("label", "prefill "), frame.text("value", prefill), frame.text("label", " tok/s")])
+        if figures.predicted_n:
+            parts.append([frame.text("value", f"{figures.predicted_n:,}"), frame.text("label", " tokens")])
+        if frame.memory is not None:
+            parts.append([frame.text("label", "mem "), frame.text("value", " ".join(_size(frame.memory.private)))])
+        room = frame.width - _cells(line)
+        for part in parts:
+            if (need := _cells(part) + 3) <= room:
+                line += [frame.text("track", " · "), *part]
+                room -= need
+        return [line]
+
+
+def _cells(line: Line) -> int:
+    return sum(cell_len(segment.text) for segment in line)
+
+
+def _narrow(frame: Frame, width: int) -> Frame:
+    return replace(frame, width=width)

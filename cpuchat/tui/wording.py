@@ -1,0 +1,105 @@
+"""How events and stored messages read on the screen. Plain functions, no widgets."""
+
+from __future__ import annotations
+
+from cpuchat.chats.store import StoredMessage
+from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, Timings
+from cpuchat.tui.widgets.transcript import TranscriptMessage
+
+# Only ends that the reader might wonder about get words; an answer that is simply complete gets none.
+_STOPS = {
+    "end": "",
+    "": "",
+    "stop_string": "ended at a stop string",
+    "max_tokens": "cut at the token limit (F2)",
+    "context": "the context is full",
+    "cancelled": "stopped",
+    "worker_died": "the worker ended",
+}
+_PHASES = {"reading": "reading the file", "preparing": "preparing"}
+
+
+def plural(count: int, thing: str) -> str:
+    """`1 message`, `1,203 tokens`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def size(count: int) -> str:
+    """Bytes as people read file sizes: `808 KB`, `13.4 MB`, `1.6 GB` (decimal units)."""
+    if count < 1000:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("KB", "MB", "GB", "TB"):
+        value /= 1000
+        if value < 999.5 or unit == "TB":
+            return f"{value:.0f} {unit}" if value >= 99.5 or unit == "KB" else f"{value:.1f} {unit}"
+    raise AssertionError
+
+
+def loading(name: str, event: LoadProgress) -> str:
+    """State line of a load; the percentage moves, the words keep their width."""
+    phase = _PHASES.get(event.phase, event.phase)
+    share = f"{min(100, 100 * event.done // event.total):3d} %" if event.total > 0 else ""
+    return f"loading {name} · {phase} {share}".rstrip()
+
+
+def prefill(event: PrefillProgress) -> str:
+    """What stands where the answer will come."""
+    reused = f", {event.cache_n:,} remembered" if event.cache_n else ""
+    return f"reading the prompt · {event.processed:,} of {plural(event.total, 'token')}{reused}"
+
+
+def trimmed(event: ContextTrimmed) -> str:
+    one = event.dropped_messages == 1
+    what = "message" if one else f"{event.dropped_messages:,} messages"
+    return (
+        f"The oldest {what} ({plural(event.dropped_tokens, 'token')}) no longer {'fits' if one else 'fit'} the "
+        f"{event.n_ctx:,}-token context and {'was' if one else 'were'} left out; "
+        f"{'it stays' if one else 'they stay'} in the chat."
+    )
+
+
+def left_out(event: ContextTrimmed) -> str:
+    """The same in a few words, for the line under the answer."""
+    return f"without the oldest {plural(event.dropped_messages, 'message')}"
+
+
+def finished(timings: Timings | None, stop_reason: str) -> str:
+    """The line under an answer: `128 tokens · 41.3 tok/s · first token 0.21 s · stopped`."""
+    parts: list[str] = []
+    if timings is not None and timings.predicted_n:
+        parts.append(plural(timings.predicted_n, "token"))
+        if (rate := timings.predicted_per_second) is not None:
+            parts.append(f"{rate:.1f} tok/s")
+        parts.append(f"first token {timings.ttft_ms / 1e3:.2f} s")
+    if words := _STOPS.get(stop_reason, stop_reason.replace("_", " ")):
+        parts.append(words)
+    return " · ".join(parts)
+
+
+def failure(event: Failed) -> str:
+    """A failure as Markdown-free text: what happened, then what to do."""
+    lines = [event.message or "Something went wrong."]
+    if event.hint:
+        lines.append(event.hint)
+    if event.code == "worker_died":
+        lines.append("Nothing of the chat is lost: your next message starts the model again.")
+    return "\n\n".join(lines)
+
+
+def mine(text: str) -> TranscriptMessage:
+    """A message that the user just sent."""
+    return TranscriptMessage(role="user", title="You", content=text)
+
+
+def of_stored(message: StoredMessage) -> TranscriptMessage:
+    """A message of the store as the transcript shows it."""
+    if message.role == "user":
+        return mine(message.content)
+    return TranscriptMessage(
+        role=message.role,
+        title=message.model or "Answer",
+        content=message.content,
+        reasoning=message.reasoning,
+        note=finished(message.timings, message.stop_reason or ""),
+    )

@@ -1,0 +1,128 @@
+"""Makes the pictures of this folder: the real app with the real worker and the demo model, at 80×24 and 120×40.
+
+    .venv/bin/python screenshots/make.py [NAME ...]
+
+Needs rsvg-convert and the Fira Code font (Debian: librsvg2-bin, fonts-firacode).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SIZES = ((80, 24), (120, 40))
+CELL = 12.2  # width of one character cell in Textual's SVG
+PLACED = re.compile("[\u2500-\u259f\u2800-\u28ff]")
+
+
+def for_rsvg(svg: str) -> str:
+    """Keep leading spaces, and put box drawing and braille cell by cell: fonts give them other widths."""
+
+    def each(match: re.Match[str]) -> str:
+        attributes, text = match.group(1), html.unescape(match.group(2))
+        if not PLACED.search(text):
+            return f'<text xml:space="preserve"{attributes}>{match.group(2)}</text>'
+        x = float(re.search(r'x="([\d.]+)"', attributes).group(1))  # type: ignore[union-attr]
+        rest = re.sub(r'\s(x|textLength)="[^"]*"', "", attributes)
+        return "".join(
+            f'<text xml:space="preserve"{rest} x="{x + index * CELL:.1f}" textLength="{CELL}"'
+            f' lengthAdjust="spacingAndGlyphs">{html.escape(character)}</text>'
+            for index, character in enumerate(text)
+            if character not in "\xa0 \u2800"
+        )
+
+    return re.sub(r"<text((?:\s[^>]*)?)>([^<]*)</text>", each, svg)
+
+
+async def until(pilot: Any, condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():
+            await pilot.pause(0.05)
+
+
+async def ask(pilot: Any, text: str) -> None:
+    conversation = pilot.app.conversation
+    await until(pilot, lambda: conversation.model is not None and not conversation.busy)
+    before = len(conversation.messages)
+    for character in text:
+        await pilot.press("space" if character == " " else character)
+    await pilot.press("enter")
+    await until(pilot, lambda: len(conversation.messages) == before + 2 and not conversation.busy)
+    await pilot.pause(0.6)
+
+
+async def chat(pilot: Any) -> None:
+    await ask(pilot, "Why does a CPU write slower than it reads the prompt?")
+    await ask(pilot, "How do I stop an answer?")
+
+
+async def models(pilot: Any) -> None:
+    await until(pilot, lambda: pilot.app.conversation.model is not None)
+    await pilot.press("ctrl+o")
+    await pilot.pause(1.0)
+
+
+async def settings(pilot: Any) -> None:
+    await until(pilot, lambda: pilot.app.conversation.model is not None)
+    await pilot.press("f2")
+    await pilot.pause(0.5)
+
+
+async def help_screen(pilot: Any) -> None:
+    await until(pilot, lambda: pilot.app.conversation.model is not None)
+    await pilot.press("f1")
+    await pilot.pause(0.5)
+
+
+SCENES: dict[str, Callable[[Any], Awaitable[None]]] = {
+    "chat": chat,
+    "models": models,
+    "settings": settings,
+    "help": help_screen,
+}
+
+
+async def shoot(name: str, size: tuple[int, int]) -> Path:
+    from cpuchat import paths
+    from cpuchat.backend.local import LocalBackend
+    from cpuchat.chats.store import ChatStore
+    from cpuchat.conversation import Conversation
+    from cpuchat.models.library import Library
+    from cpuchat.settings import Settings
+    from cpuchat.tui.app import ChatApp
+
+    settings_ = Settings()
+    settings_.sampling.temperature = 0.0
+    library = Library([])
+    conversation = Conversation(settings=settings_, backend=LocalBackend(), store=ChatStore(paths.chats_db()))
+    app = ChatApp(conversation, library, library.resolve("demo"))
+    async with app.run_test(size=size) as pilot:
+        await SCENES[name](pilot)
+        svg = for_rsvg(app.export_screenshot(title=f"cpuchat · {size[0]}×{size[1]}"))
+        await pilot.press("ctrl+q")
+    target = HERE / f"{name}-{size[0]}x{size[1]}.png"
+    subprocess.run(["rsvg-convert", "-z", "1.2", "-o", str(target)], input=svg.encode(), check=True)
+    return target
+
+
+def main() -> None:
+    for name in sys.argv[1:] or SCENES:
+        for size in SIZES:
+            with tempfile.TemporaryDirectory() as folder:
+                for kind in ("CONFIG", "DATA", "CACHE"):
+                    os.environ[f"CPUCHAT_{kind}_DIR"] = f"{folder}/{kind.lower()}"
+                os.environ["HF_HOME"] = f"{folder}/huggingface"
+                print(asyncio.run(shoot(name, size)).name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""`cpuchat ask` with the real worker: streams, figures, JSON, exit codes, Ctrl+C, a killed worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.program import HANG_GUARD, run, start
+
+
+def ask(model: Path, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return run("ask", "--model", str(model), "--max-tokens", "16", "--seed", "1", *arguments, stdin=stdin)
+
+
+def ask_json(model: Path, *arguments: str) -> dict:
+    done = ask(model, "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_answer_is_on_stdout_and_the_figures_are_on_stderr(tiny_model: Path) -> None:
+    done = ask(tiny_model, "Hello")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert done.stdout.endswith("\n")
+    assert "tok/s" not in done.stdout
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("16 tokens · ")
+    assert "first token" in last
+    assert "new, 0 reused)" in last
+    assert last.endswith(" · token limit")
+    assert "\x1b" not in done.stderr
+
+
+def test_quiet_leaves_stderr_empty(tiny_model: Path) -> None:
+    done = ask(tiny_model, "--quiet", "Hello")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout
+
+
+def test_json_is_one_object_with_text_stop_reason_and_timings(tiny_model: Path) -> None:
+    done = ask(tiny_model, "--json", "Hello")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    result = json.loads(done.stdout)
+    assert list(result) == ["text", "reasoning", "stop_reason", "model", "seed", "timings"]
+    assert result["text"]
+    assert result["stop_reason"] == "max_tokens"
+    assert result["model"] == "tiny"
+    assert result["seed"] == 1
+    timings = result["timings"]
+    assert timings["predicted_n"] == 16
+    assert timings["cache_n"] == 0
+    assert timings["prompt_n"] > 0
+    assert timings["predicted_per_second"] == pytest.approx(1e3 * 15 / timings["predicted_ms"])
+    assert timings["prompt_per_second"] == pytest.approx(1e3 * timings["prompt_n"] / timings["prompt_ms"])
+    assert "draft_n" not in timings
+
+
+def test_json_and_plain_output_hold_the_same_text(tiny_model: Path) -> None:
+    plain = ask(tiny_model, "Hello").stdout
+    assert plain.removesuffix("\n") == ask_json(tiny_model, "Hello")["text"].removesuffix("\n")
+
+
+def test_the_same_seed_gives_the_same_answer(tiny_model: Path) -> None:
+    hot = ("--temperature", "1.5", "--top-k", "0", "Hello")
+    first = ask_json(tiny_model, *hot)["text"]
+    assert first == ask_json(tiny_model, *hot)["text"]
+    assert first != ask_json(tiny_model, *hot, "--seed", "2")["text"]
+
+
+def test_a_drawn_seed_is_reported_and_repeats_the_answer(tiny_model: Path) -> None:
+    hot = ("--temperature", "1.5", "--top-k", "0", "Hello")
+    drawn = ask_json(tiny_model, "--seed", "-1", *hot)
+    assert drawn["seed"] >= 0
+    again = ask_json(tiny_model, "--seed", str(drawn["seed"]), *hot)
+    assert again["text"] == drawn["text"]
+
+
+def test_standard_input_is_the_question(tiny_model: Path) -> None:
+    by_pipe = ask(tiny_model, "--temperature", "0", stdin="Hello\n")
+    by_argument = ask(tiny_model, "--temperature", "0", "Hello")
+    assert by_pipe.returncode == 0, by_pipe.stderr
+    assert by_pipe.stdout == by_argument.stdout
+
+
+def test_standard_input_follows_the_argument_as_material(tiny_model: Path) -> None:
+    piped = ask(tiny_model, "--temperature", "0", "Sum", "up:", stdin="one\ntwo\n")
+    typed = ask(tiny_model, "--temperature", "0", "Sum up:\n\none\ntwo")
+    assert piped.returncode == 0, piped.stderr
+    assert piped.stdout == typed.stdout
+
+
+def test_raw_sends_the_text_without_the_template(tiny_model: Path) -> None:
+    raw = ask_json(tiny_model, "--raw", "xyz")
+    chat = ask_json(tiny_model, "xyz")
+    system = ask_json(tiny_model, "--system", "Be brief.", "xyz")
+    assert raw["timings"]["prompt_n"] == 3
+    assert 3 < chat["timings"]["prompt_n"] < system["timings"]["prompt_n"]
+
+
+def test_settings_are_the_defaults_and_options_override_them(tiny_model: Path) -> None:
+    file = Path(os.environ["CPUCHAT_CONFIG_DIR"]) / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("[chat]\nmax_tokens = 3\n[sampling]\nseed = 5\n")
+    done = run("ask", "--json", "--model", str(tiny_model), "Hello")
+    result = json.loads(done.stdout)
+    assert result["timings"]["predicted_n"] == 3
+    assert result["seed"] == 5
+    assert ask_json(tiny_model, "Hello")["timings"]["predicted_n"] == 16
+
+
+def test_a_stop_text_ends_the_answer_before_it(tiny_model: Path) -> None:
+    text = ask_json(tiny_model, "--temperature", "0", "Hello")["text"]
+    stop = text[4:6]
+    result = ask_json(tiny_model, "--temperature", "0", "--stop", "\x01never", "--stop", stop, "Hello")
+    assert result["stop_reason"] == "stop_string"
+    assert result["text"] == text[: text.index(stop)]
+
+
+def test_engine_options_reach_the_engine(slow_model: Path) -> None:
+    result = ask_json(
+        slow_model, "--threads", "1", "--ctx", "512", "--batch", "32", "--load-mode", "read", "--no-mlock",
+        "--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--flash-attn", "on", "Hello",
+    )  # fmt: skip
+    assert result["timings"]["predicted_n"] == 16
+
+
+def test_a_model_without_a_template_completes_and_says_so(tiny_model_without_template: Path) -> None:
+    done = ask(tiny_model_without_template, "Hello")
+    assert done.returncode == 0
+    assert done.stdout.strip()
+    assert "template" in done.stderr
+
+
+def test_a_missing_model(tmp_path: Path) -> None:
+    done = ask(tmp_path / "none.gguf", "Hello")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "none.gguf" in done.stderr
+
+
+def test_a_truncated_model(tiny_model: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny_model.read_bytes()[:-5000])
+    done = ask(cut, "Hello")
+    assert done.returncode == 4
+    assert done.stdout == ""
+    assert done.stderr.startswith("cpuchat: ")
+
+
+def test_errors_with_json_are_objects_on_stdout(tmp_path: Path) -> None:
+    other = tmp_path / "text.gguf"
+    other.write_text("This is no model.")
+    done = ask(other, "--json", "Hello")
+    assert done.returncode == 4
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "model_damaged"
+    assert set(error) == {"code", "message", "hint"}
+
+
+def test_a_context_too_large_for_memory(slow_model: Path) -> None:
+    done = ask(slow_model, "--ctx", "16777216", "--cache-type-k", "f32", "--cache-type-v", "f32", "Hello")
+    assert done.returncode == 5, done.stderr
+    assert "GB" in done.stderr or "GiB" in done.stderr
+
+
+def test_a_question_longer_than_the_context(tiny_model: Path) -> None:
+    done = ask(tiny_model, "--ctx", "256", stdin="xyz " * 500)
+    assert done.returncode == 6
+    assert "context" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_a_full_context_ends_the_answer_and_says_so(tiny_model: Path) -> None:
+    done = ask(tiny_model, "--ctx", "256", "--max-tokens", "0", "Hello")
+    assert done.returncode == 0
+    assert "context full" in done.stderr
+    assert "--ctx" in done.stderr
+
+
+def _first_words(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.read(1)
+
+
+def _worker(process: subprocess.Popen[bytes]) -> psutil.Process:
+    """The inference process, once it is there."""
+    while True:
+        assert process.poll() is None
+        for child in psutil.Process(process.pid).children():
+            if "cpuchat.worker" in child.cmdline():
+                return child
+
+
+def test_ctrl_c_stops_and_keeps_what_was_said(slow_model: Path) -> None:
+    process = start("ask", "--model", str(slow_model), "Hello")
+    begin = _first_words(process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=HANG_GUARD)
+    assert process.returncode == 130
+    assert (begin + out).strip()
+    assert out.endswith(b"\n")
+    assert err.decode().splitlines()[-1].endswith(" · stopped")
+    assert b"Traceback" not in err
+
+
+def test_ctrl_c_with_json_prints_what_was_said(slow_model: Path) -> None:
+    process = start("ask", "--json", "--model", str(slow_model), "Hello")
+    worker = _worker(process)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=HANG_GUARD)
+    assert process.returncode == 130
+    result = json.loads(out)
+    assert result.get("stop_reason") == "cancelled" or result["error"]["code"] == "interrupted"
+    assert not worker.is_running()
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(slow_model: Path) -> None:
+    process = start("ask", "--model", str(slow_model), "Hello")
+    _first_words(process)
+    worker = _worker(process)
+    everyone = [worker, *worker.children(recursive=True)]
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(HANG_GUARD) == 141
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert not psutil.wait_procs(everyone, timeout=HANG_GUARD)[1]
+
+
+def test_a_killed_worker_is_one_message_and_exit_code_8(slow_model: Path) -> None:
+    process = start("ask", "--model", str(slow_model), "Hello")
+    begin = _first_words(process)
+    worker = _worker(process)
+    helpers = worker.children(recursive=True)
+    worker.kill()
+    out, err = process.communicate(timeout=HANG_GUARD)
+    assert process.returncode == 8
+    assert (begin + out).strip()
+    message = err.decode()
+    assert message.startswith("cpuchat: The inference worker is gone")
+    assert "killed" in message
+    assert "Log: " in message
+    assert not psutil.wait_procs(helpers, timeout=HANG_GUARD)[1]
+
+
+def test_a_killed_worker_with_json_keeps_the_text(slow_model: Path) -> None:
+    process = start("ask", "--json", "--model", str(slow_model), "Hello")
+    worker = _worker(process)
+    worker.kill()
+    out, _ = process.communicate(timeout=HANG_GUARD)
+    assert process.returncode == 8
+    assert json.loads(out)["error"]["code"] == "worker_died"

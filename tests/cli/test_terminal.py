@@ -1,0 +1,49 @@
+"""The command line in a real terminal, where Ctrl+C reaches the worker as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.terminal import Terminal
+
+
+@pytest.fixture
+def asking(slow_model: Path, tmp_path: Path) -> Iterator[Terminal]:
+    terminal = Terminal(["ask", "--model", str(slow_model), "Hello"], home=tmp_path)
+    yield terminal
+    terminal.close()
+
+
+def test_ctrl_c_in_a_terminal_stops_the_answer_and_shows_its_figures(asking: Terminal) -> None:
+    asking.wait_until(lambda text: text.count("c") > 20, "the answer")
+    asking.press("ctrl+c")
+    assert asking.wait_for_end() == 130
+    assert b"stopped" in asking.raw
+    assert b"tok/s" in asking.raw
+    assert b"Traceback" not in asking.raw
+
+
+def test_ctrl_c_while_the_model_loads(asking: Terminal) -> None:
+    asking.wait_for("the model")
+    asking.press("ctrl+c")
+    assert asking.wait_for_end() == 130
+    assert b"Traceback" not in asking.raw
+
+
+def test_the_progress_line_is_gone_before_the_answer_begins(tiny_model: Path, tmp_path: Path) -> None:
+    terminal = Terminal(["ask", "--model", str(tiny_model), "--max-tokens", "8", "Hello"], home=tmp_path)
+    assert terminal.wait_for_end() == 0
+    answer, summary = terminal.raw.rsplit(b"\x1b[2K", 1)[1].decode().strip().splitlines()
+    assert answer
+    assert "token limit" in summary
+    terminal.close()
+
+
+def test_the_app_with_a_model_that_is_not_there(tmp_path: Path) -> None:
+    terminal = Terminal(["--model", str(tmp_path / "none.gguf")], home=tmp_path)
+    assert terminal.wait_for_end() == 3
+    assert b"none.gguf" in terminal.raw
+    terminal.close()

@@ -1,0 +1,163 @@
+"""What needs no model: help, wrong options, missing input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import run
+
+ASK_OPTIONS = """
+    --model --system --raw --temperature --top-k --top-p --min-p --repeat-penalty --seed --max-tokens --stop
+    --threads --ctx --batch --cache-type-k --cache-type-v --flash-attn --load-mode --mlock
+    --json --quiet --show-reasoning
+"""
+
+
+def test_help_names_the_commands_and_the_options_of_the_app() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for word in ("ask", "demo", "models", "--model", "--threads", "--ctx", "--version"):
+        assert word in done.stdout
+
+
+def test_help_of_ask_names_every_option_and_the_exit_codes() -> None:
+    text = run("ask", "--help").stdout
+    for option in ASK_OPTIONS.split():
+        assert option in text
+    for kind in ("Examples", "Exit codes", "config.toml"):
+        assert kind in text
+
+
+@pytest.mark.parametrize("command", ["demo", "models"])
+def test_help_of_the_other_commands(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert f"cpuchat {command}" in done.stdout
+
+
+def test_help_loads_neither_the_interface_nor_the_engine() -> None:
+    """`--help` must be there at once, so nothing heavy may come with it."""
+    code = (
+        "import sys; from cpuchat.cli.main import main; main(['--help']);"
+        "heavy = {'textual', 'rich', 'llama_cpp', 'numpy', 'asyncio', 'huggingface_hub', 'jinja2', 'msgspec', 'httpx'};"
+        "sys.stderr.write(' '.join(sorted(heavy & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ask", "--top-p", "3", "q"], ["--top-p", "3 is above 1"]),
+        (["ask", "--temperature", "nan", "q"], ["--temperature", "finite"]),
+        (["ask", "--temperature", "hot", "q"], ["--temperature", "not a number"]),
+        (["ask", "--top-k", "1.5", "q"], ["--top-k", "whole number"]),
+        (["ask", "--top-k", "-1", "q"], ["--top-k", "below 0"]),
+        (["ask", "--repeat-penalty", "0", "q"], ["--repeat-penalty", "not above 0"]),
+        (["ask", "--seed", str(1 << 64), "q"], ["--seed", "too large"]),
+        (["ask", "--ctx", "99999999999", "q"], ["--ctx"]),
+        (["ask", "--threads", "100000", "q"], ["100000 threads", "CPUs"]),
+        (["ask", "--cache-type-k", "q9", "q"], ["--cache-type-k", "q8_0"]),
+        (["ask", "--cache-type-v", "q8_0", "--flash-attn", "off", "q"], ["flash attention"]),
+        (["ask", "--stop", "", "q"], ["--stop"]),
+        (["ask", "--raw", "--system", "Be brief.", "q"], ["--system", "--raw"]),
+        (["ask", "--temprature", "1", "q"], ["--temprature", "Did you mean --temperature"]),
+        (["ask"], ["no question"]),
+        (["ask", "  "], ["no question"]),
+        (["chat"], ["chat", "cpuchat --help"]),
+        (["--ctx", "512", "ask", "q"], ["cpuchat ask --ctx 512"]),
+        ([], ["terminal", "cpuchat ask"]),
+        (["demo"], ["terminal"]),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_why(arguments: list[str], words: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("cpuchat: ")
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_wrong_usage_with_json_is_an_object_on_stdout() -> None:
+    done = run("ask", "--json", "--top-p", "3", "q")
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == 2
+    assert done.stderr == ""
+    assert error["code"] == "usage"
+    assert "--top-p" in error["message"]
+    assert error["hint"]
+
+
+def test_a_wrong_settings_file_is_named_with_its_key(tmp_path: Path) -> None:
+    file = Path(os.environ["CPUCHAT_CONFIG_DIR"]) / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("[sampling]\ntop_p = 7\n")
+    done = run("ask", "q")
+    assert done.returncode == 2
+    assert "sampling.top_p" in done.stderr
+    assert str(file) in done.stderr
+
+
+def test_input_that_is_no_text_is_refused() -> None:
+    done = run("ask", stdin=b"caf\xe9")
+    assert done.returncode == 2
+    assert "UTF-8" in done.stderr
+    assert "byte 4" in done.stderr
+
+
+def test_a_question_that_is_no_text_is_refused() -> None:
+    done = run("ask", os.fsdecode(b"caf\xe9"))
+    assert done.returncode == 2
+    assert "UTF-8" in done.stderr
+
+
+def test_a_bug_is_one_line_and_a_traceback_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import sys, cpuchat.cli.main as m\n"
+        "def broken(*a, **k): raise RuntimeError('boom')\n"
+        "m.cli.main = broken\n"
+        "sys.exit(m.main([]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "cpuchat: Unexpected RuntimeError: boom. This is a bug.",
+        "  Run it again with CPUCHAT_DEBUG=1 for the traceback.",
+    ]
+    monkeypatch.setenv("CPUCHAT_DEBUG", "1")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_version_names_program_python_and_engine() -> None:
+    done = run("--version")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("cpuchat 0.")
+    assert any(line.startswith("Python 3.") for line in lines)
+    assert any(line.startswith("llama-cpp-python 0.3.") for line in lines)
+    assert lines[-1].startswith("engine built with: ")
+
+
+def test_version_with_a_broken_engine_still_tells_the_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "llama_cpp"
+    broken.mkdir()
+    for name in ("__init__", "llama_cpp"):
+        (broken / f"{name}.py").write_text("raise ImportError('libllama.so: cannot open shared object file')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = run("--version")
+    assert done.returncode == 9
+    assert done.stdout.startswith("cpuchat 0.")
+    assert "engine: cannot be used" in done.stdout
+    assert "libllama.so" in done.stderr

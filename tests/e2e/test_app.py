@@ -1,0 +1,102 @@
+"""The whole program in a real terminal: start, ask, see the answer arrive, stop it, quit."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpuchat import paths
+from tests.support.terminal import Terminal
+
+
+@pytest.fixture(params=[(80, 24), (120, 40)], ids=["80x24", "120x40"])
+def size(request: pytest.FixtureRequest) -> tuple[int, int]:
+    return request.param
+
+
+@pytest.fixture
+def endless(tiny_model: Path, tmp_path: Path, size: tuple[int, int]) -> Iterator[Terminal]:
+    """The app with a model that never ends an answer by itself."""
+    terminal = Terminal(["--model", str(tiny_model)], columns=size[0], rows=size[1], home=tmp_path)
+    yield terminal
+    terminal.close()
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Terminal]:
+    terminal = Terminal([], columns=120, rows=40, home=tmp_path)
+    yield terminal
+    terminal.close()
+
+
+def stored() -> list[tuple[str, str, str]]:
+    """(role, content, stop reason) of every message in the database."""
+    if not paths.chats_db().exists():
+        return []
+    with contextlib.closing(sqlite3.connect(f"file:{paths.chats_db()}?mode=ro", uri=True)) as database:
+        return database.execute("select role, content, stop_reason from messages order by position").fetchall()
+
+
+def ask(terminal: Terminal, text: str) -> None:
+    """Send `text` and wait until a part of the answer is written and saved."""
+    before = len(stored())
+    terminal.type(text)
+    terminal.wait_for(text)
+    terminal.press("enter")
+    terminal.wait_until(lambda _: len(stored()) == before + 2 and stored()[-1][1], "a saved answer")
+
+
+def test_ask_watch_stop_quit(endless: Terminal) -> None:
+    endless.wait_for("Message")
+    endless.wait_for("tiny")
+    ask(endless, "say something long")
+    endless.press("esc")
+    endless.wait_for("stopped")
+    endless.press("ctrl+q")
+    assert endless.wait_for_end() == 0
+    (question, answer) = stored()
+    assert question[:2] == ("user", "say something long")
+    assert answer[1]
+    assert answer[2] == "cancelled"
+
+
+def test_first_start_answers_from_the_demo_model(demo: Terminal) -> None:
+    demo.wait_for("demo")
+    ask(demo, "How do I stop an answer?")
+    demo.wait_until(lambda screen: re.search(r"\d+ tokens? ·", screen), "the figures of the answer")
+    demo.press("ctrl+q")
+    assert demo.wait_for_end() == 0
+    assert stored()[1][2] == "end"
+
+
+def test_killed_app_keeps_the_text_and_its_worker_goes_too(tiny_model: Path, tmp_path: Path) -> None:
+    terminal = Terminal(["--model", str(tiny_model)], home=tmp_path)
+    terminal.wait_for("tiny")
+    ask(terminal, "hello")
+    app = psutil.Process(terminal.process.pid)
+    family = [app, *app.children(recursive=True)]
+    assert len(family) > 1
+    app.kill()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+    assert [row[0] for row in stored()] == ["user", "assistant"]
+
+
+def test_worker_killed_behind_the_app_is_told_and_healed(endless: Terminal) -> None:
+    endless.wait_for("tiny")
+    ask(endless, "hello")
+    (worker,) = (p for p in psutil.Process(endless.process.pid).children() if "cpuchat.worker" in " ".join(p.cmdline()))
+    worker.kill()
+    endless.wait_for("worker is gone")
+    ask(endless, "again")
+    endless.press("esc")
+    endless.wait_for("stopped")
+    endless.press("ctrl+q")
+    assert endless.wait_for_end() == 0
+    assert [row[0] for row in stored()] == ["user", "assistant", "user", "assistant"]

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import pytest
+from textual.command import CommandPalette
+
+from cpuchat import paths, settings
+from cpuchat.chats.store import ChatStore
+from cpuchat.tui import keys
+from cpuchat.tui.app import ChatApp
+from cpuchat.tui.screens.chat import ChatScreen
+from cpuchat.tui.screens.confirm import ConfirmScreen
+from cpuchat.tui.screens.help import HelpScreen
+from cpuchat.tui.screens.models import ModelsScreen
+from cpuchat.tui.screens.settings import SettingsScreen
+from cpuchat.tui.widgets.chat_list import Chats
+from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.status import StatusLine
+from cpuchat.tui.widgets.transcript import Transcript
+from tests.support.chat_app import SMALL, running
+from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+from tests.support.snapshots import snapshot
+
+
+def test_ids_and_keys_are_unique() -> None:
+    ids = [key.id for key in keys.KEYS]
+    assert len(ids) == len(set(ids))
+    for place in {key.place for key in keys.KEYS}:
+        single = [k for key in keys.KEYS if key.place == place and key.keys for k in key.keys.split(",")]
+        assert len(single) == len(set(single)), place
+    everywhere = {k for key in keys.KEYS if key.place == "app" and key.keys for k in key.keys.split(",")}
+    for place in ("chat", "prompt", "models", "settings"):
+        assert not everywhere & {k for key in keys.KEYS if key.place == place for k in key.keys.split(",") if k}
+
+
+def test_every_action_of_the_table_exists() -> None:
+    owners = {"app": ChatApp, "chat": ChatScreen, "prompt": Prompt, "chats": Chats, "models": ModelsScreen,
+              "settings": SettingsScreen, "help": HelpScreen, "dialog": ConfirmScreen,
+              "transcript": Transcript}  # fmt: skip
+    for key in keys.KEYS:
+        assert hasattr(owners[key.place], f"action_{key.action.partition('(')[0]}"), key.id
+
+
+@pytest.mark.parametrize(
+    ("key", "short", "long"),
+    [("ctrl+r", "^R", "Ctrl+R"), ("escape", "Esc", "Esc"), ("f1", "F1", "F1"), ("shift+enter", "Shift+Enter",
+     "Shift+Enter"), ("d", "d", "d")],
+)  # fmt: skip
+def test_keys_as_people_write_them(key: str, short: str, long: str) -> None:
+    assert (keys.display(key), keys.display(key, short=False)) == (short, long)
+
+
+async def test_a_keymap_moves_a_key() -> None:
+    async with running() as app:
+        await app.ready()
+        app.app.set_keymap({"app.help": "ctrl+g"})
+        await app.press("ctrl+g")
+        await app.until(lambda: isinstance(app.app.screen, HelpScreen))
+
+
+async def test_quitting_during_an_answer_keeps_what_was_said_and_exits_with_zero() -> None:
+    gate = Gate()
+    backend = ScriptedBackend([answer("One two three never", gate=gate)])
+    async with running(backend) as app:
+        await app.ready()
+        await app.send("Count", wait=False)
+        await app.until(gate.reached.is_set)
+        app.press_last("ctrl+q")
+        await app.until(lambda: app.app._exit)
+        assert backend.closed
+        assert app.app.return_code == 0
+    store = ChatStore(paths.chats_db())
+    try:
+        (chat,) = store.chats()
+        assert [m.content for m in store.messages(chat.id)] == ["Count", "One two three "]
+        assert store.messages(chat.id)[-1].stop_reason == "cancelled"
+    finally:
+        store.close()
+
+
+async def test_quitting_during_a_load_ends_at_once() -> None:
+    gate = Gate()
+    backend = ScriptedBackend(load_steps=[gate])
+    async with running(backend) as app:
+        await app.until(gate.reached.is_set)
+        app.press_last("ctrl+q")
+        await app.until(lambda: backend.closed)
+
+
+async def test_ctrl_c_copies_a_selection_then_hints_then_quits() -> None:
+    backend = ScriptedBackend()
+    async with running(backend) as app:
+        await app.ready()
+        await app.write("copy me")
+        app.prompt.select_all()
+        await app.press("ctrl+c")
+        assert app.app.clipboard == "copy me"
+        app.prompt.clear()
+        await app.press("ctrl+c")
+        assert any("quits" in notice for notice in app.notices)
+        assert not backend.closed
+        app.press_last("ctrl+c")
+        await app.until(lambda: backend.closed)
+
+
+async def test_help_lists_every_key_and_closes() -> None:
+    async with running(size=(120, 140)) as app:
+        await app.ready()
+        await app.press("f1")
+        await app.until(lambda: isinstance(app.app.screen, HelpScreen))
+        text = app.screen_text
+        for key in keys.KEYS:
+            assert key.help[:30] in text, key.id
+        await app.press("f1")
+        await app.until(lambda: app.app.screen is app.chat)
+
+
+async def test_snapshot_of_help() -> None:
+    async with running(size=SMALL) as app:
+        await app.ready()
+        await app.press("f1")
+        await app.until(lambda: isinstance(app.app.screen, HelpScreen))
+        snapshot(app.app, "help-80x24")
+
+
+async def test_the_palette_reaches_commands_and_chats() -> None:
+    def prepare(conversation) -> None:  # type: ignore[no-untyped-def]
+        chat = conversation.store.create_chat("m", title="Zebra crossing")
+        conversation.store.add_message(chat.id, "user", "Hm")
+
+    async with running(prepare=prepare) as app:
+        await app.ready()
+        await app.press("ctrl+p")
+        await app.until(lambda: isinstance(app.app.screen, CommandPalette))
+        await app.until(lambda: "Choose a model" in app.screen_text)
+        await app.press(*"zebra")
+        await app.until(lambda: "Open this chat" in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: app.conversation.chat is not None)
+        await app.press("ctrl+p")
+        await app.press(*"settings:")
+        await app.until(lambda: "Settings: sampling" in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, SettingsScreen))
+
+
+async def test_themes_are_previewed_kept_and_given_back() -> None:
+    async with running() as app:
+        await app.ready()
+        app.app.action_change_theme()
+        await app.until(lambda: "okabe-ito" in app.screen_text)
+        await app.press("down")
+        await app.until(lambda: app.app.theme != "cpuchat")
+        await app.press("escape")
+        await app.until(lambda: app.app.theme == "cpuchat")
+        app.app.action_change_theme()
+        await app.until(lambda: isinstance(app.app.screen, CommandPalette))
+        await app.press(*"okabe")
+        await app.until(lambda: app.app.theme == "okabe-ito")
+        await app.press("enter")
+        await app.until(lambda: app.conversation.settings.ui.theme == "okabe-ito")
+        assert app.app.theme == "okabe-ito"
+    assert settings.load().ui.theme == "okabe-ito"
+
+
+async def test_a_bad_theme_file_is_one_notice_and_no_crash() -> None:
+    folder = paths.user_themes_dir()
+    folder.mkdir(parents=True)
+    (folder / "bad.toml").write_text('name = "bad"\n[colors]\nprimary = "blurple"\n')
+    (folder / "mine.toml").write_text('name = "mine"\n[colors]\nprimary = "#ff8800"\n')
+    settings.update({"ui": {"theme": "nowhere"}})
+    async with running() as app:
+        await app.ready()
+        assert app.app.theme == "cpuchat"
+        assert "mine" in app.app.available_themes
+        (notice,) = [text for text in app.notices if "bad.toml" in text]
+        assert "colors.primary" in notice and "nowhere" in notice
+
+
+async def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with running() as app:
+        await app.ready()
+        assert app.app.no_color
+        await app.send("Hello")
+        assert "Hello there." in app.screen_text
+
+
+async def test_the_first_paint_does_not_wait_for_the_chats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the list of chats nor the model is asked for before the screen has been drawn once."""
+    order: list[str] = []
+    backend = ScriptedBackend()
+    original = ChatStore.chats
+
+    def chats(self: ChatStore, *args: int, **more: int):  # type: ignore[no-untyped-def]
+        order.append("chats")
+        return original(self, *args, **more)
+
+    monkeypatch.setattr(ChatStore, "chats", chats)
+    paint = StatusLine.render
+
+    def render(self: StatusLine):  # type: ignore[no-untyped-def]
+        if "paint" not in order:
+            order.append("paint")
+        return paint(self)
+
+    monkeypatch.setattr(StatusLine, "render", render)
+    async with running(backend) as app:
+        await app.ready()
+    assert order[0] == "paint", order

@@ -1,0 +1,109 @@
+"""Bars and curves: read from zero, never a layout."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.tui.widgets.charts import Gauge, Timeline, bar, braille, nice_max, over_time, squeeze
+from tests.support.snapshots import HostApp, snapshot
+
+
+def drawn(fraction: float, width: int, peak: float | None = None) -> str:
+    return "".join(text for text, _ in bar(fraction, width, peak))
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [
+        (0.0, "────"),
+        (0.5, "██──"),
+        (1.0, "████"),
+        (0.6, "██▍─"),
+        (1e-9, "▏───"),
+        (2.0, "████"),
+        (-1.0, "────"),
+        (math.nan, "────"),
+    ],
+)
+def test_bar(fraction: float, text: str) -> None:
+    assert drawn(fraction, 4) == text
+
+
+def test_peak_mark() -> None:
+    assert drawn(0.25, 4, peak=0.75) == "█──╎"
+    assert drawn(1.0, 4, peak=1.0) == "███╎"
+    assert [part for _, part in bar(0.25, 4, 0.75)] == ["fill", "track", "peak"]
+
+
+@given(st.floats(allow_nan=True), st.integers(0, 50), st.none() | st.floats(0, 1))
+def test_bar_has_its_width(fraction: float, width: int, peak: float | None) -> None:
+    assert len(drawn(fraction, width, peak)) == width
+
+
+@pytest.mark.parametrize(
+    ("value", "top"), [(0, 1), (0.3, 0.5), (1, 1), (1.1, 2), (41.3, 50), (50, 50), (51, 100), (262, 500), (math.inf, 1)]
+)
+def test_nice_max(value: float, top: float) -> None:
+    assert nice_max(value) == pytest.approx(top)
+
+
+@given(st.floats(1e-6, 1e9))
+def test_nice_max_is_at_most_two_and_a_half_times_as_much(value: float) -> None:
+    assert value * 0.999 <= nice_max(value) <= value * 2.5
+
+
+def test_squeeze_takes_means() -> None:
+    assert squeeze([1, 3, 5, 7], 2) == [2, 6]
+    assert squeeze([1, 2], 5) == [1, 2]
+
+
+def test_time_has_a_fixed_scale() -> None:
+    assert over_time([1.0] * 30, 120, 40) == [1.0] * 10
+    assert over_time([1.0, 2.0], 2, 4) == [1.0, 1.0, 2.0, 2.0]
+    assert over_time([5.0], 120, 40) == [5.0]
+    assert over_time([], 120, 40) == []
+
+
+def test_braille_starts_at_zero_and_ends_at_the_right() -> None:
+    assert braille([0, 0, 0, 0], 2, 1, 10) == ["⣀⣀"]
+    assert braille([10, 10], 2, 1, 10) == ["\u2800⠉"]
+    assert braille([10], 1, 2, 10, filled=True) == ["⢸", "⢸"]
+    assert braille([0, 10], 1, 1, 10) == ["⣸"]
+    assert braille([], 2, 2, 1) == ["\u2800\u2800"] * 2
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=300), st.integers(1, 60), st.integers(1, 8))
+def test_braille_has_its_size(values: list[float], columns: int, rows: int) -> None:
+    picture = braille(values, columns, rows, nice_max(max(values, default=0)))
+    assert [len(row) for row in picture] == [columns] * rows
+
+
+async def test_updates_cause_no_layout() -> None:
+    gauge, timeline = Gauge(), Timeline("tok/s", unit="tok/s")
+    app = HostApp(gauge, timeline)
+    async with app.run_test(size=(40, 10)) as pilot:
+        await pilot.pause()
+        layouts: list[bool] = []
+        refresh = app.screen._refresh_layout
+        app.screen._refresh_layout = lambda *a, **k: (layouts.append(True), refresh(*a, **k))[1]  # type: ignore[method-assign]
+        for step in range(10):
+            gauge.update(step / 10, f"{step * 10} %", peak=0.9)
+            timeline.update([float(n) for n in range(step)])
+            await pilot.pause()
+        assert not layouts
+        assert gauge.render_line(0).text == f"{drawn(0.9, 33, 0.9)}   90 %"
+        assert timeline.render_line(0).text == "tok/s" + "0–10 tok/s".rjust(35)
+
+
+async def test_looks() -> None:
+    gauge, timeline = Gauge(), Timeline("tok/s, last 60 s", unit="tok/s")
+    app = HostApp(gauge, timeline)
+    async with app.run_test(size=(40, 6)) as pilot:
+        gauge.update(0.61, "61 %", peak=0.86)
+        timeline.update([40 + 8 * math.sin(n / 7) for n in range(120)])
+        await pilot.pause()
+        snapshot(app, "charts")

@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import pytest
+
+from cpuchat import settings
+from cpuchat.conversation import Conversation
+from cpuchat.protocol import (
+    ContextTrimmed,
+    Failed,
+    LoadProgress,
+    ModelLoaded,
+    TextDelta,
+)
+from cpuchat.tui.screens.confirm import AskTextScreen, ConfirmScreen
+from cpuchat.tui.widgets.chat_list import ChatList, Chats
+from cpuchat.tui.widgets.telemetry import TelemetryLine, TelemetryPanel
+from tests.support.chat_app import SMALL, WIDE, running
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
+from tests.support.snapshots import snapshot
+
+LONG = """Reading the prompt is a **matrix × matrix** product: each weight is fetched once and used for every token.
+
+```python
+tok_s = bandwidth / bytes_per_token
+```
+
+```sh
+cpuchat --threads 8
+```
+"""
+
+
+async def test_a_message_is_answered_shown_and_stored() -> None:
+    async with running(ScriptedBackend([answer("Because of *bandwidth*.", reasoning="Let me see.")])) as app:
+        await app.ready()
+        await app.send("Why is decoding slow?")
+        mine, answered = app.transcript.messages
+        assert (mine.role, mine.content) == ("user", "Why is decoding slow?")
+        assert answered.title == MODEL.name
+        assert answered.content == "Because of *bandwidth*."
+        assert answered.reasoning == "Let me see."
+        assert answered.note == "6 tokens · 40.0 tok/s · first token 0.21 s"
+        assert app.stored() == [("user", "Why is decoding slow?"), ("assistant", "Because of *bandwidth*.")]
+        assert app.prompt.text == ""
+        assert "Why is decoding slow?" in str(app.transcript.border_title)
+        assert "48/8k ctx" in app.status
+
+
+async def test_the_prompt_has_the_focus_and_the_model_is_loaded_after_the_first_paint() -> None:
+    gate = Gate()
+    backend = ScriptedBackend(load_steps=[LoadProgress(phase="reading", done=61, total=100), gate,
+                                          ModelLoaded(model=MODEL)])  # fmt: skip
+    async with running(backend) as app:
+        await app.until(gate.reached.is_set)
+        assert app.app.focused is app.prompt
+        assert "reading the file  61 %" in app.status
+        gate.open()
+        await app.ready()
+        assert "Qwen2.5-1.5B-Instruct Q8_0" in app.status
+        assert "8 threads · 0/8k ctx" in app.status
+
+
+async def test_a_message_sent_while_loading_waits_for_the_model() -> None:
+    gate = Gate()
+    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
+    async with running(backend) as app:
+        await app.until(gate.reached.is_set)
+        await app.send("Hello?", wait=False)
+        assert "Sent when the model is ready" in app.screen_text
+        assert not backend.requests
+        gate.open()
+        await app.until(lambda: backend.requests and not app.chat.busy)
+        assert backend.requests[0].messages[-1].content == "Hello?"
+        assert app.stored()[0] == ("user", "Hello?")
+
+
+async def test_escape_takes_a_waiting_message_back_and_then_stops_the_load() -> None:
+    gate = Gate()
+    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
+    async with running(backend) as app:
+        await app.until(gate.reached.is_set)
+        await app.send("Hello?", wait=False)
+        await app.press("escape")
+        assert "Sent when" not in app.screen_text
+        assert app.prompt.text == "Hello?"
+        await app.press("escape")
+        await app.until(lambda: not app.chat.busy)
+        assert "no model" in app.status
+        assert not backend.requests
+
+
+async def test_escape_stops_the_answer_and_keeps_what_was_said() -> None:
+    gate = Gate()
+    async with running(ScriptedBackend([answer("One two three never", gate=gate)])) as app:
+        await app.ready()
+        await app.send("Count", wait=False)
+        await app.until(gate.reached.is_set)
+        await app.press("escape")
+        await app.until(lambda: not app.chat.busy)
+        assert app.transcript.messages[-1].content == "One two three "
+        assert app.transcript.messages[-1].note.endswith("stopped")
+        assert app.stored()[-1] == ("assistant", "One two three ")
+
+
+async def test_sending_during_an_answer_keeps_the_text_in_the_prompt() -> None:
+    gate = Gate()
+    backend = ScriptedBackend([answer("One two", gate=gate)])
+    async with running(backend) as app:
+        await app.ready()
+        await app.send("Count", wait=False)
+        await app.until(gate.reached.is_set)
+        await app.send("And then?", wait=False)
+        assert any("Esc stops it" in notice for notice in app.notices)
+        assert app.prompt.text == "And then?"
+        assert len(backend.requests) == 1
+        gate.open()
+        await app.until(lambda: not app.chat.busy)
+        assert len(backend.requests) == 1
+
+
+async def test_prefill_is_shown_where_the_answer_will_be() -> None:
+    gate = Gate()
+    steps = answer("Done.", prompt_n=2000)
+    async with running(ScriptedBackend([[steps[0], gate, *steps[1:]]])) as app:
+        await app.ready()
+        await app.send("Read this", wait=False)
+        await app.until(gate.reached.is_set)
+        await app.until(lambda: "reading the prompt · 2,000 of 2,000 tokens" in app.screen_text)
+        gate.open()
+        await app.until(lambda: not app.chat.busy)
+        assert "reading the prompt" not in app.screen_text
+
+
+async def test_again_replaces_the_last_answer() -> None:
+    backend = ScriptedBackend([answer("First."), answer("Second.")])
+    async with running(backend) as app:
+        await app.ready()
+        await app.send("Say something")
+        await app.press("ctrl+r")
+        await app.until(lambda: len(backend.requests) == 2 and not app.chat.busy)
+        assert [m.content for m in app.transcript.messages] == ["Say something", "Second."]
+        assert app.stored() == [("user", "Say something"), ("assistant", "Second.")]
+
+
+async def test_again_without_a_message_says_so() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.press("ctrl+r")
+        assert any("nothing to answer yet" in notice for notice in app.notices)
+
+
+async def test_editing_my_last_message_replaces_it_and_what_followed() -> None:
+    backend = ScriptedBackend([answer("First."), answer("Second."), answer("Third.")])
+    async with running(backend) as app:
+        await app.ready()
+        await app.send("One")
+        await app.send("Two")
+        await app.write("half a thought")
+        await app.press("f4")
+        assert app.prompt.text == "Two"
+        assert "Editing my last message" in app.screen_text
+        await app.press("!", "enter")
+        await app.until(lambda: len(backend.requests) == 3 and not app.chat.busy)
+        assert [m.content for m in app.transcript.messages] == ["One", "First.", "Two!", "Third."]
+        assert [content for _, content in app.stored()] == ["One", "First.", "Two!", "Third."]
+
+
+async def test_escape_leaves_editing_and_brings_the_draft_back() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.send("One")
+        await app.write("half a thought")
+        await app.press("f4", "escape")
+        assert app.prompt.text == "half a thought"
+        assert "Editing" not in app.screen_text
+
+
+async def test_a_trimmed_context_is_told() -> None:
+    steps = [ContextTrimmed(request_id=1, dropped_messages=4, dropped_tokens=1203, n_ctx=8192), *answer("Yes.")]
+    async with running(ScriptedBackend([steps])) as app:
+        await app.ready()
+        await app.send("Still there?")
+        assert (
+            "The oldest 4 messages (1,203 tokens) no longer fit the 8,192-token context and were left out; "
+            "they stay in the chat." in app.notices
+        )
+        assert "without the oldest 4 messages" in app.transcript.messages[-1].note
+
+
+async def test_a_dead_worker_is_a_message_and_the_next_one_goes_on() -> None:
+    died = Failed(code="worker_died", message="The worker ended: GGML_ASSERT(x) failed.", hint="", request_id=1)
+    backend = ScriptedBackend(
+        [[TextDelta(request_id=1, text="Half an ans"), died], [ModelLoaded(model=MODEL), *answer("Whole.")]]
+    )
+    async with running(backend) as app:
+        await app.ready()
+        await app.send("Tell me")
+        assert app.transcript.messages[1].content == "Half an ans"
+        failure = app.transcript.messages[-1]
+        assert failure.role == "notice"
+        assert "GGML_ASSERT(x) failed" in failure.content
+        assert "your next message starts the model again" in failure.content
+        backend.die()
+        await app.send("And now?")
+        assert app.transcript.messages[-1].content == "Whole."
+        assert app.stored()[-1] == ("assistant", "Whole.")
+
+
+async def test_a_failed_load_says_why_and_what_to_do() -> None:
+    failed = Failed(code="does_not_fit", message="It needs 40 GB, 3 GB are free.", hint="Use a smaller context (F2).")
+    async with running(ScriptedBackend(load_steps=[failed])) as app:
+        await app.until(lambda: app.transcript.messages)
+        shown = app.transcript.messages[0]
+        assert shown.title == "Not enough memory"
+        assert "40 GB" in shown.content and "F2" in shown.content
+        assert "no model" in app.status
+
+
+async def test_a_model_without_a_template_is_told_once() -> None:
+    note = "This model has no chat template: it continues text."
+    import msgspec
+
+    backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, notes=(note,)))
+    async with running(backend) as app:
+        await app.ready()
+        await app.until(lambda: note in app.notices)
+        app.chat.load_model(app.chat._model_path)  # type: ignore[arg-type]
+        await app.until(lambda: len(backend.loads) == 2 and not app.chat.busy)
+        assert app.notices.count(note) == 1
+
+
+async def test_the_loaded_model_is_remembered() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.until(lambda: app.conversation.settings.model.last)
+    assert settings.load().model.last == MODEL.path
+
+
+async def test_copying_an_answer_and_its_code_blocks() -> None:
+    async with running(ScriptedBackend([answer(LONG)])) as app:
+        await app.ready()
+        await app.press("f5")
+        assert any("no answer" in notice for notice in app.notices)
+        await app.send("Explain")
+        await app.press("f5")
+        assert app.app.clipboard.strip() == LONG.strip()
+        seen = []
+        for _ in range(3):
+            await app.press("f6")
+            seen.append(app.app.clipboard.strip())
+        assert seen == ["cpuchat --threads 8", "tok_s = bandwidth / bytes_per_token", "cpuchat --threads 8"]
+        assert any("block 1 of 2" in notice for notice in app.notices)
+
+
+def _three_chats(conversation: Conversation) -> None:
+    for title in ("Regex for dates", "TOML schema", "What is a [roofline]?"):
+        chat = conversation.store.create_chat("m", title=title)
+        conversation.store.add_message(chat.id, "user", f"About {title}")
+
+
+async def test_chats_are_listed_searched_opened_and_left() -> None:
+    async with running(prepare=_three_chats) as app:
+        await app.ready()
+        options = app.chat.query_one(Chats)
+        assert "What is a [roofline]?" in app.screen_text
+        options.focus()
+        await app.press("slash", *"toml")
+        await app.until(lambda: "Regex" not in app.screen_text)
+        await app.press("enter", "enter")
+        await app.until(lambda: app.conversation.chat is not None)
+        assert app.conversation.chat and app.conversation.chat.title == "TOML schema"
+        assert app.transcript.messages[0].content == "About TOML schema"
+        assert app.app.focused is app.prompt
+        await app.press("ctrl+n")
+        assert app.conversation.chat is None
+        assert not app.transcript.messages
+
+
+async def test_renaming_and_deleting_a_chat() -> None:
+    async with running(prepare=_three_chats) as app:
+        await app.ready()
+        options = app.chat.query_one(Chats)
+        options.focus()
+        await app.press("home", "r")
+        await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
+        await app.press("end", *" now", "enter")
+        await app.until(lambda: any(c.title.endswith(" now") for c in app.conversation.store.chats()))
+        options.focus()
+        await app.press("home", "d")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("enter")  # the safe answer has the focus
+        await app.until(lambda: app.app.screen is app.chat)
+        assert len(app.conversation.store.chats()) == 3
+        await app.press("d")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        await app.until(lambda: len(app.conversation.store.chats()) == 2)
+
+
+async def test_a_small_screen_has_one_line_of_figures_and_chats_on_demand() -> None:
+    async with running(size=SMALL, prepare=_three_chats) as app:
+        await app.ready()
+        assert not app.chat.query_one(ChatList).display
+        assert not app.chat.query_one(TelemetryPanel).display
+        assert app.chat.query_one(TelemetryLine).display
+        await app.press("f8")
+        assert app.chat.query_one(ChatList).display
+        assert app.app.focused is app.chat.query_one(Chats)
+        await app.press("escape")
+        assert not app.chat.query_one(ChatList).display
+        assert app.app.focused is app.prompt
+
+
+async def test_below_sixty_columns_there_are_no_figures() -> None:
+    async with running(size=(50, 20)) as app:
+        await app.ready()
+        assert not app.chat.query_one(TelemetryPanel).display
+        assert not app.chat.query_one(TelemetryLine).display
+        assert "cpuchat" in app.status
+
+
+async def test_panes_hide_and_it_is_remembered() -> None:
+    async with running(size=WIDE) as app:
+        await app.ready()
+        await app.press("f8", "f3")
+        assert not app.chat.query_one(ChatList).display
+        assert not app.chat.query_one(TelemetryPanel).display
+        await app.until(lambda: not app.conversation.settings.ui.telemetry)
+    remembered = settings.load().ui
+    assert (remembered.sidebar, remembered.telemetry) == (False, False)
+
+
+@pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])
+async def test_snapshots_of_the_chat(name: str, size: tuple[int, int]) -> None:
+    async with running(ScriptedBackend([answer(LONG, reasoning="Think about bandwidth.")]), size=size) as app:
+        app.prompt.cursor_blink = False
+        await app.ready()
+        snapshot(app.app, f"chat-empty-{name}")
+        await app.send("Why does a CPU write slower than it reads the prompt?")
+        snapshot(app.app, f"chat-answer-{name}")
+        await app.press("f4")
+        await app.pilot.pause()
+        snapshot(app.app, f"chat-editing-{name}")

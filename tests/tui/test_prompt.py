@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from textual import on
+from textual.app import App, ComposeResult
+
+from cpuchat.tui.widgets.prompt import Prompt
+
+
+class Host(App[None]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[str] = []
+
+    def compose(self) -> ComposeResult:
+        yield Prompt(id="prompt")
+
+    @on(Prompt.Submitted)
+    def take(self, event: Prompt.Submitted) -> None:
+        self.sent.append(event.text)
+        event.prompt.accept()
+
+
+async def test_enter_sends_and_ctrl_j_makes_a_line() -> None:
+    app = Host()
+    async with app.run_test() as pilot:
+        await pilot.press(*"one", "ctrl+j", *"two", "enter")
+        await pilot.pause()
+        assert app.sent == ["one\ntwo"]
+        assert app.query_one(Prompt).text == ""
+
+
+async def test_shift_enter_makes_a_line_where_the_terminal_tells_it() -> None:
+    app = Host()
+    async with app.run_test() as pilot:
+        await pilot.press("a", "shift+enter", "b")
+        assert app.query_one(Prompt).text == "a\nb"
+
+
+async def test_blank_text_is_not_sent() -> None:
+    app = Host()
+    async with app.run_test() as pilot:
+        await pilot.press("enter", "space", "enter", "ctrl+j", "enter")
+        assert app.sent == []
+
+
+async def test_arrows_walk_through_history_and_back_to_the_draft() -> None:
+    app = Host()
+    async with app.run_test() as pilot:
+        prompt = app.query_one(Prompt)
+        prompt.set_history(["first", "second"])
+        await pilot.press(*"draft", "up")
+        assert prompt.text == "second"
+        await pilot.press("up")
+        assert prompt.text == "first"
+        await pilot.press("up")
+        assert prompt.text == "first"
+        await pilot.press("down", "down")
+        assert prompt.text == "draft"
+        await pilot.press("down")
+        assert prompt.text == "draft"
+
+
+async def test_arrows_move_inside_a_text_of_several_lines() -> None:
+    app = Host()
+    async with app.run_test() as pilot:
+        prompt = app.query_one(Prompt)
+        prompt.set_history(["older"])
+        await pilot.press("a", "ctrl+j", "b", "up")
+        assert prompt.text == "a\nb"
+        assert prompt.cursor_location[0] == 0
+        await pilot.press("up")
+        assert prompt.text == "older"
+
+
+async def test_what_was_sent_can_be_called_back() -> None:
+    app = Host()
+    async with app.run_test() as pilot:
+        await pilot.press(*"hello", "enter", "up")
+        assert app.query_one(Prompt).text == "hello"

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from textual.app import App
+from textual.color import Color
+
+from cpuchat import paths
+from cpuchat.tui import themes
+from cpuchat.tui.themes import ThemeError, known_variables, load_themes, parse_theme
+
+GOOD = 'name = "mine"\n[colors]\nprimary = "#6cb6ff"\n'
+
+
+def test_packaged_themes_are_all_good() -> None:
+    loaded = load_themes([paths.packaged_themes_dir()])
+    assert not loaded.problems
+    assert set(loaded.themes) == {"cpuchat", "cpuchat-light", "high-contrast", "okabe-ito", "terminal"}
+    assert not loaded.themes["cpuchat-light"].dark
+    assert loaded.themes["terminal"].ansi
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("name = ", "not valid TOML"),
+        (GOOD + "[more]\n", "more"),
+        ('name = "Mine!"\n[colors]\nprimary = "red"\n', "name"),
+        ('name = "mine"\n', "colors.primary"),
+        (GOOD + 'success = "notacolour"\n', "colors.success"),
+        (GOOD + "success = 3\n", "colors.success"),
+        (GOOD + 'shiny = "red"\n', "colors.shiny"),
+        (GOOD + '[variables]\nfooter-background = "notacolor"\n', "variables.footer-background"),
+        (GOOD + '[variables]\nblock-cursor-text-style = "blod"\n', "variables.block-cursor-text-style"),
+        (GOOD + '[variables]\nscrollbar = "12px"\n', "variables.scrollbar"),
+        (GOOD + '[variables]\nborder = "auto 90%"\n', "variables.border"),
+        (GOOD + '[variables]\nborder = "red 190%"\n', "variables.border"),
+        (GOOD + '[variables]\nborder = "red; color: blue"\n', "variables.border"),
+        (GOOD + '[variables]\nno-such-thing = "red"\n', "variables.no-such-thing"),
+        ('dark = "yes"\n' + GOOD, "dark"),
+        ('name = "mine"\ncolors = 3\n', "colors"),
+    ],
+)
+def test_a_bad_theme_is_refused_and_the_key_named(text: str, named: str) -> None:
+    with pytest.raises(ThemeError, match=named.replace(".", r"\.")):
+        parse_theme(text)
+
+
+def test_a_percentage_and_a_text_style_are_fine() -> None:
+    theme = parse_theme(
+        GOOD + '[variables]\ninput-selection-background = "#81a1c1 35%"\nlink-style = "bold underline"\n'
+    )
+    assert theme.variables["input-selection-background"] == "#81a1c1 35%"
+
+
+def test_bad_files_are_reported_and_good_ones_kept(tmp_path: Path) -> None:
+    (tmp_path / "good.toml").write_text(GOOD)
+    (tmp_path / "bad.toml").write_text("name = 3")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    loaded = load_themes([tmp_path, tmp_path / "missing"])
+    assert list(loaded.themes) == ["mine"]
+    assert [p.file.name for p in loaded.problems] == ["bad.toml", "binary.toml"]
+
+
+class OneTheme(App[None]):
+    CSS = "Screen { background: $background; color: $now; border: round $border; link-style: $link-style; }"
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return dict(themes.OWN_VARIABLES)
+
+
+@pytest.mark.parametrize("name", sorted(load_themes([paths.packaged_themes_dir()]).themes))
+async def test_packaged_themes_show(name: str) -> None:
+    app = OneTheme()
+    app.register_theme(load_themes([paths.packaged_themes_dir()]).themes[name])
+    async with app.run_test():
+        app.theme = name
+        assert app.current_theme.name == name
+
+
+_VALUES = st.sampled_from(
+    ["red", "#123", "#12345678", "rgb(1,2,3)", "hsl(10,20%,30%)", "red 40%", "bold", "none", "auto", "auto 50%",
+     "transparent", "initial", "ansi_blue", "$primary", "12px", "", " ", "red blue", "not bold", "1", "none bold",
+     "bold not", "not", "bold bold", "uu overline", "bold  dim", "blink reverse", "b i u", "BOLD", "not none"]
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(known_variables())), _VALUES)
+async def test_what_the_check_lets_through_never_stops_the_app(variable: str, value: str) -> None:
+    try:
+        theme = parse_theme(f'{GOOD}[variables]\n{variable} = "{value}"\n')
+    except ThemeError:
+        return
+    app = OneTheme()
+    app.register_theme(theme)
+    async with app.run_test():
+        app.theme = "mine"
+        assert app.is_running
+
+
+def _luminance(color: Color) -> float:
+    # WCAG 2.1, relative luminance.
+    parts = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in color.normalized]
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+
+def _contrast(one: str, other: str) -> float:
+    light, dark = sorted((_luminance(Color.parse(one)), _luminance(Color.parse(other))), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("cpuchat", 4.5), ("cpuchat-light", 4.5), ("okabe-ito", 4.5), ("high-contrast", 7.0)]
+)
+def test_colours_that_carry_text_stand_out(name: str, least: float) -> None:
+    theme = load_themes([paths.packaged_themes_dir()]).themes[name]
+    assert theme.background
+    for color in (theme.foreground, theme.primary, theme.variables["now"], theme.variables["limit"], theme.error):
+        assert color and _contrast(color, theme.background) >= least, color
+    variables = theme.variables
+    assert _contrast(variables["block-cursor-foreground"], variables["block-cursor-background"]) >= least
