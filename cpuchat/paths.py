@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -32,6 +33,13 @@ def data_dir() -> Path:
 def cache_dir() -> Path:
     """What can be made again: saved KV, calibrations, logs."""
     return _folder("CPUCHAT_CACHE_DIR", platformdirs.user_cache_path(APP, appauthor=False))
+
+
+def shown(path: Path) -> str:
+    """A path as people write it, with `~` for the home folder."""
+    with contextlib.suppress(ValueError, RuntimeError):
+        return str(Path("~") / path.relative_to(Path.home()))
+    return str(path)
 
 
 def settings_file() -> Path:

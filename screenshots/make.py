@@ -11,6 +11,7 @@ import asyncio
 import html
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+DEMO = HERE.parent / "cpuchat/models/demo"
 SIZES = ((80, 24), (120, 40))
 CELL = 12.2  # width of one character cell in Textual's SVG
 PLACED = re.compile("[\u2500-\u259f\u2800-\u28ff]")
@@ -91,6 +93,18 @@ SCENES: dict[str, Callable[[Any], Awaitable[None]]] = {
 }
 
 
+def at_home(home: Path) -> None:
+    """An empty home with the program in it, so that no path of this machine is in a picture."""
+    from cpuchat import paths
+
+    demo = home / "cpuchat/cpuchat/models/demo"
+    shutil.copytree(DEMO, demo)
+    paths.demo_dir = lambda: demo
+    os.environ |= {"HOME": str(home), "HF_HOME": str(home / ".cache/huggingface")}
+    for kind, folder in (("CONFIG", ".config"), ("DATA", ".local/share"), ("CACHE", ".cache")):
+        os.environ[f"CPUCHAT_{kind}_DIR"] = str(home / folder / "cpuchat")
+
+
 async def shoot(name: str, size: tuple[int, int]) -> Path:
     from cpuchat import paths
     from cpuchat.backend.local import LocalBackend
@@ -118,9 +132,7 @@ def main() -> None:
     for name in sys.argv[1:] or SCENES:
         for size in SIZES:
             with tempfile.TemporaryDirectory() as folder:
-                for kind in ("CONFIG", "DATA", "CACHE"):
-                    os.environ[f"CPUCHAT_{kind}_DIR"] = f"{folder}/{kind.lower()}"
-                os.environ["HF_HOME"] = f"{folder}/huggingface"
+                at_home(Path(folder))
                 print(asyncio.run(shoot(name, size)).name)
 
 

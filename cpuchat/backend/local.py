@@ -110,6 +110,9 @@ class LocalBackend:
             async for event in events:
                 if isinstance(event, ModelLoaded):
                     self._model = event.model
+                elif isinstance(event, Failed) and event.code == "worker_died":
+                    hint = f"The file may be damaged or too much for this machine: choose another. Log: {self._log}"
+                    event = msgspec.structs.replace(event, hint=hint)
                 yield event
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:

@@ -24,6 +24,7 @@ Ids = NDArray[np.intp]
 _T = TypeVar("_T")
 
 _MAX_STACK = 128
+_LONGEST_SHORTLIST = 256  # above it numpy is faster
 _MIN_TEMPERATURE = 1e-8  # below this, (logit - max) / temperature could overflow; the result is greedy anyway
 
 
@@ -53,6 +54,39 @@ def largest(row: Row, k: int) -> Ids:
             ids = np.concatenate((ids, tail))
     # ids are ascending here, so a stable sort leaves equal logits in order of id
     return ids[np.argsort(-row[ids], kind="stable")[:k]]
+
+
+class _Shortlist:
+    """The `k` largest entries of one row after the other: `largest`, with fewer and lighter steps.
+
+    Rows of one text are alike, so the entries within `margin` of the peak are usually few more than `k`. If they are
+    fewer, or too many, the row is searched without a guess and the margin set anew: always exact. The rest is done
+    on Python's own numbers: after a decode the caches hold none of numpy's code, and every other function of it
+    that is called costs more than the forty numbers it works on.
+    """
+
+    def __init__(self, k: int, n_vocab: int) -> None:
+        self._k = k
+        self._margin = 10.0
+        self._mask = np.empty(n_vocab, np.bool_)
+
+    def find(self, row: Row, peak: float) -> tuple[list[int], list[float]]:
+        """Ids and logits, descending, equal logits by lower id. `peak`: the largest entry."""
+        k = self._k
+        np.greater_equal(row, peak - self._margin, out=self._mask)
+        found = self._mask.nonzero()[0]
+        n = found.size
+        if not k <= n <= 4 * k:
+            found = largest(row, min(2 * k, row.size))
+            logits = row[found].tolist()
+            self._margin = peak - logits[(3 * k) // 2]
+            return found[:k].tolist(), logits[:k]
+        if n > 2 * k:
+            self._margin *= 0.97
+        ids, values = found.tolist(), row[found].tolist()
+        # ids ascend, and a stable sort keeps equal logits in that order, backwards too
+        order = sorted(range(n), key=values.__getitem__, reverse=True)[:k]
+        return [ids[i] for i in order], [values[i] for i in order]
 
 
 class _Window:
@@ -121,6 +155,8 @@ class Sampler:
         self._uniform = np.random.Generator(np.random.PCG64(self.seed)).random
         neutral = sampling.repeat_penalty == 1 and not sampling.presence_penalty and not sampling.frequency_penalty
         self._window = None if neutral or not sampling.repeat_last_n else _Window(sampling.repeat_last_n)
+        short = 0 < sampling.top_k <= min(_LONGEST_SHORTLIST, n_vocab // 4)
+        self._shortlist = _Shortlist(sampling.top_k, n_vocab) if short else None
         self._min_p_logit = np.float32(math.log(sampling.min_p)) if sampling.min_p > 0 else None
 
     def accept(self, token: int) -> None:
@@ -187,15 +223,44 @@ class Sampler:
 
     def _pick(self, row: Row) -> int:
         if self._greedy:
-            token = int(row.argmax())  # NaN counts as the largest, so it cannot hide
-            if not math.isfinite(row[token]):
-                raise _not_numbers()
-            return token
+            return self._peak(row)[0]
         s = self._sampling
+        if self._shortlist is not None:
+            few, shares = self._weighted_few(row, self._shortlist)
+            return few[_place_few(shares, self._uniform())]
         if not s.top_k and s.top_p >= 1 and s.min_p <= 0:
             return self._draw_from_all(row)
         ids, weights = self._weighted(row)
         return int(ids[_place(weights.cumsum(), self._uniform())])
+
+    @staticmethod
+    def _peak(row: Row) -> tuple[int, float]:
+        """The largest entry and where it is."""
+        token = int(row.argmax())  # NaN counts as the largest, so it cannot hide
+        peak = row.item(token)
+        if not math.isfinite(peak):
+            raise _not_numbers()
+        return token, peak
+
+    def _weighted_few(self, row: Row, shortlist: _Shortlist) -> tuple[list[int], list[float]]:
+        """`_weighted` for a short top-k."""
+        s = self._sampling
+        _, peak = self._peak(row)
+        ids, logits = shortlist.find(row, peak)
+        n, exp = len(ids), math.exp
+        if s.top_p < 1:
+            shares = [exp(x - peak) for x in logits]
+            target, reached = s.top_p * sum(shares), 0.0
+            for n, share in enumerate(shares, 1):  # noqa: B007 - n is what we want
+                reached += share
+                if reached >= target:
+                    break
+        if self._min_p_logit is not None:
+            floor = float(np.float32(peak + float(self._min_p_logit)))
+            while n > 1 and logits[n - 1] < floor:
+                n -= 1
+        temperature = max(s.temperature, _MIN_TEMPERATURE)
+        return ids[:n], [exp((x - peak) / temperature) for x in logits[:n]]
 
     def _draw_from_all(self, row: Row) -> int:
         """A draw with every filter off: first a block of 128 tokens by its sum, then one of its tokens."""
@@ -218,7 +283,11 @@ class Sampler:
     def _distribution(self, row: Row) -> tuple[Ids, NDArray[np.float64]]:
         if self._greedy:
             return np.array([self._pick(row)], np.intp), np.ones(1)
-        ids, weights = self._weighted(row)
+        if self._shortlist is not None:
+            few, shares = self._weighted_few(row, self._shortlist)
+            ids, weights = np.array(few, np.intp), np.array(shares)
+        else:
+            ids, weights = self._weighted(row)
         return ids, weights / weights.sum()
 
     def _weighted(self, row: Row) -> tuple[Ids, NDArray[np.float64]]:
@@ -265,6 +334,16 @@ def _place(cumulative: NDArray[np.float64], point: float) -> int:
     at = int(cumulative.searchsorted(max(point, 0.0) * total, side="right"))
     # rounding can push the last draw to the very end
     return at if at < cumulative.size else int(cumulative.searchsorted(total))
+
+
+def _place_few(weights: list[float], point: float) -> int:
+    """`_place` over weights (descending) instead of their running sums."""
+    aim, reached = point * sum(weights), 0.0
+    for at, weight in enumerate(weights):
+        reached += weight
+        if reached > aim:
+            return at
+    return 0  # rounding pushed the last draw to the very end; the first weight is never zero
 
 
 def _softmax_sum(row: Row, peak: np.float32) -> float:

@@ -68,8 +68,8 @@ class Sequence:
         for i in range(self.n_batch):
             self._batch.seq_id[i][0] = 0
         # For one token: memoryviews and a plain call, because numpy's item access is slow when it isn't in the caches.
-        self._first_token = memoryview(self._token).cast("B").cast("i")
-        self._first_pos = memoryview(self._pos).cast("B").cast("i")
+        self._first_token = memoryview(self._token.data).cast("B").cast("i")
+        self._first_pos = memoryview(self._pos.data).cast("B").cast("i")
         self._is_stepping = False
         self._row: np.ndarray | None = None
         self._row_address = 0

@@ -115,7 +115,8 @@ class HistoryScreen(Screen[None]):
         if self._is_open(chat_id) and self.refuse_while_busy("This chat can be deleted when the answer is done"):
             return
         with self._telling():
-            question = f"Delete “{self.conversation.store.chat(chat_id).title}” and all its messages? This cannot be undone."
+            title = self.conversation.store.chat(chat_id).title
+            question = f"Delete “{title}” and all its messages? This cannot be undone."
             if await self.app.push_screen_wait(ConfirmScreen("Delete the chat", question, "Delete", "Keep it")):
                 # The dialog may have been open while a queued message was sent.
                 if self._is_open(chat_id) and self.refuse_while_busy("It is being answered"):

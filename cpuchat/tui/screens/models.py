@@ -19,6 +19,7 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from cpuchat import paths as places
 from cpuchat.errors import CpuchatError
 from cpuchat.models.library import Library, LocalModel
 from cpuchat.protocol import ModelInfo
@@ -212,7 +213,7 @@ class ModelsScreen(Screen[Path | None]):
             ]
         if row.problem:
             lines.append(("problem", row.problem))
-        lines.append(("path", str(row.path)))
+        lines.append(("path", places.shown(row.path)))
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
         table.add_column(no_wrap=True, style="dim")
         table.add_column(ratio=1, overflow="fold")

@@ -15,6 +15,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Checkbox, Footer, Input, Select, Static, TextArea
 
+from cpuchat import paths
 from cpuchat import settings as settings_file
 from cpuchat.errors import CpuchatError
 from cpuchat.settings import Settings
@@ -151,7 +152,7 @@ class SettingsScreen(Screen[Settings | None]):
 
     def on_mount(self) -> None:
         self._theme_before = self.app.theme
-        self.query_one("#form").border_subtitle = str(settings_file.paths.settings_file())
+        self.query_one("#form").border_subtitle = paths.shown(paths.settings_file())
 
     @property
     def _rows(self) -> list[SettingRow]:

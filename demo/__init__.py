@@ -1,0 +1,1 @@
+"""Training of the small demo models; nothing here is part of an installed cpuchat."""
