@@ -10,7 +10,7 @@ from cpuchat.engine.stops import StopMatcher
 from cpuchat.engine.text import Detokenizer
 from cpuchat.protocol import Channel, Event, TextDelta
 
-FRAME_SECONDS: Final = 0.04
+FRAME_SECONDS: Final = 0.08
 """Shortest time between two events of one answer; the first token's text does not wait."""
 
 
@@ -48,6 +48,11 @@ class TextStream:
         self._n_said = 0
         self._next_frame = 0.0
 
+    @property
+    def has_spoken(self) -> bool:
+        """Something was emitted."""
+        return self._n_said > 0
+
     def feed(self, token: int, now: float) -> bool:
         """Take one token written at `now`; True when a stop string is complete."""
         self._unsaid += 1
@@ -56,6 +61,14 @@ class TextStream:
         if now >= self._next_frame:
             self.flush(now)
         return hit
+
+    def feed_all(self, tokens: list[int], now: float) -> None:
+        """Take several tokens, the last one written at `now`, and emit their text. Stop strings are not looked for."""
+        for token in tokens:
+            self._unsaid += 1
+            if text := self._detokenize(token):
+                self._add(self._split(text))
+        self.flush(now)
 
     def _add(self, pieces: list[tuple[Channel, str]]) -> bool:
         matcher = self._matcher

@@ -18,8 +18,11 @@ _NODE_SECONDS: Final = 0.05
 _STEP: Final = 32
 """Sizes are multiples of this, and at least this: smaller batches waste too much."""
 
-# Operations per second of one core, on the low side of what was measured (Zen 4, 1.5B shape: 120 and 30).
-_MATMUL_RATE: Final = {True: 100e9, False: 50e9}
+# Operations per second of one core, on the low side of what was measured (Zen 4, 1.5B shape: 160 with quantised
+# weights, 120 with float ones, 30 in attention), with and without AVX-512.
+_QUANTISED_RATE: Final = {True: 150e9, False: 75e9}
+_FLOAT_RATE: Final = {True: 100e9, False: 50e9}
+_FLOATS: Final = ("F32", "F16", "BF16")
 _ATTENTION_RATE: Final = {True: 25e9, False: 12e9}
 
 
@@ -28,32 +31,35 @@ class Pace:
     """Work of the largest nodes of a graph.
 
     `matmul` operations per token of the largest weight matrix; `attention` operations per token and token of context
-    of one layer; `wide_vectors`: the CPU has AVX-512.
+    of one layer; `wide_vectors`: the CPU has AVX-512; `is_float`: that matrix is not quantised.
     """
 
     matmul: float
     attention: float
     n_threads: int
     wide_vectors: bool
+    is_float: bool = False
 
     @classmethod
     def of(cls, header: GGUFHeader, n_threads: int, features: tuple[str, ...]) -> Pace:
         """The pace for a model. The output layer does not count: it works on the last token only."""
         experts = max(header.number("expert_count"), 1)
         used = header.number("expert_used_count") or experts
-        largest = 0.0
+        largest, is_float = 0.0, False
         for tensor in header.tensors:
             if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
                 share = used / experts if len(tensor.shape) == 3 else 1.0
-                largest = max(largest, tensor.n_elements * share)
+                if tensor.n_elements * share > largest:
+                    largest, is_float = tensor.n_elements * share, tensor.type in _FLOATS
         attention = 2.0 * header.n_head * (header.key_length + header.value_length)
-        return cls(2 * largest, attention, n_threads, "AVX512" in features)
+        return cls(2 * largest, attention, n_threads, "AVX512" in features, is_float)
 
     def size(self, n_past: int, most: int) -> int:
         """Tokens for one batch after `n_past`, at most `most`."""
         tokens = float(most)
         if self.matmul:
-            rate = _MATMUL_RATE[self.wide_vectors] * self.n_threads
+            rates = _FLOAT_RATE if self.is_float else _QUANTISED_RATE
+            rate = rates[self.wide_vectors] * self.n_threads
             tokens = min(tokens, _NODE_SECONDS * rate / self.matmul)
         if self.attention:
             # tokens * (n_past + tokens) = most_pairs

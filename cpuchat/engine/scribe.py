@@ -2,7 +2,8 @@
 
 Between two decode calls every core but one waits. Detokenizing, telling reasoning apart and sending a frame take longer
 than choosing the token, most of all because decoding has just pushed the interpreter's data out of the caches. Here
-they run while the next token is computed: llama_decode does not hold the interpreter's lock.
+they run while the next token is computed: llama_decode does not hold the interpreter's lock. Several tokens at a time,
+because on a machine whose cores all compute, each waking of another thread takes a core away from them.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from cpuchat.engine.output import TextStream
+from cpuchat.engine.output import FRAME_SECONDS, TextStream
 
 
 class Scribe:
     """The thread. Make it before the engine's thread is pinned: it inherits the CPUs of its maker."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[ThreadedStream, int, float] | ThreadedStream | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[ThreadedStream, list[int], float] | ThreadedStream | None] = SimpleQueue()
         self.put = self._jobs.put
         self._thread = threading.Thread(target=self._run, name="text", daemon=True)
         self._thread.start()
@@ -27,10 +28,10 @@ class Scribe:
             if isinstance(job, ThreadedStream):
                 job.done.set()
                 continue
-            stream, token, now = job
+            stream, tokens, now = job
             if stream.error is None:
                 try:
-                    stream.inner.feed(token, now)
+                    stream.inner.feed_all(tokens, now)
                 except Exception as error:
                     stream.error = error  # raised by `finish`, on the thread that waits for the answer
 
@@ -45,17 +46,31 @@ class ThreadedStream:
 
     def __init__(self, scribe: Scribe, inner: TextStream) -> None:
         self._put = scribe.put
+        self._tokens: list[int] = []
+        self._last = 0.0
+        self._next_frame = 0.0
         self.inner = inner
         self.done = threading.Event()
         self.error: Exception | None = None
 
     def feed(self, token: int, now: float) -> bool:
         """As `TextStream.feed`; always False."""
-        self._put((self, token, now))
+        self._tokens.append(token)
+        self._last = now
+        # The first text does not wait, even if the first tokens gave none.
+        if now >= self._next_frame or not self.inner.has_spoken:
+            self._next_frame = now + FRAME_SECONDS
+            self._hand_over()
         return False
+
+    def _hand_over(self) -> None:
+        tokens, self._tokens = self._tokens, []
+        self._put((self, tokens, self._last))
 
     def finish(self, now: float, *, stopped: bool) -> None:
         """As `TextStream.finish`, after all that was fed. Raises what went wrong on the other thread."""
+        if self._tokens:
+            self._hand_over()
         self._put(self)
         self.done.wait()
         if self.error is not None:

@@ -24,7 +24,7 @@ from cpuchat.tui import commands, keys, themes
 from cpuchat.tui.screens.chat import ChatScreen
 from cpuchat.tui.settings_form import with_changes
 
-NICENESS = 5
+NICENESS = 10
 _TWICE_SECONDS = 3.0
 
 

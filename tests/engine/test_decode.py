@@ -171,13 +171,12 @@ def test_full_context(model: Model) -> None:
 def test_cancel_in_the_answer_keeps_what_was_said(model: Model, abort: AbortFlag) -> None:
     def on_event(event: Event) -> None:
         assert isinstance(event, TextDelta)
-        if event.predicted_n >= 5:
-            abort.set()
+        abort.set()
 
     answer = Answer(model, max_tokens=0, on_event=on_event)
     assert answer.written.stop_reason == "cancelled"
     n = len(answer.written.tokens)
-    assert 5 <= n < 400
+    assert 1 <= n < 400
     assert answer.text == b"".join(map(model.vocab.piece, answer.written.tokens)).decode()
     assert model.sequence.tokens == PROMPT + answer.written.tokens[:-1]
 
@@ -217,7 +216,7 @@ def test_reasoning_is_told_apart(model: Model) -> None:
 def test_batches_shrink_with_the_context() -> None:
     pace = Pace(matmul=2 * 13.8e6, attention=4 * 1536, n_threads=2, wide_vectors=True)  # a 1.5B shape
     sizes = [pace.size(n, 512) for n in (0, 1000, 2000, 4000, 8000, 30_000)]
-    assert sizes[0] == 352 and sizes[-1] == 32
+    assert sizes[0] == 512 and sizes[-1] == 32
     assert sizes == sorted(sizes, reverse=True) and all(s % 32 == 0 for s in sizes)
     for n, size in ((2000, sizes[2]), (8000, sizes[4])):
         assert size * (n + size) * pace.attention / (2 * 25e9) <= 0.05

@@ -31,7 +31,7 @@ from cpuchat.tui.widgets.rows import Line, copied_text
 
 __all__ = ["Transcript", "TranscriptMessage"]
 
-MIN_INTERVAL = 0.1  # s between flushes; more when a flush is slow, so that rendering stays near 10 % of a core
+MIN_INTERVAL = 0.125  # s between flushes; more when a flush is slow, so that rendering stays near 10 % of a core
 COST_FACTOR = 10
 CHUNK = 6000  # characters rendered in one go when everything must be rendered again
 
@@ -279,14 +279,17 @@ class Transcript(ScrollView, can_focus=True):
         if len(entry.lines) != old_count:
             self._resized()
         if self.scroll_offset.y == old_scroll:  # else the scroll has the whole view drawn again
-            self._refresh_from(self._entries.starts[index] + first)
+            start = self._entries.starts[index]
+            self._refresh_rows(start + first, start + max(len(entry.lines), old_count))
         cost = perf_counter() - started
         self._not_before = started + max(MIN_INTERVAL, COST_FACTOR * cost)
 
-    def _refresh_from(self, line: int) -> None:
-        top = max(0, line - self.scroll_offset.y)
-        if top < self.size.height:
-            self.refresh(Region(0, top, self.size.width, self.size.height - top))
+    def _refresh_rows(self, first: int, end: int) -> None:
+        """Draw the lines from `first` to before `end` again: the fewer rows, the less the compositor has to do."""
+        top = max(0, first - self.scroll_offset.y)
+        bottom = min(self.size.height, end - self.scroll_offset.y)
+        if top < bottom:
+            self.refresh(Region(0, top, self.size.width, bottom - top))
 
     # Drawing
 
