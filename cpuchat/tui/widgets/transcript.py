@@ -31,7 +31,7 @@ from cpuchat.tui.widgets.rows import Line, copied_text
 
 __all__ = ["Transcript", "TranscriptMessage"]
 
-MIN_INTERVAL = 0.125  # s between flushes; more when a flush is slow, so that rendering stays near 10 % of a core
+MIN_INTERVAL = 0.1  # s between flushes; more when a flush is slow, so that rendering stays near 10 % of a core
 COST_FACTOR = 10
 CHUNK = 6000  # characters rendered in one go when everything must be rendered again
 
@@ -58,6 +58,8 @@ class Transcript(ScrollView, can_focus=True):
 
     def __init__(self, *, empty_text: str = "", id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
+        self.min_interval = MIN_INTERVAL
+        """Seconds between two drawings of the text that is being written, at least."""
         self._entries = Entries()
         self._view: View | None = None
         self._show_reasoning = False
@@ -282,7 +284,7 @@ class Transcript(ScrollView, can_focus=True):
             start = self._entries.starts[index]
             self._refresh_rows(start + first, start + max(len(entry.lines), old_count))
         cost = perf_counter() - started
-        self._not_before = started + max(MIN_INTERVAL, COST_FACTOR * cost)
+        self._not_before = started + max(self.min_interval, COST_FACTOR * cost)
 
     def _refresh_rows(self, first: int, end: int) -> None:
         """Draw the lines from `first` to before `end` again: the fewer rows, the less the compositor has to do."""
