@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from cpuchat.errors import CpuchatError
 from cpuchat.protocol import LoadProgress, PrefillProgress, StopReason, Timings
+from cpuchat.telemetry import units
 from cpuchat.text import Cleaner, clean
 
 STOP_WORDS: dict[StopReason, str] = {
@@ -164,7 +165,7 @@ def summary(timings: Timings, stop_reason: StopReason) -> str:
     tokens = "1 token" if timings.predicted_n == 1 else f"{timings.predicted_n:,} tokens"
     parts = [tokens, _rate(timings.predicted_per_second)]
     if timings.predicted_n:
-        parts.append(f"first token {timings.ttft_ms / 1e3:.2f} s")
+        parts.append(f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}")
     parts.append(
         f"prompt {_rate(timings.prompt_per_second)} ({timings.prompt_n:,} new, {timings.cache_n:,} reused)",
     )
@@ -177,9 +178,7 @@ def summary(timings: Timings, stop_reason: StopReason) -> str:
 
 
 def _rate(value: float | None) -> str:
-    if value is None:
-        return "n/a tok/s"
-    return f"{value:.1f} tok/s" if value < 100 else f"{value:,.0f} tok/s"
+    return "n/a tok/s" if value is None else f"{units.rate(value)} tok/s"
 
 
 def timings_json(timings: Timings) -> dict[str, Any]:

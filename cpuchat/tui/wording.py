@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpuchat.chats.store import StoredMessage
 from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, Timings
+from cpuchat.telemetry import units
 from cpuchat.tui.widgets.transcript import TranscriptMessage
 
 # Only ends that the reader might wonder about get words; an answer that is simply complete gets none.
@@ -70,8 +71,8 @@ def finished(timings: Timings | None, stop_reason: str) -> str:
     if timings is not None and timings.predicted_n:
         parts.append(plural(timings.predicted_n, "token"))
         if (rate := timings.predicted_per_second) is not None:
-            parts.append(f"{rate:.1f} tok/s")
-        parts.append(f"first token {timings.ttft_ms / 1e3:.2f} s")
+            parts.append(f"{units.rate(rate)} tok/s")
+        parts.append(f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}")
     if words := _STOPS.get(stop_reason, stop_reason.replace("_", " ")):
         parts.append(words)
     return " · ".join(parts)

@@ -31,7 +31,7 @@ def test_the_summary_has_every_figure_with_its_unit() -> None:
 
 def test_the_summary_of_one_token_has_no_rate() -> None:
     text = summary(Timings(predicted_n=1, prompt_n=0, cache_n=5, ttft_ms=3.0), "max_tokens")
-    assert text == "1 token · n/a tok/s · first token 0.00 s · prompt n/a tok/s (0 new, 5 reused) · token limit"
+    assert text == "1 token · n/a tok/s · first token 3 ms · prompt n/a tok/s (0 new, 5 reused) · token limit"
 
 
 def test_the_summary_of_an_answer_that_was_stopped_before_its_first_token() -> None:

@@ -18,6 +18,7 @@ from textual.renderables.digits import Digits
 from textual.strip import Strip
 from textual.widget import Widget
 
+from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 from cpuchat.tui.widgets.charts import bar, braille, nice_max, over_time
 
@@ -97,10 +98,7 @@ def _size(count: int) -> tuple[str, str]:
 
 
 def _rate(value: float | None) -> str | None:
-    """tok/s with the digits that mean something."""
-    if value is None:
-        return None
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+    return None if value is None else units.rate(value)
 
 
 def _short(count: int) -> str:
@@ -151,11 +149,11 @@ def speed(frame: Frame) -> list[Line]:
 def timing(frame: Frame) -> list[Line]:
     """Averages and counts of this answer."""
     figures = frame.figures
-    ttft = None if figures.ttft_s is None else f"{figures.ttft_s:.2f}"
+    ttft, unit = (None, "s") if figures.ttft_s is None else units.duration(figures.ttft_s)
     asked = figures.phase not in ("idle", "loading")
     return [
         frame.row("average", "decode_tok_s", _rate(figures.decode_tok_s), "tok/s"),
-        frame.row("first token", "ttft_s", ttft, "s"),
+        frame.row("first token", "ttft_s", ttft, unit),
         frame.row("prefill", "prefill_tok_s", _rate(figures.prefill_tok_s), "tok/s"),
         frame.row("reused", "ttft_s", f"{figures.prefill_cached:,}" if asked else None, "tokens"),
         frame.row("written", "ttft_s", f"{figures.predicted_n:,}" if asked else None, "tokens"),
@@ -300,7 +298,7 @@ class TelemetryLine(_Figures):
             used = f"ctx {_short(figures.n_past)}/{_short(figures.n_ctx)}"
             parts.append(_narrow(frame, len(used) + 13).gauge(share, f"{100 * share:3.0f} %", used))
         if figures.ttft_s is not None:
-            parts.append([frame.text("label", "first "), frame.text("value", f"{figures.ttft_s:.2f} s")])
+            parts.append([frame.text("label", "first "), frame.text("value", " ".join(units.duration(figures.ttft_s)))])
         if average is not None:
             parts.append([frame.text("label", "avg "), frame.text("value", average), frame.text("label", " tok/s")])
         if (prefill := _rate(figures.prefill_tok_s)) is not None:

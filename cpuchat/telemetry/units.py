@@ -1,0 +1,13 @@
+"""How figures are written, everywhere the same: as many digits as mean something, never without a unit."""
+
+from __future__ import annotations
+
+
+def rate(value: float) -> str:
+    """tok/s without its unit: `7.31`, `41.3`, `262`, `1,407`."""
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def duration(seconds: float) -> tuple[str, str]:
+    """A waiting time as number and unit: ("4", "ms"), ("0.21", "s")."""
+    return (f"{1e3 * seconds:.0f}", "ms") if seconds < 0.0995 else (f"{seconds:.2f}", "s")
