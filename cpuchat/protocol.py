@@ -17,7 +17,11 @@ StopReason = Literal["end", "stop_string", "max_tokens", "context", "cancelled"]
 FlashAttention = Literal["auto", "on", "off"]
 LoadMode = Literal["mmap", "read"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+DrafterName = Literal["draft", "lookup", "suffix"]
+"""Who proposes tokens: a draft model, prompt lookup, suffix decoding."""
 
+LEAST_TOKENS = 16
+"""Answers shorter than this say nothing about speed against plain decoding."""
 MAX_FRAME = 64 << 20
 _HEADER = struct.Struct("<I")
 
@@ -49,7 +53,13 @@ class LoadOptions(Data, frozen=True):
 
     `n_ctx` in tokens; `n_batch`/`n_ubatch` tokens per decode call / per graph; `cpus` are logical CPU numbers
     (None: all allowed physical cores); `poll` is how hard idle threads spin, 0-100; `use_repack` allows
-    llama.cpp to keep a rearranged private copy of the weights that computes faster.
+    llama.cpp to keep a rearranged private copy of the weights that computes faster. `n_experts` is how many experts a
+    token uses in a mixture of experts; fewer than the model was trained with change its quality.
+
+    `draft_path` is a draft model to load beside it ("" = none). `draft_cores` is where it computes: "shared" (all
+    cores, in turn with the target), a list of logical CPUs such as "6,7" (at the same time as the target, which gets
+    the others), or "auto" (whichever is measured to be faster). `calibrate`: measure what passes cost, for adaptive
+    draft depth, unless that was done before.
     """
 
     n_ctx: int = 0
@@ -64,6 +74,23 @@ class LoadOptions(Data, frozen=True):
     load_mode: LoadMode = "mmap"
     mlock: bool = False
     use_repack: bool = True
+    n_experts: int = 0
+    draft_path: str = ""
+    draft_cores: str = "auto"
+    calibrate: bool = False
+
+
+class Speculation(Data, frozen=True):
+    """How the tokens of one answer are drafted. No drafters: plain decoding.
+
+    `depth` tokens per verify pass, 0 = adaptive. `min_probability`: a drafted token that its drafter gives less ends
+    the draft. `across_chats`: suffix decoding also looks into chats that this model answered before.
+    """
+
+    drafters: tuple[DrafterName, ...] = ()
+    depth: int = 0
+    min_probability: float = 0.0
+    across_chats: bool = False
 
 
 class Message(Data, frozen=True):
@@ -103,10 +130,52 @@ class ModelInfo(Data, frozen=True):
     load_ms: float = 0.0
     fingerprint: str = ""
     notes: tuple[str, ...] = ()
+    n_expert: int = 0
+    n_expert_used: int = 0
+    draft: str = ""
+    draft_quantization: str = ""
+    draft_cpus: tuple[int, ...] = ()
+    pass_ms: tuple[float, ...] = ()
+    no_speculation: str = ""
+
+
+class DrafterCount(Data, frozen=True):
+    """What one drafter did in an answer."""
+
+    name: DrafterName
+    draft_n: int
+    draft_n_accepted: int
+
+
+class SpeculationFigures(Data, frozen=True):
+    """Speculation in one answer so far.
+
+    `draft_n` drafted tokens that were verified, `draft_n_accepted` of them accepted, in `passes` verify passes (every
+    evaluation of the target while decoding, plain steps too; tokens per pass = (predicted_n - 1) / passes). `recent_*`
+    are the same over about the last 32 passes with a draft. `by_position`: (drafted, accepted) for the first, second,
+    ... token of a draft. `drafter` proposed last, `depth` is the draft depth in use now (0 = plain decoding), `overlap`:
+    drafting and verifying run at the same time. `draft_ms` is time spent drafting that verification waited for.
+    `plain_ms` is what one plain token costs here now (None: not known). `reason` says in one plain sentence why
+    speculation is off; "" while it is on.
+    """
+
+    passes: int = 0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    recent_draft_n: int = 0
+    recent_draft_n_accepted: int = 0
+    by_position: tuple[tuple[int, int], ...] = ()
+    by_drafter: tuple[DrafterCount, ...] = ()
+    drafter: str = ""
+    depth: int = 0
+    overlap: bool = False
+    draft_ms: float = 0.0
+    plain_ms: float | None = None
+    reason: str = ""
 
 
 class Timings(Data, frozen=True):
-    """Figures of one answer, measured in the worker.
+    """Figures of one answer, measured in the worker. `speculation` None: nothing was to be drafted.
 
     `cache_n` prompt tokens reused from the KV cache, `prompt_n` prompt tokens evaluated in `prompt_ms`;
     `predicted_n` tokens written, `predicted_ms` from the first to the last of them; `ttft_ms` from the arrival of
@@ -125,6 +194,7 @@ class Timings(Data, frozen=True):
     n_ctx: int = 0
     seed: int = 0
     overhead_us: float = 0.0
+    speculation: SpeculationFigures | None = None
 
     @property
     def prompt_per_second(self) -> float | None:
@@ -138,17 +208,38 @@ class Timings(Data, frozen=True):
             return None
         return 1e3 * (self.predicted_n - 1) / self.predicted_ms
 
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Tokens written per evaluation of the target; None without speculation. The prompt gives the first one."""
+        figures = self.speculation
+        return (self.predicted_n - 1) / figures.passes if figures is not None and figures.passes else None
+
+    @property
+    def speed_up(self) -> float | None:
+        """Measured decode tok/s against plain decoding of this model here.
+
+        None when one of them is not known, and for a few tokens only, over which the first pass weighs too much.
+        """
+        rate, figures = self.predicted_per_second, self.speculation
+        if rate is None or figures is None or not figures.plain_ms or self.predicted_n < LEAST_TOKENS:
+            return None
+        return rate * figures.plain_ms / 1e3
+
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of what the UI asks."""
 
 
 class LoadModel(Command, frozen=True):
-    """Load `path`, replacing the model in use. `state_dir` is where saved KV lives ("" = keep none)."""
+    """Load `path`, replacing the model in use.
+
+    `state_dir` is where saved KV lives, `calibration_dir` where measured costs do ("" = keep none).
+    """
 
     path: str
     options: LoadOptions = LoadOptions()
     state_dir: str = ""
+    calibration_dir: str = ""
     state_limit: int = 2 << 30
 
 
@@ -166,6 +257,7 @@ class Generate(Command, frozen=True):
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
     chat_id: str = ""
+    speculation: Speculation = Speculation()
 
 
 class Cancel(Command, frozen=True):
@@ -197,7 +289,8 @@ class WorkerReady(Event, frozen=True):
 
 
 class LoadProgress(Event, frozen=True):
-    """`done` of `total` bytes of the current `phase` ("reading", "preparing")."""
+    """`done` of `total` of the current `phase`: bytes while "reading" and "preparing", measurements while
+    "calibrating"."""
 
     phase: str
     done: int
@@ -247,6 +340,14 @@ class TextDelta(Event, frozen=True):
     drafter: str = ""
 
 
+class SpeculationUpdate(Event, frozen=True):
+    """How speculation goes, a few times a second while an answer with drafters is written."""
+
+    request_id: int
+    predicted_n: int
+    figures: SpeculationFigures
+
+
 class GenerationFinished(Event, frozen=True):
     """The answer is complete (or was stopped)."""
 
@@ -270,7 +371,7 @@ class Failed(Event, frozen=True):
 AnyCommand = LoadModel | Generate | Cancel | ForgetChat | Unload | Shutdown
 AnyEvent = (
     WorkerReady | LoadProgress | ModelLoaded | Unloaded | ContextTrimmed | PrefillProgress | TextDelta
-    | GenerationFinished | Failed
+    | SpeculationUpdate | GenerationFinished | Failed
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,0 +1,119 @@
+"""What passes cost: calibrated figures and the formulas around them. Milliseconds and token counts only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+MAX_TOKENS: Final = 32
+"""Most tokens of one verify pass: the longest draft and the token before it."""
+
+_KNEE: Final = 3.0
+
+
+@dataclass(frozen=True)
+class OverlapCosts:
+    """Costs while the draft model computes on cores of its own, at the same time as the target.
+
+    `verify_ms[n - 1]`: ms of a target pass over n tokens, n = 1..32. `draft_ms`: ms per drafted token.
+    """
+
+    verify_ms: tuple[float, ...]
+    draft_ms: float
+
+
+@dataclass(frozen=True)
+class PassCosts:
+    """Costs when target and draft model compute in turn.
+
+    `verify_ms[n - 1]`: ms of a target pass over n tokens, n = 1..32. `draft_ms`: ms per token that the draft model
+    writes one after the other (0: no draft model). `read_ms`: ms per token of text that it reads in a batch.
+    `overlap`: the same with both at once, where that is possible. `rollback_ms`: extra after a pass in which a token
+    was refused. `steady` False: the measurements scattered so much that they had better be repeated another time.
+
+    Raises:
+        ValueError: not 32 positive times, or a negative one.
+    """
+
+    verify_ms: tuple[float, ...]
+    draft_ms: float = 0.0
+    read_ms: float = 0.0
+    overlap: OverlapCosts | None = None
+    rollback_ms: float = 0.0
+    steady: bool = True
+
+    def __post_init__(self) -> None:
+        curves = [self.verify_ms] + ([self.overlap.verify_ms] if self.overlap else [])
+        if any(len(curve) != MAX_TOKENS or min(curve) <= 0 for curve in curves):
+            raise ValueError(f"a pass needs {MAX_TOKENS} positive times, one for each number of tokens")
+        if min(self.draft_ms, self.read_ms, self.rollback_ms) < 0:
+            raise ValueError("a cost cannot be negative")
+
+
+def fill(points: Mapping[int, float]) -> tuple[float, ...]:
+    """Pass times for n = 1..32 tokens from the measured ones, n -> ms.
+
+    Linear between two measurements; a dip is kept, because some batch sizes really are cheaper than smaller ones
+    (kernels that work on rows in groups). Past the last one the slope is that from half of it to it, never falling.
+    From one measurement alone the cost is proportional to n, so that nothing is promised.
+
+    Raises:
+        ValueError: no points, n outside of 1..32, or a time that is not positive.
+    """
+    known = sorted(points.items())
+    if not known or known[0][0] < 1 or known[-1][0] > MAX_TOKENS or min(points.values()) <= 0:
+        raise ValueError("pass times need at least one positive measurement for 1..32 tokens")
+    first, last = known[0], known[-1]
+    times = [first[1]] * first[0]
+    for (n0, ms0), (n1, ms1) in pairwise(known):
+        times += [ms0 + (ms1 - ms0) * (n - n0) / (n1 - n0) for n in range(n0 + 1, n1)]
+        times.append(ms1)
+    if len(known) == 1:
+        slope = last[1] / last[0]
+    else:
+        half = min(max(last[0] // 2, first[0]), last[0] - 1)
+        slope = max(0.0, (times[-1] - times[half - 1]) / (last[0] - half))
+    times += [last[1] + slope * (n - last[0]) for n in range(last[0] + 1, MAX_TOKENS + 1)]
+    return tuple(times)
+
+
+def expert_union(n: int, n_expert: int, n_used: int) -> float:
+    """Expected number of different experts that a pass over `n` tokens reads: E(1 - (1 - u/E)^n).
+
+    Independent routing, an upper bound: tokens of one text share experts.
+    """
+    if n_expert <= 0:
+        return 0.0
+    return n_expert * (1.0 - (1.0 - min(n_used, n_expert) / n_expert) ** n)
+
+
+def expected_tokens(rates: Sequence[float]) -> float:
+    """Tokens that a verify pass yields: 1 + sum of products, where rates[j] is the probability that drafted token j
+    is right if all before it were (Leviathan et al., 2211.17192, for equal rates: (1 - a^(g+1)) / (1 - a))."""
+    total = reached = 1.0
+    for rate in rates:
+        reached *= rate
+        total += reached
+    return total
+
+
+def estimated(t1_ms: float, n_expert: int = 0, n_expert_used: int = 0, expert_share: float = 0.0) -> PassCosts:
+    """Pass costs by formula, for a model that was not measured; measured ones are always better.
+
+    `t1_ms`: a plain step. `expert_share`: the part of the weights a plain step reads that are experts. Reading grows
+    with the union of experts; computing makes a pass proportional to n past a knee, smoothly: (1 + (n/n*)^6)^(1/6)
+    with n* = prefill speed / decode speed, taken as 3 (low, so that too much is never promised).
+
+    Raises:
+        ValueError: `t1_ms` is not positive.
+    """
+    times = []
+    base = (1.0 + _KNEE**-6) ** (1 / 6)
+    for n in range(1, MAX_TOKENS + 1):
+        traffic = 1.0
+        if n_expert > 0 and n_expert_used > 0:
+            traffic += expert_share * (expert_union(n, n_expert, n_expert_used) / n_expert_used - 1.0)
+        times.append(t1_ms * (traffic**6 + (n / _KNEE) ** 6) ** (1 / 6) / base)
+    return PassCosts(tuple(times))
