@@ -123,6 +123,13 @@ class ChatsTooNew(ChatsError):
     code = "chats_too_new"
 
 
+class DraftMismatch(CpuchatError):
+    """The draft model cannot draft for the target; the message names the first difference."""
+
+    code = "draft_mismatch"
+    exit_code = 12
+
+
 class Interrupted(CpuchatError):
     """The user stopped it."""
 

@@ -59,9 +59,19 @@ def kv_dir() -> Path:
     return cache_dir() / "kv"
 
 
+def calibration_dir() -> Path:
+    """What passes of a model cost on this machine; one small file for each combination that was measured."""
+    return cache_dir() / "calibrations"
+
+
 def kv_stem(chat_id: str) -> str:
     """How the names of a chat's files in `kv_dir` begin, whatever model they belong to."""
     return hashlib.sha256(chat_id.encode()).hexdigest()[:20]
+
+
+def pairs_file() -> Path:
+    """Which draft models fit which targets, as far as it has been looked at."""
+    return cache_dir() / "pairs.json"
 
 
 def log_dir() -> Path:

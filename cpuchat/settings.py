@@ -10,16 +10,30 @@ import os
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from cpuchat import paths
 from cpuchat.errors import SettingsError
-from cpuchat.protocol import CacheType, FlashAttention, LoadMode, LoadOptions, Sampling
+from cpuchat.protocol import CacheType, DrafterName, FlashAttention, LoadMode, LoadOptions, Sampling, Speculation
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Drafters = Literal["auto", "off", "draft", "lookup", "suffix", "free"]
+# CPU numbers of four digits at most: a range is spelled out when it is used.
+DraftCores = Annotated[str, msgspec.Meta(pattern=r"^(auto|shared|\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*)$")]
+
+_DRAFTERS: dict[Drafters, tuple[DrafterName, ...]] = {
+    "auto": ("suffix", "lookup", "draft"),
+    "off": (),
+    "draft": ("draft",),
+    "lookup": ("lookup",),
+    "suffix": ("suffix",),
+    "free": ("suffix", "lookup"),
+}
+# For values whose rule msgspec can only show as a regular expression.
+_WANTED = {"speculation.draft_cores": "must be auto, shared, or a list of CPUs such as 4-7 or 2,3"}
 
 
 class Section(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -34,7 +48,7 @@ class ModelSection(Section):
 
 
 class EngineSection(Section):
-    """How models are loaded; 0 means "choose for me"."""
+    """How models are loaded; 0 means "choose for me". `experts`: how many a token uses in a mixture of experts."""
 
     threads: Count = 0
     ctx: Annotated[int, msgspec.Meta(ge=0, le=16_777_216)] = 0
@@ -48,6 +62,7 @@ class EngineSection(Section):
     repack: bool = True
     poll: Annotated[int, msgspec.Meta(ge=0, le=100)] = 50
     saved_kv_gb: Annotated[float, msgspec.Meta(ge=0)] = 2.0
+    experts: Count = 0
 
     def load_options(self) -> LoadOptions:
         return LoadOptions(
@@ -62,6 +77,43 @@ class EngineSection(Section):
             load_mode=self.load_mode,
             mlock=self.mlock,
             use_repack=self.repack,
+            n_experts=self.experts,
+        )
+
+
+class SpeculationSection(Section):
+    """Who drafts, and how far (protocol.Speculation).
+
+    `drafters` "auto" is suffix decoding, prompt lookup and the draft model if one is loaded; "free" is what needs no
+    model. `draft_model` "" is the one that belongs to the model, if that is known; "none"; or what --model takes.
+    `depth` 0 is adaptive. `draft_cores` see protocol.LoadOptions.
+    """
+
+    drafters: Drafters = "auto"
+    draft_model: str = ""
+    depth: Annotated[int, msgspec.Meta(ge=0, le=31)] = 0
+    min_probability: Share = 0.0
+    draft_cores: DraftCores = "auto"
+    across_chats: bool = False
+
+    def __post_init__(self) -> None:
+        for part in self.draft_cores.split(","):
+            first, _, last = part.partition("-")
+            if first.isdigit() and last.isdigit() and int(last) < int(first):
+                raise ValueError(f"draft_cores: the range {part} runs backwards")
+
+    @property
+    def wanted_draft(self) -> str:
+        """What to ask `models.draft_choice.choose_draft` for: "none" when no draft model is to be used."""
+        return self.draft_model if "draft" in _DRAFTERS[self.drafters] else "none"
+
+    def speculation(self) -> Speculation:
+        """For one answer. A drafter that turns out not to be there is left out by the engine."""
+        return Speculation(
+            drafters=_DRAFTERS[self.drafters],
+            depth=self.depth,
+            min_probability=self.min_probability,
+            across_chats=self.across_chats,
         )
 
 
@@ -94,6 +146,7 @@ class UiSection(Section):
     telemetry: bool = True
     sidebar: bool = True
     show_reasoning: bool = False
+    color_drafts: bool = False
 
 
 class Settings(Section):
@@ -101,9 +154,19 @@ class Settings(Section):
 
     model: ModelSection = msgspec.field(default_factory=ModelSection)
     engine: EngineSection = msgspec.field(default_factory=EngineSection)
+    speculation: SpeculationSection = msgspec.field(default_factory=SpeculationSection)
     sampling: SamplingSection = msgspec.field(default_factory=SamplingSection)
     chat: ChatSection = msgspec.field(default_factory=ChatSection)
     ui: UiSection = msgspec.field(default_factory=UiSection)
+
+    def load_options(self, draft_path: str = "") -> LoadOptions:
+        """How to load a model with the draft model `draft_path` ("" = none) beside it."""
+        return msgspec.structs.replace(
+            self.engine.load_options(),
+            draft_path=draft_path,
+            draft_cores=self.speculation.draft_cores,
+            calibrate=self.speculation.drafters != "off",
+        )
 
 
 def load(file: Path | None = None) -> Settings:
@@ -129,10 +192,18 @@ def parse(text: str, origin: str = "config.toml") -> Settings:
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{origin} is not valid TOML: {error}.", "Mend that line or remove the file.") from None
     except msgspec.ValidationError as error:
-        # msgspec ends its message with "- at `$.engine.threads`".
-        reason, _, where = str(error).partition(" - at ")
-        key = where.strip("`").removeprefix("$").lstrip(".") or "top level"
-        raise SettingsError(f"{origin}, {key}: {reason[:1].lower()}{reason[1:]}.", "Mend or remove that key.") from None
+        key, reason = explained(error)
+        raise SettingsError(f"{origin}, {key or 'top level'}: {reason}.", "Mend or remove that key.") from None
+
+
+def explained(error: msgspec.ValidationError) -> tuple[str, str]:
+    """The key ("engine.threads"; "" for the top level) that is wrong, and what is wrong with it."""
+    # msgspec ends its message with "- at `$.engine.threads`".
+    reason, _, where = str(error).partition(" - at ")
+    key = where.strip("`").removeprefix("$").lstrip(".")
+    if "matching regex" in reason:
+        reason = _WANTED.get(key, reason)
+    return key, f"{reason[:1].lower()}{reason[1:]}"
 
 
 def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Settings:

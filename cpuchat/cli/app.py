@@ -35,11 +35,12 @@ def open_app(model: str | None, values: Mapping[str, Any]) -> int:
     Raises:
         UsageError: no terminal, or values that are not acceptable.
         ModelNotFound: `model` was given and is not there.
+        DraftMismatch: a draft model was given that does not fit.
     """
     require_terminal()
 
     from cpuchat import paths
-    from cpuchat.cli.options import overridden
+    from cpuchat.cli.options import draft_of, overridden
 
     chosen = overridden(values)
 
@@ -51,6 +52,8 @@ def open_app(model: str | None, values: Mapping[str, Any]) -> int:
 
     library = Library(chosen.model.folders)
     initial = _initial(library, model, chosen.model.last)
+    if values.get("speculation__draft_model") is not None:  # say it here, where the command can be mended
+        draft_of(initial, chosen, strict=True)
     backend = LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
     conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
     app = ChatApp(conversation, library, initial)

@@ -8,13 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from cpuchat.cli.options import ctx_option, model_option, model_path, overridden, setting, stacked, threads_option
+from cpuchat.cli.options import (
+    ctx_option,
+    draft_of,
+    experts_option,
+    model_option,
+    model_path,
+    overridden,
+    setting,
+    speculation_options,
+    stacked,
+    threads_option,
+)
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
 if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
     from cpuchat.backend.base import GenerateRequest
     from cpuchat.cli.render import Terminal
+    from cpuchat.protocol import LoadOptions
     from cpuchat.settings import Settings
 
 INPUT_LIMIT = 32 << 20
@@ -33,7 +46,7 @@ standard error. Ctrl+C stops the answer and keeps what was said.
 \b
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker died,
-9 engine unusable, 10 generation failed, 130 stopped by Ctrl+C, 1 anything else."""
+9 engine unusable, 10 generation failed, 12 the draft model does not fit, 130 stopped by Ctrl+C, 1 anything else."""
 
 
 @click.command(epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")
@@ -58,6 +71,8 @@ Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or
     setting("--flash-attn", "engine.flash_attn", "Flash attention."),
     setting("--load-mode", "engine.load_mode", "Map the model file into memory, or read it."),
     setting("--mlock/--no-mlock", "engine.mlock", "Keep the model in memory; never swap it out."),
+    experts_option(),
+    speculation_options(),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete."),
     click.option("--show-reasoning", is_flag=True, help="Print what the model thinks aloud on standard error."),
     click.option("--quiet", "-q", is_flag=True, help="Print only the answer, warnings and errors."),
@@ -96,8 +111,16 @@ def ask(
     from cpuchat.cli.render import Terminal
 
     request = _request(prompt, system=system, raw=raw, stop=stop, chosen=chosen)
+    path = model_path(model, chosen)
+    draft, note = draft_of(path, chosen, strict=values["speculation__draft_model"] is not None)
     terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning)
-    return asyncio.run(_answer(model_path(model, chosen), request, chosen, terminal, as_json=as_json))
+    if note:
+        terminal.note(f"cpuchat: {note}")
+    options = chosen.load_options(draft)
+    if not any(values[f"speculation__{name}"] for name in ("drafters", "draft_model")):
+        # One question does not pay for measuring the machine; what the app has measured is used.
+        options = msgspec.structs.replace(options, calibrate=False)
+    return asyncio.run(_answer(path, options, request, terminal, as_json=as_json))
 
 
 def compose(question: str, material: str, *, raw: bool) -> str:
@@ -171,6 +194,7 @@ def _request(prompt: str, *, system: str, raw: bool, stop: tuple[str, ...], chos
         sampling=chosen.sampling.sampling(),
         max_tokens=chosen.chat.max_tokens,
         stop=stop,
+        speculation=chosen.speculation.speculation(),
     )
 
 
@@ -182,14 +206,16 @@ class _Silent:
     def reasoning(self, text: str) -> None: ...
 
 
-async def _answer(path: Path, request: GenerateRequest, chosen: Settings, terminal: Terminal, *, as_json: bool) -> int:
+async def _answer(
+    path: Path, options: LoadOptions, request: GenerateRequest, terminal: Terminal, *, as_json: bool
+) -> int:
     from cpuchat.cli.render import error_json, json_line, summary, timings_json
     from cpuchat.cli.session import Answer, Session
 
     answer = Answer()
     try:
         async with Session(terminal) as session:
-            info = await session.load(path, chosen.engine.load_options())
+            info = await session.load(path, options)
             for note in info.notes:
                 terminal.note(f"cpuchat: {note}")
             try:
@@ -199,18 +225,16 @@ async def _answer(path: Path, request: GenerateRequest, chosen: Settings, termin
             finished = answer.finished
             assert finished is not None
             if as_json:
-                terminal.line(
-                    json_line(
-                        {
-                            "text": answer.text,
-                            "reasoning": answer.reasoning,
-                            "stop_reason": finished.stop_reason,
-                            "model": info.name or path.stem,
-                            "seed": finished.timings.seed,
-                            "timings": timings_json(finished.timings),
-                        }
-                    )
-                )
+                result = {
+                    "text": answer.text,
+                    "reasoning": answer.reasoning,
+                    "stop_reason": finished.stop_reason,
+                    "model": info.name or path.stem,
+                    **({"draft_model": info.draft} if info.draft else {}),
+                    "seed": finished.timings.seed,
+                    "timings": timings_json(finished.timings),
+                }
+                terminal.line(json_line(result))
             else:
                 terminal.note(summary(finished.timings, finished.stop_reason))
             if finished.stop_reason == "context":

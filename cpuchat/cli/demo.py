@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpuchat.cli.options import DEMO, ctx_option, model_path, overridden, stacked, threads_option
+from cpuchat.cli.options import DEMO, ctx_option, draft_of, model_path, overridden, stacked, threads_option
 from cpuchat.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -52,8 +52,10 @@ async def _plain(chosen: Settings) -> int:
     from cpuchat.protocol import Message, Sampling
 
     terminal = Terminal()
+    path = model_path(DEMO, chosen)
+    draft, _ = draft_of(path, chosen, strict=False)
     async with Session(terminal) as session:
-        info = await session.load(model_path(DEMO, chosen), chosen.engine.load_options())
+        info = await session.load(path, chosen.load_options(draft))
         terminal.line(f"{info.name}, {info.quantization}, {info.n_threads} threads, context {info.n_ctx:,}")
         for question in QUESTIONS:
             terminal.line()
@@ -62,6 +64,7 @@ async def _plain(chosen: Settings) -> int:
                 messages=(Message(role="user", content=question),),
                 sampling=Sampling(temperature=0.0),
                 max_tokens=MAX_TOKENS,
+                speculation=chosen.speculation.speculation(),
             )
             answer = Answer()
             try:

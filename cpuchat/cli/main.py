@@ -24,7 +24,7 @@ SIGPIPE_STATUS = 141
 _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
     "demo": ("cpuchat.cli.demo", "demo", "See it work with the demo model that comes along."),
-    "models": ("cpuchat.cli.models", "models", "List models; write synthetic ones for measuring."),
+    "models": ("cpuchat.cli.models", "models", "List models, pair drafts with them; write synthetic ones."),
 }
 
 _EPILOG = """\b
@@ -70,17 +70,35 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option("--threads", type=int, metavar="N", help="Threads that compute; 0 chooses.")
 @click.option("--ctx", "ctx_size", type=int, metavar="N", help="Context size in tokens; 0 chooses.")
 @click.option(
+    "--draft-model", metavar="FILE|REPO|none",
+    help="A small model of the same vocabulary that drafts; default: the model's own, if known.",
+)  # fmt: skip
+@click.option("--drafters", metavar="NAME", help="Who drafts: auto, off, draft, lookup, suffix or free.")
+@click.option(
     "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
     help="Show the versions and what the engine was built with.",
 )  # fmt: skip
 @click.pass_context
-def cli(ctx: click.Context, model: str | None, threads: int | None, ctx_size: int | None) -> int:
+def cli(
+    ctx: click.Context,
+    model: str | None,
+    threads: int | None,
+    ctx_size: int | None,
+    draft_model: str | None,
+    drafters: str | None,
+) -> int:
     """Chat with local language models on the CPU, and see how fast they run.
 
     Without a command, cpuchat opens the chat in the terminal.
     """
     if ctx.invoked_subcommand is not None:
-        given = {"--model": model, "--threads": threads, "--ctx": ctx_size}
+        given = {
+            "--model": model,
+            "--threads": threads,
+            "--ctx": ctx_size,
+            "--draft-model": draft_model,
+            "--drafters": drafters,
+        }
         for flag, value in given.items():
             if value is not None:
                 raise UsageError(
@@ -90,7 +108,13 @@ def cli(ctx: click.Context, model: str | None, threads: int | None, ctx_size: in
         return 0
     from cpuchat.cli.app import open_app
 
-    return open_app(model, {"engine__threads": threads, "engine__ctx": ctx_size})
+    values = {
+        "engine__threads": threads,
+        "engine__ctx": ctx_size,
+        "speculation__draft_model": draft_model,
+        "speculation__drafters": drafters,
+    }
+    return open_app(model, values)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -92,6 +92,38 @@ def ctx_option() -> Decorator:
     return setting("--ctx", "engine.ctx", "Context size in tokens; 0 chooses.")
 
 
+def speculation_options() -> Decorator:
+    """The options about drafting."""
+    return stacked(
+        setting(
+            "--draft-model", "speculation.draft_model",
+            "A small model of the same vocabulary that drafts; default: the model's own, if known; `none` is none.",
+            metavar="FILE|REPO|none",
+        ),
+        setting(
+            "--drafters", "speculation.drafters",
+            "Who drafts: `auto` is everything there is, `free` what needs no draft model, `off` nobody.",
+        ),
+        setting("--draft-depth", "speculation.depth", "Tokens drafted at a time, 1 to 31; 0 adapts to what pays."),
+        setting(
+            "--draft-min-p", "speculation.min_probability",
+            "End a draft before a token that its drafter finds less likely than X, 0 to 1.",
+        ),
+        setting(
+            "--draft-cores", "speculation.draft_cores",
+            "CPUs of the draft model: `shared` (all, in turn), a list such as 4-7 (at the same time), or `auto`.",
+            metavar="LIST",
+        ),
+    )  # fmt: skip
+
+
+def experts_option() -> Decorator:
+    return setting(
+        "--experts", "engine.experts",
+        "Experts that each token uses (mixtures of experts only); fewer are faster and worse; 0 is as trained.",
+    )  # fmt: skip
+
+
 def stacked(*decorators: Decorator) -> Decorator:
     """Apply decorators so that the options appear in the given order."""
 
@@ -118,9 +150,8 @@ def overridden(values: Mapping[str, Any], base: Settings | None = None) -> Setti
     try:
         result = msgspec.convert(tables, Settings)
     except msgspec.ValidationError as error:
-        reason, _, where = str(error).partition(" - at ")
-        key = where.strip("`").removeprefix("$").lstrip(".")
-        raise UsageError(f"{key}: {reason[:1].lower()}{reason[1:]}.") from None
+        key, reason = settings.explained(error)
+        raise UsageError(f"{key}: {reason}.") from None
     _check(result)
     return result
 
@@ -152,3 +183,29 @@ def model_path(spec: str | None, chosen: Settings) -> Path:
     from cpuchat.models.library import Library
 
     return Library(chosen.model.folders).resolve(spec or chosen.model.last or DEMO)
+
+
+def draft_of(target: Path, chosen: Settings, *, strict: bool) -> tuple[str, str]:
+    """The draft model to load beside `target` ("" = none), and a note for the user ("" = nothing to say).
+
+    Args:
+        strict: the draft model was asked for with this very target; see `choose_draft`.
+
+    Raises:
+        DraftMismatch, ModelNotFound, ModelDamaged: as `choose_draft`.
+        UsageError: `strict`, and the drafters that were chosen need no draft model.
+    """
+    from cpuchat.models.draft_choice import choose_draft
+    from cpuchat.models.library import Library
+
+    section = chosen.speculation
+    wanted = section.wanted_draft
+    if strict and wanted == "none" != section.draft_model:
+        raise UsageError(
+            f"The draft model {section.draft_model} would not be used: the drafters are set to {section.drafters}.",
+            "Give --drafters auto or --drafters draft as well.",
+        )
+    path, note = choose_draft(target, wanted, Library(chosen.model.folders), strict=strict)
+    if path is None and not note and section.drafters == "draft" and wanted != "none":
+        note = f"No draft model is known for {target.name}; name one with --draft-model."
+    return str(path or ""), note

@@ -27,6 +27,21 @@ PROCESS_BYTES = 120_000_000
 _REPACK_X86 = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4", "Q2_K"})
 _REPACK_ARM = frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4", "Q8_0", "Q1_0"})
 
+# Architectures of which llama.cpp can keep snapshots of the recurrent state (llm_arch_supports_rs_rollback).
+_SNAPSHOT_ARCHITECTURES = frozenset(
+    {"kimi-k3", "qwen35", "qwen35moe", "qwen4exp", "deepseek4", "glm5-next", "nemotron_h", "nemotron_h_moe", "lfm2",
+     "lfm2moe", "bailingmoe3"}
+)  # fmt: skip
+# Those among them that copy the convolution part of all snapshots in every pass, plain ones too (build_conv_state in
+# delta-net-base.cpp, and what stands for it in the files of these models): it takes 3.5 times as long as reading that
+# many bytes of weights (measured, Zen 4).
+_COPYING_ARCHITECTURES = frozenset({"qwen35", "qwen35moe", "qwen4exp", "kimi-k3", "glm5-next"})
+_COPY_COST = 3.5
+_COPY_SHARE = 0.01  # of a plain pass
+_MOST_SNAPSHOTS, _FEWEST_SNAPSHOTS = 31, 2
+_SNAPSHOT_BYTES = 256_000_000  # for all snapshots, or this share of the weights:
+_SNAPSHOT_SHARE = 0.1
+
 
 def gigabytes(count: int) -> str:
     """`4.7`; below one, `0.47`."""
@@ -130,7 +145,7 @@ def kv_bytes(header: GGUFHeader, n_ctx: int, type_k: str = "f16", type_v: str = 
     n_ctx = -(-n_ctx // CONTEXT_STEP) * CONTEXT_STEP
     k_type, v_type = BY_NAME[type_k.upper()], BY_NAME[type_v.upper()]
     shapes = {t.name: t.shape for t in header.tensors if t.name.startswith("blk.") and len(t.shape) > 1}
-    recurrent = {name.split(".")[1] for name in shapes if ".ssm_" in name or ".time_mix_" in name}
+    recurrent = _recurrent_layers(header)
     is_mla = bool(header.number("attention.key_length_mla"))
     n_layer_kv = header.n_layer - header.number("attention.shared_kv_layers")
     k_length = max(header.key_length, header.number("attention.key_length_swa"))
@@ -147,20 +162,75 @@ def kv_bytes(header: GGUFHeader, n_ctx: int, type_k: str = "f16", type_v: str = 
         elif str(layer) in recurrent:
             k_row = v_row = 0
         if str(layer) in recurrent:
-            total += _recurrent_bytes(header)
+            total += sum(_recurrent_bytes(header))
         if layer < n_layer_kv:
             total += n_ctx * (-(-k_row // k_type.block) * k_type.nbytes + -(-v_row // v_type.block) * v_type.nbytes)
     return total
 
 
-def _recurrent_bytes(header: GGUFHeader) -> int:
-    """State of one recurrent layer (llama_hparams::n_embd_r and n_embd_s), F32."""
+def _recurrent_layers(header: GGUFHeader) -> set[str]:
+    kinds = (".ssm_", ".time_mix_", ".shortconv.")
+    names = (t.name for t in header.tensors if t.name.startswith("blk."))
+    return {name.split(".")[1] for name in names if any(kind in name for kind in kinds)}
+
+
+def _recurrent_bytes(header: GGUFHeader) -> tuple[int, int]:
+    """State of one recurrent layer in two parts (llama_hparams::n_embd_r and n_embd_s), F32."""
     head_size = header.number("wkv.head_size")
     if head_size:
-        return 4 * header.n_embd * (2 + head_size)
+        return 4 * header.n_embd * header.number("token_shift_count", 2), 4 * header.n_embd * head_size
+    if header.number("shortconv.l_cache"):
+        return 4 * header.n_embd * (header.number("shortconv.l_cache") - 1), 0
+    kernel = header.number("ssm.conv_kernel")
+    head_size = header.number("kda.head_dim")
+    if head_size:
+        return 4 * 3 * (kernel - 1 if kernel else 3) * header.n_head * head_size, 4 * header.n_head * head_size**2
     inner, state = header.number("ssm.inner_size"), header.number("ssm.state_size")
-    convolution = max(header.number("ssm.conv_kernel") - 1, 0) * (inner + 2 * header.number("ssm.group_count") * state)
-    return 4 * (convolution + state * inner)
+    convolution = max(kernel - 1, 0) * (inner + 2 * header.number("ssm.group_count") * state)
+    return 4 * convolution, 4 * state * inner
+
+
+def snapshots(header: GGUFHeader, options: LoadOptions) -> int:
+    """Snapshots of a recurrent state that are worth their memory and time: the longest draft that can be taken back.
+
+    0 for models that have no such state, no snapshots of it, or where they cost too much for more than one.
+    """
+    if header.architecture not in _SNAPSHOT_ARCHITECTURES:
+        return 0
+    layers, (convolution, rest) = len(_recurrent_layers(header)), _recurrent_bytes(header)
+    budget = max(_SNAPSHOT_BYTES, int(_SNAPSHOT_SHARE * header.size))
+    n = min(most_snapshots(min(options.n_ubatch, options.n_batch)), budget // max(layers * (convolution + rest), 1))
+    if header.architecture in _COPYING_ARCHITECTURES:
+        copied = _COPY_COST * layers * convolution
+        n = min(n, int(_COPY_SHARE * _bytes_per_token(header) / max(copied, 1)))
+    return n if n >= _FEWEST_SNAPSHOTS else 0
+
+
+def _bytes_per_token(header: GGUFHeader) -> int:
+    """Weights that one token is multiplied with: of a mixture of experts, those of the experts that it uses."""
+    experts = max(header.number("expert_count"), 1)
+    used = header.number("expert_used_count") or experts
+    tied = not any(t.name == "output.weight" for t in header.tensors)
+    weights = (t for t in header.tensors if tied or t.name != "token_embd.weight")
+    return sum(t.nbytes * used // experts if "_exps." in t.name else t.nbytes for t in weights)
+
+
+def most_snapshots(n_ubatch: int) -> int:
+    """More are of no use, or more than llama_batch_allocr::split_equal takes: it aborts unless n_ubatch > 1 + this."""
+    return max(min(_MOST_SNAPSHOTS, n_ubatch - 2), 0)
+
+
+def rollback_bytes(header: GGUFHeader, n_rs_seq: int) -> tuple[int, int]:
+    """What it costs to be able to go back to an earlier recurrent state: (copies of the state, compute buffer).
+
+    `n_rs_seq` snapshots, or one copy when that is 0. The graph holds those of one layer at a time, and up to three
+    states besides (log lines of Mamba, Mamba-2 and gated delta nets).
+    """
+    layers, state = len(_recurrent_layers(header)), sum(_recurrent_bytes(header))
+    if not layers:
+        return 0, 0
+    copies = n_rs_seq or 1
+    return copies * layers * state, (copies + 3) * state
 
 
 def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outputs: int) -> int:
@@ -168,7 +238,7 @@ def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outpu
 
     Fitted to the log lines for dense and expert models of 2M to 30B parameters, contexts of 512 to 16,384 and batches
     of 128 and 512, flash attention on and off: never below, at most a third above. The buffer is shared by parts of
-    the graph that do not run at once, so the widest of attention, feed-forward and logits counts.
+    the graph that do not run at once, so the widest of attention, feed-forward, recurrence and logits counts.
     """
     rows = min(options.n_ubatch, options.n_batch, n_ctx) or 1
     flash = options.flash_attn != "off"  # "auto" means on for every model that allows it on a CPU
@@ -178,25 +248,33 @@ def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outpu
         attention += header.n_head * n_ctx  # all scores
     feed_forward = 4 * width + 3 * header.n_ff + 2 * header.number("expert_used_count") * width
     logits = width + header.n_vocab * min(n_outputs, rows) // rows
+    inner = header.number("ssm.inner_size")
+    convolved = inner + 2 * header.number("ssm.group_count") * header.number("ssm.state_size")
+    recurrence = 4 * width + 2 * inner + 3 * convolved
     mask = n_ctx * rows * (2 if flash else 4)
-    return 4 * rows * max(attention, feed_forward, logits) + mask + 4 * n_outputs * header.n_vocab + 4 * n_ctx
+    return (
+        4 * rows * max(attention, feed_forward, recurrence, logits) + mask + 4 * n_outputs * header.n_vocab + 4 * n_ctx
+    )
 
 
-def required_memory(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outputs: int = 1) -> MemoryNeed:
+def required_memory(
+    header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outputs: int = 1, n_rs_seq: int = 0
+) -> MemoryNeed:
     """Memory for the model of `header` (from `gguf.read_model`) with a context of `n_ctx` tokens.
 
     Mapped weights count in full: they are page cache that the system may drop, but a model that does not stay in
     memory is read from disk again for every token. `n_outputs` is the number of positions of one batch whose
-    logits are kept (cparams.n_outputs_max).
+    logits are kept (cparams.n_outputs_max), `n_rs_seq` that of the snapshots of a recurrent state.
     """
     repack = _repacked_bytes(header, repack_types()) if options.use_repack else 0
     # Locked pages cannot be dropped. Read into memory, rearranged tensors exist only once to begin with.
     locked = options.mlock and options.load_mode == "mmap"
+    copies, graph = rollback_bytes(header, n_rs_seq)
     return MemoryNeed(
         weights=header.size,
         repack=repack,
-        kv=kv_bytes(header, n_ctx, options.type_k, options.type_v),
-        compute=_compute_bytes(header, options, n_ctx, n_outputs) + PROCESS_BYTES,
+        kv=kv_bytes(header, n_ctx, options.type_k, options.type_v) + copies,
+        compute=_compute_bytes(header, options, n_ctx, n_outputs) + graph + PROCESS_BYTES,
         reclaimable=0 if locked else repack,
         n_ctx=n_ctx,
     )

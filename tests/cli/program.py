@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 HANG_GUARD = 120
+PLAIN = ("--drafters", "off")
 COMMAND = (sys.executable, "-m", "cpuchat.cli.main")
 
 

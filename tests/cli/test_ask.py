@@ -11,11 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.program import HANG_GUARD, run, start
+from tests.cli.program import HANG_GUARD, PLAIN, run, start
 
 
 def ask(model: Path, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    return run("ask", "--model", str(model), "--max-tokens", "16", "--seed", "1", *arguments, stdin=stdin)
+    """Without drafting, so that nothing is measured first."""
+    return run("ask", "--model", str(model), *PLAIN, "--max-tokens", "16", "--seed", "1", *arguments, stdin=stdin)
 
 
 def ask_json(model: Path, *arguments: str) -> dict:
@@ -201,7 +202,7 @@ def _worker(process: subprocess.Popen[bytes]) -> psutil.Process:
 
 
 def test_ctrl_c_stops_and_keeps_what_was_said(slow_model: Path) -> None:
-    process = start("ask", "--model", str(slow_model), "Hello")
+    process = start("ask", "--model", str(slow_model), *PLAIN, "Hello")
     begin = _first_words(process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=HANG_GUARD)
@@ -213,7 +214,7 @@ def test_ctrl_c_stops_and_keeps_what_was_said(slow_model: Path) -> None:
 
 
 def test_ctrl_c_with_json_prints_what_was_said(slow_model: Path) -> None:
-    process = start("ask", "--json", "--model", str(slow_model), "Hello")
+    process = start("ask", "--json", "--model", str(slow_model), *PLAIN, "Hello")
     worker = _worker(process)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=HANG_GUARD)
@@ -224,7 +225,7 @@ def test_ctrl_c_with_json_prints_what_was_said(slow_model: Path) -> None:
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(slow_model: Path) -> None:
-    process = start("ask", "--model", str(slow_model), "Hello")
+    process = start("ask", "--model", str(slow_model), *PLAIN, "Hello")
     _first_words(process)
     worker = _worker(process)
     everyone = [worker, *worker.children(recursive=True)]
@@ -238,7 +239,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(slow_model: Path) -> None:
 
 
 def test_a_killed_worker_is_one_message_and_exit_code_8(slow_model: Path) -> None:
-    process = start("ask", "--model", str(slow_model), "Hello")
+    process = start("ask", "--model", str(slow_model), *PLAIN, "Hello")
     begin = _first_words(process)
     worker = _worker(process)
     helpers = worker.children(recursive=True)
@@ -254,7 +255,7 @@ def test_a_killed_worker_is_one_message_and_exit_code_8(slow_model: Path) -> Non
 
 
 def test_a_killed_worker_with_json_keeps_the_text(slow_model: Path) -> None:
-    process = start("ask", "--json", "--model", str(slow_model), "Hello")
+    process = start("ask", "--json", "--model", str(slow_model), *PLAIN, "Hello")
     worker = _worker(process)
     worker.kill()
     out, _ = process.communicate(timeout=HANG_GUARD)

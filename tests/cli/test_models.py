@@ -70,6 +70,54 @@ def test_a_damaged_file_is_listed_with_what_is_wrong(hub: Path, tmp_path: Path) 
     assert "damaged" in done.stdout
 
 
+def test_a_pair_that_fits(hub: Path) -> None:
+    done = run("models", "pair", "demo", "demo-draft")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "cpuchat-demo-draft-1m-q8_0.gguf can draft for cpuchat-demo-8m-q8_0.gguf.\n"
+    again = json.loads(run("models", "pair", "demo", "demo-draft", "--json").stdout)
+    assert (again["ok"], again["reason"], again["hint"], again["note"]) == (True, "", "", "")
+    assert Path(again["draft"]).name == "cpuchat-demo-draft-1m-q8_0.gguf"
+
+
+def test_a_pair_that_does_not_fit_says_why_and_what_would(hub: Path, tiny_model: Path) -> None:
+    done = run("models", "pair", "demo", str(tiny_model))
+    assert done.returncode == 12
+    assert done.stderr == ""
+    first, second = done.stdout.splitlines()
+    assert first.startswith("tiny-F32.gguf cannot draft for cpuchat-demo-8m-q8_0.gguf: its vocabulary has 272 tokens")
+    assert "cpuchat-demo-draft-1m-q8_0.gguf" in second
+    as_json = run("models", "pair", "demo", str(tiny_model), "--json")
+    assert as_json.returncode == 12
+    assert json.loads(as_json.stdout)["ok"] is False
+
+
+def test_a_draft_that_is_larger_is_noted(hub: Path) -> None:
+    done = run("models", "pair", "demo-draft", "demo")
+    assert done.returncode == 0
+    assert "not smaller" in done.stdout
+
+
+def test_without_a_draft_those_that_fit_are_listed(hub: Path, tiny_model: Path) -> None:
+    done = run("models", "pair", "demo")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["demo-draft", "demo-q4"]
+    specs = [row["spec"] for row in json.loads(run("models", "pair", "demo", "--json").stdout)["drafts"]]
+    assert specs == ["demo-draft", "demo-q4"]
+    none = run("models", "pair", str(tiny_model))
+    assert none.returncode == 12
+    assert none.stdout == ""
+    assert "272" in none.stderr
+
+
+def test_pairs_of_files_that_are_not_there_or_broken(hub: Path, tmp_path: Path) -> None:
+    assert run("models", "pair", "demo", str(tmp_path / "none.gguf")).returncode == 3
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    done = run("models", "pair", "demo", str(broken))
+    assert done.returncode == 4
+    assert "broken.gguf" in done.stderr
+
+
 def test_a_synthetic_model_is_written_and_answers(tmp_path: Path) -> None:
     out = tmp_path / "m.gguf"
     done = run("models", "synthetic", "tiny", str(out), "--quant", "Q4_0", "--layers", "1")

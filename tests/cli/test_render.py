@@ -8,7 +8,9 @@ import os
 import pty
 import sys
 import tty
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from cpuchat.cli.ask import compose
 from cpuchat.cli.render import Terminal, json_line, size, summary, timings_json
 from cpuchat.errors import UsageError
-from cpuchat.protocol import LoadProgress, Timings
+from cpuchat.protocol import DrafterCount, LoadProgress, SpeculationFigures, Timings
 
 FULL = Timings(
     cache_n=1024, prompt_n=512, prompt_ms=1954.2, predicted_n=412, predicted_ms=9951.6, ttft_ms=210.0, seed=7
@@ -60,6 +62,82 @@ def test_json_timings_with_a_draft_model() -> None:
     fields = timings_json(Timings(draft_n=100, draft_n_accepted=74))
     assert (fields["draft_n"], fields["draft_n_accepted"]) == (100, 74)
     assert fields["predicted_per_second"] is None
+
+
+DRAFTED = msgspec.structs.replace(
+    FULL,
+    draft_n=410,
+    draft_n_accepted=295,
+    speculation=SpeculationFigures(
+        passes=133,
+        draft_n=410,
+        draft_n_accepted=295,
+        by_position=((133, 110), (110, 90)),
+        by_drafter=(
+            DrafterCount(name="draft", draft_n=400, draft_n_accepted=290),
+            DrafterCount(name="suffix", draft_n=10, draft_n_accepted=5),
+        ),
+        drafter="draft",
+        depth=4,
+        draft_ms=1200.0,
+        plain_ms=34.4,
+    ),
+)
+
+
+def off(reason: str, **figures: Any) -> Timings:
+    return msgspec.structs.replace(FULL, speculation=SpeculationFigures(passes=412, reason=reason, **figures))
+
+
+def test_the_summary_tells_how_drafting_went() -> None:
+    assert " · 72 % of 410 drafted accepted (3.1 per pass, 1.42×) · end" in summary(DRAFTED, "end")
+    unknown = msgspec.structs.replace(
+        DRAFTED, speculation=SpeculationFigures(passes=133, draft_n=410, draft_n_accepted=295)
+    )
+    assert " · 72 % of 410 drafted accepted (3.1 per pass) · end" in summary(unknown, "end")
+    bare = msgspec.structs.replace(DRAFTED, speculation=None)
+    assert " · 72 % of 410 drafted accepted · end" in summary(bare, "end")
+
+
+def test_the_summary_says_why_nothing_was_drafted() -> None:
+    reason = "off: at 31 % acceptance plain decoding is 12 % faster on these cores"
+    text = summary(off(reason), "end")
+    assert text.endswith(" · speculation off: at 31 % acceptance plain decoding is 12 % faster on these cores · end")
+    assert "speculation" not in summary(off(""), "end")
+    assert "speculation" not in summary(FULL, "end")
+
+
+def test_the_summary_has_the_figures_and_no_reason_when_drafting_was_off_only_for_a_while() -> None:
+    mixed = msgspec.structs.replace(
+        DRAFTED, speculation=SpeculationFigures(passes=133, draft_n=410, draft_n_accepted=295, reason="off: for now")
+    )
+    assert "drafted accepted" in summary(mixed, "end")
+    assert "off" not in summary(mixed, "end")
+
+
+def test_json_timings_carry_everything_about_drafting() -> None:
+    fields = json.loads(json_line(timings_json(DRAFTED)))
+    assert (fields["draft_n"], fields["draft_n_accepted"]) == (410, 295)
+    drafting = fields["speculation"]
+    assert drafting["tokens_per_pass"] == pytest.approx(411 / 133)
+    assert drafting["speed_up"] == pytest.approx(411 / 9951.6 * 34.4)
+    assert drafting["by_position"] == [
+        {"draft_n": 133, "draft_n_accepted": 110},
+        {"draft_n": 110, "draft_n_accepted": 90},
+    ]
+    assert drafting["drafters"] == [
+        {"name": "draft", "draft_n": 400, "draft_n_accepted": 290},
+        {"name": "suffix", "draft_n": 10, "draft_n_accepted": 5},
+    ]
+    assert drafting["reason"] == ""
+
+
+def test_json_timings_say_why_nothing_was_drafted() -> None:
+    fields = timings_json(off("off: nothing is predictable here"))
+    assert "draft_n" not in fields
+    assert fields["speculation"]["reason"] == "off: nothing is predictable here"
+    assert fields["speculation"]["speed_up"] is None
+    assert "speculation" not in timings_json(FULL)
 
 
 @given(st.text())

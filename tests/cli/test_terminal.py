@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.program import PLAIN
 from tests.support.terminal import Terminal
 
 
 @pytest.fixture
 def asking(slow_model: Path, tmp_path: Path) -> Iterator[Terminal]:
-    terminal = Terminal(["ask", "--model", str(slow_model), "Hello"], home=tmp_path)
+    terminal = Terminal(["ask", "--model", str(slow_model), *PLAIN, "Hello"], home=tmp_path)
     yield terminal
     terminal.close()
 
@@ -34,7 +35,7 @@ def test_ctrl_c_while_the_model_loads(asking: Terminal) -> None:
 
 
 def test_the_progress_line_is_gone_before_the_answer_begins(tiny_model: Path, tmp_path: Path) -> None:
-    terminal = Terminal(["ask", "--model", str(tiny_model), "--max-tokens", "8", "Hello"], home=tmp_path)
+    terminal = Terminal(["ask", "--model", str(tiny_model), *PLAIN, "--max-tokens", "8", "Hello"], home=tmp_path)
     assert terminal.wait_for_end() == 0
     answer, summary = terminal.raw.rsplit(b"\x1b[2K", 1)[1].decode().strip().splitlines()
     assert answer
@@ -46,4 +47,11 @@ def test_the_app_with_a_model_that_is_not_there(tmp_path: Path) -> None:
     terminal = Terminal(["--model", str(tmp_path / "none.gguf")], home=tmp_path)
     assert terminal.wait_for_end() == 3
     assert b"none.gguf" in terminal.raw
+    terminal.close()
+
+
+def test_the_app_with_a_draft_model_that_does_not_fit(tiny_model: Path, tmp_path: Path) -> None:
+    terminal = Terminal(["--model", "demo", "--draft-model", str(tiny_model)], home=tmp_path)
+    assert terminal.wait_for_end() == 12
+    assert b"cannot draft for" in terminal.raw
     terminal.close()

@@ -15,6 +15,7 @@ from tests.cli.program import run
 ASK_OPTIONS = """
     --model --system --raw --temperature --top-k --top-p --min-p --repeat-penalty --seed --max-tokens --stop
     --threads --ctx --batch --cache-type-k --cache-type-v --flash-attn --load-mode --mlock
+    --experts --draft-model --drafters --draft-depth --draft-min-p --draft-cores
     --json --quiet --show-reasoning
 """
 
@@ -23,7 +24,7 @@ def test_help_names_the_commands_and_the_options_of_the_app() -> None:
     done = run("--help")
     assert done.returncode == 0
     assert done.stderr == ""
-    for word in ("ask", "demo", "models", "--model", "--threads", "--ctx", "--version"):
+    for word in ("ask", "demo", "models", "--model", "--threads", "--ctx", "--draft-model", "--drafters", "--version"):
         assert word in done.stdout
 
 
@@ -68,12 +69,20 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["ask", "--cache-type-k", "q9", "q"], ["--cache-type-k", "q8_0"]),
         (["ask", "--cache-type-v", "q8_0", "--flash-attn", "off", "q"], ["flash attention"]),
         (["ask", "--stop", "", "q"], ["--stop"]),
+        (["ask", "--drafters", "psychic", "q"], ["--drafters", "suffix"]),
+        (["ask", "--draft-depth", "32", "q"], ["--draft-depth", "32 is above 31"]),
+        (["ask", "--draft-min-p", "2", "q"], ["--draft-min-p", "2 is above 1"]),
+        (["ask", "--draft-cores", "many", "q"], ["speculation.draft_cores", "shared", "4-7"]),
+        (["ask", "--draft-cores", "7-4", "q"], ["draft_cores", "backwards"]),
+        (["ask", "--experts", "-1", "q"], ["--experts", "below 0"]),
+        (["models", "pair"], ["TARGET"]),
         (["ask", "--raw", "--system", "Be brief.", "q"], ["--system", "--raw"]),
         (["ask", "--temprature", "1", "q"], ["--temprature", "Did you mean --temperature"]),
         (["ask"], ["no question"]),
         (["ask", "  "], ["no question"]),
         (["chat"], ["chat", "cpuchat --help"]),
         (["--ctx", "512", "ask", "q"], ["cpuchat ask --ctx 512"]),
+        (["--draft-model", "none", "ask", "q"], ["cpuchat ask --draft-model none"]),
         ([], ["terminal", "cpuchat ask"]),
         (["demo"], ["terminal"]),
     ],

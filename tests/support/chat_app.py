@@ -10,6 +10,7 @@ from typing import Any
 
 from textual.message import Message
 from textual.pilot import Pilot
+from textual.widgets._footer import FooterKey
 
 from cpuchat import paths, settings
 from cpuchat.backend.base import Backend
@@ -82,7 +83,13 @@ class RunningApp:
 
     async def ready(self) -> None:
         """The first model is loaded and nothing runs."""
-        await self.until(lambda: self.backend.model is not None and not self.chat.busy)
+        await self.until(lambda: self.backend.model is not None and not self.chat.busy and self._footer_is_right())
+
+    def _footer_is_right(self) -> bool:
+        """The footer is made anew some time after a key was enabled or disabled."""
+        bindings = self.app.screen.active_bindings
+        shown = self.app.screen.query(FooterKey)
+        return all(key.key in bindings and key.has_class("-disabled") != bindings[key.key].enabled for key in shown)
 
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
@@ -102,7 +109,7 @@ class RunningApp:
         await self.write(text)
         await self.press("enter")
         if wait:
-            await self.until(lambda: not self.chat.busy)
+            await self.until(lambda: not self.chat.busy and self._footer_is_right())
 
     def stored(self) -> list[tuple[str, str]]:
         """(role, content) of the open chat's messages, from the store."""

@@ -9,17 +9,23 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from cpuchat.backend.base import GenerateRequest
 from cpuchat.protocol import (
     AnyEvent,
     Channel,
+    DrafterCount,
     EngineInfo,
+    Failed,
     GenerationFinished,
     LoadOptions,
     LoadProgress,
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
+    SpeculationFigures,
+    SpeculationUpdate,
     TextDelta,
     Timings,
     Unloaded,
@@ -39,6 +45,38 @@ MODEL = ModelInfo(
     n_threads=8,
     kv_size=229_376 * 1024,
 )
+
+WITH_DRAFT = msgspec.structs.replace(
+    MODEL, draft="Qwen2.5-0.5B-Instruct", draft_quantization="Q8_0", pass_ms=tuple(39.7 + 6.0 * n for n in range(32))
+)
+"""The same with a draft model beside it."""
+
+DRAFTING = SpeculationFigures(
+    passes=66,
+    draft_n=470,
+    draft_n_accepted=346,
+    recent_draft_n=200,
+    recent_draft_n_accepted=148,
+    by_position=((66, 64), (66, 60), (66, 55), (66, 52), (66, 46), (66, 40), (66, 29)),
+    by_drafter=(
+        DrafterCount(name="draft", draft_n=400, draft_n_accepted=290),
+        DrafterCount(name="lookup", draft_n=70, draft_n_accepted=56),
+    ),
+    drafter="draft",
+    depth=7,
+    draft_ms=700.0,
+    plain_ms=39.7,
+)
+"""66 passes with seven tokens drafted in each."""
+
+REFUSED = msgspec.structs.replace(
+    DRAFTING,
+    draft_n_accepted=160,
+    recent_draft_n_accepted=62,
+    depth=0,
+    reason="off: at 31 % acceptance plain decoding is 12 % faster on these cores",
+)
+"""Drafting that does not pay."""
 
 
 class Gate:
@@ -65,24 +103,51 @@ Step = AnyEvent | Gate
 
 
 def answer(
-    text: str, *, reasoning: str = "", gate: Gate | None = None, stop_reason: str = "end", prompt_n: int = 42
+    text: str,
+    *,
+    reasoning: str = "",
+    gate: Gate | None = None,
+    stop_reason: str = "end",
+    prompt_n: int = 42,
+    drafters: Sequence[str] = ("",),
+    speculation: SpeculationFigures | None = None,
 ) -> list[Step]:
-    """The events of one answer, word by word; `gate` stands before the last word."""
+    """The events of one answer, word by word; `gate` stands before the last word.
+
+    `drafters` take turns in proposing the words; `speculation` is told before the gate and at the end.
+    """
     steps: list[Step] = [PrefillProgress(request_id=1, processed=prompt_n, total=prompt_n, cache_n=0)]
     words: list[tuple[Channel, str]] = []
     words.extend(("reasoning", word) for word in reasoning.split(" ") if word)
     words.extend(("answer", word) for word in text.split(" "))
     for number, (channel, word) in enumerate(words, 1):
         last = number == len(words)
+        if last and speculation is not None:
+            steps.append(SpeculationUpdate(request_id=1, predicted_n=412, figures=speculation))
         if last and gate is not None:
             steps.append(gate)
         space = "" if last or words[number][0] != channel else " "
         steps.append(
-            TextDelta(request_id=1, text=word + space, channel=channel, predicted_n=number, at_ms=210.0 + 25 * number)
+            TextDelta(
+                request_id=1,
+                text=word + space,
+                channel=channel,
+                predicted_n=number,
+                at_ms=210.0 + 25 * number,
+                drafter=drafters[number % len(drafters)],
+            )
         )
-    steps.append(
-        GenerationFinished(request_id=1, stop_reason=stop_reason, timings=timings(len(words), prompt_n))  # type: ignore[arg-type]
-    )
+    figures = timings(len(words), prompt_n)
+    if speculation is not None:
+        figures = msgspec.structs.replace(
+            figures,
+            draft_n=speculation.draft_n,
+            draft_n_accepted=speculation.draft_n_accepted,
+            predicted_n=412,
+            predicted_ms=9952.0,
+            speculation=speculation,
+        )
+    steps.append(GenerationFinished(request_id=1, stop_reason=stop_reason, timings=figures))  # type: ignore[arg-type]
     return steps
 
 
@@ -103,7 +168,8 @@ def timings(predicted_n: int, prompt_n: int = 42) -> Timings:
 class ScriptedBackend:
     """Plays `answers` in order (the last one again and again) and `load_steps` at each load.
 
-    `requests` and `loads` record what was asked. See `backend.base.Backend`.
+    `requests` and `loads` record what was asked. `draft_failure` ends each load with a draft model. See
+    `backend.base.Backend`.
     """
 
     def __init__(
@@ -111,6 +177,7 @@ class ScriptedBackend:
         answers: Sequence[Sequence[Step]] = (),
         load_steps: Sequence[Step] | None = None,
         model: ModelInfo = MODEL,
+        draft_failure: Failed | None = None,
     ) -> None:
         self.answers = [list(a) for a in answers] or [answer("Hello there.")]
         self.load_steps = (
@@ -124,6 +191,7 @@ class ScriptedBackend:
         )
         self.requests: list[GenerateRequest] = []
         self.loads: list[tuple[Path, LoadOptions]] = []
+        self.draft_failure = draft_failure
         self.closed = False
         self.forgotten: list[str] = []
         self._model: ModelInfo | None = None
@@ -149,7 +217,8 @@ class ScriptedBackend:
         self.loads.append((path, options))
         self._cancelled.clear()
         self._model = None
-        async for event in self._play(self.load_steps):
+        failure = self.draft_failure if options.draft_path else None
+        async for event in self._play([failure] if failure else self.load_steps):
             if isinstance(event, ModelLoaded):
                 self._model = event.model
             yield event

@@ -59,4 +59,3 @@ def snapshot(app: App[Any], name: str) -> None:
         failed = FAILED / file.name
         failed.write_text(shown, encoding="utf-8")
         pytest.fail(f"the screen differs from {file.name}; what it shows now is in {failed}")
-

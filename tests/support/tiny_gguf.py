@@ -13,6 +13,10 @@ from typing import Literal
 import gguf
 import numpy as np
 
+from tests.support.tiny_layers import D_CONV, D_STATE, DELTA_DIM, DELTA_HEADS, DT_RANK, Layers
+
+Architecture = Literal["llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35"]
+
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -41,7 +45,7 @@ def write_tiny_gguf(
     *,
     with_template: bool = True,
     template: str = CHATML,
-    arch: Literal["llama", "mamba"] = "llama",
+    arch: Architecture = "llama",
     n_ctx_train: int = 4096,
     n_embd: int = 64,
     n_layer: int = 2,
@@ -55,9 +59,10 @@ def write_tiny_gguf(
 ) -> Path:
     """Write a model to `path` and return it.
 
-    `arch` "mamba" makes a recurrent one (its state cannot be rolled back). `eos_bias` 0 makes `<|im_end|>` as likely
-    as a letter. `likely` names the only characters that it writes (default: printable ASCII).
-    `extra` adds integer header values.
+    `arch` "mamba" makes a recurrent one (its state cannot be rolled back), the others hybrids of attention and Mamba
+    ("jamba"), short convolutions ("lfm2"), Mamba-2 ("nemotron_h") or gated delta nets ("qwen35").
+    `eos_bias` 0 makes `<|im_end|>` as likely as a letter. `likely` names the only characters that it writes (default:
+    printable ASCII). `extra` adds integer header values.
     Larger `n_embd`/`n_layer` make it slow enough to be stopped in the middle of something.
     """
     rng = np.random.default_rng(seed)
@@ -74,13 +79,11 @@ def write_tiny_gguf(
     for key, value in (extra or {}).items():
         writer.add_uint32(key, value)
 
-    def add(tensor: str, *shape: int, scale: float = 0.3) -> None:
-        writer.add_tensor(tensor, (rng.standard_normal(shape) * scale).astype(np.float32))
-
     embeddings = (rng.standard_normal((n_vocab, n_embd)) * 0.5).astype(np.float32)
     embeddings[:, 0] = 8.0
     writer.add_tensor("token_embd.weight", embeddings)
-    writer.add_tensor("output_norm.weight", np.ones(n_embd, dtype=np.float32))
+    norm = "token_embd_norm" if arch == "lfm2" else "output_norm"
+    writer.add_tensor(f"{norm}.weight", np.ones(n_embd, dtype=np.float32))
     output = (rng.standard_normal((n_vocab, n_embd)) * 0.6).astype(np.float32)
     output[:, 0] = _NEVER
     letters = [likely is None or s in likely for s in map(chr, range(32, 127))]
@@ -90,39 +93,8 @@ def write_tiny_gguf(
     output[tokens.index("<|im_end|>"), 0] = eos_bias
     writer.add_tensor("output.weight", output)
 
-    if arch == "llama":
-        writer.add_head_count(n_head)
-        writer.add_head_count_kv(n_head)
-        writer.add_feed_forward_length(n_ff)
-        writer.add_rope_dimension_count(n_embd // n_head)
-        for i in range(n_layer):
-            writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(n_embd, dtype=np.float32))
-            writer.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(n_embd, dtype=np.float32))
-            for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
-                add(f"blk.{i}.{part}.weight", n_embd, n_embd, scale=1.2 / n_embd**0.5)
-            add(f"blk.{i}.ffn_gate.weight", n_ff, n_embd, scale=1.0 / n_embd**0.5)
-            add(f"blk.{i}.ffn_up.weight", n_ff, n_embd, scale=1.0 / n_embd**0.5)
-            add(f"blk.{i}.ffn_down.weight", n_embd, n_ff, scale=1.0 / n_ff**0.5)
-    else:
-        d_conv, d_inner, d_state, dt_rank = 4, 2 * n_embd, 16, 8
-        writer.add_feed_forward_length(0)
-        writer.add_head_count(0)
-        writer.add_ssm_conv_kernel(d_conv)
-        writer.add_ssm_inner_size(d_inner)
-        writer.add_ssm_state_size(d_state)
-        writer.add_ssm_time_step_rank(dt_rank)
-        for i in range(n_layer):
-            writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(n_embd, dtype=np.float32))
-            add(f"blk.{i}.ssm_in.weight", 2 * d_inner, n_embd, scale=1.0 / n_embd**0.5)
-            add(f"blk.{i}.ssm_conv1d.weight", d_inner, d_conv)
-            add(f"blk.{i}.ssm_conv1d.bias", d_inner)
-            add(f"blk.{i}.ssm_x.weight", dt_rank + 2 * d_state, d_inner, scale=1.0 / d_inner**0.5)
-            add(f"blk.{i}.ssm_dt.weight", d_inner, dt_rank)
-            add(f"blk.{i}.ssm_dt.bias", d_inner)
-            decay = -np.tile(np.arange(1, d_state + 1, dtype=np.float32), (d_inner, 1))
-            writer.add_tensor(f"blk.{i}.ssm_a", decay)
-            writer.add_tensor(f"blk.{i}.ssm_d", np.ones(d_inner, dtype=np.float32))
-            add(f"blk.{i}.ssm_out.weight", n_embd, d_inner, scale=1.0 / d_inner**0.5)
+    layers = Layers(writer, rng, n_embd, n_ff, n_head)
+    _ARCHITECTURES[arch](writer, layers, n_layer, n_embd, n_head, n_ff)
 
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -141,3 +113,118 @@ def write_tiny_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _llama(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
+    writer.add_head_count(n_head)
+    writer.add_head_count_kv(n_head)
+    writer.add_feed_forward_length(n_ff)
+    writer.add_rope_dimension_count(n_embd // n_head)
+    for i in range(n_layer):
+        layers.ones(f"blk.{i}.attn_norm.weight", n_embd)
+        layers.ones(f"blk.{i}.ffn_norm.weight", n_embd)
+        layers.attention(i)
+        layers.feed_forward(i)
+
+
+def _mamba(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    _add_ssm(writer, n_embd)
+    for i in range(n_layer):
+        layers.ones(f"blk.{i}.attn_norm.weight", n_embd)
+        layers.mamba(i)
+
+
+def _jamba(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
+    """Every second layer attends, without positions."""
+    writer.add_head_count(n_head)
+    writer.add_head_count_kv([n_head * (i % 2) for i in range(n_layer)])
+    writer.add_feed_forward_length(n_ff)
+    _add_ssm(writer, n_embd)
+    for i in range(n_layer):
+        layers.ones(f"blk.{i}.attn_norm.weight", n_embd)
+        layers.ones(f"blk.{i}.ffn_norm.weight", n_embd)
+        if i % 2:
+            layers.attention(i)
+        else:
+            layers.mamba(i, normed=True)
+        layers.feed_forward(i)
+
+
+def _lfm2(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
+    writer.add_head_count(n_head)
+    writer.add_head_count_kv([n_head * (i % 2) for i in range(n_layer)])
+    writer.add_feed_forward_length(n_ff)
+    writer.add_shortconv_l_cache(D_CONV)
+    for i in range(n_layer):
+        layers.ones(f"blk.{i}.attn_norm.weight", n_embd)
+        layers.ones(f"blk.{i}.ffn_norm.weight", n_embd)
+        if i % 2:
+            layers.attention(i)
+            layers.head_norms(i)
+        else:
+            layers.short_convolution(i)
+        layers.feed_forward(i)
+
+
+def _nemotron_h(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
+    """A layer is one block only: Mamba-2, attention and feed-forward in turn."""
+    writer.add_head_count(n_head)
+    writer.add_head_count_kv([n_head * (i % 3 == 1) for i in range(n_layer)])
+    writer.add_feed_forward_length([n_ff * (i % 3 == 2) for i in range(n_layer)])
+    writer.add_layer_norm_eps(1e-5)
+    _add_ssm(writer, n_embd)
+    writer.add_ssm_group_count(1)
+    for i in range(n_layer):
+        layers.ones(f"blk.{i}.attn_norm.weight", n_embd)
+        match i % 3:
+            case 0:
+                layers.mamba2(i)
+            case 1:
+                layers.attention(i)
+            case _:
+                layers.feed_forward(i, gated=False)
+
+
+def _qwen35(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
+    """Every second layer attends."""
+    head = n_embd // n_head
+    writer.add_head_count(n_head)
+    writer.add_head_count_kv(n_head)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_feed_forward_length(n_ff)
+    writer.add_rope_dimension_count(head)
+    writer.add_rope_dimension_sections([head // 2, 0, 0, 0])
+    writer.add_full_attention_interval(2)
+    writer.add_ssm_conv_kernel(D_CONV)
+    writer.add_ssm_inner_size(DELTA_HEADS * DELTA_DIM)
+    writer.add_ssm_state_size(DELTA_DIM)
+    writer.add_ssm_time_step_rank(DELTA_HEADS)
+    writer.add_ssm_group_count(DELTA_HEADS)
+    for i in range(n_layer):
+        layers.ones(f"blk.{i}.attn_norm.weight", n_embd)
+        layers.ones(f"blk.{i}.post_attention_norm.weight", n_embd)
+        if i % 2:
+            layers.gated_attention(i)
+        else:
+            layers.delta_net(i)
+        layers.feed_forward(i)
+
+
+def _add_ssm(writer: gguf.GGUFWriter, n_embd: int) -> None:
+    writer.add_ssm_conv_kernel(D_CONV)
+    writer.add_ssm_inner_size(2 * n_embd)
+    writer.add_ssm_state_size(D_STATE)
+    writer.add_ssm_time_step_rank(DT_RANK)
+
+
+_ARCHITECTURES = {
+    "llama": _llama,
+    "mamba": _mamba,
+    "jamba": _jamba,
+    "lfm2": _lfm2,
+    "nemotron_h": _nemotron_h,
+    "qwen35": _qwen35,
+}

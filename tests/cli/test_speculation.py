@@ -1,0 +1,124 @@
+"""Drafting from the command line, with the real worker and the demo pair."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.program import run
+
+QUESTION = "What is cpuchat?"
+DRAFT = "cpuchat-demo-draft-1m-q8_0.gguf"
+
+
+@pytest.fixture(autouse=True)
+def no_other_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def configure(text: str) -> None:
+    file = Path(os.environ["CPUCHAT_CONFIG_DIR"]) / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+
+
+def demo(*arguments: str, tokens: int = 48) -> dict[str, Any]:
+    done = run(
+        "ask", "--json", "--model", "demo", "--temperature", "0", "--max-tokens", str(tokens), *arguments, QUESTION
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_fixed_depth_drafts_and_the_text_stays_the_same() -> None:
+    plain = demo("--drafters", "off")
+    drafted = demo("--drafters", "draft", "--draft-depth", "3")
+    assert drafted["text"] == plain["text"]
+    assert drafted["draft_model"]
+    figures, drafting = drafted["timings"], drafted["timings"]["speculation"]
+    assert 0 < figures["draft_n_accepted"] <= figures["draft_n"]
+    assert 1 < drafting["tokens_per_pass"] <= 4
+    assert len(drafting["by_position"]) == 3
+    assert sum(position["draft_n"] for position in drafting["by_position"]) == figures["draft_n"]
+    assert [one["name"] for one in drafting["drafters"]] == ["draft"]
+
+
+def test_off_loads_no_draft_model_and_reports_nothing() -> None:
+    result = demo("--drafters", "off", tokens=4)
+    assert "draft_model" not in result
+    assert "draft_n" not in result["timings"]
+    assert "speculation" not in result["timings"]
+
+
+def test_free_drafters_need_no_draft_model() -> None:
+    result = demo("--drafters", "free", tokens=4)
+    assert "draft_model" not in result
+    assert "speculation" in result["timings"]
+
+
+def test_the_demo_model_brings_its_draft_unless_it_is_declined() -> None:
+    assert demo(tokens=4)["draft_model"]
+    assert "draft_model" not in demo("--draft-model", "none", tokens=4)
+
+
+def test_the_summary_tells_of_drafting() -> None:
+    done = run(
+        "ask", "--model", "demo", "--temperature", "0", "--max-tokens", "48",
+        "--drafters", "draft", "--draft-depth", "2", QUESTION,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert " drafted accepted (" in done.stderr
+    assert " per pass" in done.stderr
+
+
+def test_settings_hold_for_drafting() -> None:
+    configure('[speculation]\ndrafters = "draft"\ndepth = 1\n')
+    drafting = demo()["timings"]["speculation"]
+    assert len(drafting["by_position"]) == 1
+    assert len(demo("--draft-depth", "2")["timings"]["speculation"]["by_position"]) == 2
+
+
+def test_a_draft_of_another_vocabulary_is_refused_with_one_that_fits(tiny_model: Path) -> None:
+    done = run("ask", "--model", "demo", "--draft-model", str(tiny_model), QUESTION)
+    assert done.returncode == 12
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first.startswith("cpuchat: tiny-F32.gguf cannot draft for cpuchat-demo-8m-q8_0.gguf: ")
+    assert DRAFT in second
+    done = run("ask", "--json", "--model", "demo", "--draft-model", str(tiny_model), QUESTION)
+    assert json.loads(done.stdout)["error"]["code"] == "draft_mismatch"
+
+
+def test_a_draft_model_that_would_not_be_used_is_a_contradiction() -> None:
+    done = run("ask", "--model", "demo", "--draft-model", "demo-draft", "--drafters", "free", QUESTION)
+    assert done.returncode == 2
+    assert "--drafters auto" in done.stderr
+
+
+def test_a_draft_that_is_not_there(tmp_path: Path) -> None:
+    done = run("ask", "--model", "demo", "--draft-model", str(tmp_path / "none.gguf"), QUESTION)
+    assert done.returncode == 3
+    assert "none.gguf" in done.stderr
+
+
+def test_a_draft_from_the_settings_that_does_not_fit_is_left_out_and_said(tiny_model: Path) -> None:
+    configure(f"[speculation]\ndraft_model = {json.dumps(str(tiny_model))}\n")
+    done = run("ask", "--model", "demo", "--max-tokens", "4", QUESTION)
+    assert done.returncode == 0, done.stderr
+    assert "No draft model is loaded. tiny-F32.gguf cannot draft for" in done.stderr
+
+
+def test_drafting_by_a_model_that_nobody_knows_is_said(tiny_model: Path) -> None:
+    done = run("ask", "--model", str(tiny_model), "--max-tokens", "4", "--drafters", "draft", QUESTION)
+    assert done.returncode == 0, done.stderr
+    assert "--draft-model" in done.stderr
+
+
+def test_experts_of_a_model_that_has_none(tiny_model: Path) -> None:
+    done = run("ask", "--model", str(tiny_model), "--experts", "2", "--max-tokens", "4", QUESTION)
+    assert done.returncode == 0
+    assert "no mixture of experts" in done.stderr

@@ -1,0 +1,198 @@
+"""Real models that answer with and without drafts, held against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from cpuchat.engine.decode import Written, prefill, write
+from cpuchat.engine.draft_model import DraftModel
+from cpuchat.engine.model import Model
+from cpuchat.engine.output import TextStream
+from cpuchat.engine.overlap import DraftThread
+from cpuchat.engine.reasoning import ReasoningSplitter
+from cpuchat.engine.sampling import Sampler
+from cpuchat.engine.speculator import Speculator
+from cpuchat.engine.text import Detokenizer
+from cpuchat.engine.verify import write_drafted
+from cpuchat.models.synthetic import write_pair
+from cpuchat.protocol import Event, LoadOptions, Sampling, Speculation, SpeculationFigures, TextDelta
+from cpuchat.speculation.costs import PassCosts
+from cpuchat.speculation.depth import DepthController, Plan
+from cpuchat.speculation.drafter import Proposal
+
+N_VOCAB = 2048
+OPTIONS = LoadOptions(n_threads=1, n_ctx=512, n_batch=64, n_ubatch=64)
+GREEDY = Sampling(temperature=0.0)
+ROUNDING = 2e-2
+"""How far two evaluations of a row of logits may be apart when the batches differ."""
+
+FLAT = PassCosts(verify_ms=tuple(0.5 + 0.01 * n for n in range(32)), draft_ms=0.05, read_ms=0.01)
+"""A draft costs hardly anything."""
+
+
+def pair_files(folder: Path, alpha: float, n_vocab: int = N_VOCAB) -> tuple[Path, Path]:
+    """Target and draft whose next token is a fixed function of the last one; the draft is right with rate `alpha`."""
+    target, draft = folder / f"target-{alpha}.gguf", folder / f"draft-{alpha}.gguf"
+    write_pair(target, draft, alpha, target="tiny", draft="tiny", n_vocab=n_vocab)
+    return target, draft
+
+
+class Always(DepthController):
+    """The draft model always drafts `depth` tokens, on cores of its own if `overlap`; free drafters nothing."""
+
+    def __init__(self, depth: int, overlap: bool = False) -> None:
+        super().__init__(FLAT, has_draft_model=True)
+        self.always = Plan(depth, overlap)
+
+    def draft_plan(self, most: int, lag: int) -> Plan:
+        self._plan = Plan(min(self.always.depth, most), self.always.overlap)
+        return self._plan
+
+    def free_depth(self, proposal: Proposal) -> int:
+        return 0
+
+
+class Wandering(DepthController):
+    """Anything may follow anything: plain steps, drafts of every depth and drafter, listening, both kinds of cores."""
+
+    def __init__(self, seed: int, overlaps: bool = False) -> None:
+        super().__init__(FLAT, has_draft_model=True)
+        self._rng = np.random.default_rng(seed)
+        self._overlaps = overlaps
+        self.plans: set[Plan] = set()
+
+    def draft_plan(self, most: int, lag: int) -> Plan:
+        depth = int(self._rng.choice((0, 0, 1, 2, 3, 5, 8, 31)))
+        self._plan = Plan(min(depth, most), self._overlaps and bool(depth) and bool(self._rng.integers(0, 4)))
+        self.plans.add(self._plan)
+        return self._plan
+
+    def free_depth(self, proposal: Proposal) -> int:
+        return int(self._rng.integers(0, len(proposal) + 1)) if self._rng.integers(0, 2) else 0
+
+    def shadow_budget(self, lag: int) -> int:
+        return int(self._rng.integers(0, lag + 1)) if self._rng.integers(0, 2) else 0
+
+
+@dataclass
+class Said:
+    """One answer. `held` are the tokens of the target's sequence after it."""
+
+    written: Written
+    prompt: list[int]
+    cache_n: int
+    held: list[int]
+    figures: SpeculationFigures | None = None
+    deltas: list[TextDelta] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(d.text for d in self.deltas)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.written.tokens
+
+    @property
+    def reason(self) -> str:
+        return self.written.stop_reason
+
+
+class Talker:
+    """A target and what drafts for it, without the rest of the engine."""
+
+    def __init__(
+        self,
+        target: Model,
+        draft: Model | None = None,
+        costs: PassCosts | None = None,
+        cpus: tuple[tuple[int, ...], tuple[int, ...] | None] | None = None,
+    ) -> None:
+        """`cpus`: those of the draft, and those of the target meanwhile."""
+        self.target, self.draft = target, draft
+        self.drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens)) if draft else None
+        self.thread: DraftThread | None = None
+        if cpus is not None:
+            assert draft is not None and self.drafter is not None
+            self.thread = DraftThread(target, draft, self.drafter, *cpus)
+        self.speculator = Speculator(costs, self.drafter, self.thread)
+
+    def decide(self, controller: DepthController) -> Talker:
+        """Let `controller` decide instead of one that goes by times."""
+        self.speculator._controller = controller
+        return self
+
+    def say(
+        self,
+        prompt: list[int],
+        speculation: Speculation | None = None,
+        *,
+        sampling: Sampling = GREEDY,
+        max_tokens: int = 48,
+        stop: tuple[str, ...] = (),
+        is_eog: Callable[[int], bool] | None = None,
+        on_delta: Callable[[TextDelta], None] = lambda _: None,
+        on_update: Callable[[int, SpeculationFigures], None] = lambda *_: None,
+    ) -> Said:
+        """An answer to `prompt`; plain without `speculation`."""
+        target, deltas = self.target, []
+
+        def emit(event: Event) -> None:
+            assert isinstance(event, TextDelta)
+            deltas.append(event)
+            on_delta(event)
+
+        filled = prefill(target.sequence, prompt, target.pace, lambda *_: None)
+        sampler = Sampler(sampling, target.vocab.n_tokens)
+        sampler.accept_prompt(prompt)
+        stream = TextStream(1, emit, Detokenizer(target.vocab.piece), ReasoningSplitter(""), stop, perf_counter())
+        ends = is_eog or target.vocab.is_eog
+        figures = None
+        if speculation is not None:
+            assert self.speculator.begin(speculation, prompt)
+            written = write_drafted(
+                target.sequence, filled.row, sampler, stream, ends, max_tokens, self.speculator, on_update
+            )
+            figures = self.speculator.figures()
+        else:
+            written = write(target.sequence, filled.row, sampler, stream, ends, max_tokens)
+        return Said(written, prompt, filled.cache_n, list(target.sequence.tokens), figures, deltas)
+
+
+def assert_same(model: Model, plain: Said, drafted: Said, sampling: Sampling = GREEDY) -> None:
+    """The same answer; or another one from a token on where rounding decides.
+
+    A row of logits from a pass over several tokens differs by rounding from the row of a plain step. Where the plain
+    row (evaluated again here) puts the choice further than `ROUNDING` from the other token, a difference is a bug.
+    """
+    if drafted.tokens == plain.tokens:
+        assert drafted.text == plain.text
+        assert drafted.reason == plain.reason
+        assert drafted.held == plain.held
+        return
+    at = next(i for i, (a, b) in enumerate(zip(plain.tokens, drafted.tokens, strict=False)) if a != b)
+    sampler = Sampler(sampling, model.vocab.n_tokens)
+    sampler.accept_prompt(plain.prompt)
+    for token in plain.tokens[:at]:
+        sampler.accept(token)
+    text = [*plain.prompt, *plain.tokens[:at]]
+    row = prefill(model.sequence, text, model.pace, lambda *_: None).row
+    one, other = plain.tokens[at], drafted.tokens[at]
+    ids, shares = sampler.distribution(row.copy())
+    logits = dict(zip(ids.tolist(), np.log(shares), strict=True))
+    greedy = sampling.temperature <= 0
+    if greedy:
+        logits = {token: float(row[token]) for token in (one, other)}
+    tie = abs(logits.get(one, np.inf) - logits.get(other, -np.inf)) < ROUNDING
+    if not greedy and not tie and sampling.seed is not None:
+        draws = np.random.Generator(np.random.PCG64(sampling.seed)).random(at + 1)
+        upper = dict(zip(ids.tolist(), shares.cumsum(), strict=True))
+        share = dict(zip(ids.tolist(), shares, strict=True))
+        nearest = min(max(draws[at], upper[other] - share[other]), upper[other]) if other in upper else np.inf
+        tie = abs(nearest - draws[at]) < ROUNDING
+    assert tie, f"token {at}: {one} without drafts, {other} with them, and it was no near-tie"

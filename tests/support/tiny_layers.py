@@ -1,0 +1,103 @@
+"""Layers with random weights for the models of `tiny_gguf`: attention, and the recurrent kinds of llama.cpp.
+
+Shapes are numpy's, which is GGUF's read backwards; they follow llama.cpp's src/models/*.cpp.
+"""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+
+D_CONV, D_STATE, DT_RANK = 4, 16, 8
+"""Mamba: width of the convolution, values of state per channel, rank of the time step (in Mamba-2 the heads)."""
+DELTA_HEADS, DELTA_DIM = 2, 32
+"""Gated delta net: heads (of Q, K and V alike) and values of a head."""
+
+
+class Layers:
+    """Adds the tensors of one layer at a time to `writer`."""
+
+    def __init__(self, writer: gguf.GGUFWriter, rng: np.random.Generator, n_embd: int, n_ff: int, n_head: int) -> None:
+        self._writer = writer
+        self._rng = rng
+        self._n_embd = n_embd
+        self._n_ff = n_ff
+        self._head = n_embd // n_head
+
+    def _add(self, tensor: str, *shape: int, scale: float = 0.3) -> None:
+        self._writer.add_tensor(tensor, (self._rng.standard_normal(shape) * scale).astype(np.float32))
+
+    def ones(self, tensor: str, *shape: int) -> None:
+        self._writer.add_tensor(tensor, np.ones(shape, dtype=np.float32))
+
+    def attention(self, i: int) -> None:
+        for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            self._add(f"blk.{i}.{part}.weight", self._n_embd, self._n_embd, scale=1.2 / self._n_embd**0.5)
+
+    def head_norms(self, i: int) -> None:
+        self.ones(f"blk.{i}.attn_q_norm.weight", self._head)
+        self.ones(f"blk.{i}.attn_k_norm.weight", self._head)
+
+    def gated_attention(self, i: int) -> None:
+        """Qwen3.5: the projection of Q gives a gate too."""
+        for part, times in (("attn_q", 2), ("attn_k", 1), ("attn_v", 1), ("attn_output", 1)):
+            self._add(f"blk.{i}.{part}.weight", times * self._n_embd, self._n_embd, scale=1.2 / self._n_embd**0.5)
+        self.head_norms(i)
+
+    def feed_forward(self, i: int, *, gated: bool = True) -> None:
+        if gated:
+            self._add(f"blk.{i}.ffn_gate.weight", self._n_ff, self._n_embd, scale=1.0 / self._n_embd**0.5)
+        self._add(f"blk.{i}.ffn_up.weight", self._n_ff, self._n_embd, scale=1.0 / self._n_embd**0.5)
+        self._add(f"blk.{i}.ffn_down.weight", self._n_embd, self._n_ff, scale=1.0 / self._n_ff**0.5)
+
+    def mamba(self, i: int, *, normed: bool = False) -> None:
+        """`normed`: with Jamba's norms of the time step, B and C."""
+        d_inner = 2 * self._n_embd
+        self._add(f"blk.{i}.ssm_in.weight", 2 * d_inner, self._n_embd, scale=1.0 / self._n_embd**0.5)
+        self._add(f"blk.{i}.ssm_conv1d.weight", d_inner, D_CONV)
+        self._add(f"blk.{i}.ssm_conv1d.bias", d_inner)
+        self._add(f"blk.{i}.ssm_x.weight", DT_RANK + 2 * D_STATE, d_inner, scale=1.0 / d_inner**0.5)
+        self._add(f"blk.{i}.ssm_dt.weight", d_inner, DT_RANK)
+        self._add(f"blk.{i}.ssm_dt.bias", d_inner)
+        decay = -np.tile(np.arange(1, D_STATE + 1, dtype=np.float32), (d_inner, 1))
+        self._writer.add_tensor(f"blk.{i}.ssm_a", decay)
+        self.ones(f"blk.{i}.ssm_d", d_inner)
+        self._add(f"blk.{i}.ssm_out.weight", self._n_embd, d_inner, scale=1.0 / d_inner**0.5)
+        if normed:
+            self.ones(f"blk.{i}.ssm_dt_norm.weight", DT_RANK)
+            self.ones(f"blk.{i}.ssm_b_norm.weight", D_STATE)
+            self.ones(f"blk.{i}.ssm_c_norm.weight", D_STATE)
+
+    def mamba2(self, i: int) -> None:
+        """One group; as in Nemotron-H."""
+        d_inner = 2 * self._n_embd
+        convolved = d_inner + 2 * D_STATE
+        self._add(f"blk.{i}.ssm_in.weight", d_inner + convolved + DT_RANK, self._n_embd, scale=1.0 / self._n_embd**0.5)
+        self._add(f"blk.{i}.ssm_conv1d.weight", convolved, D_CONV)
+        self._add(f"blk.{i}.ssm_conv1d.bias", convolved)
+        self._add(f"blk.{i}.ssm_dt.bias", DT_RANK)
+        self._writer.add_tensor(f"blk.{i}.ssm_a", -np.linspace(0.1, 2.0, DT_RANK, dtype=np.float32).reshape(-1, 1))
+        self.ones(f"blk.{i}.ssm_d", DT_RANK, 1)
+        self.ones(f"blk.{i}.ssm_norm.weight", 1, d_inner)
+        self._add(f"blk.{i}.ssm_out.weight", self._n_embd, d_inner, scale=1.0 / d_inner**0.5)
+
+    def delta_net(self, i: int) -> None:
+        """Gated delta net of Qwen3.5."""
+        d_inner = DELTA_HEADS * DELTA_DIM
+        scale = 1.0 / self._n_embd**0.5
+        self._add(f"blk.{i}.attn_qkv.weight", 3 * d_inner, self._n_embd, scale=scale)
+        self._add(f"blk.{i}.attn_gate.weight", d_inner, self._n_embd, scale=scale)
+        self._add(f"blk.{i}.ssm_conv1d.weight", 3 * d_inner, D_CONV)
+        self._add(f"blk.{i}.ssm_dt.bias", DELTA_HEADS)
+        self._writer.add_tensor(f"blk.{i}.ssm_a", -np.linspace(0.1, 1.0, DELTA_HEADS, dtype=np.float32))
+        self._add(f"blk.{i}.ssm_beta.weight", DELTA_HEADS, self._n_embd, scale=scale)
+        self._add(f"blk.{i}.ssm_alpha.weight", DELTA_HEADS, self._n_embd, scale=scale)
+        self.ones(f"blk.{i}.ssm_norm.weight", DELTA_DIM)
+        self._add(f"blk.{i}.ssm_out.weight", self._n_embd, d_inner, scale=1.0 / d_inner**0.5)
+
+    def short_convolution(self, i: int) -> None:
+        """Gated convolution of LFM2: its whole state are the last D_CONV - 1 inputs."""
+        scale = 1.0 / self._n_embd**0.5
+        self._add(f"blk.{i}.shortconv.conv.weight", self._n_embd, D_CONV)
+        self._add(f"blk.{i}.shortconv.in_proj.weight", 3 * self._n_embd, self._n_embd, scale=scale)
+        self._add(f"blk.{i}.shortconv.out_proj.weight", self._n_embd, self._n_embd, scale=scale)

@@ -1,0 +1,106 @@
+"""What config.toml may hold about drafting and experts, and what becomes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat import paths, settings
+from cpuchat.errors import SettingsError
+from cpuchat.protocol import LoadOptions, Speculation
+from cpuchat.settings import Settings, parse
+
+
+def test_drafting_is_on_and_adaptive_unless_said_otherwise() -> None:
+    assert Settings().speculation.speculation() == Speculation(
+        drafters=("suffix", "lookup", "draft"), depth=0, min_probability=0.0, across_chats=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "drafters"),
+    [
+        ("auto", ("suffix", "lookup", "draft")),
+        ("free", ("suffix", "lookup")),
+        ("draft", ("draft",)),
+        ("lookup", ("lookup",)),
+        ("suffix", ("suffix",)),
+        ("off", ()),
+    ],
+)
+def test_what_the_names_of_drafters_stand_for(name: str, drafters: tuple[str, ...]) -> None:
+    section = parse(f'[speculation]\ndrafters = "{name}"\ndraft_model = "some/draft"').speculation
+    assert section.speculation().drafters == drafters
+    assert section.wanted_draft == ("some/draft" if "draft" in drafters else "none")
+
+
+def test_every_value_of_the_section_reaches_the_engine() -> None:
+    chosen = parse(
+        '[speculation]\ndepth = 7\nmin_probability = 0.25\nacross_chats = true\ndraft_cores = "6,7"\n'
+        "[engine]\nexperts = 4\nthreads = 2"
+    )
+    asked = chosen.speculation.speculation()
+    assert (asked.depth, asked.min_probability, asked.across_chats) == (7, 0.25, True)
+    options = chosen.load_options("draft.gguf")
+    assert (options.draft_path, options.draft_cores, options.calibrate) == ("draft.gguf", "6,7", True)
+    assert (options.n_experts, options.n_threads) == (4, 2)
+
+
+def test_nothing_is_measured_when_nothing_is_to_be_drafted() -> None:
+    assert parse('[speculation]\ndrafters = "off"').load_options().calibrate is False
+    assert parse('[speculation]\ndrafters = "free"').load_options().calibrate is True
+
+
+def test_the_defaults_are_those_of_the_protocol() -> None:
+    assert Settings().engine.load_options() == LoadOptions()
+    assert Settings().load_options() == LoadOptions(calibrate=True)
+
+
+@pytest.mark.parametrize("cores", ["auto", "shared", "0", "4-7", "0,2,4-6", "3-3"])
+def test_draft_cores_are_a_word_or_a_list_of_cpus(cores: str) -> None:
+    assert parse(f'[speculation]\ndraft_cores = "{cores}"').load_options().draft_cores == cores
+
+
+@pytest.mark.parametrize(
+    "cores", ["", "all", "4-", "-4", "4,", "1 2", "0x3", "0-99999999999", "shared,1", "7-4", "1,7-4"]
+)
+def test_wrong_draft_cores_are_named(cores: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        parse(f'[speculation]\ndraft_cores = "{cores}"')
+    message = refused.value.message
+    assert "speculation" in message
+    assert "draft_cores" in message
+    assert "regex" not in message
+    assert "4-7" in message or "backwards" in message
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("depth = 32", "speculation.depth"),
+        ("depth = -1", "speculation.depth"),
+        ('drafters = "psychic"', "speculation.drafters"),
+        ("min_probability = 1.5", "speculation.min_probability"),
+        ("draft_model = 5", "speculation.draft_model"),
+        ("dept = 1", "speculation"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(line: str, key: str) -> None:
+    with pytest.raises(SettingsError, match=key):
+        parse(f"[speculation]\n{line}")
+
+
+def test_a_change_keeps_the_users_comments_and_is_refused_when_it_is_wrong(tmp_path: Path) -> None:
+    file = paths.settings_file()
+    file.parent.mkdir(parents=True)
+    file.write_text("# mine\n[speculation]  # how far\ndepth = 3\n")
+    settings.update({"speculation": {"draft_cores": "shared"}, "ui": {"color_drafts": True}})
+    text = file.read_text()
+    assert "# mine" in text
+    assert "# how far" in text
+    chosen = settings.load()
+    assert (chosen.speculation.depth, chosen.speculation.draft_cores, chosen.ui.color_drafts) == (3, "shared", True)
+    with pytest.raises(SettingsError, match=r"speculation\.draft_cores"):
+        settings.update({"speculation": {"draft_cores": "many"}})
+    assert file.read_text() == text
