@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from cpuchat.protocol import AnyEvent, EngineInfo, LoadOptions, Message, ModelInfo, Sampling
+from cpuchat.protocol import AnyEvent, EngineInfo, LoadOptions, Message, ModelInfo, Sampling, Speculation
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +20,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
     chat_id: str = ""
+    speculation: Speculation = Speculation()
 
 
 class Backend(Protocol):

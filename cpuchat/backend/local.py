@@ -105,6 +105,7 @@ class LocalBackend:
             options=options,
             state_dir=str(self._state_dir) if self._state_dir else "",
             state_limit=self._state_limit,
+            calibration_dir=str(paths.calibration_dir()),
         )
         async with contextlib.aclosing(self._stream(command, (ModelLoaded, Unloaded, Failed))) as events:
             async for event in events:
@@ -146,6 +147,7 @@ class LocalBackend:
             max_tokens=request.max_tokens,
             stop=request.stop,
             chat_id=request.chat_id,
+            speculation=request.speculation,
         )
         async with contextlib.aclosing(self._stream(command, (GenerationFinished, Failed))) as events:
             async for event in events:

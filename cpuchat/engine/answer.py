@@ -20,7 +20,9 @@ from cpuchat.engine.reasoning import ReasoningSplitter
 from cpuchat.engine.sampling import Sampler
 from cpuchat.engine.scribe import Scribe, ThreadedStream
 from cpuchat.engine.sequence import Aborted, common_prefix
+from cpuchat.engine.speculator import Speculator
 from cpuchat.engine.text import Detokenizer
+from cpuchat.engine.verify import write_drafted
 from cpuchat.errors import ContextFull, UsageError
 from cpuchat.protocol import (
     ContextTrimmed,
@@ -29,9 +31,13 @@ from cpuchat.protocol import (
     GenerationFinished,
     Message,
     PrefillProgress,
+    SpeculationFigures,
+    SpeculationUpdate,
     Timings,
 )
 
+_OTHER_CHATS: Final = 1 << 16
+"""Tokens of other chats that suffix decoding looks into."""
 _RESTORE_GAIN: Final = 32
 """A saved state is loaded only if it spares the evaluation of at least this many tokens."""
 
@@ -48,21 +54,32 @@ class Renders(Protocol):
 class Loaded:
     """A model and what is known about the chat in its KV cache.
 
-    `template` None: the model has none. `chat_id` "": the chat has no name and is not saved.
+    `template` None: the model has none. `chat_id` "": the chat has no name and is not saved. `knows_others`: the
+    speculator was told the texts of other chats.
     """
 
     model: Model
     template: Renders | None
     cache: PrefixCache | None
     continuation: Continuation
+    speculator: Speculator
     chat_id: str = ""
     is_dirty: bool = False
+    knows_others: bool = False
 
     def save(self) -> None:
         """Write the KV of the chat in memory, if anything came to it since the last time."""
         if self.is_dirty and self.cache is not None and self.chat_id:
             self.cache.save(self.chat_id, self.model.sequence, self.continuation)
         self.is_dirty = False
+
+    def remember_chats(self, next_id: str) -> None:
+        """Tell the speculator what other chats said: those on disk at first, then each one that is left."""
+        if not self.knows_others and self.cache is not None:
+            for text in reversed(self.cache.recent_texts(_OTHER_CHATS, without=next_id)):
+                self.speculator.remember(text)
+        self.speculator.remember(self.continuation.tokens)
+        self.knows_others = True
 
 
 class Answer:
@@ -88,6 +105,8 @@ class Answer:
         command, loaded, sequence = self._command, self._loaded, self._sequence
         if command.chat_id != loaded.chat_id:
             loaded.save()
+            if command.speculation.across_chats:
+                loaded.remember_chats(command.chat_id)
             loaded.chat_id = ""  # until the new chat's text is in the cache, what is there belongs to nobody
             self._saved = loaded.cache.find(command.chat_id) if loaded.cache and command.chat_id else None
         text, prompt = self._prompt()
@@ -95,6 +114,7 @@ class Answer:
         loaded.chat_id, loaded.is_dirty = command.chat_id, True
         written = Written(stop_reason="cancelled")
         filled: Prefill | None = None
+        speculation: SpeculationFigures | None = None
         started = perf_counter()
         cached = [0, 0]
 
@@ -127,7 +147,14 @@ class Answer:
             )
             # A stop string ends the answer with the token that completes it, so then the text is waited for.
             out = stream if stops else ThreadedStream(self._scribe, stream)
-            written = write(sequence, filled.row, self._sampler, out, self._vocab.is_eog, command.max_tokens)
+            end, limit = self._vocab.is_eog, command.max_tokens
+            if loaded.speculator.begin(command.speculation, prompt):
+                written = write_drafted(
+                    sequence, filled.row, self._sampler, out, end, limit, loaded.speculator, self._tell_speculation
+                )
+                speculation = loaded.speculator.figures()
+            else:
+                written = write(sequence, filled.row, self._sampler, out, end, limit)
         finally:
             loaded.continuation.record(text, prompt, written.tokens, self._vocab.raw_piece)
         n = len(written.tokens)
@@ -140,6 +167,9 @@ class Answer:
                 predicted_n=n,
                 predicted_ms=1e3 * (written.last - written.first) if n else 0.0,
                 ttft_ms=1e3 * (written.first - self._arrived) if n else 0.0,
+                draft_n=speculation.draft_n if speculation else 0,
+                draft_n_accepted=speculation.draft_n_accepted if speculation else 0,
+                speculation=speculation,
                 overhead_us=1e6 * written.overhead_seconds / n if n else 0.0,
             ),
         )
@@ -150,6 +180,11 @@ class Answer:
         )
         self._emit(
             GenerationFinished(request_id=self._command.request_id, stop_reason=written.stop_reason, timings=timings)
+        )
+
+    def _tell_speculation(self, predicted_n: int, figures: SpeculationFigures) -> None:
+        self._emit(
+            SpeculationUpdate(request_id=self._command.request_id, predicted_n=predicted_n, figures=figures)
         )
 
     def _prompt(self) -> tuple[bytes, list[int]]:

@@ -11,6 +11,7 @@ from time import perf_counter
 from cpuchat.engine import bindings
 from cpuchat.engine.answer import Answer, Loaded
 from cpuchat.engine.bindings import AbortFlag
+from cpuchat.engine.companions import Companions, leave_draft_cores, load_companions
 from cpuchat.engine.continuation import Continuation
 from cpuchat.engine.model import Model
 from cpuchat.engine.prefix_cache import PrefixCache
@@ -19,6 +20,7 @@ from cpuchat.engine.reasoning import MARKER_TOKENS
 from cpuchat.engine.scribe import Scribe
 from cpuchat.engine.vocab import Vocab
 from cpuchat.errors import CpuchatError, Interrupted, TemplateError, UsageError
+from cpuchat.hardware.memory import available_bytes
 from cpuchat.models.gguf import GGUFHeader
 from cpuchat.protocol import Event, Failed, Generate, LoadModel, LoadProgress, Message, ModelLoaded, Unloaded
 
@@ -61,6 +63,7 @@ class Engine:
         self._abort = AbortFlag()
         self._scribe: Scribe | None = None
         self._loaded: Loaded | None = None
+        self._companions: Companions | None = None
         self._template: _Template | None = None
 
     def cancel(self) -> None:
@@ -81,16 +84,26 @@ class Engine:
             if header.chat_template:
                 self._template = _Template(header, vocab)
 
+        def progress(phase: str, done: int, total: int) -> None:
+            self._emit(LoadProgress(phase=phase, done=done, total=total))
+
+        model: Model | None = None
         try:
+            available = available_bytes()
             model = Model.load(
                 Path(command.path),
-                command.options,
-                on_progress=lambda phase, done, total: self._emit(LoadProgress(phase=phase, done=done, total=total)),
+                leave_draft_cores(command.options),
+                on_progress=progress,
                 abort=self._abort,
                 visible_markers=tuple(sorted(MARKER_TOKENS)),
                 on_vocab=prepare_template,
+                available=available,
             )
+            left = available - model.plan.need.least
+            self._companions = load_companions(model, command, left, progress, self._abort)
         except CpuchatError as error:
+            if model is not None:
+                model.free()
             self._close_template()
             if isinstance(error, Interrupted):
                 self._emit(Unloaded())
@@ -100,7 +113,7 @@ class Engine:
         cache = None
         if command.state_dir:
             cache = PrefixCache(Path(command.state_dir), command.state_limit, model.state_key())
-        self._loaded = Loaded(model, self._template, cache, Continuation())
+        self._loaded = Loaded(model, self._template, cache, Continuation(), self._companions.speculator)
         self._emit(ModelLoaded(model=model.info))
 
     def generate(self, command: Generate) -> None:
@@ -143,6 +156,10 @@ class Engine:
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.save()
+        if self._companions is not None:
+            self._companions.free()
+            self._companions = None
+        if loaded is not None:
             loaded.model.free()
         self._close_template()
 

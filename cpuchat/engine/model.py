@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cpuchat.engine import bindings
+from cpuchat.engine import bindings, rollback
 from cpuchat.engine.bindings import AbortFlag, llama
 from cpuchat.engine.options import N_OUTPUTS_MAX, LoadPlan, plan_load
 from cpuchat.engine.pace import Pace
@@ -33,9 +33,12 @@ _NO_MEMORY: Final = ("failed to allocate", "unable to allocate", "out of memory"
 
 
 class Model:
-    """A loaded model with its context, thread pool and the one sequence that chats use.
+    """A loaded model with its context and the one sequence that chats use.
 
     Made, used and freed on one thread. `load` is the way to get one.
+
+    Attributes:
+        pool: the threads that it computes on; its own, unless it was loaded onto those of another model.
     """
 
     def __init__(self, header: GGUFHeader, plan: LoadPlan, options: LoadOptions, abort: AbortFlag) -> None:
@@ -45,7 +48,8 @@ class Model:
         self._abort = abort
         self._model: Any = None
         self._context: Any = None
-        self._pool: ThreadPool | None = None
+        self._own_pool: ThreadPool | None = None
+        self.pool: ThreadPool
         self.vocab: Vocab
         self.sequence: Sequence
         self.pace = Pace.of(header, plan.n_threads, bindings.engine_info().features)
@@ -61,10 +65,14 @@ class Model:
         abort: AbortFlag,
         visible_markers: tuple[str, ...] = (),
         on_vocab: Callable[[GGUFHeader, Vocab], None] = lambda *_: None,
+        pool: ThreadPool | None = None,
+        available: int | None = None,
     ) -> Model:
         """Load a GGUF file (any part of a split one).
 
         Args:
+            pool: threads of another model to compute on, in turn with it; its owner frees it after this model.
+            available: bytes of memory that the model may take; None asks the system.
             on_vocab: called as soon as the vocabulary is there, while context and warm-up are still to come and the
                 calling thread is not pinned yet.
 
@@ -75,7 +83,7 @@ class Model:
         bindings.start()
         started = perf_counter()
         header = read_model(path)
-        plan = plan_load(header, options, available_bytes())
+        plan = plan_load(header, options, available_bytes() if available is None else available)
         model = cls(header, plan, options, abort)
         bindings.log.clear()
         try:
@@ -84,7 +92,7 @@ class Model:
             model._load_weights(on_progress)
             model.vocab = Vocab(model._model, visible_markers)
             on_vocab(header, model.vocab)
-            model._make_context()
+            model._make_context(pool)
             model._warm_up()
             model._describe(1e3 * (perf_counter() - started))
         except Aborted:
@@ -112,6 +120,9 @@ class Model:
         params.load_mode = self.plan.load_mode
         params.use_extra_bufts = self.plan.use_repack
         params.n_gpu_layers = 0
+        if self.plan.experts is not None:
+            overrides = _overrides(*self.plan.experts)
+            params.kv_overrides = overrides
         callback = llama.llama_progress_callback(progress)
         params.progress_callback = callback
         self._model = llama.llama_model_load_from_file(os.fsencode(self.header.path), params)
@@ -126,7 +137,7 @@ class Model:
                 "Choose a decoder-only model.",
             )
 
-    def _make_context(self) -> None:
+    def _make_context(self, pool: ThreadPool | None) -> None:
         plan = self.plan
         params = llama.llama_context_default_params()
         params.n_ctx = plan.n_ctx
@@ -135,11 +146,13 @@ class Model:
         params.n_seq_max = 1
         # 0 would reserve one row of logits for every token of a batch.
         params.n_outputs_max = N_OUTPUTS_MAX
-        params.n_threads = params.n_threads_batch = plan.n_threads
+        params.n_threads = params.n_threads_batch = pool.n_threads if pool else plan.n_threads
         params.flash_attn_type = plan.flash_attn
         params.type_k, params.type_v = plan.type_k, plan.type_v
         # A window-sized cache would lose the tokens that a rolled back sequence attends to.
         params.swa_full = True
+        if rollback.keeps_state(self._model):
+            rollback.request(params, plan.n_rs_seq)
         self._context = llama.llama_init_from_model(self._model, params)
         if not self._context:
             raise _context_error(plan)
@@ -148,13 +161,20 @@ class Model:
                 f"{self.header.path.name} keeps no memory of a text, so it cannot chat.",
                 "Choose a text generation model.",
             )
-        self._pool = ThreadPool(self._context, plan.cpus, plan.n_threads, plan.poll)
+        if pool is None:
+            pool = self._own_pool = ThreadPool(plan.cpus, plan.n_threads, plan.poll)
+        self.pool = pool
+        self.use_pool(pool)
         self.sequence = Sequence(self._context, n_vocab=self.vocab.n_tokens, abort=self._abort)
+
+    def use_pool(self, pool: ThreadPool) -> None:
+        """Compute on `pool` from the next batch on; it must have been made on the calling thread."""
+        pool.attach(self._context)
 
     def _warm_up(self) -> None:
         """One token, to fault in what is left and to see whether the weights make sense.
 
-        For models that keep a running state a second one, to find out whether it can be taken back.
+        For models that keep a running state some more, to find out how it can be taken back.
 
         Raises:
             ModelDamaged: the logits are not numbers.
@@ -167,10 +187,9 @@ class Model:
                 f"{self.header.path.name} computes values that are not numbers: its weights are damaged.",
                 "Download it again.",
             )
-        if llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model):
-            sequence.step(token)
-            sequence.can_roll_back = bool(llama.llama_memory_seq_rm(llama.llama_get_memory(self._context), 0, 1, -1))
         sequence.clear()
+        if rollback.keeps_state(self._model):
+            sequence.rollback = rollback.detect(sequence)
 
     def _describe(self, load_ms: float) -> None:
         header, plan = self.header, self.plan
@@ -181,6 +200,8 @@ class Model:
             notes.append("This model has no tokenizer: what it reads and writes are numbers, not text.")
         if not self.sequence.can_roll_back:
             notes.append("This model cannot take back part of its state: after an edit it reads the whole chat again.")
+        if self.sequence.rollback.note:
+            notes.append(self.sequence.rollback.note)
         if self.options.mlock and any("failed to mlock" in line for line in bindings.log.lines()):
             notes.append("The system did not let the whole model be locked into memory.")
         self.info = ModelInfo(
@@ -200,6 +221,8 @@ class Model:
             has_template=bool(header.chat_template),
             load_ms=load_ms,
             fingerprint=file_fingerprint(header.path),
+            n_expert=header.number("expert_count"),
+            n_expert_used=plan.experts[1] if plan.experts else header.number("expert_used_count"),
             notes=tuple(notes),
         )
 
@@ -214,6 +237,7 @@ class Model:
                 options.type_k,
                 options.type_v,
                 options.flash_attn,
+                str(self.plan.experts or ""),
                 "long" if trained and self.sequence.n_ctx > trained else "",
                 bindings.engine_info().llama_commit,
             )
@@ -221,17 +245,28 @@ class Model:
 
     def free(self) -> None:
         """Free everything, in the order that llama.cpp needs. Calling it again does nothing."""
-        if self._pool is not None:
-            self._pool.free()
-            self._pool = None
         if self._context:
+            ThreadPool.detach(self._context)
             if hasattr(self, "sequence"):
                 self.sequence.free()
             llama.llama_free(self._context)
             self._context = None
+        if self._own_pool is not None:
+            self._own_pool.free()
+            self._own_pool = None
         if self._model:
             llama.llama_model_free(self._model)
             self._model = None
+
+
+def _overrides(key: str, value: int) -> Any:
+    """One whole number of the header replaced, as llama.cpp takes it: an array that an empty key ends."""
+    overrides = (llama.llama_model_kv_override * 2)()
+    overrides[0].tag = llama.LLAMA_KV_OVERRIDE_TYPE_INT
+    overrides[0].key = key.encode()
+    overrides[0].value.val_i64 = value
+    overrides[1].key = b"\0"
+    return overrides
 
 
 def _read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> None:

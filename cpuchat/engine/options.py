@@ -9,18 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from cpuchat.engine import bindings
 from cpuchat.errors import ModelUnsupported, UsageError
 from cpuchat.hardware.cpus import allowed_cpus, allowed_physical_cores, validate_threads
-from cpuchat.models.fit import MemoryNeed, check_fit, choose_context, required_memory
-from cpuchat.models.gguf import GGUFHeader
+from cpuchat.models.fit import MemoryNeed, check_fit, choose_context, required_memory, snapshots
+from cpuchat.models.gguf import GGUFHeader, LazyArray
 from cpuchat.protocol import LoadOptions
+from cpuchat.speculation.drafter import MAX_DEPTH
 
-N_OUTPUTS_MAX: Final = 1
-"""Positions of one batch whose logits are kept. Each costs 4 * n_vocab bytes of compute buffer (0.6 MB at 152k)."""
+N_OUTPUTS_MAX: Final = MAX_DEPTH + 1
+"""Positions of one batch whose logits are kept: those of the longest verify pass. Each costs 4 * n_vocab bytes."""
 
 _MAX_CTX = 1 << 24
 _MAX_BATCH = 1 << 16
+_EXPERTS_USED: Final = "expert_used_count"
 _MAX_CPU = 512  # GGML_MAX_N_THREADS, the length of a CPU mask
 
 _CACHE_TYPES: Final[dict[str, int]] = {
@@ -46,7 +50,11 @@ class LoadPlan:
     load_mode: int
     use_repack: bool
     need: MemoryNeed
+    n_rs_seq: int = 0
+    """Snapshots of a recurrent state to ask for (`engine.rollback`)."""
     notes: tuple[str, ...] = ()
+    experts: tuple[str, int] | None = None
+    """Header value to override so that a token uses another number of experts."""
 
 
 def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadPlan:
@@ -65,12 +73,24 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
     check_numbers(options)
     check_cache_types(header, options)
     n_threads, cpus = _threads(options)
+    notes = []
+    experts = None
+    if options.n_experts and header.number("expert_count") < 2:  # a setting that was made for another model
+        notes.append("This model is no mixture of experts: the setting for the number of experts has no effect.")
+    else:
+        experts = expert_override(header, options.n_experts)
+    if experts is not None:
+        notes.append(_expert_note(experts[1], header.number(_EXPERTS_USED)))
+        header = msgspec.structs.replace(header, metadata=header.metadata | dict([experts]))
     n_ctx = choose_context(header, options, available)
-    need = required_memory(header, options, n_ctx, N_OUTPUTS_MAX)
+    n_rs_seq = snapshots(header, options)
+    need = required_memory(header, options, n_ctx, N_OUTPUTS_MAX, n_rs_seq)
+    while n_rs_seq and need.least > available:
+        n_rs_seq //= 2
+        need = required_memory(header, options, n_ctx, N_OUTPUTS_MAX, n_rs_seq)
     check_fit(need, available, header, options)
     if options.mlock:
         _check_lock(header.file_size)
-    notes = []
     if header.n_ctx_train and n_ctx > header.n_ctx_train:
         notes.append(
             f"The context of {n_ctx} tokens is longer than the {header.n_ctx_train} that this model was trained for: "
@@ -89,8 +109,53 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
         load_mode=_LOAD_MODE[options.load_mode, options.mlock],
         use_repack=options.use_repack,
         need=need,
+        n_rs_seq=n_rs_seq,
         notes=tuple(notes),
+        experts=experts,
     )
+
+
+def expert_override(header: GGUFHeader, n: int) -> tuple[str, int] | None:
+    """The header value that makes a token use `n` experts; None when it does so anyway (or `n` is 0).
+
+    llama.cpp aborts the process on a number that the model does not allow, and ignores an override of a number that
+    is given layer by layer (llama_model_base::load_hparams, llama_model_loader::get_key_or_arr).
+
+    Raises:
+        UsageError: the model is no mixture of experts, sets the number layer by layer, or `n` is out of range.
+    """
+    if n == 0:
+        return None
+    n_expert, trained = header.number("expert_count"), header.number(_EXPERTS_USED)
+    if n_expert < 2 or not trained:
+        raise UsageError(
+            f"{header.path.name} is no mixture of experts, so the number of experts cannot be set.",
+            "Leave out --experts, or set it to 0.",
+        )
+    if isinstance(header.value(_EXPERTS_USED), LazyArray):
+        raise UsageError(
+            f"{header.path.name} sets its experts layer by layer, which cannot be changed.",
+            "Leave out --experts, or set it to 0.",
+        )
+    most = _selectable_experts(header, n_expert)
+    if not 1 <= n <= most:
+        raise UsageError(
+            f"{n} experts cannot be used: this model has {most} to choose from.",
+            f"Choose 1 to {most} ({trained} is what it was trained with), or 0 to leave it as it is.",
+        )
+    return None if n == trained else (f"{header.architecture}.{_EXPERTS_USED}", n)
+
+
+def _selectable_experts(header: GGUFHeader, n_expert: int) -> int:
+    """Of models that first choose groups of experts, only those of the chosen groups can be used."""
+    groups, used = header.number("expert_group_count"), header.number("expert_group_used_count")
+    return n_expert // groups * used if groups > 1 and 0 < used < groups else n_expert
+
+
+def _expert_note(n: int, trained: int) -> str:
+    if n < trained:
+        return f"Each token uses {n} of the {trained} experts that this model was trained with: faster, and worse."
+    return f"Each token uses {n} experts; this model was trained with {trained}: slower, and hardly better."
 
 
 def check_numbers(options: LoadOptions) -> None:

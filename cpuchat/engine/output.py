@@ -40,8 +40,9 @@ class TextStream:
         self._splitter = splitter
         self._matcher = StopMatcher(stops) if stops else None
         self._arrived = arrived
-        self._done: list[tuple[Channel, str, int]] = []  # spans before the current one: channel, text, tokens
+        self._done: list[tuple[Channel, str, str, int]] = []  # spans before the current one: who, text, tokens
         self._channel: Channel = "answer"
+        self._drafter = ""
         self._parts: list[str] = []
         self._n_parts = 0  # tokens that `_parts` came from
         self._unsaid = 0  # tokens whose text is held back
@@ -53,8 +54,14 @@ class TextStream:
         """Something was emitted."""
         return self._n_said > 0
 
-    def feed(self, token: int, now: float) -> bool:
-        """Take one token written at `now`; True when a stop string is complete."""
+    def feed(self, token: int, now: float, drafter: str = "") -> bool:
+        """Take one token written at `now`; True when a stop string is complete.
+
+        `drafter`: who proposed it, "" for nobody. Text that only later tokens complete is theirs.
+        """
+        if drafter != self._drafter:
+            self._close_span()
+            self._drafter = drafter
         self._unsaid += 1
         text = self._detokenize(token)
         hit = bool(text) and self._add(self._split(text))
@@ -62,12 +69,19 @@ class TextStream:
             self.flush(now)
         return hit
 
-    def feed_all(self, tokens: list[int], now: float) -> None:
-        """Take several tokens, the last one written at `now`, and emit their text. Stop strings are not looked for."""
-        for token in tokens:
-            self._unsaid += 1
-            if text := self._detokenize(token):
-                self._add(self._split(text))
+    def feed_all(self, runs: list[tuple[str, list[int]]], now: float) -> None:
+        """Take runs of (drafter, tokens), the last token written at `now`, and emit their text.
+
+        Stop strings are not looked for.
+        """
+        for drafter, tokens in runs:
+            if drafter != self._drafter:
+                self._close_span()
+                self._drafter = drafter
+            for token in tokens:
+                self._unsaid += 1
+                if text := self._detokenize(token):
+                    self._add(self._split(text))
         self.flush(now)
 
     def _add(self, pieces: list[tuple[Channel, str]]) -> bool:
@@ -92,7 +106,7 @@ class TextStream:
 
     def _close_span(self) -> None:
         if self._parts:
-            self._done.append((self._channel, "".join(self._parts), self._n_parts))
+            self._done.append((self._channel, self._drafter, "".join(self._parts), self._n_parts))
             self._parts.clear()
             self._n_parts = 0
 
@@ -102,7 +116,7 @@ class TextStream:
         if not self._done:
             return
         at_ms = 1e3 * (now - self._arrived)
-        for channel, text, n in self._done:
+        for channel, drafter, text, n in self._done:
             self._n_said += n
             self._emit(
                 TextDelta(
@@ -112,6 +126,7 @@ class TextStream:
                     n_tokens=n,
                     predicted_n=self._n_said,
                     at_ms=at_ms,
+                    drafter=drafter,
                 )
             )
         self._done.clear()

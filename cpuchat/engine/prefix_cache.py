@@ -54,6 +54,7 @@ class PrefixCache:
         self._folder = folder
         self._limit = limit
         self._key = key
+        self._suffix = hashlib.sha256(key.encode()).hexdigest()[:20]
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.chmod(0o700)
@@ -62,7 +63,7 @@ class PrefixCache:
                     left.unlink(missing_ok=True)
 
     def _files(self, chat_id: str) -> tuple[Path, Path]:
-        name = f"{kv_stem(chat_id)}-{hashlib.sha256(self._key.encode()).hexdigest()[:20]}"
+        name = f"{kv_stem(chat_id)}-{self._suffix}"
         return self._folder / f"{name}.kv", self._folder / f"{name}.text"
 
     def save(self, chat_id: str, sequence: Sequence, continuation: Continuation) -> bool:
@@ -113,6 +114,25 @@ class PrefixCache:
             self.forget(chat_id)
             return None
         return saved
+
+    def recent_texts(self, limit: int, without: str = "") -> list[list[int]]:
+        """Tokens of saved chats of this model, the one used last first, at most `limit` in all; not of `without`."""
+        _, skipped = self._files(without)
+        with_times: list[tuple[float, Path]] = []
+        with contextlib.suppress(OSError):
+            for file in self._folder.glob(f"*-{self._suffix}.text"):
+                with contextlib.suppress(OSError):
+                    with_times.append((file.stat().st_mtime, file))
+        texts: list[list[int]] = []
+        for _, file in sorted(with_times, reverse=True):
+            if limit <= 0:
+                break
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                saved = _decoder.decode(file.read_bytes()) if file != skipped else None
+                if saved is not None and (saved.format, saved.key) == (_FORMAT, self._key):
+                    texts.append(saved.continuation.tokens[:limit])
+                    limit -= len(texts[-1])
+        return texts
 
     def restore(self, chat_id: str, saved: SavedChat, sequence: Sequence) -> bool:
         """Load the state that belongs to `saved`.

@@ -18,7 +18,7 @@ class Scribe:
     """The thread. Make it before the engine's thread is pinned: it inherits the CPUs of its maker."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[ThreadedStream, list[int], float] | ThreadedStream | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job | ThreadedStream | None] = SimpleQueue()
         self.put = self._jobs.put
         self._thread = threading.Thread(target=self._run, name="text", daemon=True)
         self._thread.start()
@@ -28,10 +28,10 @@ class Scribe:
             if isinstance(job, ThreadedStream):
                 job.done.set()
                 continue
-            stream, tokens, now = job
+            stream, runs, now = job
             if stream.error is None:
                 try:
-                    stream.inner.feed_all(tokens, now)
+                    stream.inner.feed_all(runs, now)
                 except Exception as error:
                     stream.error = error  # raised by `finish`, on the thread that waits for the answer
 
@@ -41,20 +41,28 @@ class Scribe:
         self._thread.join()
 
 
+_Job = tuple["ThreadedStream", list[tuple[str, list[int]]], float]
+
+
 class ThreadedStream:
     """A `TextStream` fed through a `Scribe`. Not for streams with stop strings: nobody waits for what `feed` finds."""
 
     def __init__(self, scribe: Scribe, inner: TextStream) -> None:
         self._put = scribe.put
+        self._drafter = ""
         self._tokens: list[int] = []
+        self._runs: list[tuple[str, list[int]]] = [("", self._tokens)]
         self._last = 0.0
         self._next_frame = 0.0
         self.inner = inner
         self.done = threading.Event()
         self.error: Exception | None = None
 
-    def feed(self, token: int, now: float) -> bool:
+    def feed(self, token: int, now: float, drafter: str = "") -> bool:
         """As `TextStream.feed`; always False."""
+        if drafter != self._drafter:
+            self._drafter, self._tokens = drafter, []
+            self._runs.append((drafter, self._tokens))
         self._tokens.append(token)
         self._last = now
         # The first text does not wait, even if the first tokens gave none.
@@ -64,13 +72,13 @@ class ThreadedStream:
         return False
 
     def _hand_over(self) -> None:
-        tokens, self._tokens = self._tokens, []
-        self._put((self, tokens, self._last))
+        runs, self._tokens = self._runs, []
+        self._runs = [(self._drafter, self._tokens)]
+        self._put((self, runs, self._last))
 
     def finish(self, now: float, *, stopped: bool) -> None:
         """As `TextStream.finish`, after all that was fed. Raises what went wrong on the other thread."""
-        if self._tokens:
-            self._hand_over()
+        self._hand_over()
         self._put(self)
         self.done.wait()
         if self.error is not None:

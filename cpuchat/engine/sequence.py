@@ -12,9 +12,11 @@ import numpy as np
 
 from cpuchat.engine import bindings
 from cpuchat.engine.bindings import AbortFlag, llama
+from cpuchat.engine.rollback import Exact, Rollback, RollbackKind
 from cpuchat.errors import GenerationFailed
 
 _OK, _NO_SLOT, _ABORTED = 0, 1, 2
+_MAX_ROWS = 256
 
 
 class Aborted(Exception):
@@ -42,12 +44,13 @@ class Sequence:
         context: the llama_context; freed by its owner, after `free` here.
         n_vocab: length of a row of logits.
         abort: flag that stops a running batch.
-        can_roll_back: False for models whose state cannot drop its newest tokens (recurrent, hybrid).
+
+    Attributes:
+        rollback: how the newest tokens are taken back. Attention's way, until `rollback.detect` has found another.
     """
 
-    def __init__(self, context: Any, *, n_vocab: int, abort: AbortFlag, can_roll_back: bool = True) -> None:
+    def __init__(self, context: Any, *, n_vocab: int, abort: AbortFlag) -> None:
         self.context = context
-        self.can_roll_back = can_roll_back
         self.abort = abort
         self.tokens: list[int] = []
         self.n_ctx = int(llama.llama_n_ctx(context))
@@ -55,8 +58,10 @@ class Sequence:
         self.n_ubatch = min(int(llama.llama_n_ubatch(context)), self.n_batch)
         self.decode_seconds = 0.0
         """Time spent inside llama_decode since it was last set to 0."""
-        self._n_vocab = n_vocab
+        self.n_vocab = n_vocab
         self._memory = llama.llama_get_memory(context)
+        self.rollback: Rollback = Exact(self._memory)
+        self._marked = self._passes = 0  # tokens at the mark, batches since
         llama.llama_set_abort_callback(context, abort.callback, abort.data)
         # llama_batch is passed by value, but its arrays stay: these views are set once and written to ever after.
         self._batch = llama.llama_batch_init(self.n_batch, 0, 1)
@@ -71,8 +76,8 @@ class Sequence:
         self._first_token = memoryview(self._token.data).cast("B").cast("i")
         self._first_pos = memoryview(self._pos.data).cast("B").cast("i")
         self._is_stepping = False
-        self._row: np.ndarray | None = None
-        self._row_address = 0
+        self._row: np.ndarray | None = None  # of the step before
+        self._rows: dict[int, np.ndarray] = {}  # views of llama.cpp's output buffer by address
         self._kept_row: np.ndarray | None = None
         self._kept_at = 0
 
@@ -108,7 +113,8 @@ class Sequence:
         self._batch.n_tokens = 1
         self._decode((token,))
         self._is_stepping = True
-        return self.logits(0)
+        self._row = self.logits(0)
+        return self._row
 
     def _decode(self, tokens: Tokens[int]) -> None:
         start = perf_counter()
@@ -116,6 +122,7 @@ class Sequence:
         self.decode_seconds += perf_counter() - start
         if status == _OK:
             self.tokens.extend(tokens)
+            self._passes += 1
             return
         self._resync(tokens)
         if status == _ABORTED:
@@ -142,12 +149,15 @@ class Sequence:
             GenerationFailed: that token was not asked to have one.
         """
         address = bindings.logits_address(self.context, index)
-        if address != self._row_address or self._row is None:
+        row = self._rows.get(address)
+        if row is None:
             if not address:
-                raise GenerationFailed("llama.cpp has no logits for the last token.", "Load the model again.")
-            self._row = np.ctypeslib.as_array((ctypes.c_float * self._n_vocab).from_address(address))
-            self._row_address = address
-        return self._row
+                raise GenerationFailed("llama.cpp has no logits for that token.", "Load the model again.")
+            if len(self._rows) > _MAX_ROWS:  # the buffer has moved, more than once
+                self._rows.clear()
+            row = np.ctypeslib.as_array((ctypes.c_float * self.n_vocab).from_address(address))
+            self._rows[address] = row
+        return row
 
     def keep_row(self, row: np.ndarray) -> None:
         """Remember the logits after the current last token, for a next prompt that ends exactly here."""
@@ -179,11 +189,59 @@ class Sequence:
             self._kept_row, self._kept_at = None, 0
         return n
 
+    @property
+    def can_roll_back(self) -> bool:
+        """Any number of the newest tokens can be dropped at any time."""
+        return self.rollback.kind == "exact"
+
+    @property
+    def rollback_kind(self) -> RollbackKind:
+        """How `take_back` goes back."""
+        return self.rollback.kind
+
+    @property
+    def max_draft(self) -> int:
+        """Longest draft that can be evaluated at once and taken back; 0: none."""
+        return min(self.rollback.max_draft, self.n_ubatch - 1)
+
+    def mark(self) -> None:
+        """A batch follows whose last tokens may have to be taken back. Costs nothing to speak of.
+
+        Raises:
+            ValueError: this context cannot take back anything (`max_draft` is 0).
+        """
+        self.rollback.mark()
+        self._marked, self._passes = len(self.tokens), 0
+
+    def take_back(self, n: int) -> None:
+        """Keep the first `n` tokens, as if no other had been evaluated since `mark`; there are no logits afterwards.
+
+        Cheap for the batch that follows the mark while its first token is kept. What cannot be gone back to is
+        evaluated again: the kept tokens after the mark ("checkpoint"), or all `n` (anything else).
+
+        Raises:
+            ValueError: `n` is less than at the mark, or more than there are.
+            Aborted, GenerationFailed: as `extend`.
+        """
+        if not self._marked <= n <= len(self.tokens):
+            raise ValueError(f"{n} tokens cannot be kept of {len(self.tokens)}, {self._marked} of them before the mark")
+        if n == len(self.tokens):
+            return
+        held = self.rollback.take_back(n, self._marked, self._passes)
+        again = self.tokens[held or 0 : n]
+        if held is None:
+            self.clear()
+        else:
+            del self.tokens[held:]
+        for at in range(0, len(again), self.n_batch):
+            self.extend(again[at : at + self.n_batch])
+
     def clear(self) -> None:
         """Forget everything."""
         llama.llama_memory_clear(self._memory, False)
         self.tokens.clear()
         self._kept_row, self._kept_at = None, 0
+        self._marked = 0
 
     def state_size(self) -> int:
         """Bytes that `save` would write, about."""
@@ -214,5 +272,5 @@ class Sequence:
     def free(self) -> None:
         """Free the batch; call it before the context is freed, and nothing afterwards."""
         self._row = self._kept_row = None
-        self._row_address = 0
+        self._rows.clear()
         llama.llama_batch_free(self._batch)

@@ -1,4 +1,4 @@
-"""The pool of compute threads of one context, each thread on a CPU of its own."""
+"""Pools of compute threads, each thread on a CPU of its own."""
 
 from __future__ import annotations
 
@@ -7,40 +7,53 @@ import os
 from typing import Any
 
 from cpuchat.engine import bindings
+from cpuchat.engine.bindings import llama
 from cpuchat.errors import GenerationFailed
 
 
 class ThreadPool:
-    """Compute threads for one context, attached to it.
+    """Compute threads that contexts can be attached to.
 
-    The calling thread computes too and is pinned with the others, so it must be the one that decodes. One pool
-    serves one computing context.
+    The calling thread computes too and is pinned with the others, so it must be the one that decodes. A pool serves
+    one computing context at a time: contexts that compute in turn share one, because the threads of a second pool
+    would go on spinning for a while on the cores that the first one needs.
 
     Args:
-        context: the llama_context; its `n_threads` and `n_threads_batch` must equal `n_threads`.
         cpus: logical CPUs, at least `n_threads`; thread j gets the j-th.
         poll: how hard idle threads spin before they sleep, 0-100.
     """
 
-    def __init__(self, context: Any, cpus: tuple[int, ...], n_threads: int, poll: int) -> None:
-        self._context = context
+    def __init__(self, cpus: tuple[int, ...], n_threads: int, poll: int) -> None:
+        self.n_threads = n_threads
+        self.cpus = cpus[:n_threads]
         # Pinning the caller outlives the pool: put back what it had.
         self._affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         params = bindings.threadpool_params_default(n_threads)
-        for cpu in cpus[:n_threads]:
+        for cpu in self.cpus:
             params.cpumask[cpu] = True
         params.strict_cpu = True
         params.poll = poll
         self._pool = bindings.threadpool_new(ctypes.byref(params))
         if not self._pool:
             raise GenerationFailed(f"The {n_threads} compute threads cannot be started.", "Use fewer threads.")
+        self._pinned = os.sched_getaffinity(0) if self._affinity is not None else None
+
+    def attach(self, context: Any) -> None:
+        """Let `context` compute on this pool from now on; the caller is pinned to its CPU of it."""
         bindings.attach_threadpool(context, self._pool, None)
+        llama.llama_set_n_threads(context, self.n_threads, self.n_threads)
+        if self._pinned is not None:
+            os.sched_setaffinity(0, self._pinned)
+
+    @staticmethod
+    def detach(context: Any) -> None:
+        """Call it before the pool or the context is freed."""
+        bindings.detach_threadpool(context)
 
     def free(self) -> None:
-        """Detach and end the threads. Call it on the creating thread, before the context is freed."""
+        """End the threads, after all contexts are detached. Call it on the creating thread; again does nothing."""
         if not self._pool:
             return
-        bindings.detach_threadpool(self._context)
         bindings.threadpool_free(self._pool)
         self._pool = None
         if self._affinity is not None:

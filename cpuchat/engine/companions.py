@@ -1,0 +1,212 @@
+"""What is loaded beside a target model so that it can speculate: the draft model, and what passes cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from cpuchat.engine import calibrate
+from cpuchat.engine.bindings import AbortFlag
+from cpuchat.engine.draft_model import DraftModel
+from cpuchat.engine.model import Model, Progress
+from cpuchat.engine.overlap import DraftThread
+from cpuchat.engine.sequence import Aborted
+from cpuchat.engine.speculator import Speculator
+from cpuchat.errors import CpuchatError, GenerationFailed, Interrupted, UsageError
+from cpuchat.hardware.cpus import allowed_cpus, allowed_physical_cores, parse_cpu_list
+from cpuchat.models.gguf import read_model
+from cpuchat.models.pairing import check_pair
+from cpuchat.protocol import LoadModel, LoadOptions
+from cpuchat.speculation.costs import PassCosts
+from cpuchat.speculation.drafter import MAX_DEPTH
+from cpuchat.speculation.overlap import overlap_pays
+
+
+@dataclass
+class Companions:
+    """The speculator of a loaded model, and the draft model behind it if there is one. Freed before the target."""
+
+    speculator: Speculator
+    draft: Model | None = None
+    thread: DraftThread | None = None
+
+    def free(self) -> None:
+        if self.thread is not None:
+            self.thread.close()
+            self.thread = None
+        if self.draft is not None:
+            self.draft.free()
+            self.draft = None
+
+
+def leave_draft_cores(options: LoadOptions) -> LoadOptions:
+    """Options for the target: without the cores that are named for the draft model.
+
+    Raises:
+        UsageError: the list is no list, names cores that are not allowed, or leaves none for the target.
+    """
+    mine = draft_cpus(options)
+    if mine is None or not options.draft_path:
+        return options
+    wrong = [c for c in mine if c not in allowed_cpus()]
+    if wrong:
+        raise _wrong_cores(options, f"CPU {wrong[0]} is not allowed for this process")
+    cores = options.cpus if options.cpus is not None else allowed_physical_cores()
+    left = tuple(c for c in cores if c not in mine)
+    if not left:
+        raise UsageError(
+            f"The draft cores {options.draft_cores} leave no core for the target model.",
+            "Name fewer, or use --draft-cores shared.",
+        )
+    return msgspec.structs.replace(options, cpus=left, n_threads=min(options.n_threads, len(left)))
+
+
+def draft_cpus(options: LoadOptions) -> tuple[int, ...] | None:
+    """The cores that `draft_cores` names; None when it is a word.
+
+    Raises:
+        UsageError: neither a word nor a list of CPUs.
+    """
+    if options.draft_cores in ("auto", "shared"):
+        return None
+    cpus = parse_cpu_list(options.draft_cores)
+    if not cpus:
+        raise _wrong_cores(options, "it is no list of CPUs")
+    return cpus
+
+
+def _wrong_cores(options: LoadOptions, why: str) -> UsageError:
+    return UsageError(
+        f"The draft cores are {options.draft_cores!r}: {why}.", 'Give "auto", "shared", or a list such as 6,7.'
+    )
+
+
+def load_companions(
+    target: Model, command: LoadModel, available: int, on_progress: Progress, abort: AbortFlag
+) -> Companions:
+    """Load the draft model that `command` names, and find out what drafting costs.
+
+    Neither keeps the target from being used: what does not work is told in `target.info.notes`. A stop while costs
+    are being measured skips that.
+
+    Args:
+        available: bytes of memory that the draft model may take.
+
+    Raises:
+        Interrupted: the load of the draft model was stopped.
+    """
+    notes: list[str] = []
+    draft = _load_draft(target, command, available, on_progress, abort, notes)
+    drafter = thread = None
+    try:
+        if draft is not None:
+            drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens))
+            thread = _draft_thread(target, draft, drafter, command.options)
+        max_depth = min(MAX_DEPTH, target.sequence.max_draft)
+        costs = _costs(target, draft, thread, command, on_progress, abort, notes) if max_depth else None
+    except BaseException:
+        Companions(Speculator(None), draft, thread).free()
+        raise
+    if thread is not None and not thread.always and not (costs is not None and overlap_pays(costs)):
+        thread.close()
+        thread = None
+        costs = costs and replace(costs, overlap=None)
+    note = target.sequence.rollback.note
+    why = "" if max_depth else f"off: {note[:1].lower()}{note[1:]}".rstrip(".")
+    info = target.info
+    target.info = msgspec.structs.replace(
+        info,
+        notes=(*info.notes, *notes),
+        draft=draft.info.name if draft is not None else "",
+        draft_quantization=draft.info.quantization if draft is not None else "",
+        draft_cpus=thread.cpus if thread is not None else draft.pool.cpus if draft is not None else (),
+        pass_ms=costs.verify_ms if costs is not None else (),
+        no_speculation=why,
+    )
+    speculator = Speculator(costs, drafter, thread, max_depth=max_depth, reason=why)
+    return Companions(speculator, draft, thread)
+
+
+def _draft_thread(target: Model, draft: Model, drafter: DraftModel, options: LoadOptions) -> DraftThread | None:
+    """Cores of its own for the draft model: those that were named, or the last few to try whether that is faster."""
+    named = draft_cpus(options)
+    if named is not None:
+        return DraftThread(target, draft, drafter, named, None)
+    cores = target.pool.cpus
+    if options.draft_cores == "shared" or len(cores) < 2:
+        return None
+    n = max(1, len(cores) // 8)
+    return DraftThread(target, draft, drafter, cores[-n:], cores[:-n])
+
+
+def _load_draft(
+    target: Model, command: LoadModel, available: int, on_progress: Progress, abort: AbortFlag, notes: list[str]
+) -> Model | None:
+    if not command.options.draft_path or not target.sequence.max_draft:
+        return None
+    path = Path(command.options.draft_path)
+    try:
+        header = read_model(path)
+        verdict = check_pair(target.header, header)
+        if not verdict.ok:
+            notes.append(f"No draft model: {verdict.reason} {verdict.hint}".strip())
+            return None
+        trained = header.n_ctx_train or target.sequence.n_ctx
+        # It computes on the target's threads. Named ones could not be checked here: this thread is pinned already.
+        options = msgspec.structs.replace(
+            command.options,
+            n_ctx=min(target.sequence.n_ctx, trained),
+            n_threads=0,
+            cpus=None,
+            n_experts=0,
+            draft_path="",
+        )
+        draft = Model.load(
+            path, options, on_progress=on_progress, abort=abort, pool=target.pool, available=max(available, 0)
+        )
+    except Interrupted:
+        raise
+    except CpuchatError as error:
+        notes.append(f"No draft model: {error.message} {error.hint}".strip())
+        return None
+    if not draft.sequence.can_roll_back:
+        draft.free()
+        notes.append(f"No draft model: {path.name} keeps a running state and cannot take back what was refused.")
+        return None
+    return draft
+
+
+def _costs(
+    target: Model,
+    draft: Model | None,
+    thread: DraftThread | None,
+    command: LoadModel,
+    on_progress: Progress,
+    abort: AbortFlag,
+    notes: list[str],
+) -> PassCosts | None:
+    folder = Path(command.calibration_dir) if command.calibration_dir else None
+    alone = calibrate.calibration_key(target, None)
+    key = calibrate.calibration_key(target, draft, str(thread.cpus) if thread is not None else "") if draft else alone
+    costs = calibrate.load_costs(folder, key) if folder is not None else None
+    if costs is not None or not command.options.calibrate:
+        return costs
+    known = calibrate.load_costs(folder, alone) if folder is not None else None
+    try:
+        costs = calibrate.measure(
+            target, draft, thread, lambda done, total: on_progress("calibrating", done, total), known=known
+        )
+    except Aborted:
+        abort.clear()
+        notes.append("The measurement was skipped, so speculation stays off until the model is loaded again.")
+        return None
+    except GenerationFailed as error:
+        notes.append(f"Speculation stays off: {error.message}")
+        return None
+    if folder is not None:
+        calibrate.save_costs(folder, key, costs)
+        if known is None and draft is not None:  # the next draft model need not wait for the target's curve again
+            calibrate.save_costs(folder, alone, replace(costs, draft_ms=0.0, read_ms=0.0, overlap=None))
+    return costs

@@ -1,0 +1,357 @@
+"""What is loaded beside a target. Whatever is wrong with it, the target answers, and the user hears why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cpuchat import paths
+from cpuchat.engine.bindings import AbortFlag
+from cpuchat.engine.companions import Companions, draft_cpus, leave_draft_cores, load_companions
+from cpuchat.engine.engine import Engine
+from cpuchat.engine.model import Model
+from cpuchat.errors import UsageError
+from cpuchat.hardware.cpus import allowed_cpus
+from cpuchat.models.library import DEMO_FILES
+from cpuchat.models.synthetic import SHAPES, write_model, write_pair
+from cpuchat.protocol import (
+    Event,
+    Failed,
+    Generate,
+    GenerationFinished,
+    LoadModel,
+    LoadOptions,
+    LoadProgress,
+    ModelInfo,
+    ModelLoaded,
+    Sampling,
+    Speculation,
+    TextDelta,
+    Timings,
+    Unloaded,
+)
+from tests.support.pairs import N_VOCAB, OPTIONS, pair_files
+from tests.support.tiny_gguf import write_tiny_gguf
+
+Load = Callable[..., Model]
+
+PLENTY = 1 << 40
+PLAIN = Speculation()
+ALL = Speculation(drafters=("draft", "suffix", "lookup"), depth=4)
+
+
+class Chat:
+    """An engine and what it said."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.react: Callable[[Event], None] = lambda _: None
+        self.engine = Engine(self._emit)
+
+    def _emit(self, event: Event) -> None:
+        self.events.append(event)
+        self.react(event)
+
+    def command(self, path: Path, **more: Any) -> Event:
+        fields = {"calibration_dir": more.pop("calibration_dir", "")}
+        options = msgspec.structs.replace(OPTIONS, **more)
+        self.events.clear()
+        self.engine.load(LoadModel(path=str(path), options=options, **fields))
+        self.engine.clear_cancel()
+        return self.events[-1]
+
+    def load(self, path: Path, **more: Any) -> ModelInfo:
+        loaded = self.command(path, **more)
+        assert isinstance(loaded, ModelLoaded), loaded
+        return loaded.model
+
+    def ask(self, speculation: Speculation = PLAIN, **more: Any) -> tuple[str, Timings]:
+        self.events.clear()
+        fields = {"prompt": "a b c d", "sampling": Sampling(temperature=0.0), "max_tokens": 40, **more}
+        self.engine.generate(Generate(request_id=1, speculation=speculation, **fields))
+        finished = self.events[-1]
+        assert isinstance(finished, GenerationFinished), finished
+        return "".join(e.text for e in self.events if isinstance(e, TextDelta)), finished.timings
+
+    def phases(self) -> set[str]:
+        return {e.phase for e in self.events if isinstance(e, LoadProgress)}
+
+
+@pytest.fixture
+def chat() -> Iterator[Chat]:
+    chat = Chat()
+    yield chat
+    chat.engine.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return pair_files(tmp_path_factory.mktemp("pair"), 0.5)
+
+
+def assert_answers(chat: Chat) -> None:
+    """With and without drafters, the same."""
+    plain, timings = chat.ask()
+    assert plain and timings.speculation is None
+    drafted, timings = chat.ask(ALL)
+    assert drafted == plain
+    assert timings.speculation is not None
+    assert "draft" not in {count.name for count in timings.speculation.by_drafter}
+
+
+def test_a_pair(chat: Chat, files: tuple[Path, Path]) -> None:
+    info = chat.load(files[0], draft_path=str(files[1]), draft_cores="shared")
+    assert info.draft and info.draft_quantization == "Q8_0" and info.draft_cpus == info.cpus
+    assert info.no_speculation == "" and info.notes == ()
+    plain, _ = chat.ask()
+    drafted, timings = chat.ask(ALL)
+    assert drafted == plain and timings.draft_n_accepted
+
+
+@pytest.mark.parametrize("change", ["n_threads", "cpus"])
+def test_threads_that_were_named_serve_both(chat: Chat, files: tuple[Path, Path], change: str) -> None:
+    """The engine's thread is pinned when the draft model is loaded: only the target's options can be checked."""
+    cpus = allowed_cpus()[:2]
+    more = {"cpus": cpus, "n_threads": 0} if change == "cpus" else {"n_threads": len(cpus)}
+    for _ in range(2):
+        info = chat.load(files[0], draft_path=str(files[1]), draft_cores="shared", **more)
+        assert info.notes == () and info.draft and info.draft_cpus == info.cpus and len(info.cpus) == len(cpus)
+
+
+def test_demo_pair(chat: Chat) -> None:
+    demo, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
+    info = chat.load(demo, draft_path=str(draft), draft_cores="shared")
+    assert info.notes == ()
+    plain, _ = chat.ask(prompt="A draft model is", max_tokens=60)
+    drafted, timings = chat.ask(ALL, prompt="A draft model is", max_tokens=60)
+    assert drafted == plain and timings.draft_n_accepted
+
+
+def test_draft_of_another_vocabulary(chat: Chat, files: tuple[Path, Path], tiny_model: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small.gguf"
+    write_pair(small, None, 0.5, target="tiny", n_vocab=1024)
+    for draft, reason in ((tiny_model, "tokenizer"), (small, "1,024 tokens")):
+        info = chat.load(files[0], draft_path=str(draft), draft_cores="shared")
+        [note] = info.notes
+        assert note.startswith("No draft model: ") and reason in note
+        assert info.draft == "" and info.draft_cpus == ()
+        assert_answers(chat)
+
+
+def test_draft_that_has_a_few_tokens_less(chat: Chat, tmp_path: Path) -> None:
+    """Up to 128 may be missing: such tokens of the text cannot be read by the draft model, and none is drafted."""
+    target, draft = tmp_path / "target.gguf", tmp_path / "draft.gguf"
+    write_pair(target, None, 1.0, target="tiny", n_vocab=N_VOCAB)
+    write_pair(tmp_path / "other.gguf", draft, 1.0, target="tiny", draft="tiny", n_vocab=N_VOCAB - 100)
+    info = chat.load(target, draft_path=str(draft), draft_cores="shared")
+    assert info.draft
+    plain, _ = chat.ask(max_tokens=200)
+    drafted, timings = chat.ask(ALL, max_tokens=200)
+    assert drafted == plain and timings.draft_n
+
+
+@pytest.mark.parametrize("kind", ["missing", "damaged", "itself", "folder"])
+def test_draft_that_is_none(chat: Chat, files: tuple[Path, Path], tmp_path: Path, kind: str) -> None:
+    file = {"itself": files[0], "folder": tmp_path}.get(kind, tmp_path / "draft.gguf")
+    if kind == "damaged":
+        file.write_bytes(files[1].read_bytes()[:2000])
+    info = chat.load(files[0], draft_path=str(file), draft_cores="shared")
+    [note] = info.notes
+    assert note.startswith("No draft model: ")
+    assert_answers(chat)
+
+
+def test_draft_that_does_not_fit(load: Load, files: tuple[Path, Path], abort: AbortFlag) -> None:
+    target = load(files[0], OPTIONS)
+    options = msgspec.structs.replace(OPTIONS, draft_path=str(files[1]), draft_cores="shared")
+    command = LoadModel(path=str(files[0]), options=options)
+    for available in (1 << 20, 0, -5):
+        companions = load_companions(target, command, available, lambda *_: None, abort)
+        assert companions.draft is None and companions.thread is None
+        assert "does not fit" in target.info.notes[-1] or "memory" in target.info.notes[-1]
+    companions = load_companions(target, command, PLENTY, lambda *_: None, abort)
+    assert companions.draft is not None and target.info.draft
+    companions.free()
+
+
+def test_recurrent_draft(chat: Chat, tiny_model: Path, recurrent_model: Path) -> None:
+    info = chat.load(tiny_model, draft_path=str(recurrent_model), draft_cores="shared")
+    [note] = info.notes
+    assert "recurrent" in note or "running state" in note
+    assert info.draft == ""
+    assert_answers(chat)
+
+
+def test_recurrent_target(chat: Chat, recurrent_model: Path, tiny_model: Path) -> None:
+    """Whether it drafts or says why not, the text is the same."""
+    info = chat.load(recurrent_model, draft_path=str(tiny_model), draft_cores="shared")
+    plain, _ = chat.ask()
+    drafted, timings = chat.ask(ALL)
+    assert drafted == plain
+    assert timings.speculation is not None
+    if info.no_speculation:
+        assert timings.draft_n == 0 and timings.speculation.reason == info.no_speculation
+        assert info.no_speculation.startswith("off: ")
+
+
+def test_one_token_batches_cannot_verify(chat: Chat, files: tuple[Path, Path]) -> None:
+    info = chat.load(files[0], draft_path=str(files[1]), draft_cores="shared", n_batch=1, n_ubatch=1)
+    assert info.no_speculation and info.draft == ""
+    assert_answers(chat)
+
+
+# --- cores ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["some", "", "1;2", "-", "-3"])
+def test_cores_that_are_no_list(text: str) -> None:
+    with pytest.raises(UsageError, match="no list of CPUs"):
+        draft_cpus(LoadOptions(draft_cores=text))
+
+
+def test_cores_that_are_not_there(chat: Chat, files: tuple[Path, Path]) -> None:
+    failed = chat.command(files[0], draft_path=str(files[1]), draft_cores=f"{max(allowed_cpus()) + 1000}")
+    assert isinstance(failed, Failed) and failed.code == "usage"
+    assert "not allowed" in failed.message and "shared" in failed.hint
+
+
+def test_cores_that_leave_none(chat: Chat, files: tuple[Path, Path]) -> None:
+    everything = ",".join(map(str, allowed_cpus()))
+    failed = chat.command(files[0], draft_path=str(files[1]), draft_cores=everything)
+    assert isinstance(failed, Failed) and failed.code == "usage" and "leave no core" in failed.message
+    # Without a draft model nobody needs them.
+    assert chat.load(files[0], draft_cores=everything).draft == ""
+
+
+def test_words_and_lists() -> None:
+    assert draft_cpus(LoadOptions(draft_cores="auto")) is None is draft_cpus(LoadOptions(draft_cores="shared"))
+    assert draft_cpus(LoadOptions(draft_cores="3,1-2")) == (1, 2, 3)
+    options = LoadOptions(draft_cores="shared", draft_path="d.gguf", n_threads=1)
+    assert leave_draft_cores(options) is options
+
+
+def test_cores_of_its_own(chat: Chat, files: tuple[Path, Path]) -> None:
+    cpus = allowed_cpus()
+    its = cpus[-1]
+    result = chat.command(files[0], draft_path=str(files[1]), draft_cores=str(its), n_threads=0)
+    if len(cpus) < 2:
+        assert isinstance(result, Failed) and "leave no core" in result.message
+        return
+    assert isinstance(result, ModelLoaded), result
+    info = result.model
+    assert info.draft_cpus == (its,) and its not in info.cpus and info.n_threads == len(info.cpus)
+    plain, _ = chat.ask()
+    drafted, timings = chat.ask(ALL)
+    assert drafted == plain and timings.draft_n_accepted
+    # And all cores again without it.
+    assert its in chat.load(files[0], n_threads=0, cpus=cpus).cpus
+
+
+# --- experts --------------------------------------------------------------------------------------------------------
+
+
+def test_experts(chat: Chat, tmp_path: Path) -> None:
+    """Fewer experts are another text, a number that does not exist is refused, and nothing aborts."""
+    shape = msgspec.structs.replace(
+        SHAPES["30b-a3b"], name="tiny-moe", n_layer=2, n_embd=64, n_head=2, n_head_kv=1, n_ff=32, n_vocab=512, head=32,
+        n_expert=16, n_expert_used=4, n_ctx=1024,
+    )  # fmt: skip
+    file = write_model(tmp_path / "moe-F32.gguf", shape, "F32")
+    texts = {}
+    for n in (0, 4, 1, 2, 16):
+        info = chat.load(file, n_experts=n)
+        assert (info.n_expert, info.n_expert_used) == (16, n or 4)
+        texts[n], _ = chat.ask()
+        drafted, timings = chat.ask(Speculation(drafters=("lookup", "suffix"), depth=3))
+        assert drafted == texts[n] and timings.speculation is not None
+    assert texts[0] == texts[4] and texts[1] != texts[4] != texts[16]
+    for n in (-1, 17, 1 << 30):
+        failed = chat.command(file, n_experts=n)
+        assert isinstance(failed, Failed) and failed.code == "usage"
+    assert chat.load(file).n_expert_used == 4
+
+
+# --- calibration ----------------------------------------------------------------------------------------------------
+
+
+def test_costs_are_measured_once(chat: Chat, files: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "costs"
+    more = {"draft_path": str(files[1]), "draft_cores": "shared", "calibration_dir": str(folder)}
+    assert chat.load(files[0], **more).pass_ms == ()  # not asked for
+    for _ in range(8):  # what was disturbed is measured again
+        first = chat.load(files[0], calibrate=True, **more)
+        assert "calibrating" in chat.phases() and len(first.pass_ms) == 32
+        if folder.exists():
+            break
+    else:
+        pytest.skip("nothing can be measured while this machine is so busy")
+    again = chat.load(files[0], calibrate=True, **more)
+    assert "calibrating" not in chat.phases() and again.pass_ms == first.pass_ms
+    assert chat.load(files[0], **more).pass_ms == first.pass_ms  # what is known is used anyway
+    plain, _ = chat.ask()
+    drafted, timings = chat.ask(Speculation(drafters=("draft", "suffix", "lookup")))
+    assert drafted == plain
+    assert timings.speculation is not None and timings.speculation.plain_ms
+
+
+def test_a_stop_skips_the_measurement(chat: Chat, files: tuple[Path, Path], tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, LoadProgress) and event.phase == "calibrating":
+            chat.engine.cancel()
+
+    chat.react = stop
+    more = {"draft_path": str(files[1]), "draft_cores": "shared", "calibration_dir": str(tmp_path), "calibrate": True}
+    info = chat.load(files[0], **more)
+    chat.react = lambda _: None
+    [note] = info.notes
+    assert "skipped" in note
+    assert info.draft and info.pass_ms == () and not list(tmp_path.iterdir())
+    plain, _ = chat.ask()
+    drafted, timings = chat.ask(Speculation(drafters=("draft",)))
+    assert drafted == plain
+    assert timings.draft_n == 0
+    assert timings.speculation is not None and timings.speculation.reason == "off: not measured on this machine yet"
+    drafted, timings = chat.ask(ALL)  # a depth that was asked for needs no costs
+    assert drafted == plain and timings.draft_n
+
+
+def test_a_stop_while_the_draft_is_read_stops_the_load(chat: Chat, files: tuple[Path, Path]) -> None:
+    """The target's file is read to its end first; what is stopped then is the draft's."""
+    finished = [0]
+
+    def stop(event: Event) -> None:
+        if isinstance(event, LoadProgress) and event.phase == "reading" and event.done == event.total:
+            finished[0] += 1
+            if finished[0] == 2:
+                chat.engine.cancel()
+
+    chat.react = stop
+    assert isinstance(chat.command(files[0], draft_path=str(files[1]), draft_cores="shared"), Unloaded)
+    chat.react = lambda _: None
+    chat.load(files[0])
+    assert chat.ask()[0]
+
+
+def test_freeing_twice(load: Load, files: tuple[Path, Path], abort: AbortFlag) -> None:
+    target = load(files[0], OPTIONS)
+    options = msgspec.structs.replace(OPTIONS, draft_path=str(files[1]), draft_cores="shared")
+    companions = load_companions(target, LoadModel(path="", options=options), PLENTY, lambda *_: None, abort)
+    assert isinstance(companions, Companions) and companions.draft is not None
+    companions.free()
+    companions.free()
+    assert companions.draft is None
+    assert target.sequence.step(300) is not None
+
+
+def test_no_template_needed(chat: Chat, tmp_path: Path) -> None:
+    """Random weights of a format that knows the plain stops: these are looked for inside drafts too."""
+    file = write_tiny_gguf(tmp_path / "plain.gguf", with_template=False)
+    info = chat.load(file)
+    assert not info.has_template
+    plain, _ = chat.ask(stop=("e",), max_tokens=100)
+    drafted, _ = chat.ask(Speculation(drafters=("lookup", "suffix"), depth=5), stop=("e",), max_tokens=100)
+    assert drafted == plain

@@ -1,0 +1,251 @@
+"""Speculation through the real worker process: what it reports, and what it leaves as it was."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.backend.base import GenerateRequest
+from cpuchat.backend.local import LocalBackend
+from cpuchat.models.library import DEMO_FILES
+from cpuchat.protocol import (
+    LoadOptions,
+    LoadProgress,
+    ModelInfo,
+    ModelLoaded,
+    Sampling,
+    Speculation,
+    SpeculationFigures,
+    SpeculationUpdate,
+    TextDelta,
+)
+from tests.support.chatting import GREEDY, Answer, chat, collect, worker
+from tests.support.pairs import pair_files
+
+ALL = ("draft", "suffix", "lookup")
+PLAIN = Speculation()
+DRAFT = Speculation(drafters=("draft",), depth=4)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return pair_files(tmp_path_factory.mktemp("pair"), 0.5)
+
+
+async def load(
+    backend: LocalBackend, path: Path, draft: Path | None = None, **more: object
+) -> tuple[ModelInfo, Answer]:
+    options = {"n_threads": 1, "n_ctx": 1024, "draft_path": str(draft or ""), "draft_cores": "shared", **more}
+    answer = await collect(backend.load(path, LoadOptions(**options)))  # type: ignore[arg-type]
+    last = answer.events[-1]
+    assert isinstance(last, ModelLoaded), last
+    return last.model, answer
+
+
+def say(prompt: str, speculation: Speculation = PLAIN, **more: object) -> GenerateRequest:
+    fields = {"prompt": prompt, "sampling": GREEDY, "max_tokens": 60, "speculation": speculation, **more}
+    return GenerateRequest(**fields)  # type: ignore[arg-type]
+
+
+def assert_consistent(figures: SpeculationFigures) -> None:
+    positions, drafters = figures.by_position, figures.by_drafter
+    assert sum(n for n, _ in positions) == sum(d.draft_n for d in drafters) == figures.draft_n
+    assert sum(n for _, n in positions) == sum(d.draft_n_accepted for d in drafters) == figures.draft_n_accepted
+    assert all(accepted <= drafted for drafted, accepted in positions)
+    for one, after in pairwise(positions):  # nothing is drafted or right after what is not
+        assert after[0] <= one[0] and after[1] <= one[1]
+    assert figures.recent_draft_n <= figures.draft_n and figures.recent_draft_n_accepted <= figures.draft_n_accepted
+    assert figures.draft_n_accepted <= figures.draft_n and figures.passes >= (positions[0][0] if positions else 0)
+    assert (figures.drafter in {d.name for d in drafters}) if drafters else figures.drafter == ""
+
+
+async def test_figures_of_an_answer(files: tuple[Path, Path]) -> None:
+    async with worker() as backend:
+        info, _ = await load(backend, *files)
+        assert info.draft and info.notes == ()
+        answer = await collect(backend.generate(say("a b c", DRAFT, max_tokens=200)))
+        timings, figures = answer.timings, answer.timings.speculation
+        assert figures is not None
+        assert_consistent(figures)
+        assert (timings.draft_n, timings.draft_n_accepted) == (figures.draft_n, figures.draft_n_accepted)
+        assert timings.predicted_n == 200 == figures.passes + figures.draft_n_accepted + 1
+        assert timings.tokens_per_pass == 199 / figures.passes > 1
+        assert figures.draft_ms > 0 and [d.name for d in figures.by_drafter] == ["draft"]
+        assert timings.n_past == timings.prompt_n + 199
+        # What is told meanwhile only grows, and ends at most at what is told at the end.
+        updates = answer.of(SpeculationUpdate)
+        assert updates
+        for one, after in zip(updates, [*updates[1:], None], strict=True):
+            assert_consistent(one.figures)
+            assert one.predicted_n == one.figures.passes + one.figures.draft_n_accepted + 1
+            later = after.figures if after else figures
+            assert one.figures.passes <= later.passes and one.figures.draft_n <= later.draft_n
+
+
+async def test_spans_of_drafters_are_the_text(files: tuple[Path, Path]) -> None:
+    async with worker() as backend:
+        await load(backend, *files)
+        plain = await collect(backend.generate(say("a b c", max_tokens=120)))
+        assert plain.timings.speculation is None and plain.timings.draft_n == 0
+        assert {d.drafter for d in plain.of(TextDelta)} == {""} and not plain.of(SpeculationUpdate)
+        for stop in ((), ("no such text",)):  # text goes out through a thread of its own, or not
+            answer = await collect(backend.generate(say("a b c", DRAFT, max_tokens=120, stop=stop)))
+            deltas, figures = answer.of(TextDelta), answer.timings.speculation
+            assert figures is not None
+            assert "".join(d.text for d in deltas) == answer.text == plain.text
+            assert sum(d.n_tokens for d in deltas) == deltas[-1].predicted_n == 120
+            counts = [d.predicted_n for d in deltas]
+            assert counts == sorted(counts) and all(d.n_tokens >= 0 for d in deltas)
+            assert sum(d.n_tokens for d in deltas if d.drafter == "draft") == figures.draft_n_accepted
+            assert {d.drafter for d in deltas} == {"", "draft"}
+
+
+async def test_switched_for_each_request(files: tuple[Path, Path]) -> None:
+    """No reload, and the KV cache goes on being used whoever drafts."""
+    async with worker() as backend:
+        await load(backend, *files)
+        pid, text, held = backend.pid, "a b c d e f g h", 0
+        for drafters in ((), ("draft",), ("lookup",), (), ALL, ("suffix", "draft"), ()):
+            answer = await collect(backend.generate(say(text, Speculation(drafters=drafters, depth=3), max_tokens=16)))
+            assert not answer.of(LoadProgress) and answer.finished.stop_reason == "max_tokens"
+            figures = answer.timings.speculation
+            assert (figures is not None) is bool(drafters)
+            if figures is not None:
+                assert_consistent(figures)
+                assert {d.name for d in figures.by_drafter} <= set(drafters)
+            assert answer.timings.cache_n == held
+            held = answer.timings.n_past
+            text += answer.text
+        assert backend.pid == pid
+
+
+async def test_drafters_without_a_draft_model(files: tuple[Path, Path]) -> None:
+    async with worker() as backend:
+        info, _ = await load(backend, files[0])
+        assert info.draft == "" and info.notes == ()
+        text = " the one and the two" * 6
+        plain = await collect(backend.generate(say(text)))
+        answer = await collect(backend.generate(say(text, Speculation(drafters=ALL, depth=4))))
+        assert answer.text == plain.text and answer.timings.speculation is not None
+        assert_consistent(answer.timings.speculation)
+        alone = await collect(backend.generate(say(text, DRAFT)))
+        assert alone.text == plain.text and alone.timings.speculation is None  # there is nothing to draft with
+
+
+async def test_calibration_is_shown_and_kept(files: tuple[Path, Path]) -> None:
+    async with worker() as backend:
+        for _ in range(8):  # what was disturbed is measured again
+            first, answer = await load(backend, *files, calibrate=True)
+            measured = [e for e in answer.of(LoadProgress) if e.phase == "calibrating"]
+            assert measured[-1].done == measured[-1].total > 1
+            assert [e.done for e in measured] == sorted(e.done for e in measured)
+            assert len(first.pass_ms) == 32
+            if paths.calibration_dir().exists():
+                break
+        else:
+            pytest.skip("nothing can be measured while this machine is so busy")
+    async with worker() as backend:  # another process
+        again, answer = await load(backend, *files, calibrate=True)
+        assert not [e for e in answer.of(LoadProgress) if e.phase == "calibrating"]
+        assert again.pass_ms == first.pass_ms
+        plain = await collect(backend.generate(say("a b c")))
+        adaptive = await collect(backend.generate(say("a b c", Speculation(drafters=ALL))))
+        assert adaptive.text == plain.text
+        figures = adaptive.timings.speculation
+        assert figures is not None and figures.plain_ms
+        assert adaptive.timings.speed_up is not None
+
+
+async def test_cancel_while_it_calibrates(files: tuple[Path, Path]) -> None:
+    """Gives a model that answers, without adaptive speculation; the next load measures again."""
+    async with worker() as backend:
+        options = LoadOptions(n_threads=1, n_ctx=1024, draft_path=str(files[1]), draft_cores="shared", calibrate=True)
+        events = []
+        async for event in backend.load(files[0], options):
+            events.append(event)
+            if isinstance(event, LoadProgress) and event.phase == "calibrating":
+                await backend.cancel()
+        last = events[-1]
+        assert isinstance(last, ModelLoaded)
+        if last.model.pass_ms:  # it was over before the stop arrived
+            assert last.model.notes == ()
+            return
+        assert any("skipped" in note for note in last.model.notes)
+        plain = await collect(backend.generate(say("a b c")))
+        answer = await collect(backend.generate(say("a b c", Speculation(drafters=("draft",)))))
+        assert answer.text == plain.text and answer.timings.draft_n == 0
+        assert answer.timings.speculation is not None and answer.timings.speculation.reason
+        info, again = await load(backend, *files, calibrate=True)
+        assert info.pass_ms and any(e.phase == "calibrating" for e in again.of(LoadProgress))
+
+
+async def test_cancel_while_it_drafts(files: tuple[Path, Path]) -> None:
+    async with worker() as backend:
+        await load(backend, *files)
+        events = []
+        async for event in backend.generate(say("a b c", DRAFT, max_tokens=0)):
+            events.append(event)
+            if isinstance(event, TextDelta):
+                await backend.cancel()
+        answer = Answer(events)
+        assert answer.finished.stop_reason in ("cancelled", "context")
+        assert sum(d.n_tokens for d in answer.of(TextDelta)) == answer.timings.predicted_n
+        whole = await collect(backend.generate(say("a b c", max_tokens=0)))
+        assert whole.text.startswith(answer.text)
+
+
+async def test_the_demo_pair_in_a_chat() -> None:
+    demo, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
+    async with worker() as backend:
+        info, _ = await load(backend, demo, draft)
+        assert info.notes == ()
+        speculation = Speculation(drafters=ALL, depth=4)
+        first = await collect(backend.generate(chat("What is a draft model?", max_tokens=80)))
+        drafted = await collect(
+            backend.generate(chat("What is a draft model?", max_tokens=80, speculation=speculation))
+        )
+        assert drafted.text == first.text and drafted.finished.stop_reason == first.finished.stop_reason
+        assert drafted.timings.draft_n_accepted > 0
+        turns = ("What is a draft model?", first.text, "And a target model?")
+        plain = await collect(backend.generate(chat(*turns, max_tokens=60)))
+        second = await collect(backend.generate(chat(*turns, max_tokens=60, speculation=speculation)))
+        assert second.text == plain.text
+        seeded = {"sampling": Sampling(seed=7), "max_tokens": 60}
+        plain = await collect(backend.generate(chat("Tell me a story.", **seeded)))
+        drafted = await collect(backend.generate(chat("Tell me a story.", speculation=speculation, **seeded)))
+        assert drafted.timings.seed == plain.timings.seed == 7
+        assert drafted.timings.speculation is not None
+        assert_consistent(drafted.timings.speculation)
+
+
+SUFFIX = Speculation(drafters=("suffix",), depth=8)
+ACROSS = Speculation(drafters=("suffix",), depth=8, across_chats=True)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_other_chats_are_looked_into_only_when_asked(
+    files: tuple[Path, Path], tmp_path: Path, is_kept: bool
+) -> None:
+    """What one chat said is what suffix decoding finds in another, which begins with other words; in a new process
+    too if chats are kept."""
+    async with worker(state_dir=tmp_path if is_kept else None) as backend:
+        await load(backend, files[0])
+        first = await collect(backend.generate(say("a b c", SUFFIX, max_tokens=100, chat_id="one")))
+        words = first.text.split()
+        assert first.timings.draft_n_accepted == 0  # nothing in it repeats
+        prompt = "q w e " + " ".join(words[20:24])
+        alone = await collect(backend.generate(say(prompt, SUFFIX, max_tokens=50, chat_id="two")))
+        assert alone.timings.draft_n == 0
+        other = await collect(
+            backend.generate(say("r t " + " ".join(words[30:34]), ACROSS, max_tokens=30, chat_id="three"))
+        )
+        assert other.timings.draft_n_accepted > 20
+        assert other.text.split() == words[34:64]
+    if is_kept:
+        async with worker(state_dir=tmp_path) as backend:
+            await load(backend, files[0])
+            again = await collect(backend.generate(say(prompt, ACROSS, max_tokens=50, chat_id="four")))
+            assert again.text == alone.text and again.timings.draft_n_accepted > 30
