@@ -16,17 +16,21 @@ import msgspec
 
 from cpuchat.backend.base import Backend, GenerateRequest
 from cpuchat.chats.store import Chat, ChatStore, StoredMessage
-from cpuchat.errors import UsageError
+from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.models.draft_choice import NO_DRAFT, choose_draft
+from cpuchat.models.library import Library
 from cpuchat.protocol import (
     AnyEvent,
     Failed,
     GenerationFinished,
     Message,
     ModelInfo,
+    ModelLoaded,
+    Speculation,
     TextDelta,
 )
 from cpuchat.settings import Settings
-from cpuchat.telemetry.meter import Meter
+from cpuchat.telemetry.meter import Figures, Meter
 
 AUTOSAVE_SECONDS = 0.4
 TITLE_LENGTH = 48
@@ -40,8 +44,20 @@ def title_of(text: str) -> str:
     return line[: TITLE_LENGTH + 1].rsplit(" ", 1)[0][:TITLE_LENGTH] + "…"
 
 
+def _with_note(event: AnyEvent, note: str) -> AnyEvent:
+    """`event`; if it tells that the model is loaded, with one more note."""
+    if not note or not isinstance(event, ModelLoaded):
+        return event
+    return ModelLoaded(model=msgspec.structs.replace(event.model, notes=(*event.model.notes, note)))
+
+
 class Conversation:
-    """One open chat and the model that answers it. Use from one event loop."""
+    """One open chat and the model that answers it. Use from one event loop.
+
+    `library` is where draft models are looked for (None: the folders of the settings). `drafting` False answers
+    without drafters whatever the settings say. `draft_problem` is why the draft model that the settings name was not
+    loaded with the model, "" when it was.
+    """
 
     def __init__(
         self,
@@ -50,6 +66,7 @@ class Conversation:
         backend: Backend,
         store: ChatStore,
         meter: Meter | None = None,
+        library: Library | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -58,6 +75,9 @@ class Conversation:
         self.meter = meter or Meter()
         self.chat: Chat | None = None
         self.messages: list[StoredMessage] = []
+        self.library = library
+        self.drafting = True
+        self.draft_problem = ""
         self._clock = clock
         self._running = False
         self._autosave: asyncio.TimerHandle | None = None
@@ -70,6 +90,17 @@ class Conversation:
     @property
     def model(self) -> ModelInfo | None:
         return self.backend.model
+
+    @property
+    def speculation(self) -> Speculation:
+        """How the next answer is drafted."""
+        return self.settings.speculation.speculation() if self.drafting else Speculation()
+
+    def figures(self) -> Figures:
+        """What the meter knows now."""
+        if not self._running:
+            self.meter.expect(self.speculation)
+        return self.meter.figures()
 
     def new_chat(self) -> None:
         """Start over; the chat is stored with its first message."""
@@ -91,10 +122,46 @@ class Conversation:
         await self.backend.forget(chat_id)
 
     async def load_model(self, path: Path) -> AsyncGenerator[AnyEvent, None]:
-        """Load with the options of the settings; see `Backend.load`."""
-        async with self._exclusive(self.backend.load(path, self.settings.engine.load_options())) as events:
+        """Load with the options of the settings, a draft model beside it if there is one; see `Backend.load`.
+
+        A draft model that cannot be used does not keep the model from being loaded: what was wrong with it is told
+        in `draft_problem` if the settings name it, else in the notes of the model.
+        """
+        async with self._exclusive(self._load(path)) as events:
             async for event in events:
                 yield event
+
+    async def _load(self, path: Path) -> AsyncGenerator[AnyEvent, None]:
+        draft, note = await self._choose_draft(path)
+        options = self.settings.load_options(draft_path=str(draft or ""))
+        failed: Failed | None = None
+        async with contextlib.aclosing(self.backend.load(path, options)) as events:
+            async for event in events:
+                if isinstance(event, Failed) and draft is not None:
+                    failed = event
+                else:
+                    yield _with_note(event, note)
+        if failed is None:
+            return
+        # Which of the two was at fault the failure does not tell; if it was the model, it fails again.
+        note = f"Loaded without the draft model {draft.stem if draft else ''}: {failed.message}"
+        options = msgspec.structs.replace(options, draft_path="")
+        async with contextlib.aclosing(self.backend.load(path, options)) as events:
+            async for event in events:
+                yield _with_note(event, note)
+
+    async def _choose_draft(self, target: Path) -> tuple[Path | None, str]:
+        """The draft model and a note about it; sets `draft_problem`."""
+        wanted = self.settings.speculation.wanted_draft
+        library = self.library or Library(self.settings.model.folders)
+        self.draft_problem = ""
+        try:
+            draft, note = await asyncio.to_thread(choose_draft, target, wanted, library, strict=False)
+        except (CpuchatError, OSError) as error:
+            draft, note = None, f"No draft model is loaded. {error}"
+        if draft is None and wanted not in ("", "auto", NO_DRAFT):
+            self.draft_problem, note = note, ""
+        return draft, note
 
     async def send(self, text: str) -> AsyncGenerator[AnyEvent, None]:
         """Add my message and stream the answer."""
@@ -170,6 +237,7 @@ class Conversation:
             sampling=self.settings.sampling.sampling(),
             max_tokens=self.settings.chat.max_tokens,
             chat_id=self.chat.id,
+            speculation=self.speculation,
         )
 
     async def _answer(self) -> AsyncGenerator[AnyEvent, None]:
@@ -243,6 +311,7 @@ class Conversation:
         """Run one stream at a time and let the meter see its events."""
         self._refuse_while_busy()
         self._running = True
+        self.meter.expect(self.speculation)
         self.meter.request_started(self._clock())
 
         async def metered() -> AsyncGenerator[AnyEvent, None]:

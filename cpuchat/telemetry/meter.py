@@ -7,7 +7,7 @@ so what the way through pipe and event loop costs is not booked as slow decoding
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from cpuchat.protocol import (
@@ -18,10 +18,13 @@ from cpuchat.protocol import (
     LoadProgress,
     ModelLoaded,
     PrefillProgress,
+    Speculation,
+    SpeculationUpdate,
     StopReason,
     TextDelta,
     Unloaded,
 )
+from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
 
 Phase = Literal["idle", "loading", "prefill", "decoding", "done"]
 
@@ -37,7 +40,8 @@ class Figures:
     `load_fraction` 0-1. `prefill_*` in tokens of the prompt; `prefill_cached` of them were reused from the KV cache.
     `ttft_s` from the request's arrival at the backend to the first text. `live_tok_s` over the last second,
     `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `history` is
-    decoding speed, one sample per half second of decoding, oldest first, over answers too.
+    decoding speed, one sample per half second of decoding, oldest first, over answers too. `drafting` has its own
+    `why_missing`.
     """
 
     phase: Phase
@@ -55,32 +59,33 @@ class Figures:
     stop_reason: StopReason | None
     history: tuple[float, ...]
     failed: bool = False
+    drafting: Drafting = field(default_factory=Drafting)
 
-    def why_missing(self, field: str) -> str:
+    def why_missing(self, name: str) -> str:
         """Why that field is None, in a few words; "" when it is not None.
 
         Raises:
             AttributeError: no such field.
         """
-        if getattr(self, field) is not None:
+        if getattr(self, name) is not None:
             return ""
-        if field in ("n_ctx", "n_past"):
+        if name in ("n_ctx", "n_past"):
             return "no model loaded" if self.n_ctx is None else "no answer yet"
-        if field == "load_fraction":
+        if name == "load_fraction":
             return "size not known yet" if self.phase == "loading" else "no load running"
         if self.phase == "loading":
             return "model is loading"
         if self.phase == "idle":
             return "no answer yet"
-        if field == "stop_reason":
+        if name == "stop_reason":
             return "the answer failed" if self.failed else "still answering"
-        if field == "prefill_tok_s":
+        if name == "prefill_tok_s":
             if self.prefill_total and self.prefill_cached >= self.prefill_total - 1:
                 return "the whole prompt was in the KV cache"
             return "reading the prompt" if self.phase == "prefill" else "nothing was evaluated"
         if self.phase == "prefill":
             return "no token yet"
-        if field == "live_tok_s" and self.phase == "done":
+        if name == "live_tok_s" and self.phase == "done":
             return "not answering"
         return "needs two tokens" if self.predicted_n else "no token was written"
 
@@ -95,6 +100,7 @@ class Meter:
         self._phase: Phase = "idle"
         self._n_past: int | None = None
         self._failed = False
+        self._speculation = SpeculationMeter()
         self._reset(0)
 
     def _reset(self, request_id: int) -> None:
@@ -111,6 +117,11 @@ class Meter:
         self._newest_at = 0.0
         self._stop_reason: StopReason | None = None
         self._failed = False
+        self._speculation.reset()
+
+    def expect(self, speculation: Speculation) -> None:
+        """How the next answer (or the one that begins) is drafted."""
+        self._speculation.asked = speculation
 
     def request_started(self, now: float) -> None:
         """A request is on its way (its id is not needed): the last answer's figures go, prefill begins."""
@@ -120,7 +131,7 @@ class Meter:
 
     def observe(self, event: Event, now: float) -> None:
         """`now`: monotonic seconds, of the same clock in every call."""
-        if isinstance(event, PrefillProgress | TextDelta | GenerationFinished | ContextTrimmed):
+        if isinstance(event, PrefillProgress | TextDelta | SpeculationUpdate | GenerationFinished | ContextTrimmed):
             if event.request_id != self._request_id:
                 if self._request_id or self._phase != "prefill":
                     self._reset(event.request_id)
@@ -132,6 +143,8 @@ class Meter:
                 self._text(event, now)
             case PrefillProgress():
                 self._prefill_progress(event, now)
+            case SpeculationUpdate():
+                self._speculation.update(event.figures, event.predicted_n, self._decode_ms())
             case GenerationFinished():
                 self._finish(event)
             case ContextTrimmed():
@@ -143,9 +156,11 @@ class Meter:
                 self._phase, self._load_fraction = "idle", None
                 self._n_ctx, self._n_past = event.model.n_ctx, 0
                 self._prefill_start = None  # a load in front of an answer is no prefill
+                self._speculation.model(event.model)
             case Unloaded():
                 self._phase, self._load_fraction = "idle", None
                 self._n_ctx = self._n_past = None
+                self._speculation.model(None)
             case Failed():
                 self._failed = True
                 self._load_fraction = None
@@ -190,6 +205,7 @@ class Meter:
         self._predicted_n = timings.predicted_n
         self._prefill_rate = timings.prompt_per_second
         self._decode_rate = timings.predicted_per_second
+        self._speculation.update(timings.speculation, timings.predicted_n, timings.predicted_ms)
         if timings.ttft_ms > 0:
             self._ttft_s = timings.ttft_ms / 1e3
         if timings.n_past:
@@ -238,9 +254,14 @@ class Meter:
             return None
         return (self._points[-1][1] - self._first[1]) / (self._points[-1][0] - self._first[0]) * 1e3
 
+    def _decode_ms(self) -> float:
+        """From the first token to the newest."""
+        return self._points[-1][0] - self._first[0] if self._first is not None and self._points else 0.0
+
     def figures(self, now: float | None = None) -> Figures:
         """`now` (monotonic seconds) lets the live rate fall while nothing comes."""
         prefill = self._prefill
+        live, decode = self._live(now), self._decode()
         return Figures(
             phase=self._phase,
             load_fraction=self._load_fraction,
@@ -249,14 +270,15 @@ class Meter:
             prefill_cached=prefill.cache_n if prefill else 0,
             prefill_tok_s=self._prefill_rate,
             ttft_s=self._ttft_s,
-            live_tok_s=self._live(now),
-            decode_tok_s=self._decode(),
+            live_tok_s=live,
+            decode_tok_s=decode,
             predicted_n=self._predicted_n,
             n_past=self._n_past,
             n_ctx=self._n_ctx,
             stop_reason=self._stop_reason,
             history=tuple(self._history),
             failed=self._failed,
+            drafting=self._speculation.drafting(decode if live is None else live, self._first is not None),
         )
 
     def why_missing(self, field: str) -> str:

@@ -11,3 +11,8 @@ def rate(value: float) -> str:
 def duration(seconds: float) -> tuple[str, str]:
     """A waiting time as number and unit: ("4", "ms"), ("0.21", "s")."""
     return (f"{1e3 * seconds:.0f}", "ms") if seconds < 0.0995 else (f"{seconds:.2f}", "s")
+
+
+def factor(value: float) -> str:
+    """How many times as fast: `0.97×`, `1.64×`, `12.3×`."""
+    return f"{value:.2f}×" if value < 9.995 else f"{value:.1f}×"

@@ -48,7 +48,7 @@ class ChatApp(App[int]):
     def __init__(self, conversation: Conversation, library: Library, initial_model: Path | None) -> None:
         super().__init__()
         self.conversation = conversation
-        self.library = library
+        self.library = conversation.library = library
         self._initial_model = initial_model
         self._saving = asyncio.Lock()
         self._leaving = False

@@ -14,6 +14,7 @@ Kind = Literal["switch", "choice", "theme", "whole", "number", "line", "text", "
 SECTIONS = {
     "sampling": "Sampling",
     "chat": "Chat",
+    "speculation": "Drafting · takes effect with the next answer",
     "engine": "Engine · takes effect when a model is loaded",
     "ui": "Look",
     "model": "Models",
@@ -46,12 +47,24 @@ _ABOUT: dict[str, tuple[str, str]] = {
     "engine.repack": ("Repack weights", "a second, faster arrangement; costs memory"),
     "engine.poll": ("Polling", "0-100: how hard waiting threads spin"),
     "engine.saved_kv_gb": ("Saved KV", "GB on disk, so that chats go on quickly; 0 = none"),
+    "engine.experts": ("Experts", "of a mixture, per token; fewer cost quality; 0 = all"),
+    "speculation.drafters": ("Drafters", "auto: all; free: those without a draft model; off"),
+    "speculation.draft_model": ("Draft model", "when loading: file, repository or none; empty = auto"),
+    "speculation.depth": ("Depth", "tokens guessed per pass; 0 = adaptive"),
+    "speculation.min_probability": ("Least probability", "a guess less likely than this ends the draft; 0 = off"),
+    "speculation.draft_cores": ("Draft cores", "when loading: auto, shared, or CPUs such as 6,7"),
+    "speculation.across_chats": ("Across chats", "suffix drafter: look into earlier chats too"),
     "ui.theme": ("Theme", "also in the palette, with a preview"),
     "ui.telemetry": ("Figures", "the panel or line with the figures (F3)"),
     "ui.sidebar": ("Chats", "the list at the left (F8)"),
     "ui.show_reasoning": ("Show reasoning", "unfold what the model thinks (F7)"),
+    "ui.color_drafts": ("Mark drafts", "text shown by who proposed it (Ctrl+T)"),
     "model.folders": ("Folders", "searched for GGUF files, one per line"),
 }
+
+
+# What a field takes whose rule is a pattern.
+_WANTS = {"speculation.draft_cores": "needs auto, shared, or CPUs such as 4-7 or 2,3"}
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,8 @@ class Field:
     @property
     def wants(self) -> str:
         """`needs a whole number from 0 to 100`."""
+        if self.key in _WANTS:
+            return _WANTS[self.key]
         if self.kind not in ("whole", "number"):
             return f"needs one of {', '.join(self.choices)}" if self.choices else "is not acceptable"
         noun = "a whole number" if self.kind == "whole" else "a number"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cpuchat.chats.store import StoredMessage
 from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, Timings
 from cpuchat.telemetry import units
+from cpuchat.tui.widgets.drafted import Spans
 from cpuchat.tui.widgets.transcript import TranscriptMessage
 
 # Only ends that the reader might wonder about get words; an answer that is simply complete gets none.
@@ -18,6 +19,7 @@ _STOPS = {
     "worker_died": "the worker ended",
 }
 _PHASES = {"reading": "reading the file", "preparing": "preparing"}
+_CALIBRATING = "measuring this machine, once · Esc skips"
 
 
 def plural(count: int, thing: str) -> str:
@@ -39,9 +41,10 @@ def size(count: int) -> str:
 
 def loading(name: str, event: LoadProgress) -> str:
     """State line of a load; the percentage moves, the words keep their width."""
-    phase = _PHASES.get(event.phase, event.phase)
     share = f"{min(100, 100 * event.done // event.total):3d} %" if event.total > 0 else ""
-    return f"loading {name} · {phase} {share}".rstrip()
+    if event.phase == "calibrating":
+        return f"{_CALIBRATING} {share}".rstrip()
+    return f"loading {name} · {_PHASES.get(event.phase, event.phase)} {share}".rstrip()
 
 
 def prefill(event: PrefillProgress) -> str:
@@ -66,12 +69,14 @@ def left_out(event: ContextTrimmed) -> str:
 
 
 def finished(timings: Timings | None, stop_reason: str) -> str:
-    """The line under an answer: `128 tokens · 41.3 tok/s · first token 0.21 s · stopped`."""
+    """The line under an answer: `128 tokens · 41.3 tok/s · 1.64× with drafts · first token 0.21 s · stopped`."""
     parts: list[str] = []
     if timings is not None and timings.predicted_n:
         parts.append(plural(timings.predicted_n, "token"))
         if (rate := timings.predicted_per_second) is not None:
             parts.append(f"{units.rate(rate)} tok/s")
+        if timings.draft_n and (speed_up := timings.speed_up) is not None:
+            parts.append(f"{units.factor(speed_up)} with drafts")
         parts.append(f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}")
     if words := _STOPS.get(stop_reason, stop_reason.replace("_", " ")):
         parts.append(words)
@@ -93,8 +98,8 @@ def mine(text: str) -> TranscriptMessage:
     return TranscriptMessage(role="user", title="You", content=text)
 
 
-def of_stored(message: StoredMessage) -> TranscriptMessage:
-    """A message of the store as the transcript shows it."""
+def of_stored(message: StoredMessage, spans: Spans = ()) -> TranscriptMessage:
+    """A message of the store as the transcript shows it; `spans` tell who proposed which part, if that is known."""
     if message.role == "user":
         return mine(message.content)
     return TranscriptMessage(
@@ -103,4 +108,5 @@ def of_stored(message: StoredMessage) -> TranscriptMessage:
         content=message.content,
         reasoning=message.reasoning,
         note=finished(message.timings, message.stop_reason or ""),
+        spans=spans,
     )

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
+import msgspec
 import pytest
 from rich.cells import cell_len
+from rich.style import Style
 from textual.containers import Horizontal
 
 from cpuchat.protocol import (
+    DrafterCount,
     Event,
     GenerationFinished,
     LoadProgress,
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
+    Speculation,
+    SpeculationFigures,
+    SpeculationUpdate,
     TextDelta,
     Timings,
 )
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.process import ProcessMemory
-from cpuchat.tui.widgets.telemetry import TelemetryLine, TelemetryPanel
+from cpuchat.tui.widgets.drafting import drafting
+from cpuchat.tui.widgets.frame import Frame
+from cpuchat.tui.widgets.telemetry import PARTS, TelemetryLine, TelemetryPanel, speed
+from tests.support.scripted_backend import DRAFTING, REFUSED
 from tests.support.snapshots import HostApp, snapshot
 
 MEMORY = ProcessMemory(private=312_000_000, shared=1_610_000_000)
@@ -55,8 +65,16 @@ FINISHED = GenerationFinished(
 )  # fmt: skip
 
 
-def meter_after(*events: Event) -> Meter:
+DRAFTERS = Speculation(drafters=("suffix", "lookup", "draft"))
+
+
+def drafted(figures: SpeculationFigures, predicted_n: int = 412) -> SpeculationUpdate:
+    return SpeculationUpdate(request_id=1, predicted_n=predicted_n, figures=figures)
+
+
+def meter_after(*events: Event, speculation: Speculation = DRAFTERS) -> Meter:
     meter = Meter()
+    meter.expect(speculation)
     for number, event in enumerate(events):
         meter.observe(event, number / 10)
     return meter
@@ -67,8 +85,20 @@ STATES = {
     "loading": (meter_after(LOADED[0]), None),
     "loaded": (meter_after(*LOADED), MEMORY),
     "reading": (meter_after(*LOADED, *READING), MEMORY),
-    "writing": (meter_after(*LOADED, *READING, *writing(60)), MEMORY),
-    "done": (meter_after(*LOADED, *READING, *writing(10), FINISHED), MEMORY),
+    "undrafted": (meter_after(*LOADED, *READING, *writing(60)), MEMORY),
+    "writing": (meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING)), MEMORY),
+    "refused": (meter_after(*LOADED, *READING, *writing(10), drafted(REFUSED)), MEMORY),
+    "done": (
+        meter_after(
+            *LOADED,
+            *READING,
+            *writing(10),
+            msgspec.structs.replace(
+                FINISHED, timings=msgspec.structs.replace(FINISHED.timings, speculation=DRAFTING, draft_n=470)
+            ),
+        ),
+        MEMORY,
+    ),
 }
 
 
@@ -122,11 +152,58 @@ async def test_nothing_moves_from_one_state_to_the_next(height: int) -> None:
     for state in STATES:
         panel = await shown(state, height)
         for y, row in enumerate(panel):
-            for label in ("average", "prefill", "context", "tok/s, last"):
+            for label in ("average", "prefill", "acceptance", "per pass", "context", "tok/s, last"):
                 if row.startswith(label):
                     places.setdefault(label, set()).add(y)
         assert all(cell_len(row) <= 28 for row in panel)
     assert all(len(found) == 1 for found in places.values())
+
+
+EXTREME = msgspec.structs.replace(
+    DRAFTING,
+    draft_n=470,
+    draft_n_accepted=470,
+    recent_draft_n_accepted=200,
+    passes=13,
+    by_position=((13, 13),) * 31,
+    by_drafter=(
+        DrafterCount(name="suffix", draft_n=460, draft_n_accepted=469),
+        DrafterCount(name="lookup", draft_n=10, draft_n_accepted=1),
+    ),
+    drafter="suffix",
+    depth=31,
+    overlap=True,
+    plain_ms=2000.0,
+)
+
+
+@pytest.mark.parametrize("reason", ["", REFUSED.reason, "off: " + "words that go on " * 9, "off: " + "x" * 90])
+@pytest.mark.parametrize("height", [8, 14, 40])
+@pytest.mark.parametrize("figures", [DRAFTING, EXTREME, SpeculationFigures()])
+def test_no_row_is_cut_off(figures: SpeculationFigures, height: int, reason: str) -> None:
+    update = drafted(msgspec.structs.replace(figures, reason=reason))
+    meter = meter_after(*LOADED, *READING, *writing(10), update)
+    frame = Frame(meter.figures(), MEMORY, 28, height >= 20, defaultdict(Style), meter.why_missing)
+    rows = TelemetryPanel().compose_rows(frame, height)
+    assert len(rows) <= height
+    for row in rows:
+        assert sum(cell_len(segment.text) for segment in row) <= 28, [segment.text for segment in row]
+
+
+async def test_without_drafters_the_section_is_one_row() -> None:
+    meter = meter_after(*LOADED, *READING, *writing(10), speculation=Speculation())
+    frame = Frame(meter.figures(), MEMORY, 28, True, defaultdict(Style), meter.why_missing)
+    assert ["".join(segment.text for segment in row) for row in drafting(frame)] == ["drafting    off (F9 or F2)"]
+
+
+async def test_slower_than_plain_is_not_shown_as_a_success() -> None:
+    slow = msgspec.structs.replace(DRAFTING, plain_ms=10.0)
+    meter = meter_after(*LOADED, *READING, *writing(10), drafted(slow))
+    styles = {part: Style(color=f"color({number})") for number, part in enumerate(PARTS)}
+    frame = Frame(meter.figures(), MEMORY, 28, True, styles, meter.why_missing)
+    (shown,) = [segment for row in speed(frame) for segment in row if "×" in segment.text]
+    assert float(shown.text.strip("× ")) < 1
+    assert shown.style == styles["limit"]
 
 
 async def test_showing_figures_causes_no_layout_and_draws_changed_rows_only() -> None:
@@ -159,9 +236,9 @@ async def test_the_line_fits_and_begins_with_the_speed(width: int, state: str) -
         assert row[5:11] == " tok/s"
 
 
-@pytest.mark.parametrize(("name", "size"), [("telemetry-tall", (132, 36)), ("telemetry-low", (132, 18))])
+@pytest.mark.parametrize(("name", "size"), [("telemetry-tall", (160, 42)), ("telemetry-low", (160, 20))])
 async def test_looks(name: str, size: tuple[int, int]) -> None:
-    chosen = ["idle", "reading", "writing", "done"]
+    chosen = ["idle", "reading", "writing", "refused", "done"]
     panels = [TelemetryPanel() for _ in chosen]
     lines = [TelemetryLine() for _ in chosen]
     css = "Horizontal { height: 1fr; } TelemetryPanel { border: round $foreground 40%; padding: 0 1; height: 100%; }"

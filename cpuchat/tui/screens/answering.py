@@ -20,6 +20,7 @@ from cpuchat.protocol import (
     Unloaded,
 )
 from cpuchat.tui import wording
+from cpuchat.tui.widgets.drafted import Spans
 from cpuchat.tui.widgets.status import StatusLine
 from cpuchat.tui.widgets.transcript import Transcript, TranscriptMessage
 
@@ -48,6 +49,8 @@ class Answering:
         self._left_out = ""
         self._noted: set[str] = set()  # notes of models that were already shown
         self.loading: str = ""  # name of the file that is being loaded
+        self.spans: dict[int, Spans] = {}
+        """Who proposed which part of the answers of this run, by the id of their message."""
 
     async def load(self, path: Path) -> bool:
         """Load a model. Returns whether it is ready."""
@@ -61,12 +64,15 @@ class Answering:
             self._status.show_model(self._conversation.model)
         if isinstance(last, Unloaded):
             self._tell("The load was stopped. Ctrl+O chooses a model.", PLAIN)
+        if isinstance(last, ModelLoaded) and (problem := self._conversation.draft_problem):
+            self._tell(problem, ERROR)
         return isinstance(last, ModelLoaded)
 
     async def answer(self, stream: Callable[[], AsyncIterator[AnyEvent]]) -> AnyEvent | None:
         """Show one answer from its first event to its last. Returns the last."""
         model = self._conversation.model
-        self._transcript.begin_answer(model.name if model else "Answer")
+        drafted = bool(self._conversation.speculation.drafters)
+        self._transcript.begin_answer(model.name if model else "Answer", drafted)
         self._transcript.set_pending("thinking about it …")
         self._open, self._written, self._left_out = True, False, ""
         try:
@@ -100,7 +106,7 @@ class Answering:
                 if not self._written:
                     self._written = True
                     self._transcript.set_pending("")
-                self._transcript.append(event.text, event.channel)
+                self._transcript.append(event.text, event.channel, event.drafter)
             case PrefillProgress():
                 if not self._written:
                     self._transcript.set_pending(wording.prefill(event))
@@ -128,7 +134,11 @@ class Answering:
         if self._open:
             self._open = False
             self._transcript.set_pending("")
-            self._transcript.finish_answer(note)
+            answer = self._transcript.finish_answer(note)
+            messages = self._conversation.messages
+            if answer is not None and messages and messages[-1].role == "assistant":
+                # Also when it has none: the id may be that of an answer that was deleted.
+                self.spans[messages[-1].id] = answer.spans
 
     def _fail(self, event: Failed) -> None:
         title = {"worker_died": "The model stopped working", "does_not_fit": "Not enough memory"}.get(

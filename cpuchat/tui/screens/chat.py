@@ -23,6 +23,7 @@ from cpuchat.models.library import Library
 from cpuchat.protocol import AnyEvent, Failed
 from cpuchat.telemetry.process import process_memory
 from cpuchat.tui import keys, wording
+from cpuchat.tui.screens import drafts
 from cpuchat.tui.screens.answering import Answering
 from cpuchat.tui.screens.confirm import ConfirmScreen
 from cpuchat.tui.screens.history import HistoryScreen
@@ -238,6 +239,7 @@ class ChatScreen(HistoryScreen):
         ui = self.conversation.settings.ui
         self.set_class(not ui.sidebar, "-no-sidebar")
         self.set_class(not ui.telemetry, "-no-telemetry")
+        self._transcript.color_drafts(ui.color_drafts)
 
     def show_chat(self) -> None:
         self._leave_editing()
@@ -256,7 +258,7 @@ class ChatScreen(HistoryScreen):
         if before_last_user or before_answer:
             last = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1)
             messages = messages[: last + before_answer]
-        self._transcript.set_messages([wording.of_stored(m) for m in messages])
+        self._transcript.set_messages([wording.of_stored(m, self._answering.spans.get(m.id, ())) for m in messages])
 
     def show_chat_title(self) -> None:
         chat = self.conversation.chat
@@ -279,7 +281,8 @@ class ChatScreen(HistoryScreen):
         self._prompt.set_class(self._queued, "-queued")
 
     def _show_figures(self) -> None:
-        figures = self.conversation.meter.figures()
+        figures = self.conversation.figures()
+        self._status.show_drafting(figures.drafting)
         pid = self.conversation.backend.pid
         memory = None if pid is None else process_memory(pid)
         if figures.n_past is not None and self.busy:
@@ -386,6 +389,14 @@ class ChatScreen(HistoryScreen):
         self._app.save_settings({"ui": {"telemetry": not self.has_class("-no-telemetry")}})
         self._show_figures()
 
+    def action_drafting(self) -> None:
+        self.tell(drafts.switch(self._app, self.conversation))
+        self._show_figures()
+
+    def action_color_drafts(self) -> None:
+        if text := drafts.color(self._app, self.conversation, self._transcript):
+            self.tell(text)
+
     @work
     async def action_models(self) -> None:
         from cpuchat.tui.screens.models import ModelsScreen
@@ -407,10 +418,9 @@ class ChatScreen(HistoryScreen):
         self.app.theme = result.ui.theme if result.ui.theme in self.app.available_themes else self.app.theme
         self._apply_ui_settings()
         if result.model.folders != before.model.folders:
-            self._app.library = Library(result.model.folders)
-        if result.engine != before.engine and self._model_path is not None and not self.busy:
-            question = "The engine's settings take effect when a model is loaded. Load it again now?"
-            if await self.app.push_screen_wait(
-                ConfirmScreen("Engine settings", question, "Load again", "Later", False)
-            ):
+            self._app.library = self.conversation.library = Library(result.model.folders)
+        self._show_figures()
+        if drafts.load_again_for(before, result) and self._model_path is not None and not self.busy:
+            question = "Some of these settings take effect when a model is loaded. Load it again now?"
+            if await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Load again", "Later", False)):
                 self.load_model(self._model_path)

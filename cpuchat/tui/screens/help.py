@@ -23,6 +23,19 @@ FIGURES = (
     ("private", "memory that only the model's process holds: KV cache, buffers, rearranged weights"),
     ("shared", "weights mapped from the file; the system can drop and read them again"),
 )
+DRAFTING = (
+    ("what it does", "drafters guess the next tokens; the model checks all of them in one pass and keeps those that it "
+     "would have written itself. So the answers are the model's own; they only come sooner"),
+    ("drafters", "suffix and lookup find how the chat went on where it was like this before, and cost next to nothing; "
+     "a draft model is a small model with the same vocabulary"),
+    ("depth", "how many tokens are guessed per pass. Adaptive measures what a pass costs on this machine and goes back "
+     "to plain decoding, depth 0, where drafting would be slower"),
+    ("acceptance", "share of the guessed tokens that were kept: of the last passes, and on average in this answer"),
+    ("per pass", "tokens written per pass of the model; 1.0 is plain decoding"),
+    ("by position", "acceptance of the first, second, ... token of a guess"),
+    ("no drafts", "speed of plain decoding here; 1.64× beside tok/s is the speed against it"),
+    ("% time", "share of the writing time in which the model waited for a drafter"),
+)  # fmt: skip
 _GOOD_TO_KNOW = (
     "Select with the mouse and press Ctrl+C to copy. Tab moves between the panes; the arrow keys scroll the one with "
     "the bright border. Models and settings open with a key and close with Esc."
@@ -47,6 +60,8 @@ class HelpScreen(Screen[None]):
                 yield Static(self._rows(rows), classes="rows")
             yield Static("What the figures mean", classes="heading")
             yield Static(self._rows(list(FIGURES)), classes="rows")
+            yield Static("Drafting (speculative decoding)", classes="heading")
+            yield Static(self._rows(list(DRAFTING)), classes="rows")
             yield Static("Good to know", classes="heading")
             yield Static(_GOOD_TO_KNOW, classes="rows", markup=False)
         yield Footer(show_command_palette=False)

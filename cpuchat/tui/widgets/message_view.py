@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from rich.cells import cell_len
 from rich.style import Style
 
 from cpuchat.text import Cleaner, clean, clean_line
+from cpuchat.tui.widgets.drafted import DraftedStream, SpanList, Spans, drafted_rows, legend, pieces
 from cpuchat.tui.widgets.markdown import render
 from cpuchat.tui.widgets.palette import Palette
 from cpuchat.tui.widgets.rows import Line, Row, plain_rows, prefix, to_line, wrap
@@ -22,7 +24,8 @@ CURSOR = "▍"
 class TranscriptMessage:
     """A message to show. `role` "notice" is the app's own voice. Texts need not be cleaned.
 
-    `note` is one dim line at the end ("stopped", "412 tokens · 41.3 tok/s · end").
+    `note` is one dim line at the end ("stopped", "412 tokens · 41.3 tok/s · end"). `spans` tell who proposed which part
+    of `content` (without leading line breaks); () when that is not known.
     """
 
     role: Literal["user", "assistant", "system", "notice"]
@@ -30,6 +33,7 @@ class TranscriptMessage:
     content: str
     reasoning: str = ""
     note: str = ""
+    spans: Spans = ()
 
     def cleaned(self) -> TranscriptMessage:
         return replace(
@@ -43,11 +47,15 @@ class TranscriptMessage:
 
 @dataclass(frozen=True)
 class View:
-    """How messages are drawn: `width` cells in all, gutter and right margin included."""
+    """How messages are drawn: `width` cells in all, gutter and right margin included.
+
+    `color_drafts`: answers of which it is known are marked by who proposed what.
+    """
 
     width: int
     palette: Palette
     show_reasoning: bool = False
+    color_drafts: bool = False
 
     @property
     def text_width(self) -> int:
@@ -64,15 +72,30 @@ def message_lines(message: TranscriptMessage, view: View) -> list[Line]:
     """All lines of a complete message, the blank one after it included. `message` is `cleaned`."""
     rows = title_rows(message, view) + fold_rows(message.reasoning, view)
     palette = view.palette
-    if message.role == "assistant":
+    if message.spans and view.color_drafts:
+        rows += drafted_rows(message.content.strip("\n"), message.spans, view.text_width, palette)
+        rows += legend(message.spans, view.text_width, palette)
+    elif message.role == "assistant":
         rows += render(message.content.strip("\n"), view.text_width, palette)
     elif message.content:
         # What people type is shown as they typed it.
         style = {"user": Style(), "system": palette.dim, "notice": palette.notice}[message.role]
         rows += plain_rows(message.content.strip("\n"), view.text_width, style)
     if message.note:
-        rows += wrap(Row([(message.note, palette.dim)]), view.text_width)
+        rows += note_rows(message.note, view)
     return view.lines([*rows, Row()])
+
+
+def note_rows(note: str, view: View) -> list[Row]:
+    """The note, broken between its parts where it is too long for one row."""
+    lines = [""]
+    for part in note.split(" · "):
+        longer = f"{lines[-1]} · {part}" if lines[-1] else part
+        if cell_len(longer) <= view.text_width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return [row for line in lines if line for row in wrap(Row([(line, view.palette.dim)]), view.text_width)]
 
 
 def title_rows(message: TranscriptMessage, view: View) -> list[Row]:
@@ -105,35 +128,48 @@ def _reasoning_rows(reasoning: str, view: View) -> list[Row]:
 class OpenMessage:
     """The answer being written. `update` brings `lines` up to date; those that did not change stay the same objects."""
 
-    def __init__(self, title: str, view: View) -> None:
+    def __init__(self, title: str, view: View, drafted: bool = False) -> None:
+        """`drafted`: it will be known who proposed which part of the text."""
         self.title = title
         self.view = view
+        self.drafted = drafted
         self.content: list[str] = []
         self.reasoning: list[str] = []
         self.pending = ""
         self._cleaner = Cleaner()
         self._reasoning_cleaner = Cleaner()
-        self._fresh: list[str] = []  # content that the stream has not seen yet
-        self._stream = Stream(view.text_width, view.palette)
+        self._spans = SpanList()
+        self._fresh: list[tuple[str, str]] = []  # content that the stream has not seen yet, and who proposed it
+        self._stream = self._new_stream()
         self._done: list[Line] = []
         self.lines: list[Line] = []
         self.update()
 
-    def feed(self, text: str, reasoning: bool = False) -> None:
-        """Take in text; nothing is rendered before `update`."""
+    def feed(self, text: str, reasoning: bool = False, drafter: str = "") -> None:
+        """Take in text that `drafter` proposed; nothing is rendered before `update`."""
         if reasoning:
             self.reasoning.append(self._reasoning_cleaner.feed(text))
         elif cleaned := self._cleaner.feed(text):
             if not self.content:
                 cleaned = cleaned.lstrip("\n")
-            self.content.append(cleaned)
-            self._fresh.append(cleaned)
+            self._take(cleaned, drafter)
+
+    def _take(self, text: str, drafter: str) -> None:
+        if text:
+            self.content.append(text)
+            self._fresh.append((text, drafter))
+            if self.drafted:
+                self._spans.add(len(text), drafter)
+
+    def _new_stream(self) -> Stream | DraftedStream:
+        colored = self.drafted and self.view.color_drafts
+        return (DraftedStream if colored else Stream)(self.view.text_width, self.view.palette)
 
     def restyle(self, view: View) -> None:
         """Another width, palette or folding: render again from the start."""
         self.view = view
-        self._stream = Stream(view.text_width, view.palette)
-        self._fresh = ["".join(self.content)]
+        self._stream = self._new_stream()
+        self._fresh = pieces("".join(self.content), self._spans.spans())
         self._done = []
         self.update()
 
@@ -141,7 +177,13 @@ class OpenMessage:
         """Render what came in; returns the first line that changed."""
         view = self.view
         head = view.lines(title_rows(TranscriptMessage("assistant", self.title, ""), view) + self._live_reasoning())
-        self._stream.feed("".join(self._fresh))
+        key = []
+        if isinstance(self._stream, DraftedStream):
+            for text, drafter in self._fresh:
+                self._stream.feed(text, drafter)
+            key = legend((), view.text_width, view.palette)
+        else:
+            self._stream.feed("".join([text for text, _ in self._fresh]))
         self._fresh.clear()
         final, tail = self._stream.update()
         self._done += view.lines(final)
@@ -150,16 +192,16 @@ class OpenMessage:
             tail = [Row([(self.pending, view.palette.dim)] if self.pending and not self.content else [])]
         if not (self.pending and not self.content):
             tail[-1].runs = [*tail[-1].runs, (CURSOR, view.palette.cursor)]
-        return self._replace([*head, *self._done, *view.lines(tail), view.line(Row())])
+        return self._replace([*head, *self._done, *view.lines([*tail, *key]), view.line(Row())])
 
     def message(self, note: str = "") -> TranscriptMessage:
         """The message as far as it has come."""
         content, reasoning = "".join(self.content), "".join(self.reasoning)
-        return TranscriptMessage("assistant", self.title, content, reasoning, note).cleaned()
+        return TranscriptMessage("assistant", self.title, content, reasoning, note, self._spans.spans()).cleaned()
 
     def finish(self, note: str) -> TranscriptMessage:
         """The complete message."""
-        self.content.append(self._cleaner.flush())
+        self._take(self._cleaner.flush(), "")
         self.reasoning.append(self._reasoning_cleaner.flush())
         return self.message(note)
 

@@ -47,6 +47,10 @@ class Palette:
     type: Style = _PLAIN
     inserted: Style = _PLAIN
     deleted: Style = _PLAIN
+    undrafted: Style = _BOLD
+    draft: Style = _PLAIN
+    lookup: Style = _UNDERLINE
+    suffix: Style = _ITALIC
 
 
 ROLES = tuple(f.name for f in fields(Palette) if f.name != "base")
@@ -78,6 +82,10 @@ COMPONENT_CSS = """
     & > .transcript--type { color: $text-accent; }
     & > .transcript--inserted { color: $text-success; }
     & > .transcript--deleted { color: $text-error; }
+    & > .transcript--undrafted { text-style: bold; }
+    & > .transcript--draft { color: $text-success; }
+    & > .transcript--lookup { color: $text-primary; text-style: underline; }
+    & > .transcript--suffix { color: $text-warning; text-style: italic; }
     &:ansi > .transcript--code, &:ansi > .transcript--block, &:ansi > .transcript--label { background: transparent; }
     &:ansi > .transcript--dim, &:ansi > .transcript--comment, &:ansi > .transcript--label, &:ansi > .transcript--rule {
         color: ansi_default;

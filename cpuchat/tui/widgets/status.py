@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.text import Text
 from textual.app import RenderResult
 from textual.widget import Widget
 
 from cpuchat.protocol import ModelInfo
+from cpuchat.telemetry.speculation import Drafting
+
+_SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[BbMm](?![A-Za-z0-9])")
 
 
 def tokens(count: int) -> str:
@@ -20,6 +25,12 @@ def tokens(count: int) -> str:
     return f"{value:.0f}{name}" if value >= 100 or value == int(value) else f"{value:.1f}{name}"
 
 
+def short_name(model: str) -> str:
+    """`0.5B` of `Qwen2.5-0.5B-Instruct`: the size that a model's name tells; without one, the name."""
+    sizes = _SIZE.findall(model)
+    return sizes[0].upper() if sizes else model
+
+
 class StatusLine(Widget):
     """One line, never wider than the screen: what matters least is left out first."""
 
@@ -31,6 +42,7 @@ class StatusLine(Widget):
         self._model: ModelInfo | None = None
         self._state = ""
         self._used = 0
+        self._drafting = Drafting()
 
     def show_model(self, model: ModelInfo | None) -> None:
         """The model that answers; None when there is none."""
@@ -48,6 +60,13 @@ class StatusLine(Widget):
         """Tokens in the context."""
         if used != self._used:
             self._used = used
+            self.refresh()
+
+    def show_drafting(self, drafting: Drafting) -> None:
+        """How deep is drafted, and whether at all."""
+        shown = self._draft_words()
+        self._drafting = drafting
+        if shown != self._draft_words():
             self.refresh()
 
     @property
@@ -72,16 +91,32 @@ class StatusLine(Widget):
             left.append(f" {model.name} ", strong)
             left.append(model.quantization, dim)
         parts: list[tuple[str, str]] = []
+        drafts = self._draft_words()
         if model is not None:
             threads = f"{model.n_threads} thread{'s' * (model.n_threads != 1)}"
             used = f"{tokens(self._used)}/{tokens(model.n_ctx)} ctx"
             parts = [("", threads), ("full" if self._used > 0.9 * model.n_ctx else "", used)]
-        while parts:
-            right = Text(" · ", dim).join(Text(text, warn if kind else dim) for kind, text in parts)
+        # From the widest that fits: each wording of the draft model with all else, then less and less.
+        for chosen in [*([("", words), *parts] for words in drafts), *(parts[n:] for n in range(len(parts)))]:
+            right = Text(" · ", dim).join(Text(text, warn if kind else dim) for kind, text in chosen)
             right.append(" ")
             gap = width - left.cell_len - right.cell_len
             if gap >= 1:
                 return Text.assemble(left, " " * gap, right, no_wrap=True)
-            parts.pop(0)
         left.truncate(width, overflow="ellipsis")
         return left
+
+    def _draft_words(self) -> list[str]:
+        """The draft model, from many words to few; [] when there is none."""
+        model, now = self._model, self._drafting
+        if model is None or not model.draft:
+            return []
+        name = f"draft {short_name(model.draft)}"
+        full = f"{name} {model.draft_quantization}".rstrip()
+        if not now.wanted:
+            return [f"{full} off", f"{name} off"]
+        if not now.adaptive:
+            depth = "fixed depth" if now.depth is None else f"depth {now.depth:>2} (fixed)"
+        else:
+            depth = "adaptive depth" if now.depth is None else f"depth {now.depth:>2} (adaptive)"
+        return [f"{full} · {depth}", full, name]

@@ -6,8 +6,7 @@ has a fixed height and every value a fixed place, so that nothing jumps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len
@@ -19,14 +18,15 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from cpuchat.telemetry import units
-from cpuchat.text import clean_line
-from cpuchat.tui.widgets.charts import bar, braille, nice_max, over_time
+from cpuchat.tui.widgets.charts import braille, nice_max, over_time
+from cpuchat.tui.widgets.drafting import drafting, drafting_in_line, drafting_in_short, speed_up
+from cpuchat.tui.widgets.frame import LABEL, NUMBER, Frame, Line, Section, WhyMissing, fit, rate
 
 if TYPE_CHECKING:
     from cpuchat.telemetry.meter import Figures
     from cpuchat.telemetry.process import ProcessMemory
 
-_PARTS = ("label", "value", "now", "fill", "track", "limit", "missing")
+PARTS = ("label", "value", "now", "fill", "track", "limit", "missing")
 _CSS = """
         & > .figures--label, & > .figures--missing { color: $foreground 60%; }
         & > .figures--value { color: $foreground; }
@@ -40,54 +40,7 @@ _CSS = """
         }
 """
 
-Line = list[Segment]
-WhyMissing = Callable[[str], str]
-
-
-@dataclass(frozen=True)
-class Frame:
-    """All that a section draws from. `width` in cells; `tall` when there is room for large digits."""
-
-    figures: Figures
-    memory: ProcessMemory | None
-    width: int
-    tall: bool
-    styles: dict[str, Style]
-    why_missing: WhyMissing
-
-    def text(self, part: str, text: str) -> Segment:
-        return Segment(text, self.styles[part])
-
-    def row(self, label: str, field: str, number: str | None, unit: str) -> Line:
-        """`label`, number and unit in fixed columns; without a number "n/a" and why (told once if all share it)."""
-        head = self.text("label", f"{label:<{_LABEL}}")
-        if number is not None:
-            return [head, self.text("value", f"{number:>{_NUMBER}}"), self.text("label", f" {unit}")]
-        room = self.width - _LABEL
-        why = self.why(field)
-        if not why or why == self.why("live_tok_s"):
-            return [head, self.text("missing", f"{'n/a':>{_NUMBER}}")]
-        full = f"n/a · {why}"
-        return [head, self.text("missing", full if len(full) <= room else _fit(why, room))]
-
-    def why(self, field: str) -> str:
-        return clean_line(self.why_missing(field))
-
-    def gauge(self, fraction: float, label: str, head: str = "", peak: float | None = None) -> Line:
-        """A bar between `head` and `label`, as wide as they leave room."""
-        room = self.width - len(label) - 1 - (len(head) + 1 if head else 0)
-        parts = [self.text("limit" if part == "peak" else part, text) for text, part in bar(fraction, room, peak)]
-        return [*([self.text("label", head + " ")] if head else []), *parts, self.text("value", f" {label}")]
-
-
-Section = Callable[[Frame], Sequence[Line]]
-_LABEL = 12
-_NUMBER = 8
 _MINUTE = 120  # samples of Figures.history, two per second
-
-
-def _fit(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
 def _size(count: int) -> tuple[str, str]:
@@ -95,10 +48,6 @@ def _size(count: int) -> tuple[str, str]:
     if count < 999_500_000:
         return f"{count / 1e6:.0f}", "MB"
     return f"{count / 1e9:.2f}", "GB"
-
-
-def _rate(value: float | None) -> str | None:
-    return None if value is None else units.rate(value)
 
 
 def _short(count: int) -> str:
@@ -123,25 +72,27 @@ def _state(frame: Frame) -> Line:
         text += "" if reason == "end" else f" · {reason}"
     elif figures.phase == "idle" and (why := frame.why("live_tok_s")):
         text += f" · {why}"
-    return [frame.text("label", _fit(text, frame.width))]
+    return [frame.text("label", fit(text, frame.width))]
 
 
 def speed(frame: Frame) -> list[Line]:
     """The one figure that matters, large, and what is going on; when the answer is done, its average."""
     figures = frame.figures
-    number, part = _rate(figures.live_tok_s), "now"
+    number, part = rate(figures.live_tok_s), "now"
     if number is None and figures.phase == "done":
-        number, part = _rate(figures.decode_tok_s), "value"
+        number, part = rate(figures.decode_tok_s), "value"
     if not frame.tall:
         head = frame.row("tok/s", "live_tok_s", number, "")
         if number is not None:
-            head[1] = frame.text(part, f"{number:>{_NUMBER}}")
+            head[1:] = [frame.text(part, f"{number:>{NUMBER}}"), *speed_up(frame, part)]
         return [head, _state(frame)]
     shown = number or "-"
-    left = max(0, _LABEL + _NUMBER - Digits.get_width(shown))
+    left = max(0, LABEL + NUMBER - Digits.get_width(shown))
     segments = Digits(shown, "bold").render(Style(bold=True))
     drawn = [part.text for part in segments if isinstance(part, Segment) and part.text != "\n"]
     rows = [[frame.text(part if number else "missing", " " * left + text)] for text in drawn]
+    if number:
+        rows[1] += speed_up(frame, part)
     rows[2].append(frame.text("label", " tok/s"))
     return [*rows, _state(frame)]
 
@@ -152,9 +103,9 @@ def timing(frame: Frame) -> list[Line]:
     ttft, unit = (None, "s") if figures.ttft_s is None else units.duration(figures.ttft_s)
     asked = figures.phase not in ("idle", "loading")
     return [
-        frame.row("average", "decode_tok_s", _rate(figures.decode_tok_s), "tok/s"),
+        frame.row("average", "decode_tok_s", rate(figures.decode_tok_s), "tok/s"),
         frame.row("first token", "ttft_s", ttft, unit),
-        frame.row("prefill", "prefill_tok_s", _rate(figures.prefill_tok_s), "tok/s"),
+        frame.row("prefill", "prefill_tok_s", rate(figures.prefill_tok_s), "tok/s"),
         frame.row("reused", "ttft_s", f"{figures.prefill_cached:,}" if asked else None, "tokens"),
         frame.row("written", "ttft_s", f"{figures.predicted_n:,}" if asked else None, "tokens"),
     ]
@@ -176,7 +127,7 @@ def context(frame: Frame) -> list[Line]:
 def memory(frame: Frame) -> list[Line]:
     """What the worker keeps for itself, and what it shares with the page cache (the mapped model file)."""
     if frame.memory is None:
-        return [[frame.text("label", f"{'memory':<{_LABEL}}"), frame.text("missing", "n/a · no worker")], []]
+        return [[frame.text("label", f"{'memory':<{LABEL}}"), frame.text("missing", "n/a · no worker")], []]
     return [
         frame.row("mem. private", "", *_size(frame.memory.private)),
         frame.row("mem. shared", "", *_size(frame.memory.shared)),
@@ -197,16 +148,14 @@ def timeline(frame: Frame, rows: int) -> list[Line]:
 class _Figures(Widget):
     """Draws rows and has only those drawn again that changed."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"figures--{part}" for part in _PARTS}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"figures--{part}" for part in PARTS}
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._last: tuple[Figures, ProcessMemory | None, WhyMissing] | None = None
         self._rows: list[Strip] = []
 
-    def show(
-        self, figures: Figures, memory: ProcessMemory | None, why_missing: WhyMissing | None = None
-    ) -> None:
+    def show(self, figures: Figures, memory: ProcessMemory | None, why_missing: WhyMissing | None = None) -> None:
         """Show these. Never causes a layout; rows that stay the same are not drawn again.
 
         `why_missing` tells for a field that is None why it is; by default the figures do.
@@ -225,7 +174,7 @@ class _Figures(Widget):
         figures, memory, why = self._last
         width, height = self.size
         base = self.rich_style
-        styles = {part: self.get_component_rich_style(f"figures--{part}") for part in _PARTS}
+        styles = {part: self.get_component_rich_style(f"figures--{part}") for part in PARTS}
         lines = self.compose_rows(Frame(figures, memory, width, height >= _TALL, styles, why), height)[:height]
         rows = [Strip(line).adjust_cell_length(width, base) for line in lines]
         rows += [Strip.blank(width, base)] * (height - len(rows))
@@ -256,19 +205,23 @@ class TelemetryPanel(_Figures):
     """The figures of the running or last answer, one section under the other; made for 28 columns and more."""
 
     DEFAULT_CSS = f"TelemetryPanel {{ width: 32; {_CSS} }}"
-    SECTIONS: ClassVar[tuple[Section, ...]] = (speed, timing, context, memory)
+    SECTIONS: ClassVar[tuple[Section, ...]] = (speed, timing, drafting, context, memory)
 
     def on_mount(self) -> None:
         self.border_title = "Now"
 
     def compose_rows(self, frame: Frame, height: int) -> list[Line]:
+        gap = int(frame.tall)
+        drawn = [list(section(frame)) for section in self.SECTIONS]
+        needed = sum(len(part) + gap for part in drawn[: self.SECTIONS.index(context) + 1]) - gap
+        if needed > height:  # the context is worth more than the details of drafting
+            drawn[self.SECTIONS.index(drafting)] = drafting_in_short(frame)
         rows: list[Line] = []
-        for number, section in enumerate(self.SECTIONS):
-            drawn = section(frame)
-            gap = number > 0 and frame.tall
-            if len(rows) + gap + len(drawn) > height:
+        for part in drawn:
+            above = gap if rows else 0
+            if len(rows) + above + len(part) > height:
                 break
-            rows += [*([[]] if gap else []), *drawn]
+            rows += [*([[]] * above), *part]
         least, most = _CURVE
         if (room := height - len(rows) - 1 - frame.tall) >= least:
             rows += [*([[]] if frame.tall else []), *timeline(frame, min(most, room))]
@@ -282,17 +235,21 @@ class TelemetryLine(_Figures):
 
     def compose_rows(self, frame: Frame, height: int) -> list[Line]:
         figures = frame.figures
-        average = _rate(figures.decode_tok_s)
-        number, part = _rate(figures.live_tok_s), "now"
+        average = rate(figures.decode_tok_s)
+        number, part = rate(figures.live_tok_s), "now"
         if number is None and figures.phase == "done":
             number, part, average = average, "value", None
         line: Line = [
             frame.text(part if number else "missing", f"{number or 'n/a':>5}"),
             frame.text("label", " tok/s"),
         ]
+        if figures.drafting.speed_up is not None:
+            line += speed_up(frame, part)
         parts: list[Line] = []
         if figures.phase != "decoding":
             parts.append(_state(_narrow(frame, 30)))
+        if drafted := drafting_in_line(frame):
+            parts.append(drafted)
         if figures.n_ctx and figures.n_past is not None:
             share = figures.n_past / figures.n_ctx
             used = f"ctx {_short(figures.n_past)}/{_short(figures.n_ctx)}"
@@ -301,7 +258,7 @@ class TelemetryLine(_Figures):
             parts.append([frame.text("label", "first "), frame.text("value", " ".join(units.duration(figures.ttft_s)))])
         if average is not None:
             parts.append([frame.text("label", "avg "), frame.text("value", average), frame.text("label", " tok/s")])
-        if (prefill := _rate(figures.prefill_tok_s)) is not None:
+        if (prefill := rate(figures.prefill_tok_s)) is not None:
             parts.append([frame.text("label", "prefill "), frame.text("value", prefill), frame.text("label", " tok/s")])
         if figures.predicted_n:
             parts.append([frame.text("value", f"{figures.predicted_n:,}"), frame.text("label", " tokens")])

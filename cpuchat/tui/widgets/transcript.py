@@ -63,6 +63,7 @@ class Transcript(ScrollView, can_focus=True):
         self._entries = Entries()
         self._view: View | None = None
         self._show_reasoning = False
+        self._color_drafts = False
         self._empty_text = clean(empty_text)
         self._current: int | None = None
         self._follow = True
@@ -123,13 +124,16 @@ class Transcript(ScrollView, can_focus=True):
         """Show one more message below the others."""
         self._append(Entry(message.cleaned()))
 
-    def begin_answer(self, title: str) -> None:
-        """Open an answer and follow it; one that is still open is finished first."""
+    def begin_answer(self, title: str, drafted: bool = False) -> None:
+        """Open an answer and follow it; one that is still open is finished first.
+
+        `drafted`: `append` will say who proposed each part of it.
+        """
         self.finish_answer()
         message = TranscriptMessage("assistant", title, "").cleaned()
         self._follow = True
         view = self._view or View(80, palettes.Palette())
-        self._append(Entry(message, OpenMessage(message.title, view)))
+        self._append(Entry(message, OpenMessage(message.title, view, drafted)))
 
     def set_pending(self, text: str) -> None:
         """One dim line in the open answer until its text comes ("reading the prompt 512/2048")."""
@@ -137,29 +141,37 @@ class Transcript(ScrollView, can_focus=True):
             answer.pending = clean(text).replace("\n", " ")
             self._flush_soon()
 
-    def append(self, text: str, channel: Channel = "answer") -> None:
+    def append(self, text: str, channel: Channel = "answer", drafter: str = "") -> None:
         """Add to the open answer. Cheap: the text is rendered with the next flush."""
         if (answer := self._open_answer) is not None:
-            answer.feed(text, reasoning=channel == "reasoning")
+            answer.feed(text, channel == "reasoning", drafter)
             self._flush_soon()
 
-    def finish_answer(self, note: str = "") -> None:
-        """Close the open answer and render it once as a whole."""
+    def finish_answer(self, note: str = "") -> TranscriptMessage | None:
+        """Close the open answer, render it once as a whole and return it; None when there is none."""
         self._stop_flush_timer()
-        if (index := self._entries.open_index()) is not None:
-            entry = self._entries[index]
-            assert entry.open is not None
-            entry.message = entry.open.finish(note)
-            entry.open = None
-            self._render_entry(entry)
-            self._resized()
-            self.refresh()
+        if (index := self._entries.open_index()) is None:
+            return None
+        entry = self._entries[index]
+        assert entry.open is not None
+        entry.message = entry.open.finish(note)
+        entry.open = None
+        self._render_entry(entry)
+        self._resized()
+        self.refresh()
+        return entry.message
 
     def toggle_reasoning(self) -> bool:
         """Fold or unfold what the model thought; returns True if it is shown now."""
         self._show_reasoning = not self._show_reasoning
         self._restyle()
         return self._show_reasoning
+
+    def color_drafts(self, on: bool) -> None:
+        """Mark the text of answers by who proposed it, where that is known."""
+        if on != self._color_drafts:
+            self._color_drafts = on
+            self._restyle()
 
     # Text for the clipboard
 
@@ -219,7 +231,7 @@ class Transcript(ScrollView, can_focus=True):
         width = self.scrollable_content_region.width
         if not self.is_attached or width <= 0:
             return
-        view = View(width, palettes.from_widget(self), self._show_reasoning)
+        view = View(width, palettes.from_widget(self), self._show_reasoning, self._color_drafts)
         if view != self._view:
             self._view = view
             self._render_stale()

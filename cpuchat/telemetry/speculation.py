@@ -1,0 +1,113 @@
+"""How drafting goes in an answer, as figures. Definitions: DESIGN, "Figures and what they mean"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpuchat.protocol import DrafterCount, ModelInfo, Speculation, SpeculationFigures
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What is known about drafting; None is "not known", and `why_missing` says why.
+
+    `wanted`: drafters are chosen; `adaptive`: the depth is not fixed by the user. Acceptance is accepted by drafted
+    tokens (0-1), `acceptance_now` over the last passes, `acceptance` over the answer. `tokens_per_pass` written per
+    evaluation of the target. `by_position`: (drafted, accepted) for the first, second, ... token of a draft.
+    `drafter` proposed last ("" none yet). `depth` tokens are drafted per pass now, 0 = plain decoding. `draft_share`
+    of the decode time went into drafting that verification waited for (0-1). `plain_tok_s` is what plain decoding
+    does here, `speed_up` the rate of this answer against it. `reason` says in one sentence why drafting is off.
+    """
+
+    wanted: bool = False
+    adaptive: bool = True
+    acceptance_now: float | None = None
+    acceptance: float | None = None
+    tokens_per_pass: float | None = None
+    by_position: tuple[tuple[int, int], ...] = ()
+    by_drafter: tuple[DrafterCount, ...] = ()
+    drafter: str = ""
+    depth: int | None = None
+    overlap: bool = False
+    draft_share: float | None = None
+    plain_tok_s: float | None = None
+    speed_up: float | None = None
+    reason: str = ""
+    answered: bool = False
+
+    def why_missing(self, field: str) -> str:
+        """Why that field is None, in a few words; "" when it is not None.
+
+        Raises:
+            AttributeError: no such field.
+        """
+        if getattr(self, field) is not None:
+            return ""
+        if not self.wanted:
+            return "drafting is off"
+        if field == "plain_tok_s":
+            return "not measured yet"
+        if not self.answered:
+            return "no answer yet"
+        if field == "speed_up" and self.plain_tok_s is None:
+            return "plain speed not measured"
+        return "answer too short" if field == "draft_share" and self.depth is not None else "nothing was drafted"
+
+
+class SpeculationMeter:
+    """Keeps the newest `SpeculationFigures` of an answer together with the tokens and the time that they belong to."""
+
+    def __init__(self) -> None:
+        self.asked = Speculation()
+        """What the running answer, or the next one, asks for."""
+        self._model_plain_ms: float | None = None
+        self._no_speculation = ""
+        self.reset()
+
+    def reset(self) -> None:
+        """Another answer begins."""
+        self._figures: SpeculationFigures | None = None
+        self._predicted_n = 0
+        self._decode_ms = 0.0
+
+    def model(self, model: ModelInfo | None) -> None:
+        """Another model is loaded, or none."""
+        self.reset()
+        self._model_plain_ms = model.pass_ms[0] if model is not None and model.pass_ms else None
+        self._no_speculation = model.no_speculation if model is not None else ""
+
+    def update(self, figures: SpeculationFigures | None, predicted_n: int, decode_ms: float) -> None:
+        """`predicted_n` tokens were written in `decode_ms` milliseconds when these were taken."""
+        self._figures, self._predicted_n, self._decode_ms = figures, predicted_n, decode_ms
+
+    def drafting(self, tok_s: float | None, answered: bool) -> Drafting:
+        """The figures now. `tok_s` is the rate to set against plain decoding; `answered`: text has come."""
+        adaptive = self.asked.depth == 0
+        if not self.asked.drafters:
+            return Drafting(adaptive=adaptive)
+        now = self._figures or SpeculationFigures(reason=self._no_speculation)
+        plain_ms = now.plain_ms or self._model_plain_ms
+        # Taken at two moments, so in the first instants of an answer the part can seem larger than the whole.
+        long_enough = self._figures is not None and self._decode_ms >= max(now.draft_ms, 1.0)
+        share = now.draft_ms / self._decode_ms if long_enough else None
+        return Drafting(
+            wanted=True,
+            adaptive=adaptive,
+            acceptance_now=_share(now.recent_draft_n_accepted, now.recent_draft_n),
+            acceptance=_share(now.draft_n_accepted, now.draft_n),
+            tokens_per_pass=self._predicted_n / now.passes if now.passes else None,
+            by_position=now.by_position,
+            by_drafter=now.by_drafter,
+            drafter=now.drafter,
+            depth=None if self._figures is None else now.depth,
+            overlap=now.overlap,
+            draft_share=share,
+            plain_tok_s=1e3 / plain_ms if plain_ms else None,
+            speed_up=tok_s * plain_ms / 1e3 if tok_s is not None and plain_ms and now.draft_n else None,
+            reason=now.reason or (self._no_speculation if not now.draft_n else ""),
+            answered=answered,
+        )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,71 @@
+"""What the sections of the figures panel draw from: figures, width, styles, and rows with fixed columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.segment import Segment
+from rich.style import Style
+
+from cpuchat.telemetry import units
+from cpuchat.text import clean_line
+from cpuchat.tui.widgets.charts import bar
+
+if TYPE_CHECKING:
+    from cpuchat.telemetry.meter import Figures
+    from cpuchat.telemetry.process import ProcessMemory
+
+Line = list[Segment]
+WhyMissing = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """All that a section draws from. `width` in cells; `tall` when there is room for large digits."""
+
+    figures: Figures
+    memory: ProcessMemory | None
+    width: int
+    tall: bool
+    styles: dict[str, Style]
+    why_missing: WhyMissing
+
+    def text(self, part: str, text: str) -> Segment:
+        return Segment(text, self.styles[part])
+
+    def row(self, label: str, field: str, number: str | None, unit: str) -> Line:
+        """`label`, number and unit in fixed columns; without a number "n/a" and why (told once if all share it)."""
+        head = self.text("label", f"{label:<{LABEL}}")
+        if number is not None:
+            return [head, self.text("value", f"{number:>{NUMBER}}"), self.text("label", f" {unit}")]
+        room = self.width - LABEL
+        why = self.why(field)
+        if not why or why == self.why("live_tok_s"):
+            return [head, self.text("missing", f"{'n/a':>{NUMBER}}")]
+        full = f"n/a · {why}"
+        return [head, self.text("missing", full if len(full) <= room else fit(why, room))]
+
+    def why(self, field: str) -> str:
+        return clean_line(self.why_missing(field))
+
+    def gauge(self, fraction: float, label: str, head: str = "", peak: float | None = None) -> Line:
+        """A bar between `head` and `label`, as wide as they leave room."""
+        room = self.width - len(label) - 1 - (len(head) + 1 if head else 0)
+        parts = [self.text("limit" if part == "peak" else part, text) for text, part in bar(fraction, room, peak)]
+        return [*([self.text("label", head + " ")] if head else []), *parts, self.text("value", f" {label}")]
+
+
+Section = Callable[[Frame], Sequence[Line]]
+LABEL = 12
+NUMBER = 8
+
+
+def fit(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def rate(value: float | None) -> str | None:
+    """tok/s without its unit; None stays None."""
+    return None if value is None else units.rate(value)

@@ -1,0 +1,181 @@
+"""Figures of drafting: from the worker's counts to what is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.protocol import (
+    DrafterCount,
+    GenerationFinished,
+    ModelInfo,
+    ModelLoaded,
+    Speculation,
+    SpeculationFigures,
+    SpeculationUpdate,
+    TextDelta,
+    Timings,
+)
+from cpuchat.telemetry.meter import Meter
+from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
+
+ASKED = Speculation(drafters=("suffix", "draft"))
+FIGURES = SpeculationFigures(
+    passes=50,
+    draft_n=200,
+    draft_n_accepted=150,
+    recent_draft_n=40,
+    recent_draft_n_accepted=10,
+    by_position=((50, 45), (50, 40)),
+    by_drafter=(DrafterCount(name="draft", draft_n=200, draft_n_accepted=150),),
+    drafter="draft",
+    depth=4,
+    draft_ms=500.0,
+    plain_ms=40.0,
+)
+INFO = ModelInfo(
+    path="/m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=4096,
+    n_ctx_train=4096, n_vocab=10, n_layer=1, n_threads=1,
+)  # fmt: skip
+
+
+def writing(meter: Meter, rate: float, seconds: float) -> None:
+    """Deltas at a steady rate."""
+    for n in range(int(rate * seconds) + 1):
+        meter.observe(TextDelta(request_id=1, text="x", predicted_n=n + 1, at_ms=100 + 1e3 * n / rate), n / rate)
+
+
+def started(asked: Speculation = ASKED) -> Meter:
+    meter = Meter()
+    meter.expect(asked)
+    meter.request_started(0.0)
+    return meter
+
+
+def test_figures_while_writing() -> None:
+    meter = started()
+    writing(meter, rate=50, seconds=4)
+    meter.observe(SpeculationUpdate(request_id=1, predicted_n=200, figures=FIGURES), 4.0)
+    now = meter.figures().drafting
+    assert now.acceptance_now == pytest.approx(0.25)
+    assert now.acceptance == pytest.approx(0.75)
+    assert now.tokens_per_pass == pytest.approx(4.0)
+    assert now.by_position == FIGURES.by_position
+    assert now.by_drafter == FIGURES.by_drafter
+    assert (now.drafter, now.depth, now.adaptive, now.overlap, now.reason) == ("draft", 4, True, False, "")
+    assert now.draft_share == pytest.approx(500 / 4000)
+    assert now.plain_tok_s == pytest.approx(25)
+    assert now.speed_up == pytest.approx(2.0)
+
+
+def test_the_finished_answer_has_the_last_word() -> None:
+    meter = started()
+    writing(meter, rate=50, seconds=4)
+    meter.observe(SpeculationUpdate(request_id=1, predicted_n=100, figures=SpeculationFigures(passes=1)), 4.0)
+    timings = Timings(predicted_n=201, predicted_ms=5000, draft_n=200, speculation=FIGURES)
+    meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 5.0)
+    now = meter.figures().drafting
+    assert now.tokens_per_pass == pytest.approx(201 / 50)
+    assert now.draft_share == pytest.approx(0.1)
+    assert now.speed_up == pytest.approx(timings.speed_up)
+
+
+def test_a_new_answer_begins_with_nothing() -> None:
+    meter = started()
+    writing(meter, rate=50, seconds=1)
+    meter.observe(SpeculationUpdate(request_id=1, predicted_n=50, figures=FIGURES), 1.0)
+    meter.request_started(2.0)
+    now = meter.figures().drafting
+    assert (now.acceptance, now.depth, now.speed_up, now.by_position) == (None, None, None, ())
+    assert now.why_missing("acceptance") == "no answer yet"
+
+
+def test_without_drafters_nothing_is_wanted() -> None:
+    meter = started(Speculation())
+    writing(meter, rate=50, seconds=1)
+    now = meter.figures().drafting
+    assert not now.wanted
+    assert now.why_missing("acceptance_now") == "drafting is off"
+
+
+def test_what_the_model_cost_when_it_was_measured_counts_until_it_is_known_better() -> None:
+    meter = Meter()
+    meter.expect(ASKED)
+    meter.observe(ModelLoaded(model=msgspec.structs.replace(INFO, pass_ms=(50.0, 60.0))), 0.0)
+    assert meter.figures().drafting.plain_tok_s == pytest.approx(20)
+    meter.observe(SpeculationUpdate(request_id=1, predicted_n=50, figures=FIGURES), 1.0)
+    assert meter.figures().drafting.plain_tok_s == pytest.approx(25)
+
+
+def test_a_model_that_cannot_take_back_says_so_before_its_first_answer() -> None:
+    meter = Meter()
+    meter.expect(ASKED)
+    reason = "this model cannot take back a token"
+    meter.observe(ModelLoaded(model=msgspec.structs.replace(INFO, no_speculation=reason)), 0.0)
+    assert meter.figures().drafting.reason == reason
+
+
+def test_nothing_drafted_is_no_speed_up() -> None:
+    meter = started()
+    writing(meter, rate=50, seconds=2)
+    figures = SpeculationFigures(passes=100, plain_ms=40.0, reason="off: it does not pay")
+    meter.observe(SpeculationUpdate(request_id=1, predicted_n=100, figures=figures), 2.0)
+    now = meter.figures().drafting
+    assert (now.speed_up, now.acceptance, now.depth, now.tokens_per_pass) == (None, None, 0, 1.0)
+    assert now.why_missing("speed_up") == "nothing was drafted"
+    assert now.draft_share == 0
+
+
+def test_the_share_of_drafting_waits_until_there_is_something_to_share() -> None:
+    meter = started()
+    meter.observe(TextDelta(request_id=1, text="x", predicted_n=1, at_ms=100), 0.1)
+    meter.observe(SpeculationUpdate(request_id=1, predicted_n=1, figures=FIGURES), 0.1)
+    now = meter.figures().drafting
+    assert now.draft_share is None
+    assert now.why_missing("draft_share") == "answer too short"
+
+
+def test_the_fixed_depth_of_the_user_is_told() -> None:
+    assert not started(Speculation(drafters=("draft",), depth=4)).figures().drafting.adaptive
+
+
+counts = st.integers(0, 50)
+figures = st.builds(
+    SpeculationFigures,
+    passes=counts,
+    draft_n=counts,
+    draft_n_accepted=counts,
+    recent_draft_n=counts,
+    recent_draft_n_accepted=counts,
+    draft_ms=st.floats(0, 1e4),
+    plain_ms=st.none() | st.floats(0.1, 1e3),
+    reason=st.sampled_from(["", "off"]),
+)
+
+
+@given(
+    st.none() | figures,
+    st.sampled_from([Speculation(), ASKED]),
+    st.floats(0, 1e4),
+    st.none() | st.floats(0, 1e3),
+    st.booleans(),
+)
+def test_every_figure_is_there_or_says_why_not(
+    found: SpeculationFigures | None, asked: Speculation, decode_ms: float, tok_s: float | None, answered: bool
+) -> None:
+    meter = SpeculationMeter()
+    meter.asked = asked
+    meter.update(found, 30, decode_ms)
+    now = meter.drafting(tok_s, answered)
+    for field in dataclasses.fields(Drafting):
+        assert (getattr(now, field.name) is None) == bool(now.why_missing(field.name))
+    assert now.draft_share is None or 0 <= now.draft_share <= 1
+
+
+def test_an_unknown_field_is_an_error() -> None:
+    with pytest.raises(AttributeError):
+        Drafting().why_missing("nonsense")
