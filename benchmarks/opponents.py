@@ -9,7 +9,7 @@ import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,13 +52,26 @@ def llama_bench(
 
 @dataclass(frozen=True)
 class Completion:
-    """One streamed answer of llama-server; `first_ms` from sending the request to the first text."""
+    """One streamed answer of llama-server.
+
+    `first_ms` and `total_ms` from sending the request to the first text and to the end, as this process saw it; the
+    rest is the server's own: `predicted_ms` from the first to the last token.
+    """
 
     first_ms: float
+    total_ms: float
     text: str
     prompt_n: int
     cache_n: int
     predicted_n: int
+    predicted_ms: float
+    draft_n: int
+    draft_n_accepted: int
+
+    @property
+    def rate(self) -> float:
+        """Decode tok/s as the server counts it: intervals between tokens, like ours."""
+        return 1e3 * (self.predicted_n - 1) / self.predicted_ms
 
 
 class LlamaServer:
@@ -76,14 +89,19 @@ class LlamaServer:
         Raises:
             MeasureError: no answer, or no figures in it.
         """
-        body: dict[str, Any] = {
-            "prompt": prompt,
-            "n_predict": max_tokens,
-            "temperature": 0.0,
-            "stream": True,
-            "cache_prompt": True,
-            "ignore_eos": True,
-        }
+        return self._stream({"prompt": prompt, "n_predict": max_tokens, "cache_prompt": True, "ignore_eos": True})
+
+    def complete_tokens(self, prompt: Sequence[int], max_tokens: int) -> Completion:
+        """Continue these tokens greedily, nothing reused, by the leanest of its samplers: the one likeliest token.
+
+        Raises:
+            MeasureError: no answer, or no figures in it.
+        """
+        lean = {"samplers": ["top_k"], "top_k": 1, "cache_prompt": False}
+        return self._stream({"prompt": list(prompt), "n_predict": max_tokens, **lean})
+
+    def _stream(self, request: dict[str, Any]) -> Completion:
+        body = {"temperature": 0.0, "stream": True, **request}
         first_ms, text, timings = 0.0, [], None
         start = time.perf_counter()
         with self._client.stream("POST", "/completion", json=body) as response:
@@ -98,14 +116,19 @@ class LlamaServer:
                         first_ms = 1e3 * (time.perf_counter() - start)
                     text.append(event["content"])
                 timings = event.get("timings", timings)
+        total_ms = 1e3 * (time.perf_counter() - start)
         if not timings or not text:
             raise MeasureError("llama-server sent no figures")
         return Completion(
             first_ms=first_ms,
+            total_ms=total_ms,
             text="".join(text),
             prompt_n=timings["prompt_n"],
             cache_n=timings["cache_n"],
             predicted_n=timings["predicted_n"],
+            predicted_ms=timings["predicted_ms"],
+            draft_n=timings.get("draft_n", 0),
+            draft_n_accepted=timings.get("draft_n_accepted", 0),
         )
 
     def wait_until_ready(self) -> None:
@@ -125,13 +148,22 @@ class LlamaServer:
 
 
 @contextlib.contextmanager
-def llama_server(model: Path, *, threads: int, n_ctx: int, log: Path) -> Iterator[LlamaServer]:
-    """Start one on a free port of this machine's loopback; ended at the end."""
+def llama_server(
+    model: Path, *, threads: int, n_ctx: int, log: Path, draft: Path | None = None, depth: int = 0
+) -> Iterator[LlamaServer]:
+    """Start one on a free port of this machine's loopback; ended at the end.
+
+    With `draft` it speculates: its `draft-simple` drafts `depth` tokens per verify pass, however unsure it is (its
+    minimum probability is 0 by default), on the same threads.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [str(tool("llama-server")), "-m", str(model), "-t", str(threads), "-tb", str(threads), "-c", str(n_ctx)]
     command += ["-np", "1", "-b", "512", "-ub", "512", "--host", "127.0.0.1", "--port", str(port), "--offline"]
+    if draft is not None:
+        command += ["--spec-type", "draft-simple", "-md", str(draft), "--spec-draft-n-max", str(depth)]
+        command += ["-td", str(threads), "-tbd", str(threads), "--cache-ram", "0"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         server = LlamaServer(f"http://127.0.0.1:{port}", process)

@@ -13,19 +13,35 @@ from common import MeasureError
 
 from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
-from cpuchat.protocol import Failed, GenerationFinished, LoadOptions, ModelLoaded, Sampling, TextDelta, Timings
+from cpuchat.protocol import (
+    Failed,
+    GenerationFinished,
+    LoadOptions,
+    ModelLoaded,
+    Sampling,
+    Speculation,
+    TextDelta,
+    Timings,
+)
 
 GREEDY = Sampling(temperature=0.0, seed=1)
+PLAIN = Speculation()
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: the worker's figures, and ms from our request to the first text as this process saw it."""
+    """One answer: the worker's figures; ms from our request to the first text and to the end as this process saw it."""
 
     timings: Timings
     first_ms: float
     text: str
     stop_reason: str
+    total_ms: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Decode tok/s as the app shows it."""
+        return self.timings.predicted_per_second or 0.0
 
 
 @contextlib.asynccontextmanager
@@ -58,13 +74,30 @@ async def answer(
     sampling: Sampling = GREEDY,
     chat_id: str = "",
     to_the_end: bool = True,
+    speculation: Speculation = PLAIN,
 ) -> Answer:
     """Continue `prompt` as it is (no template) and return the figures.
 
     Raises:
         MeasureError: the worker failed, or (`to_the_end`) the model ended before `max_tokens`.
     """
-    request = GenerateRequest(prompt=prompt, sampling=sampling, max_tokens=max_tokens, chat_id=chat_id)
+    done = await ask(
+        backend,
+        GenerateRequest(
+            prompt=prompt, sampling=sampling, max_tokens=max_tokens, chat_id=chat_id, speculation=speculation
+        ),
+    )
+    if to_the_end and done.timings.predicted_n < max_tokens:
+        raise MeasureError(f"ended after {done.timings.predicted_n} tokens ({done.stop_reason})")
+    return done
+
+
+async def ask(backend: LocalBackend, request: GenerateRequest) -> Answer:
+    """One request and its figures.
+
+    Raises:
+        MeasureError: the worker failed.
+    """
     first_ms, text = 0.0, []
     start = time.perf_counter()
     finished: GenerationFinished | None = None
@@ -79,8 +112,7 @@ async def answer(
             finished = event
         elif isinstance(event, ModelLoaded):
             raise MeasureError("the worker was started again in the middle of a measurement")
+    total_ms = 1e3 * (time.perf_counter() - start)
     if finished is None:
         raise MeasureError("the answer has no end")
-    if to_the_end and finished.timings.predicted_n < max_tokens:
-        raise MeasureError(f"ended after {finished.timings.predicted_n} tokens ({finished.stop_reason})")
-    return Answer(finished.timings, first_ms, "".join(text), finished.stop_reason)
+    return Answer(finished.timings, first_ms, "".join(text), finished.stop_reason, total_ms)
