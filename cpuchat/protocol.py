@@ -153,9 +153,9 @@ class SpeculationFigures(Data, frozen=True):
     `draft_n` drafted tokens that were verified, `draft_n_accepted` of them accepted, in `passes` verify passes (every
     evaluation of the target while decoding, plain steps too; tokens per pass = (predicted_n - 1) / passes). `recent_*`
     are the same over about the last 32 passes with a draft. `by_position`: (drafted, accepted) for the first, second,
-    ... token of a draft. `drafter` proposed last, `depth` is the draft depth in use now (0 = plain decoding), `overlap`:
-    drafting and verifying run at the same time. `draft_ms` is time spent drafting that verification waited for.
-    `plain_ms` is what one plain token costs here now (None: not known). `reason` says in one plain sentence why
+    ... token of a draft. `drafter` proposed last, `depth` is the draft depth in use now (0 = plain decoding),
+    `overlap`: drafting and verifying run at the same time. `draft_ms` is time spent drafting that verification waited
+    for. `plain_ms` is what one plain token costs here now (None: not known). `reason` says in one plain sentence why
     speculation is off; "" while it is on.
     """
 

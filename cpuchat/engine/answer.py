@@ -154,6 +154,9 @@ class Answer:
                 )
                 speculation = loaded.speculator.figures()
             else:
+                if loaded.speculator.why_not:
+                    speculation = loaded.speculator.figures()
+                    self._tell_speculation(0, speculation)
                 written = write(sequence, filled.row, self._sampler, out, end, limit)
         finally:
             loaded.continuation.record(text, prompt, written.tokens, self._vocab.raw_piece)

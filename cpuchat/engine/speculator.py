@@ -23,6 +23,11 @@ T = TypeVar("T")
 _SCORED: Final = 32
 """Of a long text that the draft model reads, only its end is scored: rows of logits cost more than reading."""
 
+LEAST_PLAIN_MS: Final = 2.0
+"""Asking for drafts, choosing tokens from several rows and the bookkeeping take 0.1 to 0.3 ms for a pass. A toy model
+whose step takes little longer cannot gain."""
+LOOKING_SHARE: Final = 0.01
+"""Of the time of plain steps that may be spent on finding out whether to draft."""
 _REST: Final = 3
 """While the draft model is off, thinking about it at every token would cost more than a later start."""
 
@@ -54,9 +59,12 @@ class Speculator:
     ) -> None:
         self._draft = draft
         self._thread = thread
-        self._reason = reason
+        self._reason = self.why_not = reason
+        self._plain_ms = costs.verify_ms[0] if costs is not None else None
         self._controller = DepthController(costs, max_depth=max_depth, has_draft_model=draft is not None)
         self._max_depth = max_depth
+        self.least_plain_ms = LEAST_PLAIN_MS
+        self.looking_share = LOOKING_SHARE
         self._suffix = SuffixDecoding()
         self._lookup = PromptLookup()
         self._cascade: Cascade | None = None
@@ -65,6 +73,7 @@ class Speculator:
         self._stats = SpeculationStats()
         self.seconds = 0.0
         self._resting = 0  # plain steps before the draft model is thought of again
+        self._quiet_ms, self._quiet_n = 0.0, 0  # plain steps that were not looked at one by one
         self._draft_ms = 0.0  # what was waited for since the last pass
         self._ahead_of: list[int] | None = None  # the block that the draft model goes on from meanwhile
         self._ready: list[int] = []  # drafted ahead, and the assumption was right
@@ -74,7 +83,7 @@ class Speculator:
         self._suffix.remember(text)
 
     def begin(self, options: Speculation, text: Tokens[int]) -> bool:
-        """An answer to `text` begins; False when there is nothing to draft with."""
+        """An answer to `text` begins; False when nothing is to be drafted, and `why_not` tells if it could be."""
         self._options = options
         self._stats = SpeculationStats()
         self._uses_draft = self._draft is not None and "draft" in options.drafters
@@ -83,13 +92,28 @@ class Speculator:
         free = [d for d in known if d.name in options.drafters]
         self._cascade = Cascade(free, self._controller.free_depth) if free and self._max_depth else None
         self._resting = 0
+        self._quiet_ms, self._quiet_n = 0.0, 0
         self._controller.begin(fixed=min(options.depth, self._max_depth))
         if self._cascade is not None:
             self._cascade.begin(text)
         self.seconds = self._draft_ms = 0.0
         if self._uses_draft and self._draft is not None:
             self._draft.begin(text)
-        return bool(options.drafters) and (self._uses_draft or bool(free))
+        wanted = self._uses_draft or bool(free)
+        self.why_not = (self._reason or self._too_fast(options)) if wanted else ""
+        return wanted and not self.why_not
+
+    @property
+    def is_adaptive(self) -> bool:
+        """It looks for drafts only as far as that pays."""
+        return not self._options.depth
+
+    def _too_fast(self, options: Speculation) -> str:
+        """Why a model this quick is left alone; "" if it is not, or the user wants a fixed depth."""
+        plain = self._plain_ms
+        if options.depth or plain is None or plain >= self.least_plain_ms:
+            return ""
+        return f"off: this model writes a token in {plain:.2g} ms, and drafting itself takes about as long"
 
     def append(self, tokens: Tokens[int]) -> None:
         """These were written."""
@@ -206,9 +230,15 @@ class Speculator:
         if right:
             self._controller.scored("draft", [UNKNOWN] * len(right), right)
 
-    def plain(self, ms: float) -> None:
-        """One token was decoded without a draft and took `ms`."""
+    def plain(self, ms: float, *, is_known: bool = True) -> None:
+        """One token was decoded without a draft and took `ms`. Not `is_known`: nobody asked for a draft."""
         self._stats.plain()
+        if not is_known:
+            self._quiet_ms += ms
+            self._quiet_n += 1
+            return
+        if self._quiet_n:  # steps in peace tell better what plain decoding costs than the one after looking for a draft
+            ms, self._quiet_ms, self._quiet_n = self._quiet_ms / self._quiet_n, 0.0, 0
         draft_ms, self._draft_ms = self._draft_ms, 0.0
         if draft_ms:  # the draft model was asked and had nothing to offer
             overlap = self._controller.plan.overlap
@@ -232,5 +262,5 @@ class Speculator:
             depth=plan.depth,
             overlap=plan.overlap,
             plain_ms=controller.plain_ms,
-            reason=self._reason or controller.reason,
+            reason=self.why_not or controller.reason,
         )

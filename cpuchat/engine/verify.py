@@ -24,6 +24,8 @@ from cpuchat.protocol import SpeculationFigures, StopReason
 
 UPDATE_SECONDS: Final = 0.25
 """Between two reports of how speculation goes."""
+LOOKING_AHEAD: Final = 0.1
+"""Of the time to look for drafts, what may be saved up, in steps."""
 
 
 def write_drafted(
@@ -74,19 +76,28 @@ def write_drafted(
     try:
         reason = "cancelled" if sequence.abort.is_set() else take(sampler.pick(row), "")
         told = 0
+        owed = 0.0  # ms spent on looking for drafts in vain, less what may be
         while reason is None:
-            speculator.append(tokens[told:])
-            told = len(tokens)
-            proposal = speculator.propose(limit - told - 1)
-            began = perf_counter()
-            if began >= next_update:
-                next_update = began + UPDATE_SECONDS
-                on_update(told, speculator.figures())
-                began = perf_counter()
+            proposal = None
+            looked = perf_counter()
+            if owed <= 0:
+                speculator.append(tokens[told:])
+                told = len(tokens)
+                waited = speculator.seconds
+                proposal = speculator.propose(limit - told - 1)
+                looked += speculator.seconds - waited  # the draft model's time is counted there
+            if looked >= next_update:
+                next_update = perf_counter() + UPDATE_SECONDS
+                on_update(len(tokens), speculator.figures())
             if proposal is None:
+                began = perf_counter()
                 row = sequence.step(tokens[-1])
                 reason = take(sampler.pick(row), "")
-                speculator.plain(1e3 * (perf_counter() - began))
+                done = perf_counter()
+                speculator.plain(1e3 * (done - began), is_known=owed <= 0)
+                if owed <= 0 and speculator.is_adaptive:
+                    owed = max(owed, -LOOKING_AHEAD * (done - began)) + began - looked + perf_counter() - done
+                owed -= speculator.looking_share * (done - began)
                 continue
             drafted = proposal.tokens
             n = len(drafted)
@@ -103,7 +114,7 @@ def write_drafted(
                 reason = take(token, proposal.drafter if right else "")
                 if reason is not None or not right:
                     break
-            took = 1e3 * (perf_counter() - began)
+            took = 1e3 * (perf_counter() - looked)
             # The last token of the answer is never part of the sequence.
             kept = before + len(tokens) - told + (reason == "end")
             sequence.take_back(min(kept, before + 1 + n))

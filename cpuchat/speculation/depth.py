@@ -44,6 +44,8 @@ _HOPELESS_SHARE: Final = 0.004
 _HORIZON: Final = 128
 """A catch-up must pay within as many tokens (or as many again as were written)."""
 _RECENT: Final = 16
+_PROBE: Final = 3
+"""Plain steps to see what one costs, after the first: one, and two more if it surprises."""
 
 
 class DepthController:
@@ -68,14 +70,15 @@ class DepthController:
         self._doubts: dict[DrafterName, Doubt] = {name: Doubt() for name in self._acceptance}
         plain = self.plain_ms or 0.0
         self._reading = Budget(0.008, start=1.5 * plain, most=4.0 * plain)
-        self._probing = Budget(0.004, start=0.0, most=2.0 * plain)
-        self._exploring = Budget(0.005, start=0.5 * plain, most=1.0 * plain)
+        self._probing = Budget(0.002, start=0.0, most=2.0 * plain)
+        self._exploring = Budget(0.003, start=0.5 * plain, most=1.0 * plain)
         self._offered = 1.0
         self._fixed = 0
         self._plan = Plan()
         self._on = False
         self._lag = 0
         self._probe = 0
+        self._settled = True
         self._written = 0
         self._unread = 0
         self._fresh = 0
@@ -106,10 +109,13 @@ class DepthController:
         self._cache.clear()
 
     def plain(self, ms: float) -> None:
-        """One plain step took `ms`."""
-        self._plain.observe(ms)
-        if self._times is not None:
-            self._times.observe(1, ms)
+        """One plain step took `ms`. The first one after a pass of another size is slower than those that follow (its
+        graph is built anew, the caches hold something else): it says nothing about plain decoding."""
+        if self._settled:
+            self._plain.observe(ms)
+            if self._times is not None:
+                self._times.observe(1, ms)
+        self._settled = True
         self._passed(1, ms)
         for doubt in self._doubts.values():
             doubt.fade()
@@ -128,6 +134,7 @@ class DepthController:
     ) -> None:
         """A pass over 1 + len(proposal) tokens took `ms` (without a rollback), after `draft_ms` of drafting that it
         had to wait for. `accepted` tokens were right; of `compared` (None: all) that were looked at."""
+        self._settled = len(proposal) == 0
         n, name = len(proposal), proposal.drafter
         compared = n if compared is None else min(compared, n)
         acceptance = self._acceptance[name]
@@ -324,14 +331,14 @@ class DepthController:
     def _probe_plain(self, rate: float) -> bool:
         """Whether to take a plain step now, only to see what one costs."""
         assert self._times is not None
-        if self._times.unsettled(1) and self._probe:
+        if self._probe and (self._probe == _PROBE or self._times.unsettled(1)):
             self._probe -= 1
             return True
         if self._times.since(1) < _RECENT:
             return False
-        if not self._probing.spend(max(0.02 * self._times.ms[0], self._times.ms[0] - 1.0 / rate)):
+        if not self._probing.spend(2 * max(0.02 * self._times.ms[0], self._times.ms[0] - 1.0 / rate)):
             return False
-        self._probe = 2
+        self._probe = _PROBE
         return True
 
     def shadow_budget(self, lag: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,6 +122,8 @@ class Talker:
             assert draft is not None and self.drafter is not None
             self.thread = DraftThread(target, draft, self.drafter, *cpus)
         self.speculator = Speculator(costs, self.drafter, self.thread)
+        # These models are so quick that the real one would leave them alone.
+        self.speculator.least_plain_ms, self.speculator.looking_share = 0.0, math.inf
 
     def decide(self, controller: DepthController) -> Talker:
         """Let `controller` decide instead of one that goes by times."""
