@@ -22,7 +22,7 @@ from typing import Any
 from accuracy import accuracy
 from common import RESULTS, WORK, MeasureError, Row, arguments, machine, run_main, save, say, table
 from demo_pair import demo
-from depths import ALPHAS, full_vocabulary, large_draft, small_draft
+from depths import ALPHAS, full_vocabulary, large_draft, longer, never_slower, small_draft
 from drafting import Section, Setup
 from free_drafters import copy, prose
 from overlap import overlap
@@ -36,6 +36,8 @@ NAME = "speculation"
 SECTIONS: dict[str, Callable[[Setup], Section]] = {
     "accuracy": accuracy,
     "adaptive": small_draft,
+    "never-slower": never_slower,
+    "longer": longer,
     "large-draft": large_draft,
     "copy": copy,
     "prose": prose,

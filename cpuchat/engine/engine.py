@@ -132,8 +132,11 @@ class Engine:
         loaded = self._loaded
         if loaded is not None and loaded.chat_id == chat_id:
             loaded.chat_id = ""
-        if loaded is not None and loaded.cache is not None:
-            loaded.cache.forget(chat_id)
+        if loaded is not None:
+            loaded.speculator.forget_others()  # it may be among them; the rest is read again
+            loaded.knows_others = False
+            if loaded.cache is not None:
+                loaded.cache.forget(chat_id)
 
     def unload(self) -> None:
         """Free the model. Ends with `Unloaded`."""

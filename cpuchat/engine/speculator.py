@@ -77,10 +77,15 @@ class Speculator:
         self._draft_ms = 0.0  # what was waited for since the last pass
         self._ahead_of: list[int] | None = None  # the block that the draft model goes on from meanwhile
         self._ready: list[int] = []  # drafted ahead, and the assumption was right
+        self._overlaps = False
 
     def remember(self, text: Tokens[int]) -> None:
         """Another chat's text, for suffix decoding across chats."""
         self._suffix.remember(text)
+
+    def forget_others(self) -> None:
+        """Forget what `remember` was told."""
+        self._suffix.forget()
 
     def begin(self, options: Speculation, text: Tokens[int]) -> bool:
         """An answer to `text` begins; False when nothing is to be drafted, and `why_not` tells if it could be."""
@@ -93,6 +98,7 @@ class Speculator:
         self._cascade = Cascade(free, self._controller.free_depth) if free and self._max_depth else None
         self._resting = 0
         self._quiet_ms, self._quiet_n = 0.0, 0
+        self._overlaps = False
         self._controller.begin(fixed=min(options.depth, self._max_depth))
         if self._cascade is not None:
             self._cascade.begin(text)
@@ -136,10 +142,10 @@ class Speculator:
 
     def verifying(self, proposal: Proposal) -> None:
         """The target begins to verify `proposal`; with cores of its own, the draft model goes on meanwhile."""
-        plan = self._controller.plan
-        if self._thread is not None and self._thread.is_on and plan.overlap and proposal.drafter == "draft":
+        if self._thread is not None and self._overlaps and proposal.drafter == "draft":
             self._ahead_of = proposal.tokens
-            self._thread.draft_ahead(proposal.tokens, plan.depth, self._options.min_probability)
+            depth = self._controller.plan.depth
+            self._thread.draft_ahead(proposal.tokens, depth, self._options.min_probability)
 
     def end(self) -> None:
         """The answer is over."""
@@ -169,8 +175,11 @@ class Speculator:
             self._resting -= 1
             return None
         plan = self._plan(draft, room)
-        if self._thread is not None and not self._thread.always:
-            self._thread.switch(plan.overlap)
+        if self._thread is not None:
+            # Cores that were named for the draft model are its own whatever was measured.
+            self._overlaps = plan.overlap or (self._thread.always and bool(self._options.depth))
+            if not self._thread.always:
+                self._thread.switch(plan.overlap)
         if plan.depth < 1:
             if not self._listen(draft):
                 self._resting = _REST
@@ -241,7 +250,7 @@ class Speculator:
             ms, self._quiet_ms, self._quiet_n = self._quiet_ms / self._quiet_n, 0.0, 0
         draft_ms, self._draft_ms = self._draft_ms, 0.0
         if draft_ms:  # the draft model was asked and had nothing to offer
-            overlap = self._controller.plan.overlap
+            overlap = self._overlaps
             self._controller.verified(Proposal("draft"), 0, ms, draft_ms=draft_ms, overlap=overlap)
         else:
             self._controller.plain(ms)
@@ -250,7 +259,8 @@ class Speculator:
         """A pass over 1 + len(proposal) tokens took `ms`: of `compared` drafted tokens `accepted` were right."""
         self._stats.verified(proposal.drafter, len(proposal), accepted)
         draft_ms, self._draft_ms = self._draft_ms, 0.0
-        overlap = proposal.drafter == "draft" and self._controller.plan.overlap
+        split = self._thread is not None and self._thread.is_on and not self._thread.always
+        overlap = split or (proposal.drafter == "draft" and self._overlaps)
         self._controller.verified(
             proposal, accepted, ms, compared=compared, draft_ms=draft_ms, overlap=overlap
         )
@@ -260,7 +270,7 @@ class Speculator:
         controller, plan = self._controller, self._controller.plan
         return self._stats.figures(
             depth=plan.depth,
-            overlap=plan.overlap,
+            overlap=self._overlaps and plan.depth > 0,
             plain_ms=controller.plain_ms,
             reason=self.why_not or controller.reason,
         )

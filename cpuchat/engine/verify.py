@@ -76,7 +76,7 @@ def write_drafted(
     try:
         reason = "cancelled" if sequence.abort.is_set() else take(sampler.pick(row), "")
         told = 0
-        owed = 0.0  # ms spent on looking for drafts in vain, less what may be
+        owed = 0.0  # seconds spent on looking for drafts in vain, less what may be
         while reason is None:
             proposal = None
             looked = perf_counter()

@@ -97,6 +97,11 @@ class SuffixDecoding:
             self._newer.extend([*new, END])
             self._newer_texts.append(text)
 
+    def forget(self) -> None:
+        """Forget all other chats."""
+        self._newer, self._older = NgramIndex(SIZES), NgramIndex(SIZES)
+        self._newer_texts = []
+
     def _unknown(self, text: array[int]) -> array[int]:
         """What of `text` the newer generation does not hold, with enough before it to be found by."""
         known = max((common_prefix(text, other) for other in self._newer_texts), default=0)

@@ -212,3 +212,13 @@ def test_memory_for_a_long_chat():
         tracemalloc.stop()
     assert drafter.propose(1).tokens == []
     assert used < 20e6
+
+
+def test_other_chats_can_be_forgotten() -> None:
+    drafter = SuffixDecoding()
+    drafter.remember(list(range(50)))
+    drafter.begin([7, 8, 9])
+    assert drafter.propose(4).tokens == [10, 11, 12, 13]
+    drafter.forget()
+    assert drafter.remembered == 0
+    assert not drafter.propose(4).tokens

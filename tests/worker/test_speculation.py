@@ -137,20 +137,17 @@ async def test_drafters_without_a_draft_model(files: tuple[Path, Path]) -> None:
 
 async def test_calibration_is_shown_and_kept(files: tuple[Path, Path]) -> None:
     async with worker() as backend:
-        for _ in range(8):  # what was disturbed is measured again
-            first, answer = await load(backend, *files, calibrate=True)
-            measured = [e for e in answer.of(LoadProgress) if e.phase == "calibrating"]
-            assert measured[-1].done == measured[-1].total > 1
-            assert [e.done for e in measured] == sorted(e.done for e in measured)
-            assert len(first.pass_ms) == 32
-            if paths.calibration_dir().exists():
-                break
-        else:
-            pytest.skip("nothing can be measured while this machine is so busy")
+        first, answer = await load(backend, *files, calibrate=True)
+        measured = [e for e in answer.of(LoadProgress) if e.phase == "calibrating"]
+        assert measured[-1].done == measured[-1].total > 1
+        assert [e.done for e in measured] == sorted(e.done for e in measured)
+        assert len(first.pass_ms) == 32
+    kept = paths.calibration_dir().exists()  # a busy machine disturbs the measurement, which is then not kept
     async with worker() as backend:  # another process
         again, answer = await load(backend, *files, calibrate=True)
-        assert not [e for e in answer.of(LoadProgress) if e.phase == "calibrating"]
-        assert again.pass_ms == first.pass_ms
+        measured_again = any(e.phase == "calibrating" for e in answer.of(LoadProgress))
+        assert measured_again != kept
+        assert not kept or again.pass_ms == first.pass_ms
         plain = await collect(backend.generate(say("a b c")))
         adaptive = await collect(backend.generate(say("a b c", Speculation(drafters=ALL))))
         assert adaptive.text == plain.text
