@@ -210,8 +210,9 @@ def acceptance(answers: Iterable[Answer], depth: int) -> tuple[int, int]:
 
 def tokens_per_pass(answers: Iterable[Answer]) -> float:
     """Tokens after the first (which comes out of reading the prompt) per evaluation of the target."""
-    done = list(answers)
-    return sum(one.timings.predicted_n - 1 for one in done) / max(sum(figures(one).passes for one in done), 1)
+    steps = [(one.timings.predicted_n - 1, figures(one).passes) for one in answers]
+    # No passes are counted where drafting was left alone from the start: that is plain decoding.
+    return sum(tokens for tokens, _ in steps) / max(sum(passes or tokens for tokens, passes in steps), 1)
 
 
 def draft_token_ms(done: Answer) -> float:

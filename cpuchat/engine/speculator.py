@@ -119,7 +119,7 @@ class Speculator:
         plain = self._plain_ms
         if options.depth or plain is None or plain >= self.least_plain_ms:
             return ""
-        return f"off: this model writes a token in {plain:.2g} ms, and drafting itself takes about as long"
+        return f"off: a token takes this model {plain:.2g} ms, and drafting takes as long"
 
     def append(self, tokens: Tokens[int]) -> None:
         """These were written."""
