@@ -24,10 +24,10 @@ from pydoc_data.topics import topics
 import numpy as np
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main, say, table
 
+from cpuchat.prefix import common_prefix
 from cpuchat.speculation.cascade import Cascade
 from cpuchat.speculation.drafter import MAX_DEPTH, Drafter
 from cpuchat.speculation.lookup import PromptLookup
-from cpuchat.speculation.ngrams import common_prefix
 from cpuchat.speculation.suffix import SuffixDecoding
 
 N_HISTORY = 32_000

@@ -19,11 +19,12 @@ from cpuchat.engine.prompt import PLAIN_STOPS, plain_completion
 from cpuchat.engine.reasoning import ReasoningSplitter
 from cpuchat.engine.sampling import Sampler
 from cpuchat.engine.scribe import Scribe, ThreadedStream
-from cpuchat.engine.sequence import Aborted, common_prefix
+from cpuchat.engine.sequence import Aborted
 from cpuchat.engine.speculator import Speculator
 from cpuchat.engine.text import Detokenizer
 from cpuchat.engine.verify import write_drafted
 from cpuchat.errors import ContextFull, UsageError
+from cpuchat.prefix import common_prefix
 from cpuchat.protocol import (
     ContextTrimmed,
     Event,

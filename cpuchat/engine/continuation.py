@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from cpuchat.prefix import common_prefix
+
 
 class Continuation(msgspec.Struct):
     """Text and tokens of one conversation so far.
@@ -41,7 +43,7 @@ class Continuation(msgspec.Struct):
 
     def _cut(self, text: bytes) -> int:
         """Index of the last cut inside the common prefix with `text`."""
-        return bisect_right(self.cut_bytes, _common_bytes(self.text, text)) - 1
+        return bisect_right(self.cut_bytes, common_prefix(self.text, text)) - 1
 
     def shared(self, text: bytes) -> int:
         """Bytes of `text` whose tokens are known."""
@@ -92,14 +94,3 @@ class Continuation(msgspec.Struct):
             self.cut_bytes.append(at_byte)
             self.cut_tokens.append(at_token)
         self.text = b"".join(parts)
-
-
-def _common_bytes(a: bytes, b: bytes) -> int:
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

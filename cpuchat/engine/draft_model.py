@@ -13,7 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from cpuchat.engine.sequence import Sequence, common_prefix
+from cpuchat.engine.sequence import Sequence
+from cpuchat.prefix import common_prefix
 from cpuchat.protocol import DrafterName
 from cpuchat.speculation.drafter import MAX_DEPTH, UNKNOWN, Proposal, grade
 

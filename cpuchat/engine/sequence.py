@@ -14,6 +14,7 @@ from cpuchat.engine import bindings
 from cpuchat.engine.bindings import AbortFlag, llama
 from cpuchat.engine.rollback import Exact, Rollback, RollbackKind
 from cpuchat.errors import GenerationFailed
+from cpuchat.prefix import common_prefix
 
 _OK, _NO_SLOT, _ABORTED = 0, 1, 2
 _MAX_ROWS = 256
@@ -21,20 +22,6 @@ _MAX_ROWS = 256
 
 class Aborted(Exception):
     """The abort flag stopped a batch. The sequence holds what was finished before."""
-
-
-def common_prefix(a: Tokens[int], b: Tokens[int]) -> int:
-    """Length of the longest common prefix."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while low < high:  # a[:low] is common, a[:high] is not
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class Sequence:

@@ -10,8 +10,6 @@ from typing import Final
 MAX_TOKENS: Final = 32
 """Most tokens of one verify pass: the longest draft and the token before it."""
 
-_KNEE: Final = 3.0
-
 
 @dataclass(frozen=True)
 class OverlapCosts:
@@ -79,16 +77,6 @@ def fill(points: Mapping[int, float]) -> tuple[float, ...]:
     return tuple(times)
 
 
-def expert_union(n: int, n_expert: int, n_used: int) -> float:
-    """Expected number of different experts that a pass over `n` tokens reads: E(1 - (1 - u/E)^n).
-
-    Independent routing, an upper bound: tokens of one text share experts.
-    """
-    if n_expert <= 0:
-        return 0.0
-    return n_expert * (1.0 - (1.0 - min(n_used, n_expert) / n_expert) ** n)
-
-
 def expected_tokens(rates: Sequence[float]) -> float:
     """Tokens that a verify pass yields: 1 + sum of products, where rates[j] is the probability that drafted token j
     is right if all before it were (Leviathan et al., 2211.17192, for equal rates: (1 - a^(g+1)) / (1 - a))."""
@@ -97,23 +85,3 @@ def expected_tokens(rates: Sequence[float]) -> float:
         reached *= rate
         total += reached
     return total
-
-
-def estimated(t1_ms: float, n_expert: int = 0, n_expert_used: int = 0, expert_share: float = 0.0) -> PassCosts:
-    """Pass costs by formula, for a model that was not measured; measured ones are always better.
-
-    `t1_ms`: a plain step. `expert_share`: the part of the weights a plain step reads that are experts. Reading grows
-    with the union of experts; computing makes a pass proportional to n past a knee, smoothly: (1 + (n/n*)^6)^(1/6)
-    with n* = prefill speed / decode speed, taken as 3 (low, so that too much is never promised).
-
-    Raises:
-        ValueError: `t1_ms` is not positive.
-    """
-    times = []
-    base = (1.0 + _KNEE**-6) ** (1 / 6)
-    for n in range(1, MAX_TOKENS + 1):
-        traffic = 1.0
-        if n_expert > 0 and n_expert_used > 0:
-            traffic += expert_share * (expert_union(n, n_expert, n_expert_used) / n_expert_used - 1.0)
-        times.append(t1_ms * (traffic**6 + (n / _KNEE) ** 6) ** (1 / 6) / base)
-    return PassCosts(tuple(times))

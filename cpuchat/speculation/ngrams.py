@@ -6,22 +6,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
+from cpuchat.prefix import common_prefix
+
 _BASE: Final = (1 << 20) + 7
 _MASK: Final = (1 << 61) - 1
 NOWHERE: Final = -1
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens the two share from the start."""
-    low, high = 0, min(len(a), len(b))
-    # Whole slices are compared by the interpreter at once: far faster than a loop, for chats that mostly agree.
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class NgramIndex:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from math import sqrt
 from typing import Final
 
+from cpuchat.prefix import common_prefix
 from cpuchat.protocol import DrafterName
 from cpuchat.speculation.drafter import MAX_DEPTH, Proposal, grade
-from cpuchat.speculation.ngrams import NgramIndex, common_prefix
+from cpuchat.speculation.ngrams import NgramIndex
 
 SIZES: Final = (2, 3, 5, 8)
 """Lengths of the indexed n-grams: the matches looked for, shortest first."""

@@ -10,8 +10,9 @@ import pytest
 
 from cpuchat.engine.bindings import AbortFlag, llama
 from cpuchat.engine.model import Model
-from cpuchat.engine.sequence import Aborted, common_prefix
+from cpuchat.engine.sequence import Aborted
 from cpuchat.errors import GenerationFailed
+from cpuchat.prefix import common_prefix
 from cpuchat.protocol import LoadOptions
 
 

@@ -6,9 +6,7 @@ from cpuchat.speculation.costs import (
     MAX_TOKENS,
     OverlapCosts,
     PassCosts,
-    estimated,
     expected_tokens,
-    expert_union,
     fill,
 )
 from cpuchat.speculation.observed import ObservedTime, ObservedTimes
@@ -66,23 +64,6 @@ def test_expected_tokens_of_equal_rates_is_the_geometric_sum():
         assert expected_tokens([rate] * depth) == pytest.approx((1 - rate ** (depth + 1)) / (1 - rate))
     assert expected_tokens([1.0] * 5) == 6
     assert expected_tokens([]) == 1
-
-
-def test_union_of_experts():
-    # 128 experts, 8 used: 1.9, 3.6 and 6.5 times the experts of one token for 2, 4 and 8 (reference figures).
-    for n, ratio in ((1, 1.0), (2, 1.9), (4, 3.6), (8, 6.5)):
-        assert expert_union(n, 128, 8) / 8 == pytest.approx(ratio, abs=0.06)
-    assert expert_union(1000, 32, 4) == pytest.approx(32)
-    assert expert_union(4, 0, 0) == 0
-
-
-@given(st.floats(1, 500), st.integers(1, 16), st.floats(0, 1))
-def test_estimated_costs_grow_and_a_mixture_of_experts_pays_for_its_union(t1, used, share):
-    dense, sparse = estimated(t1), estimated(t1, 128, used, share)
-    assert dense.verify_ms[0] == pytest.approx(t1)
-    assert sparse.verify_ms[0] == pytest.approx(t1)
-    assert list(dense.verify_ms) == sorted(dense.verify_ms)
-    assert all(s >= d * (1 - 1e-9) for s, d in zip(sparse.verify_ms, dense.verify_ms, strict=True))
 
 
 def test_observed_times_follow_a_common_change_for_all_n():

@@ -7,7 +7,8 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.speculation.ngrams import NOWHERE, NgramIndex, common_prefix
+from cpuchat.prefix import common_prefix
+from cpuchat.speculation.ngrams import NOWHERE, NgramIndex
 
 SIZES = (1, 2, 3, 5)
 # Few different tokens, so that much repeats, and one of each kind of extreme id.
