@@ -1,4 +1,7 @@
-"""Finds the control groups of this process, version 1 and 2, and reads their files."""
+"""Finds the control groups of this process, version 1 and 2, and reads their files.
+
+Kernel documentation: admin-guide/cgroup-v2.rst, scheduler/sched-bwc.rst.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def read_text(path: Path) -> str:
 def read_number(path: Path) -> int | None:
     """The file's one number; None when it is absent or says something else ("max")."""
     text = read_text(path)
-    return int(text) if text.removeprefix("-").isdigit() else None
+    return int(text) if text.removeprefix("-").isdigit() and len(text) <= 20 else None
 
 
 class Cgroups:
@@ -57,3 +60,26 @@ class Cgroups:
                 mount = next((m for n in (",".join(names), controller) if (m := self.mount / n).is_dir()), None)
                 folders += self._upwards(mount, path) if mount else ()
         return folders
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """CPUs' worth of time that the control group grants (2.5 = two and a half); None when unlimited.
+
+    The smallest limit on the way from this process's group to the root: `cpu.max` (v2) or
+    `cpu.cfs_quota_us` / `cpu.cfs_period_us` (v1).
+    """
+    quotas: list[float] = []
+    groups = Cgroups(root)
+    for folder in groups.v2():
+        quota, _, period = read_text(folder / "cpu.max").partition(" ")
+        if _is_number(quota) and _is_number(period) and int(period) > 0:
+            quotas.append(int(quota) / int(period))
+    for folder in groups.v1("cpu"):
+        quota_us, period_us = read_number(folder / "cpu.cfs_quota_us"), read_number(folder / "cpu.cfs_period_us")
+        if quota_us is not None and quota_us > 0 and period_us is not None and period_us > 0:
+            quotas.append(quota_us / period_us)
+    return min(quotas, default=None)
+
+
+def _is_number(text: str) -> bool:
+    return text.isdigit() and len(text) <= 20

@@ -6,11 +6,15 @@ Linux: /proc/meminfo and the control group's limit (cgroup-v2.rst, cgroup-v1/mem
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from pathlib import Path
 
 from cpuchat.hardware.cgroups import Cgroups, read_number, read_text
+from cpuchat.hardware.lists import parse_cpu_list
 
 ROOT = Path("/")
+_ON_NODE = re.compile(r"^Node [0-9]+ (MemFree|Active\(file\)|Inactive\(file\)|SReclaimable): *([0-9]{1,15}) kB", re.M)
 
 
 def meminfo(root: Path = ROOT) -> dict[str, int]:
@@ -58,6 +62,24 @@ def total_bytes(root: Path = ROOT) -> int:
 
         total = int(psutil.virtual_memory().total)
     return min([total, *(limit for limit, _ in _limits(root))])
+
+
+def available_on(nodes: Collection[int], root: Path = ROOT) -> int | None:
+    """Memory that can still be had on these NUMA nodes, in bytes: what is free, and page cache that would be dropped.
+
+    None where `nodes` are all that have memory (then `available_bytes` knows better), or it cannot be read.
+    """
+    folders = root / "sys/devices/system/node"
+    there = parse_cpu_list(read_text(folders / "has_memory")) or parse_cpu_list(read_text(folders / "online"))
+    if not nodes or set(there) <= set(nodes):
+        return None
+    total = 0
+    for node in set(nodes):
+        found = dict(_ON_NODE.findall(read_text(folders / f"node{node}/meminfo")))
+        if "MemFree" not in found:
+            return None
+        total += 1024 * sum(int(number) for number in found.values())
+    return total
 
 
 def available_bytes(root: Path = ROOT) -> int:

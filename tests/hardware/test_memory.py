@@ -66,3 +66,19 @@ def test_without_proc_psutil_answers(tmp_path: Path) -> None:
 
 def test_this_machine() -> None:
     assert 0 < memory.available_bytes() <= memory.total_bytes() <= psutil.virtual_memory().total
+
+
+def test_memory_of_some_nodes(tmp_path: Path) -> None:
+    nodes = "sys/devices/system/node"
+    for number, free in enumerate((4, 20, 0)):
+        folder = tmp_path / f"{nodes}/node{number}"
+        folder.mkdir(parents=True)
+        lines = {"MemTotal": 64 << 20, "MemFree": free << 20, "Active(file)": 2 << 20, "Inactive(file)": 1 << 20}
+        text = "\n".join(f"Node {number} {name}: {kib:>12} kB" for name, kib in (lines | {"SReclaimable": 512}).items())
+        (folder / "meminfo").write_text(text + "\n")
+    (tmp_path / f"{nodes}/has_memory").write_text("0-1\n")
+    assert memory.available_on((0,), tmp_path) == 7 * GIB + (512 << 10)
+    assert memory.available_on((1,), tmp_path) == 23 * GIB + (512 << 10)
+    assert memory.available_on((0, 1), tmp_path) is None is memory.available_on((), tmp_path)  # all there is
+    assert memory.available_on((7,), tmp_path) is None
+    assert memory.available_on((0,), tmp_path / "nowhere") is None

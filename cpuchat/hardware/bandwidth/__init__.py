@@ -1,0 +1,1 @@
+"""How fast memory can be read: by the modules, and measured."""

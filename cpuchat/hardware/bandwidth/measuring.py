@@ -1,0 +1,208 @@
+"""Measuring the read bandwidth of a set of CPUs, in a process of its own (`read_probe`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+from cpuchat.errors import CpuchatError, Interrupted
+from cpuchat.hardware import sysfs
+from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.hardware.memory import available_bytes
+
+ROOT = Path("/")
+MOST_BYTES: Final = 3_900_000_000
+"""Memory that a measurement takes at most, however much there is; and never more than a quarter of what is free."""
+
+_HUGE_PAGE: Final = 2 << 20
+_PLENTY: Final = 256 << 20
+_ENOUGH: Final = 32 << 20
+_FAR_BEYOND, _BEYOND = 8, 2
+"""How many times the L3 all threads of one L3 group together read, where there is memory for it; and at least."""
+_MODULE = "cpuchat.hardware.bandwidth.read_probe"
+_OPTIONS: list[str] = []  # What the probe should do otherwise than it would.
+_POLL_SECONDS: Final = 0.05
+_PATIENCE: Final = 45.0
+_MEMORY_REFUSED: Final = "CPUCHAT_MEMORY_REFUSED"
+
+Cancelled = Callable[[], bool]
+
+
+class ProbeFailed(CpuchatError):
+    """The read bandwidth could not be measured; the message says why."""
+
+    code = "probe_failed"
+    exit_code = 14
+
+
+_ALONE: Final = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Read bandwidth in bytes per second: of each round, and the best of them.
+
+    `cpus` are the logical CPUs that read, one thread each; `node` is the NUMA node that the memory was bound to (None:
+    wherever the memory policy of this process puts it). `shares` are, for each round, the part of its CPU that the
+    thread got which got least; () when nobody looked.
+    """
+
+    cpus: tuple[int, ...]
+    bytes_per_s: float
+    rounds: tuple[float, ...]
+    node: int | None = None
+    shares: tuple[float, ...] = ()
+
+    @property
+    def disturbed(self) -> bool:
+        """Other programs ran on these CPUs in every round, so it is less than they can."""
+        return bool(self.shares) and max(self.shares) < _ALONE
+
+
+def measure(
+    cpus: Sequence[int],
+    *,
+    seconds: float = 0.5,
+    rounds: int = 3,
+    node: int | None = None,
+    memory: str = "",
+    cancelled: Cancelled | None = None,
+    root: Path = ROOT,
+) -> Measured:
+    """Read memory with one pinned thread per CPU of `cpus`, `rounds` times for `seconds`. Blocks that long.
+
+    Args:
+        node: bind the memory to this NUMA node.
+        memory: the memory policy, in the words of `mempolicy`; "" is that of this process.
+        cancelled: asked every 50 ms; True ends the measurement.
+
+    Raises:
+        ProbeFailed: too little free memory, a CPU that this process may not use, or a node that may not be used.
+        Interrupted: `cancelled` said so.
+    """
+    chosen = tuple(sorted(set(cpus)))
+    if not chosen:
+        raise ProbeFailed("There is no core to measure.")
+    command = [
+        sys.executable, "-m", _MODULE, *_OPTIONS,
+        "--cpus", ",".join(map(str, chosen)),
+        "--bytes", str(buffer_bytes(chosen, root)),
+        "--seconds", f"{seconds:g}",
+        "--rounds", str(rounds),
+    ]  # fmt: skip
+    words = memory if node is None else f"bind:{node}"
+    if words:
+        from cpuchat.hardware.numa.launch import launch_command
+
+        command = launch_command(words, command)
+    found = _run(command, cancelled or (lambda: False), seconds * rounds + _PATIENCE)
+    refused = found.get("memory_refused")
+    if node is not None and refused:
+        raise ProbeFailed(f"Memory could not be bound to node {node}: {refused}")
+    rates = tuple(float(rate) for rate in found.get("rounds", ()))
+    if not rates or max(rates) <= 0:
+        raise ProbeFailed("The measuring process read nothing.")
+    return Measured(chosen, max(rates), rates, node, tuple(float(share) for share in found.get("shares", ())))
+
+
+def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
+    """Memory for each of `cpus` to read, in bytes: so much that no cache holds it.
+
+    Raises:
+        ProbeFailed: there is not enough free memory for that.
+    """
+    wanted = _PLENTY
+    needed = _ENOUGH
+    for size, threads in _l3_groups(cpus, root):
+        wanted = max(wanted, _FAR_BEYOND * size // threads)
+        needed = max(needed, _BEYOND * size // threads)
+    if needed * len(cpus) > MOST_BYTES:  # Hundreds of cores: together they are beyond the caches with less each.
+        needed = MOST_BYTES // len(cpus)
+    allowed = min(MOST_BYTES, available_bytes(root) // 4)
+    if needed * len(cpus) > allowed:
+        raise ProbeFailed(
+            f"Measuring {_cores(len(cpus))} takes {needed * len(cpus) * 4 / 1e9:.1f} GB of free memory, "
+            f"and there is {allowed * 4 / 1e9:.1f} GB.",
+            "Close other programs, or measure fewer cores.",
+        )
+    return max(min(wanted, allowed // len(cpus)) // _HUGE_PAGE, 1) * _HUGE_PAGE
+
+
+def _l3_groups(cpus: Sequence[int], root: Path) -> list[tuple[int, int]]:
+    """(size of the last-level cache in bytes, how many of `cpus` share it) of each such cache."""
+    groups: list[tuple[int, int]] = []
+    seen: set[int] = set()
+    for cpu in cpus:
+        if cpu in seen:
+            continue
+        caches = sysfs.caches(root, cpu)
+        shared = set(caches[-1].shared) & set(cpus) if caches else {cpu}
+        seen |= shared | {cpu}
+        if caches:
+            groups.append((caches[-1].size, max(len(shared), 1)))
+    return groups
+
+
+def _run(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, Any]:
+    """What the measuring process prints.
+
+    Raises:
+        ProbeFailed: it failed, was ended, or took longer than `limit` seconds.
+        Interrupted: `cancelled` said so.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != _MEMORY_REFUSED}
+    end = monotonic() + limit
+    try:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    except OSError as error:
+        raise ProbeFailed(f"The measuring process did not start: {error.strerror}.") from None
+    with process:
+        try:
+            while True:
+                if cancelled():
+                    raise Interrupted("The measurement was stopped.")
+                try:
+                    output, errors = process.communicate(timeout=_POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    if monotonic() > end:
+                        raise ProbeFailed(f"The measurement was not done after {limit:.0f} seconds.") from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+    return _parsed(output, errors, process.returncode)
+
+
+def _parsed(output: bytes, errors: bytes, status: int) -> dict[str, Any]:
+    try:
+        found = json.loads(output)
+    except ValueError:
+        found = None
+    if isinstance(found, dict) and status == 0:
+        return found
+    if isinstance(found, dict) and found.get("error"):
+        raise ProbeFailed(f"Memory could not be read: {found['error']}.", "Choose other cores, or fewer.")
+    if status < 0:
+        why = f"was ended by signal {-status}"
+    else:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        why = f"failed: {lines[-1][:200]}" if lines else f"failed with status {status}"
+    raise ProbeFailed(f"The measuring process {why}.", "Most likely memory is short: close other programs.")
+
+
+def _cores(n: int) -> str:
+    return "1 core" if n == 1 else f"{n} cores"
+
+
+def describe(measured: Measured) -> str:
+    """`2 cores (0-1)`."""
+    return f"{_cores(len(measured.cpus))} ({format_cpu_list(measured.cpus)})"

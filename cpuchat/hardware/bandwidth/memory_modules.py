@@ -1,0 +1,159 @@
+"""What the memory modules could deliver at most: channels × transfers per second × width.
+
+In the order of trust: the SMBIOS table (root only: which modules there are, how fast they run), EDAC (anyone: which
+channels have modules, no speed), and what this model of CPU takes (assumed).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cpuchat.hardware.bandwidth.smbios import Module, read_modules
+from cpuchat.hardware.cgroups import read_number, read_text
+from cpuchat.hardware.topology import Topology
+
+ROOT: Final = Path("/")
+SMBIOS_TABLE: Final = "sys/firmware/dmi/tables/DMI"
+_EDAC: Final = "sys/devices/system/edac/mc"
+_CHANNEL_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Theoretical:
+    """The most that all channels together could transfer, in bytes per second.
+
+    `source` says in words how that is known; `assumed`: something of it is only usual for this CPU. `channels` are
+    those with modules, `possible` those that the CPUs have (None: not known), `speed_mt` million transfers per second.
+    `note` says how to know better, "" when there is nothing better.
+    """
+
+    bytes_per_s: float
+    source: str
+    channels: int
+    speed_mt: int
+    assumed: bool
+    possible: int | None = None
+    note: str = ""
+
+
+# CPU name: (channels of one socket, MT/s at one module per channel). AMD's and Intel's product pages.
+_CPUS: Final = tuple(
+    (re.compile(pattern, re.IGNORECASE), channels, speed)
+    for pattern, channels, speed in (
+        (r"EPYC 9\w\w5", 12, 6000),
+        (r"EPYC 9\w\w4", 12, 4800),
+        (r"EPYC 8\w\w4", 6, 4800),
+        (r"EPYC 7\w\w[23]", 8, 3200),
+        (r"EPYC 7\w\w1", 8, 2666),
+        (r"EPYC 4\w\w5", 2, 5600),
+        (r"EPYC 4\w\w4", 2, 5200),
+        (r"Threadripper PRO 9\d\d\dWX", 8, 6400),
+        (r"Threadripper PRO 7\d\d\dWX", 8, 5200),
+        (r"Threadripper PRO [35]\d\d\dWX", 8, 3200),
+        (r"Threadripper 9\d\d\dX", 4, 6400),
+        (r"Threadripper 7\d\d\dX", 4, 5200),
+        (r"Threadripper 3\d\d\dX", 4, 3200),
+        (r"Ryzen \d 9\d\d\dX?(3D)?\b", 2, 5600),
+        (r"Ryzen \d 7[5-9]\d\dX?(3D)?\b", 2, 5200),
+        (r"Ryzen \d [35]\d\d\dX?(T|3D)?\b", 2, 3200),
+        (r"Xeon.* 69\d\dP", 12, 6400),
+        (r"Xeon.* 6[57]\d\d[PE]", 8, 6400),
+        (r"Xeon.* (Platinum|Gold|Silver|Bronze) [3-9]5\d\d", 8, 5600),
+        (r"Xeon.* (Platinum|Gold|Silver|Bronze) [3-9]4\d\d", 8, 4800),
+        (r"Xeon.* (Platinum|Gold|Silver) [3-9]3\d\dH", 6, 3200),
+        (r"Xeon.* (Platinum|Gold|Silver) [3-9]3\d\d", 8, 3200),
+        (r"Xeon.* (Platinum|Gold|Silver|Bronze) [3-9]2\d\d", 6, 2933),
+        (r"Xeon.* (Platinum|Gold|Silver|Bronze) [3-9]1\d\d", 6, 2666),
+    )
+)
+
+
+def theoretical(topology: Topology, root: Path = ROOT) -> Theoretical | None:
+    """The best that is known about this machine's memory; None when nothing is. Never raises."""
+    usual = usual_memory(topology)
+    possible = usual[0] * len(topology.packages) if usual else None
+    modules = read_modules(root / SMBIOS_TABLE)
+    known = _from_modules(modules, possible)
+    if known is not None:
+        return known
+    if usual is None or topology.virtual:  # A virtual machine has some share of a memory that it knows nothing about.
+        return None
+    note = "" if modules else "the memory modules themselves are told to root only: sudo dmidecode -t memory"
+    speed = usual[1]
+    channels = len(edac_channels(root))
+    if channels:
+        words = f"{_channels(channels)} with modules (EDAC) × {speed} MT/s, assumed for {topology.cpu_name}"
+    else:
+        channels = usual[0] * len(topology.packages)
+        words = f"assumed: {_channels(channels)} × {speed} MT/s, what {topology.cpu_name} takes"
+    return Theoretical(channels * speed * 1e6 * _CHANNEL_BYTES, words, channels, speed, True, possible, note)
+
+
+def usual_memory(topology: Topology) -> tuple[int, int] | None:
+    """(channels per socket, MT/s) that this model of CPU takes; None for one that is not in the table."""
+    for pattern, channels, speed in _CPUS:
+        if pattern.search(topology.model):
+            return channels, speed
+    return None
+
+
+def _from_modules(modules: list[Module], possible: int | None) -> Theoretical | None:
+    """Adds up the channels of modules whose speed is known; modules on one channel share it, at the slower one's
+    speed."""
+    speeds: dict[str, list[int]] = {}
+    widths: dict[str, int] = {}
+    for number, module in enumerate(modules):
+        if module.speed_mt and module.width_bits:
+            channel = channel_of(module) or f"module {number}"
+            speeds.setdefault(channel, []).append(module.speed_mt)
+            widths[channel] = max(widths.get(channel, 0), module.width_bits)
+    if not speeds:
+        return None
+    channels = sorted(speeds)
+    if possible is not None:
+        # Boards whose labels tell no channels, or tell them wrongly, cannot have more than the CPU.
+        channels = channels[:possible]
+    total = sum(min(speeds[channel]) * 1e6 * widths[channel] / 8 for channel in channels)
+    slowest = min(min(speeds[channel]) for channel in channels)
+    words = f"{_channels(len(channels))} × {slowest} MT/s (SMBIOS)"
+    return Theoretical(total, words, len(channels), slowest, False, possible)
+
+
+def channel_of(module: Module) -> str:
+    """What modules on the same channel have in common; "" where the board's labels don't tell.
+
+    Boards write "P0 CHANNEL A" (the bank) with "DIMM 0", "ChannelA-DIMM0", "DIMM_A1", "P1-DIMMA1", "DIMM_P0_A0", "A1".
+    """
+    for text in (module.bank, module.locator):
+        if match := re.match(r"(.*?CHANNEL[ _-]?[A-Z0-9]{1,2}?)(?![A-Z0-9])", text, re.IGNORECASE):
+            return match[1].upper()
+    if match := re.fullmatch(r"(.*DIMM[ _-]?(?:P[0-9]_)?)?([A-P])[ _-]?[0-9]{0,2}", module.locator, re.IGNORECASE):
+        return f"{match[1] or ''}{match[2]}".upper()
+    return ""
+
+
+def edac_channels(root: Path = ROOT) -> set[tuple[str, str]]:
+    """(memory controller, channel) of every channel that EDAC sees a module on (kernel doc: driver-api/edac.rst)."""
+    found: set[tuple[str, str]] = set()
+    for controller in _folders(root / _EDAC, "mc"):
+        for module in (*_folders(controller, "dimm"), *_folders(controller, "rank")):
+            match = re.search(r"channel ([0-9]{1,3})", read_text(module / "dimm_location"))
+            if match and (read_number(module / "size") or 0) > 0:
+                found.add((controller.name, match[1]))
+    return found
+
+
+def _folders(base: Path, name: str) -> Iterator[Path]:
+    """Folders called `name` and a number."""
+    try:
+        yield from sorted(path for path in base.iterdir() if re.fullmatch(rf"{name}[0-9]{{1,4}}", path.name))
+    except OSError:
+        return
+
+
+def _channels(n: int) -> str:
+    return "1 channel" if n == 1 else f"{n} channels"

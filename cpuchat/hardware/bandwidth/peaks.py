@@ -1,0 +1,92 @@
+"""The read bandwidth of the cores in use: what utilization is divided by. Measured once for each choice of cores."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from cpuchat.errors import CpuchatError, Interrupted
+from cpuchat.hardware.bandwidth import kept as bandwidth_file
+from cpuchat.hardware.bandwidth.measuring import ROOT, Cancelled, Measured, measure
+from cpuchat.hardware.numa.mempolicy import current
+from cpuchat.telemetry.machine import Peak
+
+
+def peak_of(
+    cpus: Sequence[int],
+    memory_words: str = "",
+    *,
+    cache: bool = True,
+    cancelled: Cancelled | None = None,
+    failed: Callable[[str], None] | None = None,
+    root: Path = ROOT,
+) -> Peak | None:
+    """The read bandwidth of these logical CPUs together; measured (2 seconds) unless it was before on this machine.
+
+    What was measured while other programs ran is measured again, and the better of both counts.
+
+    Args:
+        memory_words: the memory policy to measure under, resolved ("local", "interleave:0-1"); "" is the one that this
+            process runs under.
+        cache: False measures in any case. What is measured is kept either way.
+        cancelled: asked every 50 ms; True ends the measurement.
+        failed: gets the reason in words when there is no figure.
+
+    Returns:
+        None when it was cancelled, or could not be measured.
+    """
+    known = _saved(cpus, memory_words, root) if cache else None
+    if known is not None and not known.disturbed:
+        return _peak(known)
+    try:
+        measured = measure(cpus, memory=memory_words, cancelled=cancelled, root=root)
+    except Interrupted:
+        return None
+    except CpuchatError as error:
+        if failed is not None:
+            failed(str(error))
+        return None
+    return remember(measured, memory_words, root=root)
+
+
+def known_peak(
+    cpus: Sequence[int], memory_words: str = "", *, root: Path = ROOT, disturbed: bool = True
+) -> Peak | None:
+    """What was measured before of these CPUs on this machine; None when nothing was.
+
+    `disturbed` False: also None when other programs ran meanwhile.
+    """
+    known = _saved(cpus, memory_words, root)
+    return None if known is None or (known.disturbed and not disturbed) else _peak(known)
+
+
+def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> Measured | None:
+    saved = bandwidth_file.load(_key(cpus, memory_words, root))
+    with contextlib.suppress(msgspec.ValidationError):
+        measured = msgspec.convert(saved, Measured)
+        if measured.bytes_per_s > 0 and measured.cpus == tuple(sorted(set(cpus))):
+            return measured
+    return None
+
+
+def remember(measured: Measured, memory_words: str = "", *, root: Path = ROOT) -> Peak:
+    """Keep a measurement as the peak of its CPUs, unless other programs ran and more was measured before."""
+    known = _saved(measured.cpus, memory_words, root) if measured.disturbed else None
+    if known is not None and known.bytes_per_s > measured.bytes_per_s:
+        return _peak(known)
+    bandwidth_file.store(_key(measured.cpus, memory_words, root), measured)
+    return _peak(measured)
+
+
+def _key(cpus: Sequence[int], memory_words: str, root: Path) -> str:
+    policy = None if memory_words else current()
+    return bandwidth_file.key("peak", cpus, policy.words if policy else memory_words, root)
+
+
+def _peak(measured: Measured) -> Peak:
+    n = len(measured.cpus)
+    source = f"measured, {n} core{'' if n == 1 else 's'}"
+    return Peak(measured.bytes_per_s, f"{source}, other programs ran" if measured.disturbed else source, measured.cpus)

@@ -1,0 +1,22 @@
+"""What is wrong with a machine for CPU inference: each finding with the figure that shows it, and what to do.
+
+Pure: judges the facts that `facts.gather` collects.
+"""
+
+from __future__ import annotations
+
+from cpuchat.hardware.checkup import cores as checks_cores
+from cpuchat.hardware.checkup import engine as checks_engine
+from cpuchat.hardware.checkup import memory as checks_memory
+from cpuchat.hardware.checkup.facts import Facts
+from cpuchat.hardware.checkup.findings import ORDER, Finding, Level
+
+__all__ = ["Finding", "Level", "examine"]
+
+_CHECKS = (*checks_engine.CHECKS, *checks_cores.CHECKS, *checks_memory.CHECKS)
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """All findings, the worst first. What cannot be known on a machine has none."""
+    found = [finding for check in _CHECKS for finding in check(facts)]
+    return sorted(found, key=lambda finding: ORDER.index(finding.level))

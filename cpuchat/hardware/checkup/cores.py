@@ -1,0 +1,136 @@
+"""Checks of the cores: which are used, what else wants them, how fast they may run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from cpuchat.hardware.checkup.facts import Facts
+from cpuchat.hardware.checkup.findings import Finding, by_plan
+from cpuchat.hardware.lists import format_cpu_list
+
+_AUTO = "engine.cores auto, engine.threads 0"
+_DYNAMIC = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+"""Drivers under which "powersave" is what scales with the load, not the lowest frequency (pm/intel_pstate.rst)."""
+
+
+def settings(facts: Facts) -> Iterator[Finding]:
+    """Settings that cannot be followed on this machine."""
+    if facts.cores_error:
+        words = f"engine.cores {facts.settings.cores}, engine.threads {facts.settings.threads}: {facts.cores_error}"
+        yield Finding("problem", "The cores of the settings cannot be used here", words, "Set both to auto and 0.")
+    if facts.policy_error:
+        words = f"engine.memory {facts.settings.memory}: {facts.policy_error}"
+        yield Finding("problem", "The memory policy of the settings cannot be used here", words, "Set it to auto.")
+    if facts.policy_refused:
+        evidence = f"{facts.policy}: {facts.policy_refused}"
+        fix = "In a container, allow it set_mempolicy (docker run --cap-add SYS_NICE)."
+        yield Finding("warning", "The memory policy is not in effect", evidence, fix)
+
+
+def siblings(facts: Facts) -> Iterator[Finding]:
+    """Two threads on one core share its units and its way to memory."""
+    if facts.choice is None:
+        return
+    cores = Counter(core.index for cpu in facts.choice.cpus if (core := facts.topology.core_of(cpu)) is not None)
+    shared = sum(n for n in cores.values() if n > 1)
+    n = len(facts.choice.cpus)
+    if shared:
+        evidence = f"{shared} of {n} threads share a core with another (CPUs {format_cpu_list(facts.choice.cpus)})"
+        yield Finding("warning", "SMT siblings are in use", evidence, f"Use one thread per core: {_AUTO}.")
+    elif facts.topology.smt:
+        yield Finding("ok", "one thread per core", f"{n} threads on {len(cores)} cores")
+
+
+def quota(facts: Facts) -> Iterator[Finding]:
+    """A control group that grants less time than there are cores stops all threads again and again."""
+    granted, cores = facts.topology.quota, len(facts.topology.allowed_cores)
+    if granted is None:
+        return
+    if facts.settings.threads > max(math.floor(granted), 1):
+        evidence = f"{facts.settings.threads} threads are set, the control group grants the time of {granted:g} CPUs"
+        yield Finding("problem", "The CPU quota is below the thread count", evidence, "Set engine.threads to 0.")
+    elif granted < cores:
+        evidence = f"the control group grants the time of {granted:g} CPUs, {cores} cores are there"
+        fix = "Raise its cpu.max (docker run --cpus), or better give it whole cores (--cpuset-cpus)."
+        yield Finding("warning", "The CPU quota leaves cores unused", evidence, fix)
+    else:
+        yield Finding("ok", "CPU quota", f"{granted:g} CPUs for {cores} cores")
+
+
+def others(facts: Facts) -> Iterator[Finding]:
+    """One thread that has to wait for its core makes all others wait."""
+    if facts.load is None:
+        return
+    cores = len(facts.topology.cores)  # the figure is of the whole machine, also in a container
+    if not cores:
+        return
+    evidence = f"{facts.load:.1f} processes were running or waiting on average in the last minute, for {cores} cores"
+    if facts.load > cores:
+        yield Finding(
+            "warning", "Other programs use the cores", evidence, "Find them with top, and end or wait for them."
+        )
+    elif facts.load > cores / 2:
+        fix = "Find them with top; measure when they are done."
+        yield Finding("advice", "Other programs use some of the cores", evidence, fix)
+    else:
+        yield Finding("ok", "other load", evidence)
+
+
+def isolated(facts: Facts) -> Iterator[Finding]:
+    """CPUs that the kernel was told to leave alone are usually meant for somebody."""
+    if facts.choice is None:
+        return
+    ours = sorted(set(facts.choice.cpus) & set(facts.topology.isolated))
+    if ours and len(ours) < len(facts.choice.cpus):
+        evidence = f"CPUs {format_cpu_list(ours)} of {format_cpu_list(facts.choice.cpus)} are isolated (isolcpus=)"
+        rest = format_cpu_list(set(facts.choice.cpus) - set(ours))
+        yield Finding("advice", "Cores in use are reserved", evidence, f"If for somebody else: engine.cores {rest}.")
+
+
+def virtual(facts: Facts) -> Iterator[Finding]:
+    """What a virtual machine shows of caches and nodes may be made up."""
+    if facts.topology.virtual:
+        evidence = f"{facts.topology.virtual}; it shows {facts.topology.cores_words}, {facts.topology.nps_words}"
+        fix = "Trust `cpuchat probe` instead, and ask the host to pin virtual CPUs to cores of their own."
+        yield Finding("advice", "This is a virtual machine: its topology is unverified", evidence, fix)
+
+
+def governor(facts: Facts) -> Iterator[Finding]:
+    """Anything but "performance" lets cores start slowly after each pause."""
+    if not facts.governors:
+        return
+    n = sum(count for _, count in facts.governors)
+    slow = [(name, count) for name, count in facts.governors if name != "performance"]
+    if not slow:
+        yield Finding("ok", "governor", f"performance on {n} CPUs")
+        return
+    words = ", ".join(f"{name} on {count}" for name, count in slow)
+    evidence = f"{words} of {n} CPUs (driver {facts.driver or 'unknown'})"
+    lowest = any(name == "powersave" for name, _ in slow) and facts.driver not in _DYNAMIC
+    title = "The governor holds the cores at their lowest frequency" if lowest else "The governor saves power"
+    yield Finding("warning" if lowest else "advice", title, evidence, by_plan(facts, "governor"))
+
+
+def boost(facts: Facts) -> Iterator[Finding]:
+    """Frequencies above the base clock."""
+    if facts.boost is False:
+        evidence = "cpufreq/boost is 0, or intel_pstate/no_turbo is 1"
+        yield Finding("advice", "Boost is off", evidence, by_plan(facts, "boost"))
+    elif facts.boost:
+        yield Finding("ok", "boost", "on")
+
+
+def prefetchers(facts: Facts) -> Iterator[Finding]:
+    """Weights are read in sequence: what prefetchers are made for."""
+    if facts.prefetch.startswith("off"):
+        fix = "Switch them on in the firmware's setup; cpuchat never writes to this register."
+        yield Finding("warning", "Hardware prefetchers are switched off", f"{facts.prefetch} (CPU 0)", fix)
+    elif facts.prefetch:
+        yield Finding("ok", "prefetchers", facts.prefetch)
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    settings, siblings, quota, others, isolated, virtual, governor, boost, prefetchers,
+)  # fmt: skip

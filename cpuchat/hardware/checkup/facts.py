@@ -1,0 +1,192 @@
+"""Everything about this machine that decides how fast inference can be, gathered once for `checks`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpuchat.errors import CpuchatError
+from cpuchat.hardware.bandwidth.memory_modules import SMBIOS_TABLE, Theoretical, theoretical
+from cpuchat.hardware.bandwidth.probe import Survey, cached_survey, known_peak
+from cpuchat.hardware.bandwidth.smbios import Module, read_modules
+from cpuchat.hardware.cgroups import read_number, read_text
+from cpuchat.hardware.cores import CoreChoice, choose_cores
+from cpuchat.hardware.counters.base import Kernel, Refusal
+from cpuchat.hardware.counters.ladder import open_counter, open_power
+from cpuchat.hardware.memory import available_bytes, meminfo
+from cpuchat.hardware.numa.launch import MEMORY_REFUSED, launch_command
+from cpuchat.hardware.numa.mempolicy import choose_policy
+from cpuchat.hardware.topology import ROOT, Topology, read_topology
+from cpuchat.hardware.tuning.changes import value_of
+from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, THP, container
+from cpuchat.hardware.tuning.state import prefetchers
+from cpuchat.protocol import EngineInfo
+from cpuchat.telemetry.machine import Peak
+
+_PATIENCE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the settings say about the machine, in their own words, and the model that is used: its name and its size
+    in bytes (0: none)."""
+
+    cores: str = "auto"
+    threads: int = 0
+    memory: str = "auto"
+    model: str = ""
+    model_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One look at the machine; sizes in bytes. "" and None mean "not known", or that there is no such thing.
+
+    `cores_error` and `policy_error` are why the settings cannot be followed here, `policy_refused` is why the kernel
+    does not take the memory policy. `governors` counts CPUs by
+    frequency governor, `driver` is what scales it. `load` is the average number of running processes of the last
+    minute. `counter` and `power` name the sources that open, the refusals say why better ones do not.
+    `engine_error` is why there is no engine, `engine_fix` what its error says to do.
+    """
+
+    topology: Topology
+    settings: Wanted = Wanted()
+    choice: CoreChoice | None = None
+    cores_error: str = ""
+    policy: str = ""
+    policy_reason: str = ""
+    policy_error: str = ""
+    policy_refused: str = ""
+    available: int = 0
+    swap_total: int = 0
+    swap_used: int = 0
+    load: float | None = None
+    container: str = ""
+    modules: tuple[Module, ...] = ()
+    theoretical: Theoretical | None = None
+    survey: Survey | None = None
+    peak: Peak | None = None
+    governors: tuple[tuple[str, int], ...] = ()
+    driver: str = ""
+    boost: bool | None = None
+    thp: str = ""
+    balancing: int | None = None
+    prefetch: str = ""
+    counter: str = ""
+    counter_refusals: tuple[Refusal, ...] = ()
+    power: str = ""
+    power_refusals: tuple[Refusal, ...] = ()
+    engine: EngineInfo | None = None
+    engine_error: str = ""
+    engine_fix: str = ""
+
+
+def refused_policy(words: str) -> str:
+    """Why the kernel does not take this memory policy, tried in a process of its own; "" when it does."""
+    told = f"import os; print(os.environ.get({MEMORY_REFUSED!r}, ''))"
+    try:
+        command = launch_command(words, [sys.executable, "-c", told])
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_SECONDS)
+    except (OSError, subprocess.SubprocessError, CpuchatError) as error:
+        return str(error)
+    return done.stdout.strip()
+
+
+def gather(
+    settings: Wanted,
+    *,
+    engine: EngineInfo | None = None,
+    engine_error: str = "",
+    engine_fix: str = "",
+    topology: Topology | None = None,
+    kernel: Kernel | None = None,
+    pid: int | None = None,
+    refused: Callable[[str], str] = refused_policy,
+    root: Path = ROOT,
+) -> Facts:
+    """Read what can be read, without measuring anything. Never raises for what the machine does not tell.
+
+    Args:
+        pid: a process of this user, to see whether counters of a single process open.
+        kernel: replaces the kernel's calls in tests, as `refused` does for memory policies.
+    """
+    topology = topology or read_topology(root)
+    choice, cores_error = None, ""
+    try:
+        choice = choose_cores(topology, settings.cores, settings.threads)
+    except CpuchatError as error:
+        cores_error = str(error)
+    cpus = choice.cpus if choice is not None else ()
+    policy, places, reason, policy_error = "", False, "", ""
+    try:
+        chosen, reason = choose_policy(topology, settings.memory, cpus)
+        policy, places = chosen.words, chosen.places
+    except CpuchatError as error:
+        policy_error = str(error)
+    memory = meminfo(root)
+    limit = theoretical(topology, root)
+    counter, counter_refusals = open_counter(
+        topology, pid, root, kernel=kernel, theoretical=limit.bytes_per_s if limit else None
+    )
+    power, power_refusals = open_power(topology, root, kernel=kernel)
+    names = tuple(source.name if source is not None else "" for source in (counter, power))
+    for source in (counter, power):
+        if source is not None:
+            source.close()
+    return Facts(
+        topology=topology,
+        settings=settings,
+        choice=choice,
+        cores_error=cores_error,
+        policy=policy,
+        policy_reason=reason,
+        policy_error=policy_error,
+        policy_refused=refused(policy) if places else "",
+        available=available_bytes(root),
+        swap_total=memory.get("SwapTotal", 0),
+        swap_used=max(memory.get("SwapTotal", 0) - memory.get("SwapFree", 0), 0),
+        load=_load(root),
+        container=container(root),
+        modules=tuple(read_modules(root / SMBIOS_TABLE)),
+        theoretical=limit,
+        survey=cached_survey(topology, cpus=cpus, root=root),
+        peak=known_peak(cpus, policy, root=root) if cpus else None,
+        governors=_governors(topology, root),
+        driver=value_of(root, f"{CPUS}/cpu{topology.online[0]}/cpufreq/scaling_driver") if topology.online else "",
+        boost=_boost(root),
+        thp=value_of(root, f"{THP}/enabled"),
+        balancing=read_number(root / BALANCING.lstrip("/")),
+        prefetch=prefetchers(topology, root),
+        counter=names[0],
+        counter_refusals=counter_refusals,
+        power=names[1],
+        power_refusals=power_refusals,
+        engine=engine,
+        engine_error=engine_error,
+        engine_fix=engine_fix,
+    )
+
+
+def _load(root: Path) -> float | None:
+    """The first figure of /proc/loadavg (proc(5)); None where there is none."""
+    try:
+        return float(read_text(root / "proc/loadavg").split(" ")[0])
+    except ValueError:
+        return None
+
+
+def _governors(topology: Topology, root: Path) -> tuple[tuple[str, int], ...]:
+    values = Counter(value_of(root, f"{CPUS}/cpu{cpu}/cpufreq/scaling_governor") for cpu in topology.online)
+    return tuple((value, n) for value, n in values.most_common() if value)
+
+
+def _boost(root: Path) -> bool | None:
+    on = read_number(root / f"{CPUS}/cpufreq/boost".lstrip("/"))
+    if on is not None:
+        return on != 0
+    off = read_number(root / f"{CPUS}/intel_pstate/no_turbo".lstrip("/"))
+    return None if off is None else off == 0

@@ -1,0 +1,175 @@
+"""Checks of the memory: its modules, how it is divided into nodes, whether there is enough of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from cpuchat.hardware.bandwidth.memory_modules import channel_of, usual_memory
+from cpuchat.hardware.checkup.facts import Facts
+from cpuchat.hardware.checkup.findings import Finding, by_plan
+from cpuchat.telemetry import units
+
+_GOOD_SHARE = 0.65
+"""Of the theoretical bandwidth: measured are 74 to 84 % on Genoa, 92 to 99 % on Turin, 75 to 92 % on Milan, 68 % on a
+Rome with half of its dies."""
+_GOOD_LINK_SHARE = 0.8
+"""Of what all fabric links together carry; one link alone is measured at its best."""
+_LITTLE_SHARE, _LITTLE_BYTES, _ENOUGH_BYTES = 0.1, 1 << 30, 4 << 30
+_SWAP_BYTES = 256 << 20
+
+
+def channels(facts: Facts) -> Iterator[Finding]:
+    """Every channel without a module is bandwidth that is not there."""
+    limit = facts.theoretical
+    if facts.topology.virtual or limit is None or limit.possible is None:
+        return
+    used, possible = limit.channels, limit.possible
+    evidence = (
+        f"{used} of {possible} channels have modules ({limit.source}), {limit.bytes_per_s / 1e9:.0f} GB/s at most"
+    )
+    if used < possible:
+        fix = f"Put equal modules into all {possible} channels: bandwidth, and with it tok/s, grows with their number."
+        title = "One memory channel only" if used == 1 else "Memory channels are empty"
+        yield Finding("problem" if used == 1 else "warning", title, evidence, fix)
+    elif not limit.assumed:
+        yield Finding("ok", "memory channels", evidence)
+
+
+def speeds(facts: Facts) -> Iterator[Finding]:
+    """All modules run at the speed of the slowest, and slower than the CPU can where they cannot do more."""
+    found: dict[int, int] = {}
+    for module in facts.modules:
+        if module.speed_mt:
+            found[module.speed_mt] = found.get(module.speed_mt, 0) + 1
+    if len(found) > 1:
+        evidence = ", ".join(f"{n} at {speed} MT/s" for speed, n in sorted(found.items()))
+        fix = "Use modules of one kind: the slowest sets the pace of its channel."
+        yield Finding("warning", "Memory modules differ in speed", evidence, fix)
+        return
+    usual = usual_memory(facts.topology)
+    if found and usual is not None:
+        [speed] = found
+        doubled = len({channel_of(module) for module in facts.modules} - {""}) < len(facts.modules)
+        evidence = f"{sum(found.values())} modules at {speed} MT/s, {facts.topology.cpu_name} takes {usual[1]} MT/s"
+        if speed < 0.95 * usual[1]:
+            more = " Two modules on one channel make all of them slower." if doubled else ""
+            fix = f"Look at the memory speed in the firmware's setup, and at what the modules can do.{more}"
+            yield Finding("advice", "Memory runs below the CPU's speed", evidence, fix)
+        else:
+            yield Finding("ok", "memory speed", evidence)
+
+
+def bandwidth(facts: Facts) -> Iterator[Finding]:
+    """What all cores read, against what the modules could deliver."""
+    if facts.peak is None:
+        yield Finding(
+            "advice", "The read bandwidth has not been measured", "utilization and ceilings need it",
+            "`cpuchat probe` measures it in 15 seconds, and so does the first chat.",
+        )  # fmt: skip
+        return
+    measured, limit = facts.peak.bytes_per_s, facts.theoretical
+    if limit is None:
+        return
+    share = measured / limit.bytes_per_s
+    of = f"{measured / 1e9:.1f} of {limit.bytes_per_s / 1e9:.1f} GB/s ({100 * share:.0f} %, {facts.peak.source})"
+    evidence = f"{of}; {limit.source}"
+    wanted = sum(core.kind != "efficient" for core in facts.topology.cores)
+    # A part of the machine has a part of the links to memory.
+    whole = not facts.topology.virtual and facts.topology.quota is None and len(facts.peak.cpus) >= wanted
+    links = _links(facts)
+    if whole and share < _GOOD_SHARE and links is not None and measured >= _GOOD_LINK_SHARE * links:
+        n = len(facts.topology.links)
+        words = f"the {n} links of its L3 groups carry" if n > 1 else "the link of its L3 group carries"
+        yield Finding("ok", "read bandwidth", f"{evidence}; {words} {links / 1e9:.0f} GB/s at most")
+    elif whole and share < _GOOD_SHARE:
+        fix = "Measure with nothing else running; then look for empty channels, and for NPS1 in the firmware's setup."
+        yield Finding("advice", "The cores read less than this memory could deliver", evidence, fix)
+    elif share > 1.05:
+        fix = "One of the two is wrong: read the modules with sudo dmidecode -t memory."
+        yield Finding("advice", "More was measured than the modules should deliver", evidence, fix)
+    else:
+        yield Finding("ok", "read bandwidth", evidence)
+
+
+def _links(facts: Facts) -> float | None:
+    """What the fabric links of all L3 groups carry together, bytes per second; None where that was not measured, and
+    on CPUs whose caches have no link of their own to memory."""
+    found = facts.survey
+    if found is None or facts.topology.vendor != "AuthenticAMD":
+        return None
+    one = found.link or found.l3_group
+    return one.bytes_per_s * len(facts.topology.links) if one is not None else None
+
+
+def balancing(facts: Facts) -> Iterator[Finding]:
+    """With several nodes the kernel samples accesses by faults, and moves pages while they are read."""
+    if facts.balancing is None or len(facts.topology.nodes) < 2:
+        return
+    evidence = f"/proc/sys/kernel/numa_balancing is {facts.balancing}, {len(facts.topology.nodes)} NUMA nodes"
+    if facts.balancing:
+        yield Finding("warning", "NUMA balancing is on", evidence, by_plan(facts, "numa-balancing"))
+    else:
+        yield Finding("ok", "NUMA balancing off", evidence)
+
+
+def nodes(facts: Facts) -> Iterator[Finding]:
+    """How the firmware divides the memory of AMD servers: measured, NPS1 is best for one model, NPS0 the worst."""
+    machine = facts.topology
+    if machine.virtual or "EPYC" not in machine.model:
+        return
+    count, sockets = len(machine.cpu_nodes), len(machine.packages)
+    evidence = f"{machine.sockets_words} as {count} NUMA node{'s' if count > 1 else ''}"
+    if sockets > 1 and count == 1:
+        fix = "Set NPS1 in the firmware's setup: each access would be about 90 ns nearer."
+        yield Finding("warning", "NPS0: both sockets are one NUMA node", evidence, fix)
+    elif count > 4 * sockets:
+        fix = 'Switch off "L3 as NUMA domain" in the firmware\'s setup; one model uses all memory alike.'
+        yield Finding("advice", "Each L3 group is a NUMA node", evidence, fix)
+    elif count > sockets:
+        fix = "Set NPS1 in the firmware's setup if one model is what this machine is for: about 1 to 3 %."
+        yield Finding("advice", f"NPS{count // sockets}: memory is divided inside a socket", evidence, fix)
+    else:
+        yield Finding("ok", "NPS1", evidence)
+
+
+def huge_pages(facts: Facts) -> Iterator[Finding]:
+    """Weights that are copied lie in anonymous memory, where huge pages save page table walks."""
+    if facts.thp == "never":
+        evidence = "/sys/kernel/mm/transparent_hugepage/enabled is never"
+        yield Finding("advice", "Transparent huge pages are off", evidence, by_plan(facts, "thp"))
+    elif facts.thp:
+        yield Finding("ok", "huge pages", facts.thp)
+
+
+def room(facts: Facts) -> Iterator[Finding]:
+    """Weights that do not fit are read from the disk for every token."""
+    size, available = facts.settings.model_bytes, facts.available
+    limit = facts.topology.memory_limit
+    total = limit or facts.topology.memory_total
+    where = f", the control group's limit is {_gb(limit)}" if limit else ""
+    if size and size > available:
+        evidence = f"{facts.settings.model} is {_gb(size)}, {_gb(available)} are available of {_gb(total)}{where}"
+        fix = "Raise the limit or free memory." if limit and limit < size else "End other programs."
+        yield Finding("problem", "The model does not fit into memory", evidence, f"{fix} Or take a smaller model.")
+    elif total and available < max(min(_LITTLE_SHARE * total, _ENOUGH_BYTES), _LITTLE_BYTES):
+        evidence = f"{_gb(available)} available of {_gb(total)}{where}"
+        yield Finding("warning", "Little memory is available", evidence, "End other programs, or raise the limit.")
+    elif total:
+        yield Finding("ok", "memory", f"{_gb(available)} available of {_gb(total)}{where}")
+
+
+def swap(facts: Facts) -> Iterator[Finding]:
+    """Weights that were swapped out stop every token until they are back."""
+    if facts.swap_used > _SWAP_BYTES:
+        evidence = f"{_gb(facts.swap_used)} of {_gb(facts.swap_total)} are in use, {_gb(facts.available)} available"
+        fix = "Free memory, then swapoff -a and swapon -a; or keep the model in memory: engine.mlock."
+        yield Finding("advice", "Swap is in use", evidence, fix)
+
+
+def _gb(n_bytes: int | None) -> str:
+    return units.rate((n_bytes or 0) / 1e9) + " GB"
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    channels, speeds, bandwidth, balancing, nodes, huge_pages, room, swap,
+)  # fmt: skip

@@ -1,0 +1,309 @@
+"""Which cores compute: from words ("auto", "l3:0,2", "4/l3") to one logical CPU for each thread, with the reason.
+
+Threads of one model read memory at the same time and wait for each other after every layer. So each gets a physical
+core of its own (second hyper-threads add nothing, reference figures: 32 to 64 threads on 32 cores no gain), all cores
+are of the fast kind, and fewer threads than cores are spread over all memory nodes, fabric links and L3 groups, as one
+link carries far less than the memory gives.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cpuchat.errors import UsageError
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.topology import Core, Topology
+
+WORDS: Final = "auto, all, a list of CPUs such as 0-7, l3:0, node:0, socket:0, or 4/l3 (cores of each L3 group)"
+
+_LIST = r"[0-9]{1,5}(?:-[0-9]{1,5})?(?:,[0-9]{1,5}(?:-[0-9]{1,5})?)*"
+
+
+@dataclass(frozen=True, slots=True)
+class CoreChoice:
+    """One logical CPU for each thread, ascending; `reason` is one sentence, `notes` are for the user."""
+
+    cpus: tuple[int, ...]
+    reason: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What words stand for: `cpus` to use, `spare` ones for when more threads are asked for, the words for both."""
+
+    cpus: tuple[int, ...]
+    what: str
+    why: str = ""
+    spare: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def choose_cores(
+    topology: Topology, spec: str = "auto", n_threads: int = 0, *, without: Collection[int] = ()
+) -> CoreChoice:
+    """The CPUs of `n_threads` threads (0: as many as make sense) on the cores that `spec` names (see WORDS).
+
+    `without` are CPUs of somebody else (the draft model) who computes at the same time: their whole cores are left
+    alone where others remain, and their time counts against the control group's.
+
+    Raises:
+        UsageError: `spec` names nothing here, or there are fewer cores than threads; it says what is possible.
+    """
+    named = _without(topology, _named(topology, spec), without)
+    most = len(named.cpus) + len(named.spare)
+    # Threads wait for each other: one that is throttled stops all, so a part of a CPU is no CPU.
+    taken = len(set(without).intersection(topology.allowed))
+    quota = None if topology.quota is None else max(math.floor(topology.quota), 1) - taken
+    if quota is not None and quota < 1:
+        raise UsageError(
+            f"The control group grants the time of {topology.quota:g} CPUs, which leaves none beside the CPUs "
+            f"{format_cpu_list(without)}.",
+            "Let both models compute in turn on the same cores.",
+        )
+    if n_threads < 0 or n_threads > most or (quota is not None and n_threads > quota):
+        raise _too_many(topology, spec, n_threads, most, quota, named)
+    wanted = n_threads or len(named.cpus)
+    if spec == "auto" and not n_threads:
+        wanted = max(wanted - leave_for_ui(wanted), 1)
+    capped = quota is not None and wanted > quota
+    n = min(wanted, quota) if quota is not None else wanted
+    cpus = spread(topology, named.cpus, n)
+    cpus = tuple(sorted({*cpus, *spread(topology, named.spare, n - len(cpus))}))
+    notes = list(named.notes)
+    if siblings := _shared_cores(topology, cpus):
+        notes.append(
+            f"{_count(siblings, 'thread')} of {len(cpus)} share a core with another one, which makes decoding slower, "
+            "not faster."
+        )
+    return CoreChoice(cpus, _reason(topology, named, cpus, asked=bool(n_threads), capped=capped), tuple(notes))
+
+
+def leave_for_ui(n_cores: int) -> int:
+    """Cores to keep free for the user interface out of `n_cores`: none.
+
+    Measured on two cores, two threads beside the interface are 1.3 times as fast as one (benchmarks/README.md).
+    Larger machines have not been measured.
+    """
+    return 0
+
+
+def spread(topology: Topology, cpus: Collection[int], n: int) -> tuple[int, ...]:
+    """`n` of `cpus` as evenly as they go over nodes, then fabric links, then L3 groups, then cores; ascending."""
+
+    def path(cpu: int) -> tuple[int, ...]:
+        core, group = topology.core_of(cpu), topology.l3_of(cpu)
+        place = (group.link, group.index) if group is not None else (-1, -1)
+        return (core.node, *place, core.index) if core is not None else (-1, *place, cpu)
+
+    return tuple(sorted(_share([(path(cpu), cpu) for cpu in sorted(set(cpus))], n, 0)))
+
+
+def _share(places: Sequence[tuple[tuple[int, ...], int]], n: int, depth: int) -> list[int]:
+    """`n` CPUs dealt out in turn to the parts that differ at `depth` of their path."""
+    if n >= len(places) or depth == 4:
+        return [cpu for _, cpu in places[: max(n, 0)]]
+    parts: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+    for place in places:
+        parts.setdefault(place[0][depth], []).append(place)
+    counts = dict.fromkeys(parts, 0)
+    for _ in range(n):
+        fullest = min((key for key in parts if counts[key] < len(parts[key])), key=lambda key: counts[key])
+        counts[fullest] += 1
+    return [cpu for key, part in parts.items() for cpu in _share(part, counts[key], depth + 1)]
+
+
+def _named(topology: Topology, spec: str) -> _Named:
+    if spec in ("auto", "all"):
+        return _auto(topology) if spec == "auto" else _all(topology)
+    if match := re.fullmatch(r"([0-9]{1,4})/l3", spec):
+        return _of_each_l3(topology, int(match[1]))
+    if re.fullmatch(_LIST, spec):
+        return _listed(topology, spec)
+    match = re.fullmatch(rf"(l3|node|socket):({_LIST})", spec)
+    if match is None:
+        raise UsageError(f"The cores are {spec!r}, which names none.", f"Give {WORDS}.")
+    return _placed(topology, match[1], _numbers(spec, match[2]))
+
+
+def _numbers(spec: str, text: str) -> tuple[int, ...]:
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if last and int(last) < int(first):
+            raise UsageError(f"The cores are {spec!r}: the range {part} runs backwards.", f"Give {last}-{first}.")
+    return parse_cpu_list(text)
+
+
+def _firsts(topology: Topology, cores: Iterable[Core]) -> tuple[int, ...]:
+    """One allowed CPU of each core."""
+    allowed = set(topology.allowed)
+    return tuple(min(allowed.intersection(core.cpus)) for core in cores)
+
+
+def _auto(topology: Topology) -> _Named:
+    fast = [core for core in topology.allowed_cores if core.kind != "efficient"]
+    slow = [core for core in topology.allowed_cores if core.kind == "efficient"]
+    if not fast or not slow:
+        return _all(topology)
+    would = "the efficient one would" if len(slow) == 1 else f"the {len(slow)} efficient ones would"
+    return _Named(
+        _firsts(topology, fast), _count(len(fast), "performance core"), f"{would} keep them waiting",
+        spare=_firsts(topology, slow),
+    )  # fmt: skip
+
+
+def _all(topology: Topology) -> _Named:
+    cores = topology.allowed_cores
+    why = "a second thread on a core makes decoding no faster" if any(len(core.cpus) > 1 for core in cores) else ""
+    what = _count(len(cores), "physical core")
+    if len(cores) < len(topology.cores):
+        what += f" that this process may use (the machine has {len(topology.cores)})"
+    return _Named(_firsts(topology, cores), what, why)
+
+
+def _listed(topology: Topology, spec: str) -> _Named:
+    cpus = _numbers(spec, spec)
+    wrong = [cpu for cpu in cpus if cpu not in topology.allowed]
+    if wrong:
+        there = "is not allowed for this process" if wrong[0] in topology.online else "is not there or not online"
+        raise UsageError(
+            f"The cores are {spec!r}: CPU {wrong[0]} {there}.", f"Choose from {format_cpu_list(topology.allowed)}."
+        )
+    return _Named(cpus, f"{_count(len(cpus), 'CPU')} in the list {spec}")
+
+
+def _placed(topology: Topology, kind: str, numbers: tuple[int, ...]) -> _Named:
+    """The allowed cores of L3 groups, nodes or sockets."""
+    names = {"l3": "L3 group", "node": "NUMA node", "socket": "socket"}
+    place: dict[str, Callable[[Core], int | None]] = {
+        "l3": lambda core: core.l3, "node": lambda core: core.node, "socket": lambda core: core.package,
+    }  # fmt: skip
+    there = {
+        "l3": range(len(topology.l3_groups)),
+        "node": [n.number for n in topology.nodes],
+        "socket": topology.packages,
+    }
+    name, of = names[kind], place[kind]
+    if not there[kind]:
+        raise UsageError(f"This machine does not tell its {name}s.", "Give a list of CPUs such as 0-7.")
+    allowed = topology.allowed_cores
+    usable = sorted({number for core in allowed if (number := of(core)) is not None})
+    for number in numbers:
+        if number not in usable:
+            why = "has no core that this process may use" if number in there[kind] else "is not there"
+            raise UsageError(
+                f"{name[0].upper()}{name[1:]} {number} {why}.", f"Choose from {kind}:{format_cpu_list(usable)}."
+            )
+    cores = [core for core in allowed if of(core) in numbers]
+    many = f"{name}s" if len(numbers) > 1 else name
+    return _Named(_firsts(topology, cores), f"{_count(len(cores), 'core')} of {many} {format_cpu_list(numbers)}")
+
+
+def _of_each_l3(topology: Topology, n: int) -> _Named:
+    """`n` allowed cores of each L3 group that has any; all of those that have fewer."""
+    groups: dict[int, list[Core]] = {}
+    for core in topology.allowed_cores:
+        if core.l3 is not None:
+            groups.setdefault(core.l3, []).append(core)
+    if not groups:
+        raise UsageError("This machine does not tell its L3 groups.", "Give a list of CPUs such as 0-7.")
+    most = max(len(cores) for cores in groups.values())
+    if not 1 <= n <= most:
+        raise UsageError(
+            f"{n}/l3 cannot be used: an L3 group has {_count(most, 'core')} that this process may use.",
+            f"Choose 1/l3 to {most}/l3.",
+        )
+    notes = [
+        f"L3 group {index} has only {_count(len(cores), 'core')} that this process may use."
+        for index, cores in groups.items()
+        if len(cores) < n
+    ]
+    cpus = tuple(cpu for cores in groups.values() for cpu in _firsts(topology, cores[:n]))
+    what = f"{_count(len(cpus), 'core')}, {n} of each L3 group"
+    why = "each group has its own way to memory" if len(groups) > 1 else ""
+    return _Named(tuple(sorted(cpus)), what, why, notes=tuple(notes))
+
+
+def _without(topology: Topology, named: _Named, taken: Collection[int]) -> _Named:
+    """`named` without the cores of `taken`, or without those CPUs alone where no other core remains."""
+    if not taken:
+        return named
+    cores = {core.index for cpu in taken if (core := topology.core_of(cpu)) is not None}
+
+    def left(cpus: tuple[int, ...], whole: bool) -> tuple[int, ...]:
+        return tuple(
+            cpu
+            for cpu in cpus
+            if cpu not in taken and not (whole and (core := topology.core_of(cpu)) is not None and core.index in cores)
+        )
+
+    cpus, spare = left(named.cpus, True), left(named.spare, True)
+    if not cpus:
+        cpus, spare = spare or left(named.cpus, False), ()
+    if not cpus:
+        raise UsageError(
+            f"The CPUs {format_cpu_list(taken)} are taken, which leaves no core of {named.what}.", "Leave some free."
+        )
+    what = named.what if len(cpus) == len(named.cpus) else f"{_count(len(cpus), 'core')} that the draft model leaves"
+    return _Named(cpus, what, named.why, spare, named.notes)
+
+
+def _too_many(topology: Topology, spec: str, n: int, most: int, quota: int | None, named: _Named) -> UsageError:
+    cpus, more = len(topology.allowed), ""
+    if quota is not None and quota < most:
+        why, most = f"the control group grants the time of {topology.quota:g} CPUs", quota
+    elif spec in ("auto", "all"):
+        why = f"this process may use {_count(cpus, 'CPU')} ({_count(most, 'physical core')})"
+        if most < n <= cpus:
+            every = format_cpu_list(topology.allowed)
+            more = f" The other CPUs are second threads of the same cores; --cores {every} takes them."
+    else:
+        why = f"the cores {spec} are {_count(most, 'CPU')}"
+    return UsageError(
+        f"{_count(n, 'thread')} cannot be used: {why}.", f"Choose 1 to {most}, or 0 to have it chosen.{more}"
+    )
+
+
+def _shared_cores(topology: Topology, cpus: Collection[int]) -> int:
+    """How many of `cpus` are not the only one of their core."""
+    counts = Counter(core.index for cpu in cpus if (core := topology.core_of(cpu)) is not None)
+    return sum(count for count in counts.values() if count > 1)
+
+
+def _reason(topology: Topology, named: _Named, cpus: tuple[int, ...], *, asked: bool, capped: bool) -> str:
+    used = len(cpus)
+    if capped:
+        return f"{used} of {named.what}: the control group grants the time of {topology.quota:g} CPUs."
+    if not asked and used < len(named.cpus):
+        return f"{used} of {named.what}: the interface has the others."
+    if asked and used > len(named.cpus):
+        return (
+            f"{_count(used, 'core')} as asked for, {used - len(named.cpus)} of them efficient ones, which are slower."
+        )
+    if asked and used < len(named.cpus):
+        return f"{used} of {named.what}, as asked for{_evenly(topology, named.cpus, cpus)}."
+    why = f": {named.why}" if named.why else ""
+    return f"The {named.what}{why}." if used > 1 else f"{named.what[:1].upper()}{named.what[1:]}{why}."
+
+
+def _evenly(topology: Topology, candidates: Collection[int], cpus: Collection[int]) -> str:
+    """How `cpus` lie on the L3 groups of `candidates`, in words."""
+
+    def groups(some: Collection[int]) -> Counter[int]:
+        return Counter(group.index for cpu in some if (group := topology.l3_of(cpu)) is not None)
+
+    all_groups, used = groups(candidates), groups(cpus)
+    if len(all_groups) < 2:
+        return ""
+    if len(used) == len(all_groups) and len(set(used.values())) == 1:
+        return f", {next(iter(used.values()))} of each L3 group"
+    return f", spread over {_count(len(used), 'L3 group')}"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -1,0 +1,1 @@
+"""Live memory traffic from whatever counter this machine lets us read."""

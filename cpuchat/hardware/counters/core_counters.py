@@ -1,0 +1,100 @@
+"""What the threads of one process fetched from memory, by the counters of the cores they run on.
+
+Needs no rights where perf_event_paranoid is 2 or less, and sees that process alone. AMD Zen 3 and newer: fills of the
+L1 data cache from memory (event 0x44 umask 0x48) and L2 prefetches that missed the L3 (0x72 umask 0x1f), 64 bytes each
+(tools/perf/pmu-events/arch/x86/amdzen{3,4,5}). Reads only, and an estimate: prefetches into the L2 count as well when
+nobody uses them.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpuchat.hardware.counters.base import ROOT, CannotCount, Kernel
+from cpuchat.hardware.counters.perf_events import TYPE_RAW, Event, close_all, open_event, why_not
+from cpuchat.telemetry.machine import Bandwidth, Scope
+
+if TYPE_CHECKING:
+    from cpuchat.hardware.topology import Topology
+
+LINE = 64
+EVENTS = (0x4844, 0x1F72)
+
+
+class CoreCounters:
+    """One event of each kind for each thread of the process; threads come and go."""
+
+    name = "core counters, estimated"
+    scope: Scope = "process"
+    least_seconds = 0.5
+
+    def __init__(self, topology: Topology, pid: int | None, root: Path = ROOT, kernel: Kernel | None = None) -> None:
+        if pid is None:
+            raise CannotCount("no model is loaded")
+        if "amd" not in topology.vendor.lower() or (topology.family or 0) < 0x19:
+            raise CannotCount("the right events are known for AMD Zen 3 and newer only")
+        self._tasks = root / "proc" / str(pid) / "task"
+        self._kernel = kernel or Kernel()
+        self._root = root
+        self._events: dict[int, list[Event]] = {}
+        self._time: float | None = None
+        try:
+            self._follow()
+        except OSError as error:
+            self.close()
+            raise why_not(error, root, own_process=True) from None
+        if not self._events:
+            raise CannotCount("the inference process is gone")
+
+    def _threads(self) -> set[int]:
+        try:
+            return {int(entry.name) for entry in self._tasks.iterdir() if entry.name.isdigit()}
+        except OSError:
+            return set()
+
+    def _follow(self) -> float:
+        """Open events of new threads, close those of ended ones; returns what the latter still had to tell."""
+        threads = self._threads()
+        rest = 0.0
+        for ended in self._events.keys() - threads:
+            events = self._events.pop(ended)
+            try:
+                rest += sum(event.growth() or 0.0 for event in events)
+            except OSError:  # what it counted at the very end is lost
+                pass
+            finally:
+                close_all(events)
+        for new in sorted(threads - self._events.keys()):
+            opened: list[Event] = []
+            try:
+                for config in EVENTS:
+                    opened.append(open_event(self._kernel, TYPE_RAW, (config, 0, 0), pid=new, user_only=True))
+            except OSError as error:
+                close_all(opened)
+                if error.errno == errno.ESRCH:  # it ended in the meantime
+                    continue
+                raise
+            self._events[new] = opened
+        return rest
+
+    def sample(self, now: float) -> Bandwidth | None:
+        before, self._time = self._time, now
+        try:
+            lines = self._follow()
+        except OSError as error:
+            raise why_not(error, self._root, own_process=True) from None
+        if not self._events:
+            raise CannotCount("the inference process is gone")
+        grown = [event.growth() for events in self._events.values() for event in events]
+        if before is None or now <= before or any(value is None for value in grown):
+            return None
+        lines += sum(value or 0.0 for value in grown)
+        read = lines * LINE / (now - before)
+        return Bandwidth(read, self.name, self.scope, read)
+
+    def close(self) -> None:
+        for events in self._events.values():
+            close_all(events)
+        self._events.clear()

@@ -1,0 +1,199 @@
+"""HSMP: what the system management unit of an AMD EPYC (Milan and newer) says about memory traffic and power.
+
+Needs no rights once the driver is loaded. Files: Documentation/arch/x86/amd_hsmp.rst ("HSMP telemetry sysfs files").
+Mailbox: struct hsmp_message and the messages of arch/x86/include/uapi/asm/amd_hsmp.h; a /dev/hsmp opened for reading
+takes messages of type GET only, and only those are ever sent here.
+
+The units are told in two ways: the header says Gbit/s, the kernel's documentation GB/s. `unit_of` decides.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpuchat.hardware.cgroups import read_number, read_text
+from cpuchat.hardware.counters.base import ROOT, CannotCount, Kernel
+from cpuchat.telemetry.machine import Bandwidth, Scope
+
+if TYPE_CHECKING:
+    from cpuchat.hardware.topology import Topology
+
+DEVICE = "dev/hsmp"
+PLATFORM_DRIVER = "sys/devices/platform/amd_hsmp"
+COMMAND = 0xC02CF800
+"""HSMP_IOCTL_CMD: _IOWR(0xF8, 0, struct hsmp_message), 44 bytes."""
+GET_SOCKET_POWER, GET_DDR_BANDWIDTH = 0x04, 0x14
+_ALLOWED = frozenset((GET_SOCKET_POWER, GET_DDR_BANDWIDTH))
+# msg_id, num_args, response_sz, args[8], sock_ind; packed to 4 bytes, so two of padding at the end.
+_MESSAGE = struct.Struct("=IHH8IH2x")
+_LOAD = "`sudo modprobe amd_hsmp` (on some kernels hsmp_acpi), with HSMP enabled in the firmware"
+_GB = 1e9
+_LARGEST_SOCKET_GB = 1000
+_SUSPICIOUS = 1.5
+_FAILURES = 4
+
+
+def require_epyc(topology: Topology) -> None:
+    """Raises CannotCount on CPUs that have no HSMP."""
+    if "amd" not in topology.vendor.lower() or "EPYC" not in topology.model:
+        raise CannotCount("only AMD EPYC has it")
+    if (topology.family or 0) < 0x19:
+        raise CannotCount("only EPYC 7003 (Milan) and newer have it")
+
+
+def require_all_sockets(found: int, topology: Topology) -> None:
+    """Raises CannotCount where some socket is missing: the sum of the others would pass for the machine's."""
+    if found < len(topology.packages):
+        raise CannotCount(f"it tells of {found} of {len(topology.packages)} sockets only")
+
+
+def unit_of(largest: float, theoretical: float | None) -> float:
+    """Bytes per second of one unit of a DDR bandwidth message.
+
+    Args:
+        largest: the maximum that the message itself tells for a socket.
+        theoretical: what the memory of one socket carries, in bytes per second; None: not known.
+    """
+    most = _LARGEST_SOCKET_GB if theoretical is None else _SUSPICIOUS * theoretical / _GB
+    return _GB / 8 if largest > most else _GB
+
+
+class _Sockets:
+    """Adds the sockets up. HSMP averages over about a second by itself, so every answer is a figure."""
+
+    name = "hsmp"
+    scope: Scope = "machine"
+    least_seconds = 0.5
+
+    def __init__(self, topology: Topology, theoretical: float | None) -> None:
+        self._per_socket = theoretical / len(topology.packages) if theoretical is not None else None
+        self._failures = 0
+
+    def _read(self) -> list[tuple[int, int]]:
+        """(maximum, used) of each socket. Raises OSError."""
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        if not all(largest > 0 for largest, _ in self._read()):
+            raise CannotCount("the firmware does not tell the memory's bandwidth")
+
+    def sample(self, now: float) -> Bandwidth | None:
+        try:
+            sockets = self._read()
+        except OSError:
+            self._failures += 1  # the mailbox is shared: it may be busy once
+            if self._failures >= _FAILURES:
+                raise
+            return None
+        self._failures = 0
+        total = sum(used * unit_of(largest, self._per_socket) for largest, used in sockets)
+        return Bandwidth(total, self.name, self.scope)
+
+
+def socket_folders(root: Path) -> list[Path]:
+    """The folders of the HSMP driver, one per socket: named by ACPI, or below the platform driver's."""
+    try:
+        found = [*(root / "sys/devices/platform").glob("AMDI0097:*"), *(root / PLATFORM_DRIVER).glob("socket*")]
+    except OSError:
+        return []
+    return sorted(found)
+
+
+class HsmpFiles(_Sockets):
+    """Files of newer drivers (Linux 6.16)."""
+
+    def __init__(self, topology: Topology, root: Path = ROOT, theoretical: float | None = None) -> None:
+        require_epyc(topology)
+        super().__init__(topology, theoretical)
+        self._folders = [folder for folder in socket_folders(root) if read_text(folder / "ddr_max_bw")]
+        if not self._folders:
+            raise CannotCount("there are no such files; they come with the driver of Linux 6.16")
+        require_all_sockets(len(self._folders), topology)
+        self._check()
+
+    def _read(self) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for folder in self._folders:
+            largest, used = read_number(folder / "ddr_max_bw"), read_number(folder / "ddr_utilised_bw_input")
+            if largest is None or used is None or min(largest, used) < 0:
+                raise OSError(errno.EIO, f"{folder.name} tells no bandwidth")
+            found.append((largest, used))
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+class Mailbox:
+    """/dev/hsmp, opened for reading.
+
+    Raises:
+        CannotCount: there is none, or it may not be opened.
+    """
+
+    def __init__(self, root: Path = ROOT, kernel: Kernel | None = None) -> None:
+        self._kernel = kernel or Kernel()
+        try:
+            self._fd = self._kernel.open(root / DEVICE)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM):
+                raise CannotCount("/dev/hsmp may not be read", "`sudo chmod a+r /dev/hsmp`") from None
+            raise CannotCount("there is no /dev/hsmp", _LOAD) from None
+
+    def get(self, message: int, socket: int) -> int:
+        """The answer's one word.
+
+        Raises:
+            OSError: the firmware does not know the message (ENOMSG), there is no such socket (ENODEV), or it is busy.
+        """
+        if message not in _ALLOWED:
+            raise ValueError(f"HSMP message {message:#x} is not one that only reads")
+        buffer = bytearray(_MESSAGE.pack(message, 0, 1, *([0] * 8), socket))
+        self._kernel.ioctl(self._fd, COMMAND, buffer)
+        return _MESSAGE.unpack(buffer)[3]
+
+    def close(self) -> None:
+        self._kernel.close(self._fd)
+
+
+def explain(error: OSError) -> CannotCount:
+    """What a refused message means."""
+    if error.errno == errno.ENOMSG:
+        return CannotCount("this firmware does not know the question", "update the firmware")
+    if error.errno in (errno.ETIMEDOUT, errno.ENODEV, errno.EIO):
+        return CannotCount("the firmware does not answer", "enable HSMP in the firmware")
+    return CannotCount((error.strerror or str(error)).lower())
+
+
+class HsmpMailbox(_Sockets):
+    """The same figures through /dev/hsmp: `max[31:20] used[19:8] percent[7:0]`."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        root: Path = ROOT,
+        kernel: Kernel | None = None,
+        theoretical: float | None = None,
+    ) -> None:
+        require_epyc(topology)
+        super().__init__(topology, theoretical)
+        self._n_sockets = len(topology.packages)
+        self._mailbox = Mailbox(root, kernel)
+        try:
+            self._check()
+        except OSError as error:
+            self.close()
+            raise explain(error) from None
+        except CannotCount:
+            self.close()
+            raise
+
+    def _read(self) -> list[tuple[int, int]]:
+        words = [self._mailbox.get(GET_DDR_BANDWIDTH, socket) for socket in range(self._n_sockets)]
+        return [(word >> 20, (word >> 8) & 0xFFF) for word in words]
+
+    def close(self) -> None:
+        self._mailbox.close()

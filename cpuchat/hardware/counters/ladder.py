@@ -1,0 +1,166 @@
+"""Which sources are tried in which order. The first that opens wins; when it fails later, the next one takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from cpuchat.hardware.counters.base import (
+    ROOT,
+    CannotCount,
+    Counter,
+    Kernel,
+    PowerMeter,
+    Refusal,
+    Source,
+)
+
+if TYPE_CHECKING:
+    from cpuchat.hardware.topology import Topology
+
+PROCESS = "core counters"
+"""The name that the counters of the inference process alone go by."""
+
+S = TypeVar("S", bound=Source)
+Opener = tuple[str, Callable[[], S]]
+
+
+class Ladder(Generic[S]):
+    """Tries openers in order, each at most once, and keeps why those before did not do."""
+
+    def __init__(self, openers: Sequence[Opener[S]]) -> None:
+        self._left = list(openers)
+        self.refusals: list[Refusal] = []
+
+    def next(self) -> S | None:
+        """The next source that opens; None when there is none left. Never raises."""
+        while self._left:
+            name, opener = self._left.pop(0)
+            try:
+                return opener()
+            except Exception as error:  # a counter is never a reason to end the program
+                self.refuse(name, error)
+        return None
+
+    def refuse(self, name: str, error: Exception) -> None:
+        self.refusals.append(refusal(name, error))
+
+
+def refusal(name: str, error: Exception) -> Refusal:
+    """What went wrong with a source, in words."""
+    if isinstance(error, CannotCount):
+        return Refusal(name, error.why, error.how)
+    if isinstance(error, OSError):
+        return Refusal(name, (error.strerror or str(error) or type(error).__name__).lower())
+    return Refusal(name, f"unexpected {type(error).__name__}: {error}")
+
+
+def theoretical_bandwidth(topology: Topology, root: Path = ROOT) -> float | None:
+    """What all memory channels of the machine can carry in bytes per second, to tell wrong units by; None: unknown.
+
+    A virtual machine's memory modules are made up.
+    """
+    if topology.virtual:
+        return None
+    from cpuchat.hardware.bandwidth.memory_modules import theoretical
+
+    found = theoretical(topology, root)
+    return found.bytes_per_s if found is not None else None
+
+
+def counter_openers(
+    topology: Topology,
+    pid: int | None,
+    root: Path = ROOT,
+    *,
+    kernel: Kernel | None = None,
+    theoretical: float | None = None,
+    collecting: bool = False,
+) -> list[Opener[Counter]]:
+    """Every counter of memory traffic, best first.
+
+    The collector's file comes first: who installed it wants it, and counters are few and shared. HSMP needs no
+    rights, but knows no read and write; `collecting` (the collector itself, with rights) prefers exact counters.
+
+    Args:
+        pid: the inference process, for counters of one process; None leaves them out.
+        theoretical: bytes per second of the whole machine, against counters of unclear unit.
+    """
+    from cpuchat.hardware.counters.amd_uncore import AmdDataFabric, AmdMemoryControllers
+    from cpuchat.hardware.counters.collector_file import CollectorFile
+    from cpuchat.hardware.counters.core_counters import CoreCounters
+    from cpuchat.hardware.counters.hsmp import HsmpFiles, HsmpMailbox
+    from cpuchat.hardware.counters.intel_uncore import IntelMemoryControllers
+    from cpuchat.hardware.counters.resctrl import MemoryBandwidthMonitoring
+
+    calls = kernel or Kernel()
+    file: list[Opener[Counter]] = [("collector", lambda: CollectorFile(root, calls))]
+    hsmp: list[Opener[Counter]] = [
+        ("HSMP files", lambda: HsmpFiles(topology, root, theoretical)),
+        ("HSMP mailbox", lambda: HsmpMailbox(topology, root, calls, theoretical)),
+    ]
+    uncore: list[Opener[Counter]] = [
+        ("AMD memory controllers", lambda: AmdMemoryControllers(topology, root, calls)),
+        ("AMD data fabric", lambda: AmdDataFabric(topology, root, calls)),
+        ("Intel memory controllers", lambda: IntelMemoryControllers(topology, root, calls)),
+    ]
+    mbm: list[Opener[Counter]] = [("resctrl", lambda: MemoryBandwidthMonitoring(topology, root))]
+    if collecting:
+        return [*uncore, *hsmp, *mbm]
+    process: list[Opener[Counter]] = [(PROCESS, lambda: CoreCounters(topology, pid, root, calls))]
+    return [*file, *hsmp, *uncore, *mbm, *process]
+
+
+def power_openers(
+    topology: Topology, root: Path = ROOT, *, kernel: Kernel | None = None, collecting: bool = False
+) -> list[Opener[PowerMeter]]:
+    """Every source of power, best first."""
+    from cpuchat.hardware.counters.collector_file import CollectedPower
+    from cpuchat.hardware.power import HsmpPower, HsmpSensor, PackageEnergy, Rapl
+
+    calls = kernel or Kernel()
+    own: list[Opener[PowerMeter]] = [
+        ("RAPL", lambda: Rapl(root, topology)),
+        ("package energy", lambda: PackageEnergy(root, calls)),
+        ("HSMP sensor", lambda: HsmpSensor(topology, root)),
+        ("HSMP mailbox", lambda: HsmpPower(topology, root, calls)),
+    ]
+    return own if collecting else [("collector", lambda: CollectedPower(root, calls)), *own]
+
+
+def open_counter(
+    topology: Topology,
+    pid: int | None,
+    root: Path = ROOT,
+    *,
+    kernel: Kernel | None = None,
+    theoretical: float | None = None,
+) -> tuple[Counter | None, tuple[Refusal, ...]]:
+    """The best counter of memory traffic that opens, and why those before it do not. Never raises."""
+    ladder = Ladder(counter_openers(topology, pid, root, kernel=kernel, theoretical=theoretical))
+    return ladder.next(), tuple(ladder.refusals)
+
+
+def open_power(
+    topology: Topology, root: Path = ROOT, *, kernel: Kernel | None = None
+) -> tuple[PowerMeter | None, tuple[Refusal, ...]]:
+    """The best source of power that opens, and why those before it do not. Never raises."""
+    ladder = Ladder(power_openers(topology, root, kernel=kernel))
+    return ladder.next(), tuple(ladder.refusals)
+
+
+def advice(refusals: Sequence[Refusal], topology: Topology) -> str:
+    """Why there is no figure, in one sentence: the most useful of the refusals."""
+    for one in refusals:
+        if worth_trying(one, topology) and one.name != "collector":
+            return f"{one.name}: {one.why}; {one.how}"
+    if topology.virtual:
+        return "this is a virtual machine, which shows no such counters"
+    return "no counter of this machine can be read; `cpuchat counters` says why" if refusals else "not looked for yet"
+
+
+def worth_trying(one: Refusal, topology: Topology) -> bool:
+    """Whether what the refusal advises can help. A virtual machine has no counters outside its cores, whatever is
+    loaded or installed in it."""
+    return bool(one.how) and (not topology.virtual or one.name == PROCESS)

@@ -1,0 +1,292 @@
+"""On which NUMA nodes the kernel places memory that a process asks for, and page cache that it is first to read.
+
+System calls set_mempolicy(2) and get_mempolicy(2); modes and flags from include/uapi/linux/mempolicy.h, meaning from
+Documentation/admin-guide/mm/numa_memory_policy.rst. A policy belongs to a thread, is inherited over fork and exec, and
+counts only for what is allocated after it was set. No privilege is needed, but containers often block both calls.
+
+The launcher imports this module before every worker of a machine with several nodes: nothing slow to import here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+
+if TYPE_CHECKING:
+    from cpuchat.hardware.topology import Topology
+
+Mode = Literal["local", "interleave", "weighted", "bind", "preferred"]
+
+# Linux: MPOL_*. "preferred" with several nodes is PREFERRED_MANY (Linux 5.15), with one the older PREFERRED.
+_DEFAULT, _PREFERRED, _BIND, _INTERLEAVE, _LOCAL, _PREFERRED_MANY, _WEIGHTED = range(7)
+_MODES: dict[int, Mode] = {
+    _DEFAULT: "local",
+    _PREFERRED: "preferred",
+    _BIND: "bind",
+    _INTERLEAVE: "interleave",
+    _LOCAL: "local",
+    _PREFERRED_MANY: "preferred",
+    _WEIGHTED: "weighted",
+}
+# MPOL_F_STATIC_NODES, MPOL_F_RELATIVE_NODES and MPOL_F_NUMA_BALANCING come in the same number as the mode.
+_MODE_FLAGS = (1 << 15) | (1 << 14) | (1 << 13)
+_MEMS_ALLOWED = 1 << 2
+# get_mempolicy(2) wants room for every node the kernel could know; 1024 is the most it can be built for.
+_MASK_BITS = 1024
+_WORD = 64
+# arch/x86/entry/syscalls/syscall_64.tbl; include/uapi/asm-generic/unistd.h for the others: (get, set).
+_CALLS = {"x86_64": (239, 238), "aarch64": (236, 237), "riscv64": (236, 237)}
+_LIST = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
+WEIGHTED_SINCE = (6, 9)
+
+_EXAMPLES = "Choose auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers such as 0-1)."
+
+
+class PolicyRefused(CpuchatError):
+    """The kernel did not take a memory policy; memory is placed as before."""
+
+    code = "policy_refused"
+
+
+class Policy(NamedTuple):
+    """Where memory is placed. `nodes` empty: all that this process may use (interleave and weighted only).
+
+    local: on the node of the CPU that touches it first. interleave: page by page over `nodes` in turn. weighted: the
+    same, in the ratio that the kernel's weights say. bind: only on `nodes`. preferred: on `nodes` while they have room.
+    """
+
+    mode: Mode
+    nodes: tuple[int, ...] = ()
+
+    @property
+    def words(self) -> str:
+        return f"{self.mode}:{format_cpu_list(self.nodes)}" if self.nodes else self.mode
+
+    @property
+    def places(self) -> bool:
+        """Whether it says anything else than "where it is touched first"."""
+        return self.mode != "local"
+
+
+class Calls(Protocol):
+    """The two system calls; tests put simulated kernels here. Both raise OSError."""
+
+    def set(self, mode: int, nodes: Collection[int]) -> None: ...
+
+    def get(self, flags: int = 0) -> tuple[int, tuple[int, ...]]:
+        """Mode number (with its flags) and nodes, ascending."""
+        ...
+
+
+class LinuxCalls:
+    """The calls of the running kernel. The C library has no wrappers for them (libnuma has)."""
+
+    def __init__(self) -> None:
+        import ctypes
+
+        machine = os.uname().machine if sys.platform == "linux" and sys.maxsize > 1 << 32 else ""
+        if machine not in _CALLS:
+            import errno
+
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        self._get, self._set = _CALLS[machine]
+        self._ctypes = ctypes
+        self._syscall = ctypes.CDLL(None, use_errno=True).syscall
+
+    def _check(self, result: int) -> None:
+        if result < 0:
+            number = self._ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    def set(self, mode: int, nodes: Collection[int]) -> None:
+        long = self._ctypes.c_ulong
+        if not nodes:
+            self._check(self._syscall(self._set, mode, None, long(0)))
+            return
+        bits = sum(1 << node for node in set(nodes) if node < _MASK_BITS)
+        words = (long * (_MASK_BITS // _WORD))(*(bits >> shift & (1 << _WORD) - 1 for shift in _shifts()))
+        # The kernel takes one bit less than it is told.
+        self._check(self._syscall(self._set, mode, words, long(_MASK_BITS + 1)))
+
+    def get(self, flags: int = 0) -> tuple[int, tuple[int, ...]]:
+        ctypes = self._ctypes
+        mode, words = ctypes.c_int(0), (ctypes.c_ulong * (_MASK_BITS // _WORD))()
+        result = self._syscall(
+            self._get, ctypes.byref(mode), words, ctypes.c_ulong(_MASK_BITS + 1), None, ctypes.c_ulong(flags)
+        )
+        self._check(result)
+        bits = sum(word << shift for word, shift in zip(words, _shifts(), strict=True))
+        return mode.value, tuple(node for node in range(bits.bit_length()) if bits >> node & 1)
+
+
+def _shifts() -> range:
+    return range(0, _MASK_BITS, _WORD)
+
+
+def parse_list(text: str) -> tuple[int, ...]:
+    """`0-3,8` as ascending numbers.
+
+    Raises:
+        UsageError: anything else, an empty list, a number over four digits.
+    """
+    numbers = parse_cpu_list(text) if _LIST.fullmatch(text) else ()
+    if not numbers:
+        raise UsageError(f'"{text}" is no list of numbers.', "Write it like 0-3,8.")
+    return numbers
+
+
+def parse_policy(text: str) -> Policy:
+    """The policy that words such as "interleave", "interleave:0-1" or "bind:0" name ("auto" is `choose_policy`'s).
+
+    Raises:
+        UsageError: unknown words, nodes where none belong or none where they are needed.
+    """
+    mode, colon, nodes = text.strip().partition(":")
+    match mode:
+        case "local" if not colon:
+            return Policy("local")
+        case "interleave" | "weighted":
+            return Policy(mode, parse_list(nodes) if colon else ())
+        case "bind" | "preferred" if colon:
+            return Policy(mode, parse_list(nodes))
+    raise UsageError(f'"{text}" is no memory policy.', _EXAMPLES)
+
+
+def has_weighted(release: str) -> bool:
+    """Whether Linux of this release ("6.8.0-45-generic") knows weighted interleaving."""
+    parts = release.split(".")
+    numbers = [int("".join(c for c in part.partition("-")[0] if c.isdigit()) or 0) for part in parts[:2]]
+    return tuple(numbers) >= WEIGHTED_SINCE
+
+
+def choose_policy(
+    topology: Topology, words: str = "auto", cpus: Collection[int] = (), *, release: str | None = None
+) -> tuple[Policy, str]:
+    """The policy that `words` mean on this machine, with its nodes spelled out, and one sentence why.
+
+    `cpus` are the logical CPUs that will compute (empty: all that are allowed), `release` is the kernel's (default:
+    the running one's). "auto": nothing on one node; near `cpus` when they all sit on one of several; else interleaved
+    over the nodes of `cpus`, so that every core reads all memory controllers.
+
+    Raises:
+        UsageError: unknown words, or nodes that are not there, have no memory or are not allowed.
+    """
+    allowed = topology.allowed_nodes or [node.number for node in topology.nodes]
+    usable = tuple(node.number for node in topology.nodes if node.memory and node.number in allowed)
+    wanted = None if words == "auto" else parse_policy(words)
+    if wanted is not None:
+        _check_nodes(wanted.nodes, usable or (0,))
+    if len(usable) <= 1:
+        return Policy("local"), "all memory is on one node, so there is nothing to place"
+    if wanted is None:
+        return _automatic(topology, usable, cpus)
+    nodes = wanted.nodes or (usable if wanted.mode in ("interleave", "weighted") else ())
+    if wanted.mode == "weighted" and not has_weighted(os.uname().release if release is None else release):
+        return Policy("interleave", nodes), "weighted interleaving needs Linux 6.9 or newer, so pages go round evenly"
+    return Policy(wanted.mode, nodes), "set in the settings"
+
+
+def _automatic(topology: Topology, usable: tuple[int, ...], cpus: Collection[int]) -> tuple[Policy, str]:
+    near = sorted({node for cpu in cpus or topology.allowed if (node := topology.node_of(cpu)) is not None})
+    nodes = tuple(node for node in near if node in usable)
+    if len(near) == 1 and nodes:
+        # Not "local": the thread that reads the file in may run on another node than those that compute.
+        return Policy("preferred", nodes), f"the cores in use all sit on node {nodes[0]}"
+    if len(nodes) < 2:
+        return Policy("interleave", usable), "the nodes of the cores in use have no memory of their own"
+    return Policy("interleave", nodes), f"cores of {len(nodes)} nodes read the weights, so every node holds a part"
+
+
+def _check_nodes(nodes: tuple[int, ...], usable: tuple[int, ...]) -> None:
+    missing = [node for node in nodes if node not in usable]
+    if missing:
+        what = f"Node {missing[0]} has" if len(missing) == 1 else f"Nodes {format_cpu_list(missing)} have"
+        raise UsageError(
+            f"{what} no memory that this process may use.",
+            f"Memory is on node {format_cpu_list(usable)}: choose from that.",
+        )
+
+
+def apply(policy: Policy, calls: Calls | None = None) -> None:
+    """Set the calling thread's policy, all of it or nothing; programs it starts and threads made later inherit it.
+
+    Raises:
+        PolicyRefused: the kernel, a container or the platform does not allow it, or a node is not there. The message
+            says which.
+    """
+    try:
+        calls = calls or LinuxCalls()
+        nodes = policy.nodes or (allowed_nodes(calls) if policy.mode in ("interleave", "weighted") else ())
+        calls.set(_number(policy), nodes)
+        # The kernel refuses nodes that don't exist only when it is left with none; else it drops them silently.
+        kept = calls.get()[1]
+        if set(nodes) - set(kept):
+            calls.set(_DEFAULT, ())
+            raise _no_such_node(sorted(set(nodes) - set(kept)), kept)
+    except OSError as error:
+        raise _refusal(policy, error) from error
+
+
+def current(calls: Calls | None = None) -> Policy | None:
+    """The calling thread's policy; None where that can't be asked."""
+    try:
+        mode, nodes = (calls or LinuxCalls()).get()
+    except OSError:
+        return None
+    name = _MODES.get(mode & ~_MODE_FLAGS)
+    # Linux before 5.14 says "preferred, no node" for local.
+    return None if name is None else Policy(name, nodes) if name != "local" and nodes else Policy("local")
+
+
+def allowed_nodes(calls: Calls | None = None) -> tuple[int, ...]:
+    """Nodes from which this thread may get memory; () where that can't be asked."""
+    try:
+        return (calls or LinuxCalls()).get(_MEMS_ALLOWED)[1]
+    except OSError:
+        return ()
+
+
+def _number(policy: Policy) -> int:
+    match policy.mode:
+        case "local":
+            return _DEFAULT
+        case "preferred":
+            return _PREFERRED if len(policy.nodes) == 1 else _PREFERRED_MANY
+        case "bind":
+            return _BIND
+        case "interleave":
+            return _INTERLEAVE
+        case "weighted":
+            return _WEIGHTED
+
+
+def _no_such_node(missing: list[int], there: Collection[int]) -> PolicyRefused:
+    name = f"node {missing[0]} is" if len(missing) == 1 else f"nodes {format_cpu_list(missing)} are"
+    hint = f"Memory is on node {format_cpu_list(there)}." if there else ""
+    return PolicyRefused(f"The kernel refused the memory policy: {name} not there or not allowed.", hint)
+
+
+def _refusal(policy: Policy, error: OSError) -> PolicyRefused:
+    import errno
+
+    if sys.platform != "linux":
+        return PolicyRefused("Programs choose where memory is placed only on Linux.", "Set engine.memory to local.")
+    match error.errno:
+        case errno.EPERM | errno.EACCES:
+            return PolicyRefused(
+                "This system does not let programs choose where memory is placed, as most containers don't.",
+                "Start the container with --cap-add SYS_NICE, or set engine.memory to local.",
+            )
+        case errno.ENOSYS:
+            return PolicyRefused("This kernel has no memory policies.", "Set engine.memory to local.")
+        case errno.EINVAL if policy.mode == "weighted" and not has_weighted(os.uname().release):
+            return PolicyRefused("Weighted interleaving needs Linux 6.9 or newer.", "Use interleave.")
+        case errno.EINVAL if policy.nodes:
+            return _no_such_node(list(policy.nodes), ())
+    return PolicyRefused(f"The kernel refused the memory policy: {error.strerror or error}.", "Use local.")

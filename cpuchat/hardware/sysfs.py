@@ -1,0 +1,218 @@
+"""The files in which Linux tells what a machine is made of, as plain values.
+
+Nothing here raises: what is absent, unreadable or nonsense is None, 0 or empty. Kernel documentation: admin-guide/
+cputopology.rst, ABI/stable/sysfs-devices-node, ABI/testing/sysfs-devices-system-cpu (caches, cpu_capacity).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpuchat.hardware.cgroups import read_number, read_text
+from cpuchat.hardware.lists import parse_cpu_list
+
+CPUS = "sys/devices/system/cpu"
+NODES = "sys/devices/system/node"
+
+_CPUINFO_BYTES = 16_384  # the first CPU's entry; hundreds of them take the kernel long to write
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SLOW = 0.75
+"""Cores below this share of the fastest are the efficient ones: AMD's compact cores reach 0.65 to 0.71 of the others'
+frequency; L3-stacked and plain halves of one desktop chip differ by 0.92."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuInfo:
+    """/proc/cpuinfo of the first CPU."""
+
+    model: str = ""
+    vendor: str = ""
+    family: int | None = None
+    model_number: int | None = None
+    architecture: str = ""
+    flags: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFiles:
+    """One `cpuN/cache/indexM`: size in bytes, `shared` the CPUs that share it, `id` as resctrl names it."""
+
+    level: int
+    kind: str
+    size: int
+    ways: int
+    id: int | None
+    shared: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFiles:
+    """One NUMA node; memory in bytes, distances in the kernel's tenths (10 = local)."""
+
+    number: int
+    cpus: tuple[int, ...]
+    distances: dict[int, int]
+    memory: int
+
+
+def read_cpuinfo(root: Path) -> CpuInfo:
+    """The name and the instruction sets of the CPU."""
+    try:
+        with (root / "proc/cpuinfo").open("rb") as file:
+            text = file.read(_CPUINFO_BYTES).decode("ascii", "replace")
+    except OSError:
+        return CpuInfo()
+    values: dict[str, str] = {}
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            values.setdefault(name.strip(), value.strip())
+    x86, arm = values.get("flags", ""), values.get("Features", "")
+    return CpuInfo(
+        model=values.get("model name") or values.get("Model") or values.get("Hardware") or "",
+        vendor=values.get("vendor_id") or values.get("CPU implementer") or "",
+        family=_number(values.get("cpu family", "")),
+        model_number=_number(values.get("model") or values.get("CPU part") or ""),
+        architecture="x86_64" if x86 else "aarch64" if arm else "",
+        flags=frozenset((x86 or arm).split()),
+    )
+
+
+def _number(text: str) -> int | None:
+    try:
+        return int(text[:20], 0)
+    except ValueError:
+        return None
+
+
+def own_cpus() -> tuple[int, ...]:
+    """Logical CPUs that this thread may run on, ascending; all of them where a system has no such thing."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    import psutil
+
+    return tuple(range(psutil.cpu_count(logical=True) or 1))
+
+
+def online_cpus(root: Path) -> tuple[int, ...]:
+    """CPUs that run: the file `online`, else the folders that have a topology."""
+    base = root / CPUS
+    listed = parse_cpu_list(read_text(base / "online"))
+    if listed:
+        return listed
+    return tuple(sorted(n for n, folder in _numbered(base, "cpu") if (folder / "topology").is_dir()))
+
+
+def _numbered(base: Path, name: str) -> Iterator[tuple[int, Path]]:
+    """Folders called `name` and a number, ascending."""
+    found: list[tuple[int, Path]] = []
+    try:
+        for path in base.iterdir():
+            match = re.fullmatch(rf"{name}([0-9]{{1,5}})", path.name)
+            if match:
+                found.append((int(match[1]), path))
+    except OSError:
+        pass
+    yield from sorted(found)
+
+
+def siblings(root: Path, cpu: int) -> tuple[int, ...]:
+    """CPUs of the core of `cpu`, itself among them, ascending."""
+    folder = root / CPUS / f"cpu{cpu}/topology"
+    text = read_text(folder / "core_cpus_list") or read_text(folder / "thread_siblings_list")
+    return tuple(sorted({cpu, *parse_cpu_list(text)}))
+
+
+def package(root: Path, cpu: int) -> int:
+    """The socket of `cpu`; 0 where the machine does not tell (-1 on some Arm boards)."""
+    return max(read_number(root / CPUS / f"cpu{cpu}/topology/physical_package_id") or 0, 0)
+
+
+def caches(root: Path, cpu: int) -> list[CacheFiles]:
+    """The caches that `cpu` uses, smallest level first."""
+    found: list[CacheFiles] = []
+    for _, folder in _numbered(root / CPUS / f"cpu{cpu}/cache", "index"):
+        level = read_number(folder / "level")
+        if level is not None and 1 <= level <= 4:
+            found.append(CacheFiles(
+                level=level,
+                kind=read_text(folder / "type"),
+                size=_size(read_text(folder / "size")),
+                ways=max(read_number(folder / "ways_of_associativity") or 0, 0),
+                id=read_number(folder / "id"),
+                shared=tuple(sorted({cpu, *parse_cpu_list(read_text(folder / "shared_cpu_list"))})),
+            ))  # fmt: skip
+    return sorted(found, key=lambda cache: cache.level)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,12})([KMG]?)", text)
+    return int(match[1]) * _UNITS.get(match[2], 1) if match else 0
+
+
+def nodes(root: Path) -> list[NodeFiles]:
+    """The NUMA nodes, ascending; none on a kernel without NUMA. Nodes without CPUs (CXL, HBM) are among them."""
+    folders = list(_numbered(root / NODES, "node"))
+    listed = parse_cpu_list(read_text(root / NODES / "online"))
+    if listed:
+        folders = [(number, folder) for number, folder in folders if number in listed]
+    numbers = [number for number, _ in folders]
+    found: list[NodeFiles] = []
+    for number, folder in folders:
+        far = [int(word) for word in read_text(folder / "distance").split() if word.isdigit() and len(word) < 6]
+        distances = dict(zip(numbers, far, strict=True)) if len(far) == len(numbers) else {number: 10}
+        found.append(NodeFiles(number, parse_cpu_list(read_text(folder / "cpulist")), distances, _memory(folder)))
+    return found
+
+
+def _memory(folder: Path) -> int:
+    """`Node 0 MemTotal:  131072 kB` in bytes."""
+    match = re.search(r"MemTotal:\s*([0-9]{1,15}) kB", read_text(folder / "meminfo"))
+    return int(match[1]) * 1024 if match else 0
+
+
+def efficient_cpus(root: Path, cpus: Collection[int], vendor: str) -> frozenset[int]:
+    """CPUs of the slower kind of a hybrid; empty where all are of one kind.
+
+    Intel names them (`/sys/devices/cpu_atom`), Arm gives each CPU a capacity, AMD's compact cores show by their
+    highest frequency.
+    """
+    atom = frozenset(parse_cpu_list(read_text(root / "sys/devices/cpu_atom/cpus")))
+    if atom and parse_cpu_list(read_text(root / "sys/devices/cpu_core/cpus")):
+        return atom & frozenset(cpus)
+    names = ["cpu_capacity"] + (["cpufreq/cpuinfo_max_freq"] if vendor == "AuthenticAMD" else [])
+    for name in names:
+        speeds = {cpu: read_number(root / CPUS / f"cpu{cpu}" / name) or 0 for cpu in cpus}
+        if speeds and min(speeds.values()) > 0:
+            limit = _SLOW * max(speeds.values())
+            return frozenset(cpu for cpu, speed in speeds.items() if speed < limit)
+    return frozenset()
+
+
+def allowed_list(root: Path, name: str) -> tuple[int, ...]:
+    """A list out of /proc/self/status: `Cpus_allowed_list` or `Mems_allowed_list` (cpusets of both versions count)."""
+    for line in read_text(root / "proc/self/status").splitlines():
+        if line.startswith(f"{name}:"):
+            return parse_cpu_list(line.partition(":")[2])
+    return ()
+
+
+def isolated_cpus(root: Path) -> tuple[int, ...]:
+    """CPUs that the scheduler leaves alone (`isolcpus=`)."""
+    return parse_cpu_list(read_text(root / CPUS / "isolated"))
+
+
+def hypervisor(root: Path, flags: Collection[str]) -> str:
+    """What tells that this is a virtual machine; "" for bare metal."""
+    if "hypervisor" in flags:
+        return "the hypervisor flag of the CPU"
+    if kind := read_text(root / "sys/hypervisor/type"):
+        return f"/sys/hypervisor ({kind[:20]})"
+    product = read_text(root / "sys/class/dmi/id/product_name")  # Arm CPUs have no such flag
+    if re.search(r"virtual machine|kvm|qemu", product, re.IGNORECASE):
+        return f"the board's name ({product[:40]})"
+    return ""

@@ -1,0 +1,369 @@
+"""What this machine is made of: sockets, NUMA nodes, L3 groups, cores, and what this process may use of them.
+
+Linux tells it in sysfs and proc (hardware.sysfs); elsewhere psutil's counts are all there is. `root` replaces `/` in
+tests. An L3 group is what shares one L3 cache: AMD's CCX. Linux has no name for the die that it sits on (CCD), so
+groups that share one fabric link are told by CPU family: Zen 1 and 2, and Zen 4c, have two L3 groups to a die.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from cpuchat.hardware import sysfs
+from cpuchat.hardware.cgroups import cpu_quota
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.memory import meminfo, total_bytes
+
+ROOT: Final = Path("/")
+
+__all__ = [
+    "ROOT", "Cache", "Core", "L3Group", "Node", "Topology", "format_cpu_list", "parse_cpu_list", "read_topology",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """One physical core. `cpus` are its online logical CPUs (SMT siblings), ascending.
+
+    `index` counts the online cores by their first CPU, `node` is the NUMA node's number, `l3` indexes
+    `Topology.l3_groups` (None: not known). `kind` is "" where all cores are alike, else "performance" or "efficient".
+    """
+
+    index: int
+    cpus: tuple[int, ...]
+    package: int
+    node: int
+    l3: int | None
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class L3Group:
+    """Cores that share one L3 cache of `size` bytes (0: not told) and `ways` ways (0: not told).
+
+    `id` is resctrl's cache id (None: not told), `cores` indexes `Topology.cores`, `link` indexes `Topology.links`.
+    `node` is that of its first CPU.
+    """
+
+    index: int
+    id: int | None
+    cpus: tuple[int, ...]
+    cores: tuple[int, ...]
+    size: int
+    ways: int
+    package: int
+    node: int
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A NUMA node. `distances` to each node in tenths of a local access (10 = local); `memory` in bytes (0: not told).
+
+    Without CPUs it is memory alone (CXL, HBM).
+    """
+
+    number: int
+    cpus: tuple[int, ...]
+    distances: dict[int, int]
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One cache of the first allowed core: `kind` Data, Instruction or Unified, `size` in bytes, its `cpus`."""
+
+    level: int
+    kind: str
+    size: int
+    ways: int
+    cpus: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The machine, and what of it this process may use.
+
+    `links` holds for each fabric link the L3 groups (by index) behind it. `online` are all running CPUs, `allowed`
+    those of this process, `allowed_nodes` the nodes that it may take memory from. `quota`: CPUs' worth of time of the
+    control group (None: unlimited). `memory_total` is the machine's, `memory_limit` the control group's (None:
+    unlimited), in bytes. `virtual` says what tells that this is a virtual machine, "" for bare metal. `notes` say in
+    words what is not known.
+    """
+
+    model: str = ""
+    vendor: str = ""
+    family: int | None = None
+    model_number: int | None = None
+    architecture: str = ""
+    flags: frozenset[str] = frozenset()
+    cores: tuple[Core, ...] = ()
+    l3_groups: tuple[L3Group, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    packages: tuple[int, ...] = (0,)
+    links: tuple[tuple[int, ...], ...] = ()
+    caches: tuple[Cache, ...] = ()
+    online: tuple[int, ...] = ()
+    allowed: tuple[int, ...] = ()
+    allowed_nodes: tuple[int, ...] = (0,)
+    quota: float | None = None
+    memory_total: int = 0
+    memory_limit: int | None = None
+    isolated: tuple[int, ...] = ()
+    virtual: str = ""
+    smt: bool = False
+    hybrid: bool = False
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def _core_by_cpu(self) -> dict[int, Core]:
+        return {cpu: core for core in self.cores for cpu in core.cpus}
+
+    def core_of(self, cpu: int) -> Core | None:
+        """The core of a logical CPU; None when it is not online."""
+        return self._core_by_cpu.get(cpu)
+
+    def l3_of(self, cpu: int) -> L3Group | None:
+        """The L3 group of a logical CPU; None when that is not known."""
+        core = self.core_of(cpu)
+        return self.l3_groups[core.l3] if core is not None and core.l3 is not None else None
+
+    def node_of(self, cpu: int) -> int | None:
+        """The number of the NUMA node of a logical CPU; None when it is not online."""
+        core = self.core_of(cpu)
+        return core.node if core is not None else None
+
+    @cached_property
+    def allowed_cores(self) -> tuple[Core, ...]:
+        """Cores of which this process may use at least one CPU, ascending."""
+        allowed = set(self.allowed)
+        return tuple(core for core in self.cores if not allowed.isdisjoint(core.cpus))
+
+    @property
+    def is_one_socket(self) -> bool:
+        return len(self.packages) == 1
+
+    @property
+    def cpu_nodes(self) -> tuple[Node, ...]:
+        """The nodes that have CPUs."""
+        return tuple(node for node in self.nodes if node.cpus)
+
+    @property
+    def cpu_name(self) -> str:
+        """The CPU's name without trimmings: "EPYC 9354P"."""
+        name = re.sub(r"\((R|TM)\)|\bCPU\b|@.*|\b[0-9]+-Core\b|\bProcessor\b|\bwith .*", " ", self.model)
+        name = re.sub(r"^\s*([0-9]+th Gen\s+)?(AMD|Intel)\b", "", name)
+        return " ".join(name.split()) or self.architecture or "unknown CPU"
+
+    @property
+    def sockets_words(self) -> str:
+        return _count(len(self.packages), "socket")
+
+    @property
+    def nps_words(self) -> str:
+        """How memory is divided: "NPS1" on AMD servers (nodes per socket, a BIOS setting), else "2 NUMA nodes"."""
+        n = len(self.cpu_nodes)
+        if "EPYC" not in self.model or self.virtual or n % len(self.packages):
+            return _count(n, "NUMA node")
+        return f"NPS{n // len(self.packages)}"
+
+    @property
+    def cores_words(self) -> str:
+        """The L3 groups and cores: "8 L3 groups × 4 cores", with a word about SMT."""
+        sizes = {len(group.cores) for group in self.l3_groups}
+        if len(self.l3_groups) > 1 and len(sizes) == 1:
+            words = f"{len(self.l3_groups)} L3 groups × {_count(sizes.pop(), 'core')}"
+        else:
+            words = _count(len(self.cores), "core")
+        return f"{words}, {len(self.online)} threads" if self.smt else words
+
+    @property
+    def name(self) -> str:
+        """One line: "EPYC 9354P · 1 socket · NPS1 · 8 L3 groups × 4 cores"."""
+        return " · ".join((self.cpu_name, self.sockets_words, self.nps_words, self.cores_words))
+
+
+def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) -> Topology:
+    """What the machine below `root` is; never raises.
+
+    `allowed` are the CPUs that may be used (default: those of this process; below another root, those that
+    /proc/self/status names there).
+    """
+    info = sysfs.read_cpuinfo(root)
+    if not (root / sysfs.CPUS).is_dir():
+        return _without_sysfs(root, info, allowed)
+    online = sysfs.online_cpus(root)
+    if allowed is None:
+        allowed = sysfs.own_cpus() if root == ROOT else sysfs.allowed_list(root, "Cpus_allowed_list") or online
+    mine = tuple(sorted(set(allowed)))
+    # A CPU of which nothing is told counts as a core of its own.
+    online = online or mine or (0,)
+    mine = tuple(cpu for cpu in mine if cpu in set(online)) or mine or online
+    online = tuple(sorted({*online, *mine}))
+    notes: list[str] = []
+    virtual = sysfs.hypervisor(root, info.flags)
+    if virtual:
+        notes.append(
+            f"This is a virtual machine ({virtual}): its L3 groups and NUMA nodes need not be those of the machine."
+        )
+    nodes = _nodes(root, online)
+    cores = _cores(root, online, nodes, info.vendor)
+    cores, groups = _l3_groups(root, cores, notes)
+    groups, links = _links(groups, info, virtual)
+    mems = [n for n in sysfs.allowed_list(root, "Mems_allowed_list") if any(node.number == n for node in nodes)]
+    total, limit = _memory(root)
+    return Topology(
+        model=info.model,
+        vendor=info.vendor,
+        family=info.family,
+        model_number=info.model_number,
+        architecture=info.architecture or platform.machine(),
+        flags=info.flags,
+        cores=cores,
+        l3_groups=groups,
+        nodes=nodes,
+        packages=tuple(sorted({core.package for core in cores})),
+        links=links,
+        caches=tuple(Cache(c.level, c.kind, c.size, c.ways, c.shared) for c in sysfs.caches(root, mine[0])),
+        online=online,
+        allowed=mine,
+        allowed_nodes=tuple(mems) or tuple(node.number for node in nodes),
+        quota=cpu_quota(root),
+        memory_total=total,
+        memory_limit=limit,
+        isolated=sysfs.isolated_cpus(root),
+        virtual=virtual,
+        smt=any(len(core.cpus) > 1 for core in cores),
+        hybrid=any(core.kind for core in cores),
+        notes=tuple(notes),
+    )
+
+
+def _nodes(root: Path, online: tuple[int, ...]) -> tuple[Node, ...]:
+    """The nodes with their online CPUs; one for everything where the kernel knows of none."""
+    running = set(online)
+    nodes = [
+        Node(n.number, tuple(cpu for cpu in n.cpus if cpu in running), n.distances, n.memory) for n in sysfs.nodes(root)
+    ]
+    if not any(node.cpus for node in nodes):
+        nodes = [Node(0, online, {0: 10}, meminfo(root).get("MemTotal", 0))]
+    return tuple(nodes)
+
+
+def _cores(root: Path, online: tuple[int, ...], nodes: tuple[Node, ...], vendor: str) -> tuple[Core, ...]:
+    running = set(online)
+    node_of = {cpu: node.number for node in nodes for cpu in node.cpus}
+    first_node = next(node.number for node in nodes if node.cpus)
+    taken: set[int] = set()
+    cores: list[Core] = []
+    for cpu in online:
+        if cpu in taken:
+            continue
+        # Lists that contradict each other must not put a CPU into two cores.
+        cpus = tuple(c for c in sysfs.siblings(root, cpu) if c in running and c not in taken)
+        taken.update(cpus)
+        cores.append(Core(len(cores), cpus, sysfs.package(root, cpu), node_of.get(cpu, first_node), None))
+    efficient = sysfs.efficient_cpus(root, [core.cpus[0] for core in cores], vendor)
+    if not efficient:
+        return tuple(cores)
+    return tuple(replace(c, kind="efficient" if c.cpus[0] in efficient else "performance") for c in cores)
+
+
+def _l3_groups(root: Path, cores: tuple[Core, ...], notes: list[str]) -> tuple[tuple[Core, ...], list[L3Group]]:
+    """The cores with their L3 group, and the groups in the order of socket and cache id; links are still 0."""
+    found: list[tuple[sysfs.CacheFiles, list[Core]]] = []
+    known: set[int] = set()
+    for core in cores:
+        if core.index in known:
+            continue
+        cache = next((c for c in sysfs.caches(root, core.cpus[0]) if c.level == 3), None)
+        if cache is None:
+            continue
+        shared = set(cache.shared)
+        members = [c for c in cores if c.index not in known and c.package == core.package and c.cpus[0] in shared]
+        known.update(c.index for c in members)
+        found.append((cache, members))
+    if not found:
+        notes.append("The machine does not tell its L3 caches, so cores cannot be chosen by them.")
+        return cores, []
+    ids = [cache.id for cache, _ in found]
+    has_ids = None not in ids and len(set(ids)) == len(ids)
+    if not has_ids:
+        notes.append("The machine does not number its L3 caches: they are counted by their first CPU.")
+    found.sort(key=lambda f: (f[1][0].package, f[0].id if has_ids else 0, f[1][0].index))
+    groups: list[L3Group] = []
+    place: dict[int, int] = {}
+    for index, (cache, members) in enumerate(found):
+        place.update((core.index, index) for core in members)
+        cpus = tuple(sorted(cpu for core in members for cpu in core.cpus))
+        first = members[0]
+        groups.append(L3Group(
+            index, cache.id if has_ids else None, cpus, tuple(core.index for core in members), cache.size, cache.ways,
+            first.package, first.node, 0,
+        ))  # fmt: skip
+    placed = tuple(replace(core, l3=place.get(core.index)) for core in cores)
+    return placed, groups
+
+
+def _links(
+    groups: list[L3Group], info: sysfs.CpuInfo, virtual: str
+) -> tuple[tuple[L3Group, ...], tuple[tuple[int, ...], ...]]:
+    """The groups with their link, and the links. Two groups of one die have neighbouring cache ids."""
+    family, model = info.family or 0, info.model_number or 0
+    paired = not virtual and info.vendor == "AuthenticAMD" and (
+        family == 0x17 or (family == 0x19 and 0xA0 <= model <= 0xAF)
+    )  # fmt: skip
+    dies: dict[tuple[int, int], list[int]] = {}
+    in_package: dict[int, int] = {}
+    for group in groups:
+        place = in_package.setdefault(group.package, 0)
+        in_package[group.package] += 1
+        number = place if group.id is None else group.id
+        die = number // 2 if paired else group.index
+        dies.setdefault((group.package, die), []).append(group.index)
+    links = tuple(tuple(members) for members in dies.values())
+    link_of = {index: link for link, members in enumerate(links) for index in members}
+    return tuple(replace(group, link=link_of[group.index]) for group in groups), links
+
+
+def _memory(root: Path) -> tuple[int, int | None]:
+    """The machine's memory and the control group's limit on it, in bytes."""
+    total, limited = meminfo(root).get("MemTotal", 0), total_bytes(root)
+    return (total, limited if limited < total else None) if total else (limited, None)
+
+
+def _without_sysfs(root: Path, info: sysfs.CpuInfo, allowed: Collection[int] | None) -> Topology:
+    """macOS, Windows: as many cores as psutil counts, and nothing about where they are."""
+    import psutil
+
+    mine = tuple(sorted(set(sysfs.own_cpus() if allowed is None else allowed))) or (0,)
+    n_cores = min(psutil.cpu_count(logical=False) or len(mine), len(mine))
+    total, limit = _memory(root)
+    return Topology(
+        model=info.model or platform.processor(),
+        vendor=info.vendor,
+        architecture=info.architecture or platform.machine(),
+        flags=info.flags,
+        cores=tuple(Core(index, (cpu,), 0, 0, None) for index, cpu in enumerate(mine[:n_cores])),
+        nodes=(Node(0, mine, {0: 10}, total),),
+        online=mine,
+        allowed=mine,
+        quota=cpu_quota(root),
+        memory_total=total,
+        memory_limit=limit,
+        smt=n_cores < len(mine),
+        notes=(
+            "This system does not tell its caches and NUMA nodes, nor which CPUs share a core: "
+            "cores are counted, not placed.",
+        ),
+    )
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -1,0 +1,78 @@
+"""What a tuning plan is made of: plain values, and how the value of a file is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from cpuchat.hardware.cgroups import read_text
+
+Verdict = Literal["low risk, small gain", "experimental, expected about 0"]
+LOW_RISK: Verdict = "low risk, small gain"
+EXPERIMENTAL: Verdict = "experimental, expected about 0"
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One file's value: `old` is what it says now and what the revert script writes, `new` what the plan writes.
+
+    `path` is absolute on the machine ("/sys/..."), whatever root it was read below.
+    """
+
+    knob: str
+    path: str
+    old: str
+    new: str
+
+
+class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A resctrl control group to make: `schemata` is its L3 line, `cpus` the list of CPUs that it takes over."""
+
+    path: str
+    schemata: str
+    cpus: str
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A knob that is not offered here: `why`, and `how` to have it all the same ("" = not at all)."""
+
+    knob: str
+    why: str
+    how: str = ""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to change, in this order; the way back is the other way round. `notes` say what was left alone."""
+
+    changes: tuple[Change, ...] = ()
+    group: CacheGroup | None = None
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not self.changes and self.group is None
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """Names of the knobs that change something, in the order of the plan."""
+        names = [change.knob for change in self.changes] + (["l3"] if self.group is not None else [])
+        return tuple(dict.fromkeys(names))
+
+
+def chosen(text: str) -> str:
+    """The value of a file; of a choice such as `always [madvise] never` the chosen word."""
+    _, opening, rest = text.partition("[")
+    word, closing, _ = rest.partition("]")
+    return word if opening and closing else text
+
+
+def below(root: Path, path: str) -> Path:
+    """The absolute `path` of the machine, below `root`."""
+    return root / path.lstrip("/")
+
+
+def value_of(root: Path, path: str) -> str:
+    """What the file at the absolute `path` says now, as `chosen`; "" when it cannot be read."""
+    return chosen(read_text(below(root, path)))

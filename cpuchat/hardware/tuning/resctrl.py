@@ -1,0 +1,117 @@
+"""Dividing the L3 caches between target and draft model (Documentation/filesystems/resctrl.rst).
+
+The target's cores get a control group with a few ways of each L3, low ones; all others keep all ways. What the target
+streams then cannot push out what a draft model on other cores of the same L3 keeps in the remaining ways. Weights are
+read once per pass, so little is expected of it.
+
+Only `L3:` is ever written. `MB:` limits bandwidth, in percent on Intel and in eighths of GB/s on AMD.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cpuchat.hardware.cgroups import read_number, read_text
+from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.hardware.topology import Topology
+from cpuchat.hardware.tuning.changes import CacheGroup, Refusal
+from cpuchat.hardware.tuning.knobs import refusal_of
+
+NAME = "l3"
+MOUNT = "/sys/fs/resctrl"
+GROUP = f"{MOUNT}/cpuchat"
+OWN_FOLDERS = ("info", "mon_groups", "mon_data", "cpuchat")
+"""Folders of the file system that are no other user's control groups."""
+
+DRAFTING_ONLY = "l3: this is for drafting; measured without drafts, it only shows what the target loses"
+"""What has to be said of every plan with a control group."""
+
+_SHARE = 4  # the target keeps one way out of so many
+
+
+def l3_masks(schemata: str) -> dict[int, int]:
+    """`L3:0=ffff;1=ffff` out of a schemata file: cache id and bit mask of ways; {} when there is no such line."""
+    match = re.search(r"^\s*L3:(.*)$", schemata, re.MULTILINE)
+    masks: dict[int, int] = {}
+    for part in match[1].split(";") if match else ():
+        if pair := re.fullmatch(r"\s*([0-9]{1,9})=([0-9a-fA-F]{1,16})\s*", part):
+            masks[int(pair[1])] = int(pair[2], 16)
+    return masks
+
+
+def state(root: Path) -> str:
+    """How the L3 caches are divided now, in words; "" where that is not known."""
+    folder = root / MOUNT.lstrip("/")
+    masks = l3_masks(read_text(folder / "schemata"))
+    if not masks:
+        return "not mounted" if folder.is_dir() else ""
+    own = l3_masks(read_text(root / GROUP.lstrip("/") / "schemata"))
+    if own:
+        ways = sorted({mask.bit_count() for mask in own.values()})
+        return f"target confined to {'-'.join(map(str, ways))} ways of {max(masks.values()).bit_count()}"
+    others = other_groups(folder)
+    return f"divided by others ({', '.join(others)})" if others else "undivided"
+
+
+def other_groups(folder: Path) -> list[str]:
+    """Control groups that are not ours."""
+    try:
+        return sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name not in OWN_FOLDERS)
+    except OSError:
+        return []
+
+
+def plan_group(topology: Topology, root: Path, target_cpus: Sequence[int]) -> CacheGroup | Refusal:
+    """The control group for the target's cores, or why there is none.
+
+    Args:
+        target_cpus: logical CPUs of the target while the draft model has cores of its own; () when it has not.
+    """
+    if refused := refusal_of(NAME, topology, root):
+        return refused
+
+    def refuse(why: str, how: str = "") -> Refusal:
+        return Refusal(knob=NAME, why=why, how=how)
+
+    if "cat_l3" not in topology.flags:
+        return refuse("this CPU cannot divide its L3 cache (no cat_l3)")
+    folder = root / MOUNT.lstrip("/")
+    if not folder.is_dir():
+        return refuse("the kernel was built without resctrl")
+    schemata = read_text(folder / "schemata")
+    if not schemata:
+        return refuse("resctrl is not mounted", f"Mount it and plan again: sudo mount -t resctrl resctrl {MOUNT}")
+    masks = l3_masks(schemata)
+    if not masks:
+        return refuse("resctrl offers no L3 masks here (code and data may be divided: mounted with cdp)")
+    if others := other_groups(folder):
+        return refuse(f"others divide the cache already ({', '.join(others)})", "Ask whose control groups these are.")
+    full = int(read_text(folder / "info/L3/cbm_mask") or "0", 16) if _is_hex(folder / "info/L3/cbm_mask") else 0
+    least, groups = read_number(folder / "info/L3/min_cbm_bits"), read_number(folder / "info/L3/num_closids")
+    if not full or least is None or groups is None:
+        return refuse("resctrl does not say which masks are allowed (info/L3)")
+    if groups < 2:
+        return refuse("the CPU has no second class of service (num_closids)")
+    if any(mask != full for mask in masks.values()):
+        return refuse("the default group does not have all ways: somebody divides the cache already")
+    if not target_cpus:
+        return refuse(
+            "the draft model has no cores of its own, and the cache can only be divided by cores",
+            "Give it some (speculation.draft_cores), beside the target's in the same L3 groups.",
+        )
+    used = {core.index for cpu in target_cpus if (core := topology.core_of(cpu)) is not None}
+    if all(used.issuperset(group.cores) or used.isdisjoint(group.cores) for group in topology.l3_groups):
+        return refuse("no L3 group is used by both models, so they do not push each other out")
+    ways = max(full.bit_count() // _SHARE, least, 1)
+    if ways >= full.bit_count():
+        return refuse(f"the L3 has only {full.bit_count()} ways, too few to divide")
+    mask = f"{(1 << ways) - 1:x}"
+    line = "L3:" + ";".join(f"{number}={mask}" for number in sorted(masks))
+    return CacheGroup(path=GROUP, schemata=line, cpus=format_cpu_list(target_cpus))
+
+
+def _is_hex(path: Path) -> bool:
+    return re.fullmatch(r"[0-9a-fA-F]{1,16}", read_text(path)) is not None

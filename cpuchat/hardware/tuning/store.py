@@ -1,0 +1,108 @@
+"""Where plans are kept: one folder each, with the way back saved before the way there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from cpuchat import paths
+from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.hardware.tuning.changes import Plan
+from cpuchat.hardware.tuning.script import apply_script, revert_script
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPlan:
+    """A plan and the `folder` with its two scripts and, later, its measurements."""
+
+    folder: Path
+    plan: Plan
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def apply(self) -> Path:
+        return self.folder / "apply.sh"
+
+    @property
+    def revert(self) -> Path:
+        return self.folder / "revert.sh"
+
+    def command(self, script: Path) -> str:
+        """How to run one of the scripts."""
+        return f"sudo sh {shlex.quote(str(script))}"
+
+
+def plans_dir() -> Path:
+    return paths.data_dir() / "tuning"
+
+
+def save(plan: Plan, root: Path = ROOT) -> SavedPlan:
+    """Write both scripts, the one that reverts first.
+
+    Raises:
+        CpuchatError: nothing could be written; then there is no script that could be applied either.
+    """
+    try:
+        folder = _new_folder(plans_dir())
+        saved = SavedPlan(folder, plan)
+        _write(saved.revert, revert_script(plan, root, saved.name), 0o700)
+        _write(folder / "plan.json", msgspec.json.format(msgspec.json.encode(plan), indent=1).decode(), 0o600)
+        _write(saved.apply, apply_script(plan, root, saved.name, saved.revert), 0o700)
+    except OSError as error:
+        raise CpuchatError(f"The plan could not be saved: {error.filename}: {error.strerror}.") from None
+    return saved
+
+
+def _new_folder(base: Path) -> Path:
+    base.mkdir(parents=True, exist_ok=True, mode=0o700)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for number in range(1, 1000):
+        folder = base / (stamp if number == 1 else f"{stamp}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            return folder
+    raise FileExistsError(17, "too many plans in one second", str(base))
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    """Write a new file and see it on the disk before anything else is done."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def saved_plans() -> list[SavedPlan]:
+    """All plans that can still be read, oldest first."""
+    found: list[SavedPlan] = []
+    for file in sorted(plans_dir().glob("*/plan.json")):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            found.append(SavedPlan(file.parent, msgspec.json.decode(file.read_bytes(), type=Plan)))
+    return found
+
+
+def find(name: str = "") -> SavedPlan:
+    """The plan of this name; "" is the newest.
+
+    Raises:
+        UsageError: there is none.
+    """
+    plans = saved_plans()
+    if not plans:
+        raise UsageError("There is no tuning plan.", "Make one: cpuchat tune plan")
+    for saved in reversed(plans):
+        if name in ("", saved.name):
+            return saved
+    raise UsageError(f"There is no tuning plan {name!r}.", "See cpuchat tune list.")

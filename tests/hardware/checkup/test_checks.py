@@ -1,0 +1,476 @@
+"""Every finding, on made-up machines that are gathered like a real one: its level, its figure, what to do."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cpuchat.hardware.bandwidth.probe import Measured, Survey, remember
+from cpuchat.hardware.checkup.checks import Finding, examine
+from cpuchat.hardware.checkup.facts import Facts, Wanted, gather, refused_policy
+from cpuchat.hardware.checkup.findings import ORDER
+from cpuchat.protocol import EngineInfo
+from tests.hardware.bandwidth.test_memory_modules import device, genoa, table
+from tests.hardware.counters.simulated import Simulated
+from tests.hardware.trees import NAMES, make_tree, status, write
+
+GIB = 1 << 30
+CPUFREQ = "sys/devices/system/cpu/cpu{}/cpufreq"
+ENGINE = EngineInfo(
+    version="0.3.36",
+    llama_commit="0c1e570",
+    features=("AVX", "AVX2", "F16C", "FMA", "AVX512", "AVX512_VNNI", "AVX512_BF16", "LLAMAFILE"),
+)
+THP = "sys/kernel/mm/transparent_hugepage/enabled"
+
+
+def modules(root: Path, dmi: bytes) -> None:
+    file = root / "sys/firmware/dmi/tables/DMI"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(dmi)
+
+
+def read_rate(root: Path, gigabytes: float, cpus: Sequence[int] = range(32)) -> None:
+    """As if the read bandwidth had been measured."""
+    rate = gigabytes * 1e9
+    remember(Measured(tuple(cpus), rate, (rate, rate, rate)), "local", root=root)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A server with nothing wrong: EPYC 9354, twelve modules, a counter, measured."""
+    root = make_tree(tmp_path, "epyc-9354")
+    modules(root, genoa())
+    read_rate(root, 378.2)
+    return write(root, {
+        "proc/loadavg": "0.52 0.58 0.59 2/1234 5678",
+        "sys/devices/platform/AMDI0097:00/ddr_max_bw": "460",
+        "sys/devices/platform/AMDI0097:00/ddr_utilised_bw_input": "3",
+    })  # fmt: skip
+
+
+def facts_of(root: Path, engine: EngineInfo | None = ENGINE, **settings: str | int) -> Facts:
+    wanted = Wanted(**settings)  # type: ignore[arg-type]
+    return gather(wanted, engine=engine, kernel=Simulated().calls, refused=lambda words: "", root=root)
+
+
+def found(facts: Facts, title: str) -> Finding:
+    findings = [finding for finding in examine(facts) if title in finding.title]
+    assert len(findings) == 1, [finding.title for finding in examine(facts)]
+    return findings[0]
+
+
+def test_a_machine_with_nothing_wrong(root: Path) -> None:
+    findings = examine(facts_of(root))
+    assert [finding for finding in findings if finding.level != "ok"] == []
+    assert {finding.title: finding.evidence for finding in findings} == {
+        "engine built for this CPU": "AVX, AVX2, F16C, FMA, AVX512, AVX512_VNNI, AVX512_BF16, LLAMAFILE",
+        "memory counter": "hsmp opens",
+        "one thread per core": "32 threads on 32 cores",
+        "other load": "0.5 processes were running or waiting on average in the last minute, for 32 cores",
+        "governor": "performance on 64 CPUs",
+        "boost": "on",
+        "memory channels": "12 of 12 channels have modules (12 channels × 4800 MT/s (SMBIOS)), 461 GB/s at most",
+        "memory speed": "12 modules at 4800 MT/s, EPYC 9354 takes 4800 MT/s",
+        "read bandwidth": "378.2 of 460.8 GB/s (82 %, measured, 32 cores); 12 channels × 4800 MT/s (SMBIOS)",
+        "NPS1": "1 socket as 1 NUMA node",
+        "huge pages": "madvise",
+        "memory": "309 GB available of 412 GB",
+    }
+
+
+def test_smt_siblings(root: Path) -> None:
+    finding = found(facts_of(root, cores="0-3,32-33"), "SMT siblings")
+    assert finding.level == "warning"
+    assert finding.evidence == "4 of 6 threads share a core with another (CPUs 0-3,32-33)"
+    assert "engine.cores auto" in finding.fix
+
+
+def test_a_quota_below_the_cores(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "container")
+    finding = found(facts_of(root), "CPU quota")
+    assert finding.level == "warning"
+    assert finding.evidence == "the control group grants the time of 6.5 CPUs, 8 cores are there"
+    assert "--cpuset-cpus" in finding.fix
+
+
+def test_a_quota_below_the_threads_that_are_set(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "container")
+    finding = found(facts_of(root, threads=8), "quota is below the thread count")
+    assert finding.level == "problem"
+    assert finding.evidence == "8 threads are set, the control group grants the time of 6.5 CPUs"
+    assert finding.fix == "Set engine.threads to 0."
+    assert found(facts_of(root, threads=8), "cores of the settings").level == "problem"
+
+
+def test_a_quota_that_is_enough(root: Path) -> None:
+    write(root, {"sys/fs/cgroup/cpu.max": "3200000 100000"})
+    assert found(facts_of(root), "CPU quota") == Finding("ok", "CPU quota", "32 CPUs for 32 cores")
+
+
+@pytest.mark.parametrize(("settings", "number"), [({"cores": "l3:99"}, "99"), ({"threads": 65}, "65")])
+def test_cores_that_are_not_there(root: Path, settings: dict[str, str | int], number: str) -> None:
+    finding = found(facts_of(root, ENGINE, **settings), "cores of the settings cannot be used")
+    assert finding.level == "problem"
+    assert number in finding.evidence
+
+
+def test_a_policy_that_is_not_possible(root: Path) -> None:
+    finding = found(facts_of(root, memory="bind:7"), "memory policy of the settings")
+    assert finding.level == "problem"
+    assert "bind:7" in finding.evidence
+
+
+def test_a_policy_that_the_kernel_refuses(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "2x-epyc-7543")
+    asked: list[str] = []
+
+    def refused(words: str) -> str:
+        asked.append(words)
+        return "Operation not permitted"
+
+    facts = gather(Wanted(), kernel=Simulated().calls, refused=refused, root=root)
+    finding = found(facts, "memory policy is not in effect")
+    assert asked == ["interleave:0-1"]
+    assert finding.level == "warning"
+    assert finding.evidence == "interleave:0-1: Operation not permitted"
+    assert "SYS_NICE" in finding.fix
+
+
+def test_a_policy_is_tried_in_a_process_of_its_own() -> None:
+    assert refused_policy("local") == ""
+    assert refused_policy("bind:1000") != ""
+
+
+@pytest.mark.parametrize(
+    ("channels", "level", "title", "evidence"),
+    [
+        ("A", "problem", "One memory channel only", "1 of 12 channels have modules"),
+        ("ABCDEF", "warning", "Memory channels are empty", "6 of 12 channels have modules"),
+    ],
+)
+def test_empty_channels(root: Path, channels: str, level: str, title: str, evidence: str) -> None:
+    modules(root, genoa(channels))
+    finding = found(facts_of(root), title)
+    assert finding.level == level
+    assert evidence in finding.evidence
+    assert f"{len(channels) * 38.4:.0f} GB/s at most" in finding.evidence
+    assert "all 12 channels" in finding.fix
+
+
+def test_channels_that_only_edac_tells(root: Path) -> None:
+    (root / "sys/firmware/dmi/tables/DMI").unlink()
+    for channel in range(8):
+        base = f"sys/devices/system/edac/mc/mc0/dimm{channel}"
+        write(root, {f"{base}/dimm_location": f"channel {channel} slot 0", f"{base}/size": "65536"})
+    assert "8 of 12 channels have modules (8 channels with modules (EDAC)" in found(facts_of(root), "empty").evidence
+
+
+def test_what_is_only_assumed_is_not_praised(root: Path) -> None:
+    (root / "sys/firmware/dmi/tables/DMI").unlink()
+    assert not [f for f in examine(facts_of(root)) if "channel" in f.title.lower() or "speed" in f.title]
+
+
+def test_modules_of_different_speeds(root: Path) -> None:
+    slow = device("DIMM 0", "P0 CHANNEL L", configured=4000)
+    modules(root, table(*(device("DIMM 0", f"P0 CHANNEL {letter}") for letter in "ABCDEFGHIJK"), slow))
+    finding = found(facts_of(root), "differ in speed")
+    assert finding.level == "warning"
+    assert finding.evidence == "1 at 4000 MT/s, 11 at 4800 MT/s"
+
+
+def test_modules_below_the_speed_of_the_cpu(root: Path) -> None:
+    both = [device(f"DIMM {n}", f"P0 CHANNEL {letter}", configured=3600) for letter in "ABCDEFGHIJKL" for n in (0, 1)]
+    modules(root, table(*both))
+    finding = found(facts_of(root), "below the CPU's speed")
+    assert finding.level == "advice"
+    assert finding.evidence == "24 modules at 3600 MT/s, EPYC 9354 takes 4800 MT/s"
+    assert "Two modules on one channel" in finding.fix
+
+
+def test_a_bandwidth_that_is_too_low_or_too_high(root: Path) -> None:
+    read_rate(root, 230.4)
+    finding = found(facts_of(root), "read less than this memory could deliver")
+    assert finding.level == "advice"
+    assert finding.evidence.startswith("230.4 of 460.8 GB/s (50 %, measured, 32 cores)")
+    read_rate(root, 500)
+    assert "(109 %" in found(facts_of(root), "More was measured").evidence
+
+
+def test_few_cores_are_not_blamed_for_reading_little(root: Path) -> None:
+    read_rate(root, 50.0, range(4))
+    assert found(facts_of(root, cores="l3:0"), "read bandwidth").level == "ok"
+
+
+def test_a_part_of_the_machine_is_not_blamed_for_reading_a_part(root: Path) -> None:
+    cpus = (*range(8), *range(32, 40))
+    write(root, {"proc/self/status": status(cpus)})
+    read_rate(root, 99.0, range(8))
+    assert found(facts_of(root), "read bandwidth").level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("link", "level", "words"),
+    [
+        (50.0, "ok", "the 4 links of its L3 groups carry 200 GB/s at most"),
+        (95.0, "advice", "192.0 of 460.8 GB/s (42 %, measured, 32 cores)"),
+    ],
+)
+def test_few_links_are_no_fault_of_the_memory(tmp_path: Path, link: float, level: str, words: str) -> None:
+    root = make_tree(tmp_path, "epyc-9334")
+    read_rate(root, 192.0)
+    one = Measured((0,), 25e9, (25e9,))
+    group = Measured(tuple(range(8)), link * 1e9, (link * 1e9,))
+    facts = replace(facts_of(root), survey=Survey(one_core=one, all_cores=one, l3_group=group))
+    [finding] = [one for one in examine(facts) if one.evidence.startswith("192.0")]
+    assert finding.level == level
+    assert words in finding.evidence
+
+
+def test_a_bandwidth_that_was_not_measured(tmp_path: Path) -> None:
+    finding = found(facts_of(make_tree(tmp_path, "epyc-9654")), "has not been measured")
+    assert finding.level == "advice"
+    assert "cpuchat probe" in finding.fix
+
+
+def test_numa_balancing(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "2x-epyc-7543")
+    assert found(facts_of(root), "NUMA balancing off").level == "ok"
+    write(root, {"proc/sys/kernel/numa_balancing": "1"})
+    finding = found(facts_of(root), "NUMA balancing is on")
+    assert finding.level == "warning"
+    assert finding.evidence == "/proc/sys/kernel/numa_balancing is 1, 2 NUMA nodes"
+    assert "cpuchat tune plan --knob numa-balancing" in finding.fix
+
+
+def test_balancing_between_one_node_is_nothing(root: Path) -> None:
+    write(root, {"proc/sys/kernel/numa_balancing": "1"})
+    assert not [finding for finding in examine(facts_of(root)) if "balancing" in finding.title]
+
+
+def test_nodes_inside_a_socket(tmp_path: Path) -> None:
+    finding = found(facts_of(make_tree(tmp_path, "epyc-9354p-nps4")), "NPS4")
+    assert finding.level == "advice"
+    assert finding.evidence == "1 socket as 4 NUMA nodes"
+    assert "NPS1" in finding.fix
+
+
+def test_two_sockets_in_one_node(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "2x-epyc-7543")
+    shutil.rmtree(root / "sys/devices/system/node/node1")
+    write(root, {
+        "sys/devices/system/node/online": "0",
+        "sys/devices/system/node/node0/cpulist": "0-127",
+        "sys/devices/system/node/node0/distance": "10",
+    })  # fmt: skip
+    finding = found(facts_of(root), "NPS0")
+    assert finding.level == "warning"
+    assert finding.evidence == "2 sockets as 1 NUMA node"
+    assert "NPS1" in finding.fix
+
+
+def test_l3_groups_as_nodes(root: Path) -> None:
+    facts = facts_of(root)
+    machine = facts.topology
+    nodes = tuple(replace(machine.nodes[0], number=group.index, cpus=group.cpus) for group in machine.l3_groups)
+    finding = found(replace(facts, topology=replace(machine, nodes=nodes)), "Each L3 group is a NUMA node")
+    assert finding.evidence == "1 socket as 8 NUMA nodes"
+
+
+def test_no_huge_pages(root: Path) -> None:
+    write(root, {THP: "always madvise [never]"})
+    finding = found(facts_of(root), "huge pages are off")
+    assert finding.level == "advice"
+    assert finding.evidence.endswith("enabled is never")
+    assert "--knob thp" in finding.fix
+
+
+def test_a_model_that_does_not_fit(root: Path) -> None:
+    finding = found(facts_of(root, model="big.gguf", model_bytes=400_000_000_000), "does not fit")
+    assert finding.level == "problem"
+    assert finding.evidence == "big.gguf is 400 GB, 309 GB are available of 412 GB"
+    assert "smaller model" in finding.fix
+
+
+def test_a_memory_limit_below_the_model(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "container")
+    finding = found(facts_of(root, model="big.gguf", model_bytes=80 * GIB), "does not fit")
+    assert "the control group's limit is 68.7 GB" in finding.evidence
+    assert finding.fix.startswith("Raise the limit")
+
+
+def test_little_memory(root: Path) -> None:
+    write(root, {"proc/meminfo": "MemTotal: 402653184 kB\nMemAvailable: 4000000 kB"})
+    finding = found(facts_of(root), "Little memory")
+    assert finding.level == "warning"
+    assert finding.evidence == "4.10 GB available of 412 GB"
+    # A tenth of a large machine is still a lot.
+    write(root, {"proc/meminfo": "MemTotal: 402653184 kB\nMemAvailable: 20000000 kB"})
+    assert not [finding for finding in examine(facts_of(root)) if "Little memory" in finding.title]
+
+
+def test_swap_in_use(root: Path) -> None:
+    text = (root / "proc/meminfo").read_text()
+    write(root, {"proc/meminfo": f"{text}SwapTotal: 8388608 kB\nSwapFree: 6291456 kB"})
+    finding = found(facts_of(root), "Swap is in use")
+    assert finding.level == "advice"
+    assert finding.evidence.startswith("2.15 GB of 8.59 GB are in use")
+    assert "mlock" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("without", "level", "named"),
+    [
+        ({"AVX2"}, "problem", "AVX2"),
+        ({"AVX512", "AVX512_VNNI"}, "warning", "AVX512, AVX512_VNNI"),
+        ({"AVX512_BF16"}, "advice", "AVX512_BF16"),
+    ],
+)
+def test_an_engine_without_what_the_cpu_has(root: Path, without: set[str], level: str, named: str) -> None:
+    features = tuple(name for name in ENGINE.features if name not in without)
+    finding = found(facts_of(root, EngineInfo(version="1", features=features)), "built without")
+    assert finding.level == level
+    assert finding.title == f"The engine was built without {named}"
+    assert finding.evidence == f"the CPU has {named}; the engine has {', '.join(features)}"
+    assert "make setup" in finding.fix
+
+
+def test_an_engine_without_amx(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "xeon-6430")
+    text = (root / "proc/cpuinfo").read_text()
+    write(root, {"proc/cpuinfo": text.replace("avx512f", "avx512f amx_int8 amx_tile")})
+    engine = EngineInfo(version="1", features=("AVX2", "AVX512"))
+    finding = found(facts_of(root, engine), "AMX_INT8")
+    assert finding.level == "warning"
+
+
+def test_an_engine_for_another_cpu(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "2x-epyc-7543")
+    finding = found(facts_of(root), "built for another CPU")
+    assert finding.level == "problem"
+    assert "AVX512, AVX512_VNNI, AVX512_BF16, which this CPU does not have" in finding.evidence
+
+
+def test_an_engine_that_does_not_start(root: Path) -> None:
+    facts = gather(Wanted(), engine_error="libllama.so is gone.", kernel=Simulated().calls, root=root)
+    finding = found(facts, "does not start")
+    assert (finding.level, finding.evidence) == ("problem", "libllama.so is gone.")
+    assert "make setup" in finding.fix
+
+
+def test_what_the_error_of_the_engine_advises_is_the_fix(root: Path) -> None:
+    facts = gather(Wanted(), engine_error="No room.", engine_fix="Make room.", kernel=Simulated().calls, root=root)
+    assert found(facts, "does not start").fix == "Make room."
+
+
+@pytest.mark.parametrize(
+    ("driver", "level", "title"),
+    [
+        ("acpi-cpufreq", "warning", "lowest frequency"),
+        ("amd-pstate-epp", "advice", "saves power"),
+        ("intel_pstate", "advice", "saves power"),
+    ],
+)
+def test_a_governor_that_saves_power(root: Path, driver: str, level: str, title: str) -> None:
+    write(root, {f"{CPUFREQ.format(0)}/scaling_driver": driver})
+    write(root, {f"{CPUFREQ.format(cpu)}/scaling_governor": "powersave" for cpu in range(48)})
+    finding = found(facts_of(root), title)
+    assert finding.level == level
+    assert finding.evidence == f"powersave on 48 of 64 CPUs (driver {driver})"
+    assert "--knob governor" in finding.fix
+
+
+@pytest.mark.parametrize("file", [("cpufreq/boost", "0"), ("intel_pstate/no_turbo", "1")])
+def test_boost_is_off(root: Path, file: tuple[str, str]) -> None:
+    (root / "sys/devices/system/cpu/cpufreq/boost").unlink()
+    write(root, {f"sys/devices/system/cpu/{file[0]}": file[1]})
+    finding = found(facts_of(root), "Boost is off")
+    assert finding.level == "advice"
+    assert "--knob boost" in finding.fix
+
+
+def test_prefetchers_that_are_off(root: Path) -> None:
+    device = root / "dev/cpu/0/msr"
+    device.parent.mkdir(parents=True)
+    with device.open("wb") as file:
+        file.seek(0xC0000108)
+        file.write((0b1000).to_bytes(8, "little"))
+    finding = found(facts_of(root), "prefetchers are switched off")
+    assert (finding.level, finding.evidence) == ("warning", "off: L2 stream (CPU 0)")
+
+
+@pytest.mark.parametrize(("load", "level"), [("40.1", "warning"), ("20.0", "advice"), ("16.0", "ok")])
+def test_other_load(root: Path, load: str, level: str) -> None:
+    write(root, {"proc/loadavg": f"{load} 1.0 1.0 2/1234 5678"})
+    [finding] = [finding for finding in examine(facts_of(root)) if "for 32 cores" in finding.evidence]
+    assert finding.level == level
+    assert finding.evidence.startswith(load)
+
+
+def test_load_is_that_of_the_machine_and_not_of_the_part_that_a_container_has(tmp_path: Path) -> None:
+    root = write(make_tree(tmp_path, "container"), {"proc/loadavg": "9.5 1.0 1.0 2/1234 5678"})
+    assert found(facts_of(root), "other load").evidence.endswith("for 32 cores")
+
+
+def test_isolated_cores(root: Path) -> None:
+    write(root, {"sys/devices/system/cpu/isolated": "28-31"})
+    finding = found(facts_of(root), "reserved")
+    assert finding.level == "advice"
+    assert finding.evidence == "CPUs 28-31 of 0-31 are isolated (isolcpus=)"
+    assert "engine.cores 0-27" in finding.fix
+    assert not [f for f in examine(facts_of(root, cores="28-31")) if "reserved" in f.title]
+
+
+def test_a_virtual_machine(tmp_path: Path) -> None:
+    finding = found(facts_of(make_tree(tmp_path, "vm")), "topology is unverified")
+    assert finding.level == "advice"
+    assert "the hypervisor flag of the CPU" in finding.evidence
+    assert "2 L3 groups × 4 cores" in finding.evidence
+
+
+def test_no_counter_opens(root: Path) -> None:
+    shutil.rmtree(root / "sys/devices/platform")
+    write(root, {"proc/sys/kernel/perf_event_paranoid": "4"})
+    finding = found(facts_of(root), "No counter of memory traffic opens")
+    assert finding.level == "advice"
+    assert finding.evidence == "HSMP mailbox: there is no /dev/hsmp"  # paranoid has no say there
+    assert finding.fix.startswith("`sudo modprobe")
+    assert "cpuchat counters" in finding.fix
+
+
+def test_a_container_cannot_load_drivers(tmp_path: Path) -> None:
+    finding = found(facts_of(make_tree(tmp_path, "container")), "No counter of memory traffic opens")
+    assert finding.fix.startswith("On the host, whose container this is: `sudo modprobe")
+
+
+def test_what_cannot_be_changed_from_here_is_not_said_to_be(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "container")
+    write(root, {THP: "always madvise [never]"})
+    assert found(facts_of(root), "huge pages").fix == "It cannot be changed from in here: ask who runs the machine."
+    root = write(
+        make_tree(tmp_path, "vm"), {THP: "always madvise [never]", f"{CPUFREQ.format(0)}/scaling_governor": "x"}
+    )
+    assert "tune plan" in found(facts_of(root), "huge pages").fix
+    assert "ask who runs the machine" in found(facts_of(root), "governor").fix
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_machine_can_be_examined_and_the_worst_comes_first(tmp_path: Path, name: str) -> None:
+    facts = facts_of(make_tree(tmp_path, name))
+    levels = [ORDER.index(finding.level) for finding in examine(facts)]
+    assert levels == sorted(levels)
+    for finding in examine(facts):
+        assert finding.evidence
+        assert bool(finding.fix) == (finding.level != "ok")
+
+
+def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
+    (tmp_path / "sys/devices/system/cpu").mkdir(parents=True)
+    facts = facts_of(tmp_path, None)
+    assert [finding.level for finding in examine(facts) if finding.level in ("problem", "warning")] == []
+    assert facts.load is None
+    assert facts.boost is None

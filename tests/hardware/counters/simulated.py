@@ -1,0 +1,129 @@
+"""A simulated kernel: perf events that count at a given rate, an HSMP mailbox with given answers, and their files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cpuchat.hardware.counters.base import Kernel
+from tests.hardware.trees import write
+
+DEVICES = "sys/bus/event_source/devices"
+
+
+def refused(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
+
+
+@dataclass
+class Opened:
+    """An event as perf_event_open got it, and its three numbers: count, nanoseconds enabled and running."""
+
+    attr: bytes
+    pid: int
+    cpu: int
+    flags: int
+    count: int = 0
+    enabled: int = 0
+    running: int = 0
+    closed: bool = False
+
+    @property
+    def type(self) -> int:
+        return struct.unpack_from("=I", self.attr, 0)[0]
+
+    @property
+    def config(self) -> int:
+        return struct.unpack_from("=Q", self.attr, 8)[0]
+
+
+@dataclass
+class Simulated:
+    """What the kernel was asked, and what it answers."""
+
+    events: dict[int, Opened] = field(default_factory=dict)
+    refuse: Callable[[Opened], OSError | None] = lambda _: None
+    answers: dict[tuple[int, int], int | OSError] = field(default_factory=dict)
+    sent: list[bytes] = field(default_factory=list)
+    opened_files: list[Path] = field(default_factory=list)
+    closed_files: list[int] = field(default_factory=list)
+    wall: float = 1_700_000_000.0
+
+    @property
+    def calls(self) -> Kernel:
+        return Kernel(self._perf, self._open, self._ioctl, self._read, self._close, lambda: self.wall)
+
+    def _perf(self, attr: bytes, pid: int, cpu: int, flags: int) -> int:
+        event = Opened(attr, pid, cpu, flags)
+        error = self.refuse(event)
+        if error is not None:
+            raise error
+        fd = 1000 + len(self.events)
+        self.events[fd] = event
+        return fd
+
+    def _open(self, path: Path) -> int:
+        if not path.exists():
+            raise refused(errno.ENOENT)
+        self.opened_files.append(path)
+        return 7
+
+    def _ioctl(self, fd: int, request: int, buffer: bytearray) -> None:
+        assert request == 0xC02CF800
+        self.sent.append(bytes(buffer))
+        message, socket = struct.unpack_from("=I", buffer, 0)[0], struct.unpack_from("=H", buffer, 40)[0]
+        answer = self.answers.get((message, socket), refused(errno.ENOMSG))
+        if isinstance(answer, OSError):
+            raise answer
+        struct.pack_into("=I", buffer, 8, answer)
+
+    def _read(self, fd: int, size: int) -> bytes:
+        event = self.events[fd]
+        return struct.pack("=QQQ", event.count, event.enabled, event.running)[:size]
+
+    def _close(self, fd: int) -> None:
+        if fd in self.events:
+            assert not self.events[fd].closed, "closed twice"
+            self.events[fd].closed = True
+        else:
+            self.closed_files.append(fd)
+
+    def run(self, seconds: float, count: Callable[[Opened], float], share: float = 1.0) -> None:
+        """Let time pass: each event counts that much, and had a hardware counter for `share` of the time."""
+        for event in self.events.values():
+            event.enabled += int(seconds * 1e9)
+            event.running += int(seconds * 1e9 * share)
+            event.count += int(count(event) * share)
+
+    @property
+    def open_events(self) -> list[Opened]:
+        return [event for event in self.events.values() if not event.closed]
+
+
+def pmu(
+    root: Path, name: str, type_: int, cpus: str, formats: dict[str, str], events: dict[str, str] | None = None
+) -> None:
+    """Write the files of a PMU."""
+    base = f"{DEVICES}/{name}"
+    files = {f"{base}/type": str(type_), f"{base}/cpumask": cpus}
+    files |= {f"{base}/format/{key}": text for key, text in formats.items()}
+    files |= {f"{base}/events/{key}": text for key, text in (events or {}).items()}
+    write(root, files)
+
+
+def umc(root: Path, number: int, cpu: str) -> None:
+    pmu(root, f"amd_umc_{number}", 20 + number, cpu, {"event": "config:0-7", "rdwrmask": "config:8-9"})
+
+
+def old_fabric(root: Path, cpus: str = "0") -> None:
+    """Zen 2 and 3."""
+    pmu(root, "amd_df", 10, cpus, {"event": "config:0-7,32-35,59-60", "umask": "config:8-15"})
+
+
+def new_fabric(root: Path, cpus: str = "0") -> None:
+    """Zen 4 and newer."""
+    pmu(root, "amd_df", 10, cpus, {"event": "config:0-7,32-37", "umask": "config:8-15,24-27"})

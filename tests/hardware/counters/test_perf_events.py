@@ -1,0 +1,208 @@
+"""perf_event_open: the exact bytes, what is read back, and what a refusal says. One event is really opened."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from cpuchat.hardware.counters.base import CannotCount, Kernel
+from cpuchat.hardware.counters.perf_events import (
+    TASK_CLOCK,
+    TYPE_RAW,
+    TYPE_SOFTWARE,
+    attributes,
+    open_event,
+    read_pmu,
+    read_pmus,
+    why_not,
+)
+from tests.hardware.counters.simulated import Simulated, new_fabric, pmu, refused
+from tests.hardware.trees import write
+
+
+def test_the_kernel_counts_the_time_of_this_thread() -> None:
+    event = open_event(Kernel(), TYPE_SOFTWARE, (TASK_CLOCK, 0, 0), pid=0, user_only=True)
+    first = event.growth()
+    sum(range(200_000))
+    second = event.growth()
+    event.close()
+    assert first is not None and second is not None
+    assert second > 1000  # nanoseconds: 200 000 additions take more
+
+
+def test_one_thread_is_counted_without_the_others() -> None:
+    ready, stop = threading.Event(), threading.Event()
+    idle: list[int] = []
+
+    def wait() -> None:
+        idle.append(threading.get_native_id())
+        ready.set()
+        stop.wait()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    ready.wait()
+    mine = open_event(Kernel(), TYPE_SOFTWARE, (TASK_CLOCK, 0, 0), pid=0, user_only=True)
+    other = open_event(Kernel(), TYPE_SOFTWARE, (TASK_CLOCK, 0, 0), pid=idle[0], user_only=True)
+    sum(range(2_000_000))
+    busy, waiting = mine.growth(), other.growth()
+    stop.set()
+    thread.join()
+    mine.close()
+    other.close()
+    assert busy is not None and waiting is not None
+    assert waiting < busy / 2
+
+
+def test_a_gone_thread_is_refused() -> None:
+    with pytest.raises(OSError) as caught:
+        open_event(Kernel(), TYPE_SOFTWARE, (TASK_CLOCK, 0, 0), pid=2**22 + 12345, user_only=True)
+    assert caught.value.errno in (errno.ESRCH, errno.EINVAL)
+
+
+def test_the_attributes_byte_for_byte() -> None:
+    attr = attributes(TYPE_RAW, (0x4844, 0x11, 0x22), user_only=True)
+    assert len(attr) == 128
+    assert attr[:16] == bytes.fromhex("04000000 80000000 4448000000000000")  # type, size, config
+    assert attr[16:32] == bytes(16)  # no sampling
+    assert attr[32:40] == bytes.fromhex("0300000000000000")  # read_format: enabled and running
+    assert attr[40:48] == bytes.fromhex("6000000000000000")  # exclude_kernel, exclude_hv; not disabled, no inherit
+    assert attr[48:56] == bytes(8)
+    assert attr[56:72] == bytes.fromhex("1100000000000000 2200000000000000")
+    assert attr[72:] == bytes(56)
+
+
+def test_uncore_events_exclude_nothing() -> None:
+    assert attributes(20, (0x10A, 0, 0))[40:48] == bytes(8)
+
+
+def test_an_event_that_shares_its_counter_is_extrapolated() -> None:
+    machine = Simulated()
+    event = open_event(machine.calls, 10, (1, 0, 0), cpu=0)
+    machine.run(1, lambda _: 1000, share=0.25)
+    assert event.growth() == pytest.approx(1000)
+    machine.run(1, lambda _: 3000, share=0.5)
+    assert event.growth() == pytest.approx(3000)
+
+
+def test_an_event_without_a_counter_knows_nothing() -> None:
+    machine = Simulated()
+    event = open_event(machine.calls, 10, (1, 0, 0), cpu=0)
+    machine.run(1, lambda _: 1000, share=0.0)
+    assert event.growth() is None
+
+
+def test_a_thread_that_did_not_run_counted_nothing() -> None:
+    event = open_event(Simulated().calls, 10, (1, 0, 0), pid=3)
+    assert event.growth() == 0
+
+
+def test_a_count_that_went_back_is_not_known_and_then_goes_on() -> None:
+    machine = Simulated()
+    event = open_event(machine.calls, 10, (1, 0, 0), cpu=0)
+    machine.run(1, lambda _: 1000)
+    event.growth()
+    [opened] = machine.open_events
+    opened.count = 10
+    machine.run(1, lambda _: 0)
+    assert event.growth() is None
+    machine.run(1, lambda _: 500)
+    assert event.growth() == 500
+
+
+def test_half_an_answer_is_an_error() -> None:
+    event = open_event(Kernel(perf_event_open=lambda *_: 5, read=lambda *_: b"12345678"), 10, (1, 0, 0))
+    with pytest.raises(OSError):
+        event.growth()
+
+
+@pytest.mark.parametrize(
+    ("code", "paranoid", "own", "why", "how"),
+    [
+        (errno.EACCES, "4", False, "perf_event_paranoid is 4", "cpuchat counters unit"),
+        (errno.EACCES, "4", False, "administrators", "sysctl kernel.perf_event_paranoid=0"),
+        (errno.EACCES, "4", True, "perf_event_paranoid is 4", "sysctl kernel.perf_event_paranoid=2"),
+        (errno.EPERM, "-1", False, "may not use", "containers"),
+        (errno.EPERM, "2", True, "may not use", "containers"),
+        (errno.ENOENT, "2", False, "no such counter", ""),
+        (errno.EOPNOTSUPP, "2", False, "no such counter", ""),
+        (errno.ENOSYS, "", False, "this kernel has no performance counters", ""),
+        (errno.EBUSY, "2", False, "another program", "perf"),
+        (errno.EMFILE, "2", True, "too many open files", "ulimit"),
+        (errno.ESRCH, "2", True, "gone", ""),
+        (errno.ENOMEM, "2", True, "cannot allocate memory", ""),
+    ],
+)
+def test_a_refusal_says_why_and_what_to_do(
+    tmp_path: Path, code: int, paranoid: str, own: bool, why: str, how: str
+) -> None:
+    root = write(tmp_path, {"proc/sys/kernel/perf_event_paranoid": paranoid})
+    refusal = why_not(refused(code), root, own_process=own)
+    assert isinstance(refusal, CannotCount)
+    assert why in refusal.why
+    assert how in refusal.how
+    assert bool(refusal.how) == bool(how)
+
+
+def test_fields_are_put_where_the_kernel_says(tmp_path: Path) -> None:
+    new_fabric(tmp_path)
+    fabric = read_pmu("amd_df", tmp_path)
+    assert fabric is not None
+    # event bits 0-7 and 8-13 at 32, umask bits 0-7 at 8 and 8-11 at 24
+    assert fabric.configs(event=0x41E, umask=0xFFE) == (0x04_0F00_FE1E, 0, 0)
+    assert fabric.has("umask", 12) and not fabric.has("umask", 13)
+
+
+def test_fields_of_other_words_and_single_bits(tmp_path: Path) -> None:
+    pmu(tmp_path, "odd", 9, "0", {"event": "config1:4-7", "flag": "config2:63", "broken": "config:x"})
+    odd = read_pmu("odd", tmp_path)
+    assert odd is not None
+    assert odd.configs(event=0xF, flag=1) == (0, 0xF0, 1 << 63)
+    for wrong in ({"event": 16}, {"broken": 1}, {"absent": 0}):
+        with pytest.raises(CannotCount, match="does not know"):
+            odd.configs(**wrong)
+
+
+def test_named_events_with_scale_and_unit(tmp_path: Path) -> None:
+    pmu(
+        tmp_path, "uncore_imc_0", 30, "0,32", {"event": "config:0-7", "umask": "config:8-15"},
+        {"cas": "event=0x04,umask=0x03", "cas.scale": "6.103515625e-5", "cas.unit": "MiB", "bad": "event=x"},
+    )  # fmt: skip
+    controller = read_pmu("uncore_imc_0", tmp_path)
+    assert controller is not None
+    assert controller.cpus == (0, 32)
+    assert controller.event_names() == ["bad", "cas"]
+    configs, scale, unit = controller.named("cas")
+    assert configs == (0x0304, 0, 0)
+    assert scale * (1 << 20) == 64
+    assert unit == "MiB"
+    with pytest.raises(CannotCount, match="unknown way"):
+        controller.named("bad")
+
+
+def test_pmus_are_found_by_number(tmp_path: Path) -> None:
+    for number in (10, 2, 0):
+        pmu(tmp_path, f"amd_umc_{number}", number, "0", {})
+    pmu(tmp_path, "amd_umc_x", 99, "0", {})
+    assert [found.name for found in read_pmus("amd_umc_", tmp_path)] == ["amd_umc_0", "amd_umc_2", "amd_umc_10"]
+    assert read_pmus("amd_umc_", tmp_path / "nowhere") == []
+    assert read_pmu("amd_df", tmp_path) is None
+
+
+def test_closing_closes_the_file() -> None:
+    event = open_event(Kernel(), TYPE_SOFTWARE, (TASK_CLOCK, 0, 0), pid=0, user_only=True)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    event.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before - 1
+
+
+@pytest.mark.parametrize("scale", ["nan", "inf", "0", "-1", "1e999", "much"])
+def test_a_scale_that_makes_no_sense(tmp_path: Path, scale: str) -> None:
+    pmu(tmp_path, "power", 8, "0", {"event": "config:0-7"}, {"energy": "event=0x02", "energy.scale": scale})
+    power = read_pmu("power", tmp_path)
+    assert power is not None
+    with pytest.raises(CannotCount, match="unknown way"):
+        power.named("energy")

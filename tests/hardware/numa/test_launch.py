@@ -1,0 +1,186 @@
+"""The launcher: real programs under real policies, real refusals, and what it tells them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from cpuchat.errors import UsageError
+from cpuchat.hardware.numa import launch, mempolicy
+from cpuchat.hardware.numa.mempolicy import Policy
+from cpuchat.hardware.topology import Topology, read_topology
+from tests.hardware.trees import make_tree
+
+TELL = """
+import json, os, sys
+from cpuchat.hardware.numa.launch import in_effect
+print(json.dumps({"pid": os.getpid(), "memory": in_effect()[0], "refused": in_effect()[1], "argv": sys.argv[1:],
+    "cpus": sorted(os.sched_getaffinity(0)), "env": {k: v for k, v in os.environ.items() if k.startswith("CPUCHAT_")}}))
+"""
+PROGRAM = [sys.executable, "-c", TELL]
+LAUNCH = [sys.executable, "-m", "cpuchat.hardware.numa.launch"]
+
+# What containers do: a filter on system calls that inherits over exec, then the program. linux/filter.h, seccomp(2).
+FILTERED = """
+import ctypes, os, struct, sys
+blocked = [int(n) for n in sys.argv[1].split(",")]
+code = struct.pack("=HBBI", 0x20, 0, 0, 0)  # load the call's number
+for left, number in zip(range(len(blocked), 0, -1), blocked):
+    code += struct.pack("=HBBI", 0x15, left, 0, number)  # equal: to the last instruction
+code += struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000) + struct.pack("=HBBI", 0x06, 0, 0, 0x50000 | 1)  # allow, EPERM
+memory = ctypes.create_string_buffer(code, len(code))
+program = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(memory)))
+libc = ctypes.CDLL(None, use_errno=True)
+for call in ((38, 1, 0, 0, 0), (22, 2, ctypes.byref(program), 0, 0)):
+    if libc.prctl(*call):
+        sys.exit(os.strerror(ctypes.get_errno()))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def run(*command: str) -> dict[str, object]:
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("mode", ["bind", "interleave", "preferred"])
+def test_a_program_runs_under_the_policy_and_on_the_cpus(mode: str) -> None:
+    words = f"{mode}:{mempolicy.allowed_nodes()[0]}"
+    cpu = max(os.sched_getaffinity(0))
+    told = run(*LAUNCH, "--memory", words, "--cpus", str(cpu), "--", *PROGRAM, "--memory", "a b")
+    assert told["memory"] == words
+    assert told["refused"] == ""
+    assert told["cpus"] == [cpu]
+    assert told["argv"] == ["--memory", "a b"]
+    assert told["env"] == {"CPUCHAT_MEMORY": words, **_own_folders()}
+
+
+def _own_folders() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("CPUCHAT_")}
+
+
+def test_it_becomes_the_program_and_keeps_the_process() -> None:
+    process = subprocess.Popen([*LAUNCH, "--memory", "interleave", "--", *PROGRAM], stdout=subprocess.PIPE)
+    assert json.loads(process.communicate()[0])["pid"] == process.pid
+
+
+def test_a_program_of_the_program_inherits_the_policy() -> None:
+    node = mempolicy.allowed_nodes()[0]
+    nested = "import subprocess, sys; subprocess.run(sys.argv[1:], check=True)"
+    command = [sys.executable, "-c", nested, *PROGRAM]
+    assert run(*LAUNCH, "--memory", f"bind:{node}", "--", *command)["memory"] == f"bind:{node}"
+
+
+def test_a_refusal_lets_the_program_run_and_tells_it() -> None:
+    absent = max(mempolicy.allowed_nodes()) + 700
+    told = run(*LAUNCH, "--memory", f"bind:{absent}", "--cpus", "4000", "--", *PROGRAM)
+    assert told["memory"] == "local"
+    assert f"node {absent} is not there" in str(told["refused"])
+    assert told["cpus"] == sorted(os.sched_getaffinity(0))
+    environ = told["env"]
+    assert isinstance(environ, dict)
+    assert "CPUs 4000 cannot be used" in environ["CPUCHAT_CPUS_REFUSED"]
+
+
+def test_a_container_that_blocks_the_calls() -> None:
+    numbers = ",".join(map(str, mempolicy._CALLS[os.uname().machine]))
+    command = [*LAUNCH, "--memory", "interleave", "--", *PROGRAM]
+    told = run(sys.executable, "-c", FILTERED, numbers, *command)
+    assert told["memory"] == ""
+    assert "--cap-add SYS_NICE" in str(told["refused"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 2, "usage:"),
+        (["--memory", "local"], 2, "usage:"),
+        (["--memory", "local", "--"], 2, "usage:"),
+        (["--wrong", "x", "--", "true"], 2, "usage:"),
+        (["--memory", "nonsense", "--", "true"], 2, "no memory policy"),
+        (["--cpus", "a", "--", "true"], 2, "no list of numbers"),
+        (["--memory", "local", "--", "no-such-program"], 127, "No such file"),
+        (["--", "/etc"], 126, "Permission denied"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], status: int, message: str) -> None:
+    done = subprocess.run([*LAUNCH, *arguments], capture_output=True, text=True)
+    assert done.returncode == status
+    assert message in done.stderr
+
+
+def test_launching_imports_nothing_slow() -> None:
+    """It runs before the worker of every machine with several nodes, and adds to its start."""
+    code = "import sys, cpuchat.hardware.numa.launch; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"dataclasses", "asyncio", "msgspec", "numpy", "psutil", "argparse"}.isdisjoint(loaded)
+
+
+@pytest.mark.parametrize("words", ["bind:0", "interleave:0-1", "weighted", "preferred:1"])
+def test_the_command_for_a_policy(words: str) -> None:
+    assert launch.launch_command(words, ["prog", "a b"]) == [*LAUNCH, "--memory", words, "--", "prog", "a b"]
+
+
+def test_nothing_is_added_where_nothing_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launch.launch_command("local", ["prog", "x"]) == ["prog", "x"]
+    with pytest.raises(UsageError):
+        launch.launch_command("nonsense", ["prog"])
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert launch.launch_command("interleave", ["prog", "x"]) == ["prog", "x"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "inherited", "words"),
+    [
+        ("2x-epyc-7543", Policy("local"), "interleave:0-1"),
+        ("2x-epyc-7543", Policy("bind", (1,)), ""),  # started under numactl: that stays
+        ("2x-epyc-7543", None, ""),  # a container that forbids the calls
+        ("epyc-9654", Policy("local"), ""),
+        ("vm-without-caches", Policy("local"), ""),  # tells nothing of nodes
+    ],
+)
+def test_automatic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, inherited: Policy | None, words: str
+) -> None:
+    root = make_tree(tmp_path, machine)
+
+    def read() -> Topology:
+        assert machine == "2x-epyc-7543"  # reading it takes time: only where there is something to choose
+        return read_topology(root, allowed=range(128))
+
+    monkeypatch.setattr("cpuchat.hardware.topology.read_topology", read)
+    monkeypatch.setattr(launch, "current", lambda: inherited)
+    expected = [*LAUNCH, "--memory", words, "--", "prog"] if words else ["prog"]
+    assert launch.launch_command("auto", ["prog"], root=str(root)) == expected
+
+
+class Forbidden:
+    """A kernel that tells the policy but lets nobody set one."""
+
+    def set(self, mode: int, nodes: Collection[int]) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    def get(self, flags: int = 0) -> tuple[int, tuple[int, ...]]:
+        return 0, (0, 1) if flags else ()
+
+
+def test_what_earlier_launches_left_in_the_environment_is_replaced() -> None:
+    environ = {"CPUCHAT_MEMORY": "bind:7", "CPUCHAT_MEMORY_REFUSED": "old", "CPUCHAT_CPUS_REFUSED": "old", "X": "y"}
+    pinned: list[tuple[int, ...]] = []
+    launch.prepare("interleave", "2-3", environ, calls=Forbidden(), set_affinity=lambda _, cpus: pinned.append(cpus))
+    assert environ.pop("CPUCHAT_MEMORY_REFUSED").startswith("This system does not let programs choose")
+    assert environ == {"CPUCHAT_MEMORY": "local", "X": "y"}
+    assert pinned == [(2, 3)]
+
+
+def test_a_program_that_was_not_launched_knows_its_policy_too() -> None:
+    policy = mempolicy.current()
+    assert policy is not None
+    assert launch.in_effect({}) == (policy.words, "")

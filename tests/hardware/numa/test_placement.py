@@ -1,0 +1,299 @@
+"""Where memory is: recorded machines with two nodes, simulated policies, and real files and processes here."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cpuchat.hardware.numa import page_cache, placement
+from cpuchat.hardware.numa.mempolicy import Policy
+from cpuchat.hardware.numa.numa_maps import parse_numa_maps, share_words
+from cpuchat.hardware.numa.page_cache import evict, mapped_by, resident_bytes, resident_nodes
+from cpuchat.hardware.numa.placement import Placement, prepare_file, read_placement
+from cpuchat.hardware.topology import Topology, read_topology
+from tests.hardware.trees import make_tree, write
+
+MIB = 1 << 20
+SIZE = 8 * MIB
+
+# Recorded on Linux 6.12 with two nodes and weights 3:1 (benchmarks/numa.py): a heap, 72 MiB that asked for huge pages,
+# 8 MiB of huge page files, 8 MiB, a deleted file called "/odd name=<tab>1.gguf", the C library, and the stack.
+RECORDED = r"""
+562d89e6b000 weighted interleave:0-1 heap anon=822 dirty=822 active=0 N0=616 N1=206 kernelpagesize_kB=4
+7f30d0200000 weighted interleave:0-1 anon=18432 dirty=18432 active=0 N0=13824 N1=4608 kernelpagesize_kB=4
+7f30d4a00000 weighted interleave:0-1 file=/anon_hugepage\040(deleted) huge anon=4 dirty=4 N0=3 N1=1 kernelpagesize_kB=2048
+7f30d5200000 weighted interleave:0-1 anon=2048 dirty=2048 active=0 N0=1536 N1=512 kernelpagesize_kB=4
+7f30d5a08000 weighted interleave:0-1 file=/odd\040name\075\0111.gguf\040(deleted) dirty=256 active=0 N0=193 N1=63 kernelpagesize_kB=4
+7f30d67e7000 weighted interleave:0-1 file=/lib/x86_64-linux-gnu/libc.so.6 mapped=239 mapmax=2 active=0 N0=239 kernelpagesize_kB=4
+7f30d6990000 weighted interleave:0-1 file=/lib/x86_64-linux-gnu/libc.so.6 anon=4 dirty=4 active=0 N0=3 N1=1 kernelpagesize_kB=4
+7ffcabdc9000 weighted interleave:0-1 stack anon=14 dirty=14 active=0 N0=12 N1=2 kernelpagesize_kB=4
+"""  # noqa: E501
+
+# Maps a file whole and 80 MiB of its own, says so, and waits for the end of its input.
+HOLDER = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file:
+    weights = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
+buffer = mmap.mmap(-1, 80 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def weights() -> Iterator[Path]:
+    """A file on a disk (temporary folders may be in memory, whose files can't be dropped), in the page cache."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="cpuchat-test-") as folder:
+        path = Path(folder) / "some weights=1.gguf"
+        path.write_bytes(os.urandom(SIZE))
+        yield path
+
+
+@pytest.fixture
+def holder(weights: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that maps the file."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(weights)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    yield process
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+
+
+def dual(tmp_path: Path, numa_maps: str = "", **files: str) -> tuple[Path, Topology]:
+    """Two sockets, one node each; this process's numa_maps there."""
+    root = make_tree(tmp_path, "2x-epyc-7543")
+    write(root, {"proc/self/numa_maps": numa_maps, **files})
+    return root, read_topology(root, allowed=range(128))
+
+
+def line(path: Path, policy: str = "default", **pages: int) -> str:
+    """A line of numa_maps about a mapped file: `N0=…`, `N1=…`."""
+    name = str(path).replace(" ", r"\040").replace("=", r"\075")
+    counts = " ".join(f"{node}={count}" for node, count in pages.items())
+    return f"7f0000000000 {policy} file={name} mapped={sum(pages.values())} active=0 {counts} kernelpagesize_kB=4"
+
+
+def test_nonsense_is_left_out() -> None:
+    lines = ["", "7f00", "7f00 default", "7f00 default N0=x N=3 Nn=1 N0=1=1", "7f00 default N1=2 kernelpagesize_kB=big"]
+    assert [(region.nodes, region.page_size) for region in parse_numa_maps(lines)] == [({1: 8192}, 4096)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [({}, ""), ({0: 0}, ""), ({0: 5}, "N0 100 %"), ({1: 49, 0: 51}, "N0 51 % · N1 49 %")],
+)
+def test_shares_in_words(nodes: dict[int, int], words: str) -> None:
+    assert share_words(nodes) == words
+
+
+def test_a_recorded_process(tmp_path: Path) -> None:
+    root = write(tmp_path, {"proc/7/numa_maps": RECORDED.strip()})
+    odd = Path("/odd name=\t1.gguf")
+    regions = list(parse_numa_maps(RECORDED.splitlines()))
+    assert {region.policy for region in regions} == {"weighted interleave:0-1"}
+    assert [region.file for region in regions][2:5] == ["/anon_hugepage", "", str(odd)]
+    found = read_placement(7, [odd], root)
+    assert found is not None
+    assert found.weights == {0: 193 * 4096, 1: 63 * 4096}
+    assert found.large == {0: 54 * MIB, 1: 18 * MIB}
+    assert found.huge == 8 * MIB
+    assert found.policy == "weighted interleave:0-1"
+    assert found.words() == "weights: N0 75 % · N1 25 % · large buffers: N0 75 % · N1 25 %"
+
+
+def test_a_worker_on_two_nodes(tmp_path: Path) -> None:
+    """Two files, weights that were repacked, and huge pages."""
+    first, second = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    root = write(tmp_path / "root", {
+        "proc/7/numa_maps": "\n".join([
+            "00400000 interleave:0-1 file=/usr/bin/python3.11 mapped=700 N0=350 N1=350 kernelpagesize_kB=4",
+            "01c00000 interleave:0-1 heap anon=4000 dirty=4000 N0=2000 N1=2000 kernelpagesize_kB=4",
+            line(first, "interleave:0-1", N0=6000, N1=4000),
+            line(second, "interleave:0-1", N0=0, N1=2000),
+            "7f5000000000 interleave:0-1 anon=32768 dirty=32768 active=0 N0=16384 N1=16384 kernelpagesize_kB=4",
+            r"7f6000000000 interleave:0-1 file=/anon_hugepage\040(deleted) huge anon=64 dirty=64 N1=64 "
+            "kernelpagesize_kB=2048",
+            "7ffd00000000 interleave:0-1 stack anon=8 dirty=8 N0=8 kernelpagesize_kB=4",
+        ]),
+        "proc/7/smaps_rollup": "00400000-7ffd00000000 ---p 00000000 00:00 0 [rollup]\nRss: 9 kB\n"
+            "AnonHugePages:    131072 kB\nShmemPmdMapped:        0 kB\nFilePmdMapped:      2048 kB",
+    })  # fmt: skip
+    found = read_placement(7, [first, second], root)
+    assert found is not None
+    assert found.weights == {0: 6000 * 4096, 1: 6000 * 4096}
+    assert found.large == {0: 64 * MIB, 1: 64 * MIB + 128 * MIB}
+    assert found.other == {0: (350 + 2000 + 8) * 4096, 1: (350 + 2000) * 4096}
+    assert found.huge == (128 + 2 + 128) * MIB
+    assert found.policy == "interleave:0-1"
+    assert found.words() == "weights: N0 50 % · N1 50 % · large buffers: N0 25 % · N1 75 %"
+
+
+def test_weights_that_are_not_mapped(tmp_path: Path) -> None:
+    big = "7f5000000000 bind:1 anon=32768 dirty=32768 N1=32768 kernelpagesize_kB=4"
+    root = write(tmp_path, {"proc/7/numa_maps": big})
+    found = read_placement(7, [tmp_path / "a.gguf"], root)
+    assert found is not None
+    assert found == Placement(large={1: 128 * MIB}, policy="bind:1")
+    assert found.words() == "large buffers: N1 100 %"
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    assert read_placement(7, [], tmp_path) is None
+    write(tmp_path, {"proc/8/numa_maps": ""})
+    empty = read_placement(8, [], tmp_path)
+    assert empty is not None
+    assert empty == Placement()
+    assert empty.words() == ""
+
+
+def test_a_real_process(weights: Path, holder: subprocess.Popen[bytes]) -> None:
+    found = read_placement(holder.pid, [weights])
+    assert found is not None
+    assert sum(found.weights.values()) == SIZE
+    assert 80 * MIB <= sum(found.large.values()) < 90 * MIB
+    assert sum(found.other.values()) > MIB
+    assert found.policy
+    assert found.words().startswith("weights: N")
+    other_file = read_placement(holder.pid, [weights.parent / "other.gguf"])
+    assert other_file is not None
+    assert not other_file.weights
+
+
+def test_a_process_that_is_gone(holder: subprocess.Popen[bytes]) -> None:
+    assert holder.stdin is not None
+    holder.stdin.close()
+    holder.wait()
+    assert read_placement(holder.pid) is None
+
+
+def test_a_file_is_in_memory_until_it_is_dropped(weights: Path) -> None:
+    """It was just written: its pages are not on the disk yet either."""
+    assert resident_bytes(weights) == SIZE
+    nodes = resident_nodes(weights)
+    assert nodes is not None
+    assert sum(nodes.values()) == pytest.approx(SIZE, rel=0.001)
+    assert evict(weights)
+    assert resident_bytes(weights) == 0
+    assert resident_nodes(weights) == {}
+    assert len(weights.read_bytes()) == SIZE
+    assert resident_bytes(weights) == SIZE
+
+
+def test_asking_reads_nothing_in(weights: Path) -> None:
+    assert evict(weights)
+    with weights.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        os.pread(file.fileno(), 1, SIZE // 2)
+    part = resident_bytes(weights)
+    assert part is not None
+    assert 0 < part < SIZE // 2
+    resident_nodes(weights)
+    assert resident_bytes(weights) == part
+
+
+def test_a_file_that_a_program_maps_stays(weights: Path, holder: subprocess.Popen[bytes]) -> None:
+    assert not evict(weights)
+    assert resident_bytes(weights) == SIZE
+    assert [name.rpartition(" ")[2] for name in mapped_by(weights)] == [f"({holder.pid})"]
+
+
+def test_files_that_are_not_there_or_empty(tmp_path: Path) -> None:
+    missing, empty = tmp_path / "missing", tmp_path / "empty"
+    empty.touch()
+    assert resident_bytes(missing) is None
+    assert resident_nodes(missing) is None
+    assert not evict(missing)
+    assert mapped_by(missing) == []
+    assert resident_bytes(empty) == 0
+    assert resident_nodes(empty) == {}
+
+
+def test_of_other_users_files_the_kernel_does_not_tell(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_cache.os, "geteuid", lambda: weights.stat().st_uid + 1)
+    monkeypatch.setattr(page_cache.os, "access", lambda path, mode: False)
+    assert resident_bytes(weights) is None
+    assert not evict(weights)
+
+
+def test_samples_are_spread_and_only_of_pages_in_memory() -> None:
+    resident = bytes(1 if 10_000 <= page < 30_000 else 0 for page in range(40_000))
+    pages = list(page_cache._spread(resident))
+    assert all(10_000 <= page < 30_000 for page in pages)
+    assert 1800 < len(pages) < 2300
+    assert max(b - a for a, b in itertools.pairwise(pages)) < 40
+    assert 0.4 < sum(page % 2 for page in pages) / len(pages) < 0.6
+    assert list(page_cache._spread(b"\1\1\0\1")) == [0, 1, 3]
+
+
+# Where the file's pages are, as sampled on a simulated machine: (policy, pages on node 0 and 1, moved).
+CASES = [
+    ("interleave:0-1", 1000, 1000, False),
+    ("interleave:0-1", 1080, 920, False),
+    ("interleave:0-1", 2000, 0, True),
+    ("interleave:0-1", 1300, 700, True),
+    ("interleave", 0, 2000, True),
+    ("bind:0", 2000, 0, False),
+    ("bind:0", 0, 2000, True),
+    ("bind:0-1", 2000, 0, False),
+    ("preferred:1", 100, 1900, False),
+    ("preferred:1", 1000, 1000, True),
+    ("weighted:0-1", 1500, 500, False),
+    ("weighted:0-1", 1000, 1000, True),
+    ("local", 2000, 0, False),
+]
+
+
+@pytest.mark.parametrize(("words", "on_0", "on_1", "moved"), CASES)
+def test_a_file_that_an_earlier_program_placed(
+    tmp_path: Path, weights: Path, words: str, on_0: int, on_1: int, moved: bool
+) -> None:
+    interleave = "sys/kernel/mm/mempolicy/weighted_interleave"
+    weight_files = {f"{interleave}/node0": "3", f"{interleave}/node1": "1"}
+    root, topology = dual(tmp_path, line(weights, N0=on_0, N1=on_1), **weight_files)
+    mode, _, nodes = words.partition(":")
+    policy = Policy(mode, tuple(range(int(nodes[0]), int(nodes[-1]) + 1)) if nodes else ())  # pyright: ignore
+    note = prepare_file(weights, policy, topology, root)
+    assert bool(note) == moved
+    assert resident_bytes(weights) == (0 if moved else SIZE)
+    if moved:
+        assert f"not as {words} places it, so it is read from disk again" in note
+
+
+def test_a_placed_file_that_is_in_use_is_named(tmp_path: Path, weights: Path, holder: subprocess.Popen[bytes]) -> None:
+    root, topology = dual(tmp_path, line(weights, N0=2000))
+    (root / f"proc/{holder.pid}").symlink_to(f"/proc/{holder.pid}")
+    note = prepare_file(weights, Policy("interleave", (0, 1)), topology, root)
+    assert note.startswith("The file was in memory on N0 100 % and stays there: ")
+    assert f"({holder.pid}) uses it" in note
+    assert resident_bytes(weights) == SIZE
+
+
+def test_what_is_not_worth_reading_again(tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, topology = dual(tmp_path, line(weights, N0=2000))
+    one_node = read_topology(make_tree(tmp_path, "epyc-9654"), allowed=range(8))
+    assert prepare_file(weights, Policy("interleave"), one_node, root) == ""
+    # A little of it in memory:
+    evict(weights)
+    assert prepare_file(weights, Policy("interleave"), topology, root) == ""
+    weights.read_bytes()
+    # A preferred node that is smaller than the file:
+    small = [f"Node {node} MemTotal:       4096 kB" for node in (0, 1)]
+    for node, text in enumerate(small):
+        write(root, {f"sys/devices/system/node/node{node}/meminfo": text})
+    topology = read_topology(root, allowed=range(128))
+    assert prepare_file(weights, Policy("preferred", (1,)), topology, root) == ""
+    assert resident_bytes(weights) == SIZE
+    # And what can't be told is said.
+    monkeypatch.setattr(placement, "resident_nodes", lambda path, root: None)
+    assert "can't be told" in prepare_file(weights, Policy("bind", (1,)), topology, root)

@@ -1,0 +1,235 @@
+"""From words to CPUs: which cores compute on each made-up machine, and what is said when that cannot be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from cpuchat.errors import UsageError
+from cpuchat.hardware import cores
+from cpuchat.hardware.cores import choose_cores, spread
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.topology import Topology
+from tests.hardware.trees import NAMES
+
+Machine = Callable[[str], Topology]
+
+
+def per_group(topology: Topology, cpus: tuple[int, ...]) -> list[int]:
+    counts = Counter(group.index for cpu in cpus if (group := topology.l3_of(cpu)) is not None)
+    return [counts[group.index] for group in topology.l3_groups]
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus", "reason"),
+    [
+        ("epyc-9334", "0-31", "The 32 physical cores: a second thread on a core makes decoding no faster."),
+        ("epyc-9354p-nps4", "0-31", "The 32 physical cores: a second thread on a core makes decoding no faster."),
+        ("epyc-9654", "0-95", "The 96 physical cores: a second thread on a core makes decoding no faster."),
+        ("epyc-9754", "0-127", "The 128 physical cores: a second thread on a core makes decoding no faster."),
+        ("2x-epyc-7543", "0-63", "The 64 physical cores: a second thread on a core makes decoding no faster."),
+        ("offline", "0-27", "The 28 physical cores."),
+        ("vm", "0-7", "The 8 physical cores."),
+        ("vm-without-caches", "0-3", "The 4 physical cores."),
+        (
+            "hybrid-desktop", "0,2,4,6,8,10,12,14",
+            "The 8 performance cores: the 4 efficient ones would keep them waiting.",
+        ),
+        (
+            "container", "8-10,12-14",
+            "6 of 8 physical cores that this process may use (the machine has 32): the control group grants the time "
+            "of 6.5 CPUs.",
+        ),
+    ],
+)  # fmt: skip
+def test_left_to_the_app(machine: Machine, name: str, cpus: str, reason: str) -> None:
+    choice = choose_cores(machine(name))
+    assert (format_cpu_list(choice.cpus), choice.reason, choice.notes) == (cpus, reason, ())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_count_that_is_possible_is_spread_and_allowed(machine: Machine, name: str) -> None:
+    topology = machine(name)
+    most = len(topology.allowed_cores)
+    if topology.quota is not None:
+        most = min(most, int(topology.quota))
+    for n in range(1, most + 1):
+        choice = choose_cores(topology, "auto", n)
+        assert len(choice.cpus) == n and choice.cpus == tuple(sorted(set(choice.cpus)))
+        assert set(choice.cpus) <= set(topology.allowed) and choice.reason.endswith(".")
+        assert len({topology.core_of(cpu) for cpu in choice.cpus}) == n, "a core each"
+    for n in (-1, most + 1, 100_000):
+        with pytest.raises(UsageError, match=rf"cannot be used: .*Choose 1 to {most}, or 0"):
+            choose_cores(topology, "auto", n)
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "groups"),
+    [
+        ("epyc-9354", 8, [1] * 8),
+        ("epyc-9354", 12, [2, 2, 2, 2, 1, 1, 1, 1]),
+        ("epyc-9334", 12, [3] * 4),
+        # One of each pair behind a link first, then the other.
+        ("epyc-9754", 8, [1, 0] * 8),
+        ("epyc-9754", 16, [1] * 16),
+        # Sockets alike before anything else.
+        ("2x-epyc-7543", 2, [1, 0, 0, 0, 0, 0, 0, 0] * 2),
+        ("2x-epyc-7543", 18, [2, 1, 1, 1, 1, 1, 1, 1] * 2),
+        # Nodes alike: three of each of four.
+        ("epyc-9354p-nps4", 12, [2, 1] * 4),
+    ],
+)
+def test_fewer_threads_use_all_paths_to_memory(machine: Machine, name: str, n: int, groups: list[int]) -> None:
+    topology = machine(name)
+    assert per_group(topology, choose_cores(topology, "all", n).cpus) == groups
+
+
+def test_the_reason_tells_how_threads_are_spread(machine: Machine) -> None:
+    topology = machine("epyc-9354")
+    assert choose_cores(topology, "auto", 16).reason == "16 of 32 physical cores, as asked for, 2 of each L3 group."
+    assert choose_cores(topology, "auto", 5).reason == "5 of 32 physical cores, as asked for, spread over 5 L3 groups."
+
+
+def test_spreading_takes_second_threads_last(machine: Machine) -> None:
+    topology = machine("epyc-9334")
+    assert spread(topology, range(64), 32) == tuple(range(32))
+    assert spread(topology, range(64), 34) == (*range(32), 32, 40)
+    assert spread(topology, (0, 1, 2), 9) == (0, 1, 2) and spread(topology, (0, 1), 0) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "cpus", "what"),
+    [
+        ("epyc-9354", "l3:0,2-3", "0-3,8-15", "The 12 cores of L3 groups 0,2-3."),
+        ("epyc-9354p-nps4", "node:1", "8-15", "The 8 cores of NUMA node 1."),
+        ("2x-epyc-7543", "socket:1", "32-63", "The 32 cores of socket 1."),
+        ("2x-epyc-7543", "0-3,33", "0-3,33", "The 5 CPUs in the list 0-3,33."),
+        ("epyc-9654", "4/l3", "0-3,8-11,16-19,24-27,32-35,40-43,48-51,56-59,64-67,72-75,80-83,88-91",
+         "The 48 cores, 4 of each L3 group: each group has its own way to memory."),
+        ("hybrid-desktop", "all", "0,2,4,6,8,10,12,14,16-19",
+         "The 12 physical cores: a second thread on a core makes decoding no faster."),
+        ("container", "l3:3", "12-15", "The 4 cores of L3 group 3."),
+        ("epyc-9334", "7", "7", "1 CPU in the list 7."),
+    ],
+)  # fmt: skip
+def test_places(machine: Machine, name: str, spec: str, cpus: str, what: str) -> None:
+    choice = choose_cores(machine(name), spec)
+    assert (format_cpu_list(choice.cpus), choice.reason, choice.notes) == (cpus, what, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "message"),
+    [
+        ("epyc-9354", "some", "names none.*l3:0"),
+        ("epyc-9354", "", "names none"),
+        ("epyc-9354", "l3:", "names none"),
+        ("epyc-9354", "1;2", "names none"),
+        ("epyc-9354", "l3:8", r"L3 group 8 is not there\. Choose from l3:0-7"),
+        ("epyc-9354", "node:1", r"NUMA node 1 is not there\. Choose from node:0"),
+        ("epyc-9354", "socket:0-1", r"Socket 1 is not there\. Choose from socket:0"),
+        ("epyc-9354", "7-4", r"7-4 runs backwards\. Give 4-7"),
+        ("epyc-9354", "60-64", r"CPU 64 is not there or not online\. Choose from 0-63"),
+        ("offline", "30", "CPU 30 is not there or not online"),
+        ("container", "0-3", r"CPU 0 is not allowed for this process\. Choose from 8-15,40-47"),
+        ("container", "l3:0", r"L3 group 0 has no core that this process may use\. Choose from l3:2-3"),
+        ("epyc-9354", "5/l3", r"an L3 group has 4 cores that this process may use\. Choose 1/l3 to 4/l3"),
+        ("epyc-9354", "0/l3", "Choose 1/l3 to 4/l3"),
+        ("vm-without-caches", "l3:0", "does not tell its L3 groups"),
+        ("vm-without-caches", "2/l3", "does not tell its L3 groups"),
+    ],
+)
+def test_what_is_not_there_is_named(machine: Machine, name: str, spec: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        choose_cores(machine(name), spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "n", "message"),
+    [
+        (
+            "epyc-9354",
+            "auto",
+            33,
+            r"may use 64 CPUs \(32 physical cores\).*second threads of the same cores; --cores 0-63",
+        ),
+        ("epyc-9354", "l3:0", 5, "the cores l3:0 are 4 CPUs. Choose 1 to 4"),
+        ("container", "auto", 7, r"grants the time of 6\.5 CPUs\. Choose 1 to 6"),
+        ("hybrid-desktop", "auto", 13, r"\(12 physical cores\)"),
+    ],
+)
+def test_more_threads_than_cores_are_refused_with_the_reason(
+    machine, name: str, spec: str, n: int, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        choose_cores(machine(name), spec, n)
+
+
+def test_second_threads_only_when_listed_and_with_a_word_of_warning(machine: Machine) -> None:
+    choice = choose_cores(machine("epyc-9354"), "0-3,32,33")
+    assert choice.cpus == (0, 1, 2, 3, 32, 33)
+    assert "4 threads of 6 share a core" in choice.notes[0]
+
+
+def test_more_threads_than_fast_cores_take_efficient_ones(machine: Machine) -> None:
+    topology = machine("hybrid-desktop")
+    choice = choose_cores(topology, "auto", 10)
+    assert choice.cpus == (0, 2, 4, 6, 8, 10, 12, 14, 16, 17)
+    assert choice.reason == "10 cores as asked for, 2 of them efficient ones, which are slower."
+    # Efficient ones alone are all there is.
+    assert choose_cores(replace(topology, allowed=(16, 17, 18))).cpus == (16, 17, 18)
+
+
+def test_a_group_with_fewer_cores_gives_what_it_has(machine: Machine) -> None:
+    topology = replace(machine("epyc-9334"), allowed=(0, 1, 2, 3, 8, 16, 17))
+    choice = choose_cores(topology, "2/l3")
+    assert choice.cpus == (0, 1, 8, 16, 17)
+    assert choice.notes == ("L3 group 1 has only 1 core that this process may use.",)
+
+
+def test_the_sibling_stands_for_its_core_when_only_that_is_allowed(machine: Machine) -> None:
+    topology = replace(machine("epyc-9354"), allowed=(33, 34))
+    assert choose_cores(topology).cpus == (33, 34)
+
+
+def test_whole_cores_are_left_to_the_draft_model(machine: Machine) -> None:
+    topology = machine("epyc-9354")
+    # Named by their second threads, they are just as busy.
+    choice = choose_cores(topology, "auto", without=parse_cpu_list("60-63"))
+    assert format_cpu_list(choice.cpus) == "0-27" and "28 cores that the draft model leaves" in choice.reason
+    assert choose_cores(topology, "l3:7", without=(28, 29)).cpus == (30, 31)
+    with pytest.raises(UsageError, match=r"28-31 are taken, which leaves no core of 4 cores of L3 group 7"):
+        choose_cores(topology, "l3:7", without=range(28, 32))
+
+
+def test_two_threads_of_one_core_are_shared_when_there_is_nothing_else(machine: Machine) -> None:
+    topology = replace(machine("epyc-9354"), allowed=(3, 35))
+    assert choose_cores(topology, "3,35", without=(35,)).cpus == (3,)
+    assert choose_cores(topology, "auto", without=(35,)).cpus == (3,)
+    with pytest.raises(UsageError, match="taken"):
+        choose_cores(topology, "auto", without=(3, 35))
+
+
+def test_efficient_cores_step_in_when_the_fast_ones_are_taken(machine: Machine) -> None:
+    topology = machine("hybrid-desktop")
+    assert choose_cores(topology, "auto", without=range(16)).cpus == (16, 17, 18, 19)
+
+
+def test_the_time_of_the_draft_model_counts_against_the_quota(machine: Machine) -> None:
+    topology = machine("container")
+    assert choose_cores(topology, "auto", without=(12, 13, 14, 15)).cpus == (8, 9)
+    assert len(choose_cores(replace(topology, quota=0.5)).cpus) == 1
+    with pytest.raises(UsageError, match="the time of 2 CPUs, which leaves none beside the CPUs 12-15"):
+        choose_cores(replace(topology, quota=2.0), "auto", without=range(12, 16))
+    assert choose_cores(replace(topology, quota=2.0), "auto", without=(15,)).cpus == (8,)
+
+
+def test_cores_can_be_left_for_the_interface(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = machine("offline")
+    assert cores.leave_for_ui(2) == 0, "measured"
+    monkeypatch.setattr(cores, "leave_for_ui", lambda n: 1)
+    assert choose_cores(topology).reason == "27 of 28 physical cores: the interface has the others."
+    assert len(choose_cores(topology, "all").cpus) == len(choose_cores(topology, "auto", 28).cpus) == 28
+    assert len(choose_cores(replace(topology, allowed=(3,))).cpus) == 1

@@ -1,0 +1,259 @@
+"""What a machine is made of, read from made-up trees of real machines, and from this one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.topology import Topology, read_topology
+from tests.hardware.trees import CPUS, GIB, NAMES, NODES, make_tree, write
+
+MIB = 1 << 20
+Machine = Callable[[str], Topology]
+
+
+def check_consistent(topology: Topology) -> None:
+    """What must hold on every machine, sane or not."""
+    everywhere = [cpu for core in topology.cores for cpu in core.cpus]
+    assert sorted(everywhere) == list(topology.online), "each online CPU is in one core"
+    assert [core.index for core in topology.cores] == list(range(len(topology.cores)))
+    assert set(topology.allowed) <= set(topology.online) and topology.allowed == tuple(sorted(set(topology.allowed)))
+    assert topology.allowed_cores
+    for group in topology.l3_groups:
+        assert all(topology.cores[index].l3 == group.index for index in group.cores)
+        assert group.index in topology.links[group.link]
+        assert set(group.cpus) == {cpu for index in group.cores for cpu in topology.cores[index].cpus}
+    assert sorted(index for link in topology.links for index in link) == [g.index for g in topology.l3_groups]
+    assert sum(core.l3 is not None for core in topology.cores) == sum(len(g.cores) for g in topology.l3_groups)
+    numbers = {node.number for node in topology.nodes}
+    assert {core.node for core in topology.cores} <= numbers and set(topology.allowed_nodes) <= numbers
+    assert {core.package for core in topology.cores} == set(topology.packages)
+    assert topology.name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_tree_is_read_without_contradictions(machine: Machine, name: str) -> None:
+    check_consistent(machine(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "per_group", "mib", "words"),
+    [
+        ("epyc-9334", 4, 8, 32, "EPYC 9334 · 1 socket · NPS1 · 4 L3 groups × 8 cores, 64 threads"),
+        ("epyc-9354", 8, 4, 32, "EPYC 9354 · 1 socket · NPS1 · 8 L3 groups × 4 cores, 64 threads"),
+        ("epyc-9354p-nps4", 8, 4, 32, "EPYC 9354P · 1 socket · NPS4 · 8 L3 groups × 4 cores, 64 threads"),
+        ("epyc-9654", 12, 8, 32, "EPYC 9654 · 1 socket · NPS1 · 12 L3 groups × 8 cores, 192 threads"),
+        ("epyc-9754", 16, 8, 16, "EPYC 9754 · 1 socket · NPS1 · 16 L3 groups × 8 cores, 256 threads"),
+        ("2x-epyc-7543", 16, 4, 32, "EPYC 7543 · 2 sockets · NPS1 · 16 L3 groups × 4 cores, 128 threads"),
+    ],
+)
+def test_servers(machine: Machine, name: str, groups: int, per_group: int, mib: int, words: str) -> None:
+    topology = machine(name)
+    n = groups * per_group
+    assert topology.name == words
+    assert (topology.vendor, topology.architecture, topology.virtual) == ("AuthenticAMD", "x86_64", "")
+    assert len(topology.cores) == n and topology.smt and not topology.hybrid
+    assert all(core.cpus == (core.index, core.index + n) for core in topology.cores), "EPYC numbering"
+    assert len(topology.l3_groups) == groups
+    for group in topology.l3_groups:
+        assert (len(group.cores), group.size, group.ways, group.id) == (per_group, mib * MIB, 16, group.index)
+    assert topology.allowed == topology.online == tuple(range(2 * n))
+    assert topology.quota is None and topology.memory_limit is None and topology.notes == ()
+    assert {(c.level, c.size) for c in topology.caches} == {(1, 32 << 10), (2, MIB), (3, mib * MIB)}
+
+
+def test_two_l3_groups_share_a_link_on_compact_cores_only(machine: Machine) -> None:
+    compact = machine("epyc-9754")
+    assert compact.links == tuple((n, n + 1) for n in range(0, 16, 2))
+    assert compact.l3_groups[5].link == 2
+    assert machine("epyc-9654").links == tuple((n,) for n in range(12))
+
+
+def test_pairs_are_told_by_the_cache_id_when_one_group_of_a_die_is_missing(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "epyc-9754")
+    # Cores 8-15 (cache id 1) are not offered: group 0 is alone on its die then.
+    gone = {*range(8, 16), *range(136, 144)}
+    write(root, {f"{CPUS}/online": format_cpu_list(set(range(256)) - gone)})
+    topology = read_topology(root)
+    assert topology.links[:2] == ((0,), (1, 2)) and [g.id for g in topology.l3_groups[:3]] == [0, 2, 3]
+
+
+def test_two_sockets(machine: Machine) -> None:
+    topology = machine("2x-epyc-7543")
+    assert topology.packages == (0, 1) and not topology.is_one_socket
+    assert [node.distances for node in topology.nodes] == [{0: 10, 1: 32}, {0: 32, 1: 10}]
+    assert [node.memory for node in topology.nodes] == [256 * GIB, 256 * GIB]
+    assert topology.nodes[1].cpus == (*range(32, 64), *range(96, 128))
+    assert (topology.node_of(0), topology.node_of(40), topology.node_of(127)) == (0, 1, 1)
+    core, group = topology.core_of(100), topology.l3_of(100)
+    assert core is not None and (core.index, core.package, core.node) == (36, 1, 1)
+    assert group is not None and (group.index, group.package, group.node) == (9, 1, 1)
+    assert topology.core_of(500) is None is topology.l3_of(500) is topology.node_of(500)
+
+
+def test_four_nodes_in_a_socket(machine: Machine) -> None:
+    topology = machine("epyc-9354p-nps4")
+    assert topology.is_one_socket and topology.allowed_nodes == (0, 1, 2, 3)
+    assert topology.nodes[2].distances == {0: 12, 1: 12, 2: 10, 3: 12}
+    assert [group.node for group in topology.l3_groups] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_hybrid(machine: Machine) -> None:
+    topology = machine("hybrid-desktop")
+    assert topology.hybrid and topology.smt and topology.cpu_name == "Core i7-12700K"
+    assert [core.kind for core in topology.cores] == ["performance"] * 8 + ["efficient"] * 4
+    assert topology.cores[0].cpus == (0, 1) and topology.cores[8].cpus == (16,)
+    assert len(topology.l3_groups) == 1 and topology.nps_words == "1 NUMA node"
+
+
+@pytest.mark.parametrize(
+    ("name", "speeds", "vendor"),
+    [
+        ("cpu_capacity", (1024, 1024, 446, 446), "0x41"),
+        ("cpufreq/cpuinfo_max_freq", (5_100_000, 5_100_000, 3_300_000, 3_300_000), "AuthenticAMD"),
+    ],
+)
+def test_slower_cores_of_arm_and_amd(tmp_path: Path, name: str, speeds: tuple[int, ...], vendor: str) -> None:
+    root = make_tree(tmp_path, "vm-without-caches")
+    write(root, {"proc/cpuinfo": f"vendor_id: {vendor}\nFeatures: fp asimd"})
+    write(root, {f"{CPUS}/cpu{cpu}/{name}": str(speed) for cpu, speed in enumerate(speeds)})
+    topology = read_topology(root)
+    assert [core.kind for core in topology.cores] == ["performance"] * 2 + ["efficient"] * 2
+    assert topology.architecture == "aarch64"
+
+
+def test_a_little_less_frequency_makes_no_other_kind(tmp_path: Path) -> None:
+    """A desktop chip one half of which has a stacked L3 and a lower clock."""
+    root = make_tree(tmp_path, "epyc-9354")
+    write(root, {f"{CPUS}/cpu{cpu}/cpufreq/cpuinfo_max_freq": "3500000" for cpu in range(16)})
+    assert not read_topology(root).hybrid
+
+
+def test_container(machine: Machine) -> None:
+    topology = machine("container")
+    assert topology.allowed == (*range(8, 16), *range(40, 48))
+    assert [core.index for core in topology.allowed_cores] == list(range(8, 16))
+    assert topology.quota == 6.5 and topology.memory_limit == 64 * GIB and topology.memory_total == 384 * GIB
+    assert len(topology.online) == 64 and not topology.virtual
+
+
+def test_virtual_machine_says_so_and_claims_no_links(machine: Machine) -> None:
+    topology = machine("vm")
+    assert "hypervisor flag" in topology.virtual
+    assert topology.links == ((0,), (1,)), "Zen 2 pairs groups, but not those that a hypervisor makes up"
+    assert [(g.id, g.cpus) for g in topology.l3_groups] == [(None, (0, 1, 2, 3)), (None, (4, 5, 6, 7))]
+    assert "virtual machine" in topology.notes[0] and "first CPU" in topology.notes[1]
+
+
+def test_a_board_can_tell_a_virtual_machine_too(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "epyc-9334")
+    write(root, {"sys/class/dmi/id/product_name": "KVM Virtual Machine"})
+    assert "KVM Virtual Machine" in read_topology(root).virtual
+
+
+def test_without_caches_there_are_no_groups(machine: Machine) -> None:
+    topology = machine("vm-without-caches")
+    assert topology.l3_groups == () and topology.links == () and len(topology.cores) == 4
+    assert all(core.l3 is None for core in topology.cores) and topology.l3_of(0) is None
+    assert any("L3" in note for note in topology.notes)
+    assert [(node.number, node.cpus) for node in topology.nodes] == [(0, (0, 1, 2, 3))]
+
+
+def test_offline_cpus_are_left_out(machine: Machine) -> None:
+    topology = machine("offline")
+    assert topology.online == topology.allowed == tuple(range(28)), "the status file names CPUs that do not run"
+    assert len(topology.l3_groups) == 7 and not topology.smt
+    assert topology.nodes[0].cpus == tuple(range(28))
+
+
+def test_online_cpus_are_found_without_the_list_of_them(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "offline")
+    (root / f"{CPUS}/online").unlink()
+    assert read_topology(root).online == tuple(range(28))
+
+
+def test_garbage_is_no_reason_to_fail(machine: Machine) -> None:
+    topology = machine("garbage")
+    assert topology.quota is None and topology.family is None and topology.packages == (0,)
+    assert topology.memory_total == psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize("name", ["hybrid-desktop", "vm"])
+def test_any_file_may_be_a_folder_or_empty(tmp_path: Path, name: str) -> None:
+    """Each kind of file once replaced by nothing, and once by a folder."""
+    root = make_tree(tmp_path, name)
+    write(root, {"sys/fs/cgroup/cpu.max": "650000 100000", "sys/fs/cgroup/memory.max": str(GIB)})
+    kinds: dict[str, list[Path]] = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            kinds.setdefault(path.name, []).append(path)
+    for paths in kinds.values():
+        texts = [path.read_text() for path in paths]
+        for path in paths:
+            path.write_text("\n")
+        check_consistent(read_topology(root))
+        for path in paths:
+            path.unlink()
+            path.mkdir()
+        check_consistent(read_topology(root))
+        for path, text in zip(paths, texts, strict=True):
+            path.rmdir()
+            path.write_text(text)
+
+
+def test_memory_without_cpus_is_a_node(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "epyc-9334")
+    write(root, {
+        f"{NODES}/online": "0-1", f"{NODES}/node0/distance": "10 50", f"{NODES}/node1/cpulist": "",
+        f"{NODES}/node1/distance": "50 10", f"{NODES}/node1/meminfo": f"Node 1 MemTotal: {GIB >> 10} kB",
+    })  # fmt: skip
+    topology = read_topology(root)
+    assert [(node.number, node.cpus, node.memory) for node in topology.nodes[1:]] == [(1, (), GIB)]
+    assert topology.nodes[0].distances == {0: 10, 1: 50}
+    assert [node.number for node in topology.cpu_nodes] == [0] and topology.nps_words == "NPS1"
+    assert topology.allowed_nodes == (0,), "Mems_allowed_list names node 0 only"
+
+
+def test_allowed_can_be_given(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "epyc-9354")
+    topology = read_topology(root, allowed=(40, 5, 41))
+    assert topology.allowed == (5, 40, 41) and [core.index for core in topology.allowed_cores] == [5, 8, 9]
+
+
+def test_without_sysfs_psutil_counts(tmp_path: Path) -> None:
+    topology = read_topology(tmp_path, allowed=range(8))
+    assert len(topology.cores) == min(psutil.cpu_count(logical=False) or 8, 8)
+    assert topology.allowed == tuple(range(8)) and topology.l3_groups == ()
+    assert topology.memory_total == psutil.virtual_memory().total
+    assert "counted, not placed" in topology.notes[0]
+
+
+def test_this_machine() -> None:
+    topology = read_topology()
+    check_consistent(topology)
+    assert topology.allowed == tuple(sorted(os.sched_getaffinity(0)))
+    assert topology.memory_total == psutil.virtual_memory().total
+    assert len(topology.online) == psutil.cpu_count(logical=True)
+    assert topology.architecture in ("x86_64", "aarch64")
+
+
+def test_affinity_counts(tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert read_topology().allowed == (min(before),)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_lists_of_cpus() -> None:
+    assert parse_cpu_list(" 0-2, 8 ,10-11") == (0, 1, 2, 8, 10, 11)
+    assert parse_cpu_list("0-99999999999,4-2,x,-1,²") == ()
+    for cpus in ((), (3,), (0, 1, 2, 3, 8, 10, 11), tuple(range(0, 20, 2))):
+        assert parse_cpu_list(format_cpu_list(cpus)) == cpus
+    assert format_cpu_list([9, 8, 0, 1]) == "0-1,8-9"

@@ -1,0 +1,114 @@
+"""A made-up server below a temporary root, whose files the scripts of a plan really change.
+
+The kernel's part is played after each script: files that hold a choice show all words again with the chosen one in
+brackets, and `mkdir` and `rmdir` below resctrl make and remove a group with its files, as that file system does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from cpuchat.hardware.topology import Core, L3Group, Node, Topology
+
+CPUFREQ = "sys/devices/system/cpu/cpu{}/cpufreq"
+CHOICES = {
+    "sys/kernel/mm/transparent_hugepage/enabled": "always madvise never",
+    "sys/kernel/mm/transparent_hugepage/defrag": "always defer defer+madvise madvise never",
+}
+HANG_GUARD = 60
+
+TOPOLOGY = Topology(
+    model="AMD EPYC 9354P 32-Core Processor",
+    vendor="AuthenticAMD",
+    family=0x19,
+    model_number=0x11,
+    architecture="x86_64",
+    flags=frozenset({"cat_l3", "avx2", "avx512f"}),
+    cores=tuple(Core(n, (n,), 0, n // 4, n // 4) for n in range(8)),
+    l3_groups=tuple(
+        L3Group(n, n, tuple(range(4 * n, 4 * n + 4)), tuple(range(4 * n, 4 * n + 4)), 32 << 20, 16, 0, n, n)
+        for n in (0, 1)
+    ),
+    nodes=tuple(Node(n, tuple(range(4 * n, 4 * n + 4)), {n: 10, 1 - n: 12}, 64 << 30) for n in (0, 1)),
+    links=((0,), (1,)),
+    online=tuple(range(8)),
+    allowed=tuple(range(8)),
+    allowed_nodes=(0, 1),
+    memory_total=128 << 30,
+)
+"""Eight cores, two L3 groups, two NUMA nodes, all of it allowed."""
+
+VIRTUAL = replace(TOPOLOGY, virtual="the hypervisor flag of the CPU")
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
+
+
+def server(root: Path) -> Path:
+    """The files of `TOPOLOGY` as a distribution leaves them: made for saving power."""
+    files = {
+        "sys/devices/system/cpu/cpufreq/boost": "1",
+        "sys/devices/system/cpu/smt/control": "off",
+        "proc/sys/kernel/numa_balancing": "1",
+    }
+    for name, words in CHOICES.items():
+        files[name] = words.replace(" madvise ", " [madvise] ")
+    for cpu in TOPOLOGY.online:
+        folder = CPUFREQ.format(cpu)
+        files |= {
+            f"{folder}/scaling_governor": "powersave",
+            f"{folder}/scaling_available_governors": "performance powersave",
+            f"{folder}/energy_performance_preference": "balance_performance",
+            f"{folder}/energy_performance_available_preferences": "default performance balance_performance power",
+        }
+        for state, latency in enumerate((0, 1, 800)):
+            idle = f"sys/devices/system/cpu/cpu{cpu}/cpuidle/state{state}"
+            files |= {f"{idle}/latency": str(latency), f"{idle}/disable": "0"}
+    return write(root, files)
+
+
+def resctrl(root: Path, mask: str = "ffff") -> Path:
+    """A mounted resctrl with an undivided L3."""
+    return write(root, {
+        "sys/fs/resctrl/schemata": f"    MB:0=2048;1=2048\n    L3:0={mask};1={mask}",
+        "sys/fs/resctrl/cpus_list": "0-7",
+        "sys/fs/resctrl/info/L3/cbm_mask": "ffff",
+        "sys/fs/resctrl/info/L3/min_cbm_bits": "1",
+        "sys/fs/resctrl/info/L3/num_closids": "16",
+        "sys/fs/resctrl/info/last_cmd_status": "ok",
+        "sys/fs/resctrl/mon_groups/.keep": "",
+    })  # fmt: skip
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    """Every file below `root`, with its bytes."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def run(script: Path, root: Path, shell: str = "sh") -> subprocess.CompletedProcess[str]:
+    """Run a script against `root` and let the kernel's part follow."""
+    tools = root.parent / f"{root.name}-tools"
+    tools.mkdir(exist_ok=True)
+    for name, body in {
+        "mkdir": '/bin/mkdir "$1" && : > "$1/schemata" && : > "$1/cpus_list" && : > "$1/tasks"',
+        "rmdir": 'rm "$1/schemata" "$1/cpus_list" "$1/tasks" && /bin/rmdir "$1"',
+    }.items():
+        (tools / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tools / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+    done = subprocess.run([shell, str(script)], capture_output=True, text=True, env=environment, timeout=HANG_GUARD)
+    for name, words in CHOICES.items():
+        path = root / name
+        text = path.read_text().strip() if path.exists() else "["
+        if "[" not in text:
+            path.write_text(re.sub(rf"(?<!\S){re.escape(text)}(?!\S)", f"[{text}]", words) + "\n")
+    return done
