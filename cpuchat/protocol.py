@@ -52,14 +52,18 @@ class LoadOptions(Data, frozen=True):
     """How a model is loaded. 0 or None means "choose for me".
 
     `n_ctx` in tokens; `n_batch`/`n_ubatch` tokens per decode call / per graph; `cpus` are logical CPU numbers
-    (None: all allowed physical cores); `poll` is how hard idle threads spin, 0-100; `use_repack` allows
+    (None: what `cores` says); `poll` is how hard idle threads spin, 0-100; `use_repack` allows
     llama.cpp to keep a rearranged private copy of the weights that computes faster. `n_experts` is how many experts a
     token uses in a mixture of experts; fewer than the model was trained with change its quality.
 
+    `cores` says which cores compute (hardware.cores) and `n_threads` how many of them; `cpus` overrules both. `memory`
+    is the NUMA policy of the worker (hardware.numa.mempolicy). `probe`: measure the read bandwidth of the cores in use,
+    unless that was done before.
+
     `draft_path` is a draft model to load beside it ("" = none). `draft_cores` is where it computes: "shared" (all
-    cores, in turn with the target), a list of logical CPUs such as "6,7" (at the same time as the target, which gets
-    the others), or "auto" (whichever is measured to be faster). `calibrate`: measure what passes cost, for adaptive
-    draft depth, unless that was done before.
+    cores, in turn with the target), cores of its own in the words of `cores`, such as "6,7" or "l3:0" (at the same
+    time as the target, which gets the others), or "auto" (whichever is measured to be faster). `calibrate`: measure
+    what passes cost, for adaptive draft depth, unless that was done before.
     """
 
     n_ctx: int = 0
@@ -75,6 +79,9 @@ class LoadOptions(Data, frozen=True):
     mlock: bool = False
     use_repack: bool = True
     n_experts: int = 0
+    cores: str = "auto"
+    memory: str = "auto"
+    probe: bool = False
     draft_path: str = ""
     draft_cores: str = "auto"
     calibrate: bool = False
@@ -102,16 +109,53 @@ class Message(Data, frozen=True):
 
 
 class EngineInfo(Data, frozen=True):
-    """The llama.cpp that a worker runs on. `features` are the names that it prints as `= 1`."""
+    """The llama.cpp that a worker runs on. `features` are the names that it prints as `= 1`.
+
+    `memory` is the NUMA policy that the worker runs under, in the words of hardware.numa.mempolicy ("local",
+    "interleave:0-1"); `memory_refused` is why it is not the one that was asked for, "" when it is.
+    """
 
     version: str
     llama_commit: str = ""
     features: tuple[str, ...] = ()
     pid: int = 0
+    memory: str = ""
+    memory_refused: str = ""
+
+
+class KVTraffic(Data, frozen=True):
+    """Layers whose KV cache is read alike: `bytes_per_token` of all of them together, over the last `window` tokens
+    (0: over all of them), in steps of `step` tokens (1 with flash attention, which skips what is masked)."""
+
+    bytes_per_token: int
+    window: int = 0
+    step: int = 1
+
+
+class Traffic(Data, frozen=True):
+    """What one pass of a model reads from memory, in bytes (telemetry.traffic has the sum).
+
+    `weights`: tensors that every pass reads whole; the embedding table only where it is the output matrix too.
+    `experts`: all routed experts together, of which each token reads `n_expert_used` of `n_expert`. `row`: what a
+    token reads of tables that are looked up by row. `state`: recurrent state, read and written once per pass.
+    """
+
+    weights: int
+    experts: int = 0
+    n_expert: int = 0
+    n_expert_used: int = 0
+    row: int = 0
+    state: int = 0
+    kv: tuple[KVTraffic, ...] = ()
 
 
 class ModelInfo(Data, frozen=True):
-    """A loaded model. Sizes in bytes. `fingerprint` identifies the file's content for caches."""
+    """A loaded model. Sizes in bytes. `fingerprint` identifies the file's content for caches.
+
+    `cpus` are the logical CPUs that compute, `cores_reason` is why these. `peak_read` is the measured read bandwidth
+    of those and of the draft model's cores together in bytes per second (0: not measured), `cache_bytes` their L3
+    caches together (0: not known).
+    """
 
     path: str
     name: str
@@ -137,6 +181,16 @@ class ModelInfo(Data, frozen=True):
     draft_cpus: tuple[int, ...] = ()
     pass_ms: tuple[float, ...] = ()
     no_speculation: str = ""
+    cores_reason: str = ""
+    peak_read: float = 0.0
+    cache_bytes: int = 0
+    traffic: Traffic | None = None
+    draft_traffic: Traffic | None = None
+
+    @property
+    def compute_cpus(self) -> tuple[int, ...]:
+        """The logical CPUs of both models, ascending: `draft_cpus` may be some of `cpus`, or others."""
+        return tuple(sorted({*self.cpus, *self.draft_cpus}))
 
 
 class DrafterCount(Data, frozen=True):
@@ -154,7 +208,8 @@ class SpeculationFigures(Data, frozen=True):
     evaluation of the target while decoding, plain steps too; tokens per pass = (predicted_n - 1) / passes). `recent_*`
     are the same over about the last 32 passes with a draft. `by_position`: (drafted, accepted) for the first, second,
     ... token of a draft. `drafter` proposed last, `depth` is the draft depth in use now (0 = plain decoding),
-    `overlap`: drafting and verifying run at the same time. `draft_ms` is time spent drafting that verification waited
+    `overlap`: drafting and verifying run at the same time. `draft_passes` are evaluations of the draft model, each of
+    which reads all its weights. `draft_ms` is time spent drafting that verification waited
     for. `plain_ms` is what one plain token costs here now (None: not known). `reason` says in one plain sentence why
     speculation is off; "" while it is on.
     """
@@ -169,6 +224,7 @@ class SpeculationFigures(Data, frozen=True):
     drafter: str = ""
     depth: int = 0
     overlap: bool = False
+    draft_passes: int = 0
     draft_ms: float = 0.0
     plain_ms: float | None = None
     reason: str = ""

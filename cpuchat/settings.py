@@ -21,8 +21,14 @@ from cpuchat.protocol import CacheType, DrafterName, FlashAttention, LoadMode, L
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Drafters = Literal["auto", "off", "draft", "lookup", "suffix", "free"]
-# CPU numbers of four digits at most: a range is spelled out when it is used.
-DraftCores = Annotated[str, msgspec.Meta(pattern=r"^(auto|shared|\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*)$")]
+# Numbers of four digits at most: a range is spelled out when it is used.
+_LIST = r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*"
+_PLACES = rf"((l3|node|socket):)?{_LIST}"
+Cores = Annotated[str, msgspec.Meta(pattern=rf"^(auto|all|\d{{1,4}}/l3|{_PLACES})$")]
+DraftCores = Annotated[str, msgspec.Meta(pattern=rf"^(auto|shared|{_PLACES})$")]
+MemoryPolicy = Annotated[
+    str, msgspec.Meta(pattern=rf"^(auto|local|(interleave|weighted)(:{_LIST})?|(bind|preferred):{_LIST})$")
+]
 
 _DRAFTERS: dict[Drafters, tuple[DrafterName, ...]] = {
     "auto": ("suffix", "lookup", "draft"),
@@ -33,11 +39,23 @@ _DRAFTERS: dict[Drafters, tuple[DrafterName, ...]] = {
     "free": ("suffix", "lookup"),
 }
 # For values whose rule msgspec can only show as a regular expression.
-_WANTED = {"speculation.draft_cores": "must be auto, shared, or a list of CPUs such as 4-7 or 2,3"}
+_WANTED = {
+    "engine.cores": "must be auto, all, a list of CPUs such as 0-7, l3:0-3, node:0, socket:0, or 4/l3",
+    "engine.memory": "must be auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers)",
+    "speculation.draft_cores": "must be auto, shared, a list of CPUs such as 4-7 or 2,3, l3:0, node:0 or socket:0",
+}
 
 
 class Section(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Base of the tables of config.toml."""
+
+
+def _check_ranges(name: str, words: str) -> None:
+    """Raises ValueError for a range such as 7-4, in a list of CPUs or of places ("l3:3-0")."""
+    for part in words.rpartition(":")[2].split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and last.isdigit() and int(last) < int(first):
+            raise ValueError(f"{name}: the range {part} runs backwards")
 
 
 class ModelSection(Section):
@@ -48,9 +66,14 @@ class ModelSection(Section):
 
 
 class EngineSection(Section):
-    """How models are loaded; 0 means "choose for me". `experts`: how many a token uses in a mixture of experts."""
+    """How models are loaded; 0 means "choose for me". `experts`: how many a token uses in a mixture of experts.
+
+    `cores` and `memory` are in the words of protocol.LoadOptions.
+    """
 
     threads: Count = 0
+    cores: Cores = "auto"
+    memory: MemoryPolicy = "auto"
     ctx: Annotated[int, msgspec.Meta(ge=0, le=16_777_216)] = 0
     batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 512
     ubatch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 512
@@ -63,6 +86,10 @@ class EngineSection(Section):
     poll: Annotated[int, msgspec.Meta(ge=0, le=100)] = 50
     saved_kv_gb: Annotated[float, msgspec.Meta(ge=0)] = 2.0
     experts: Count = 0
+
+    def __post_init__(self) -> None:
+        _check_ranges("cores", self.cores)
+        _check_ranges("memory", self.memory)
 
     def load_options(self) -> LoadOptions:
         return LoadOptions(
@@ -78,6 +105,8 @@ class EngineSection(Section):
             mlock=self.mlock,
             use_repack=self.repack,
             n_experts=self.experts,
+            cores=self.cores,
+            memory=self.memory,
         )
 
 
@@ -97,10 +126,7 @@ class SpeculationSection(Section):
     across_chats: bool = False
 
     def __post_init__(self) -> None:
-        for part in self.draft_cores.split(","):
-            first, _, last = part.partition("-")
-            if first.isdigit() and last.isdigit() and int(last) < int(first):
-                raise ValueError(f"draft_cores: the range {part} runs backwards")
+        _check_ranges("draft_cores", self.draft_cores)
 
     @property
     def wanted_draft(self) -> str:
@@ -115,6 +141,14 @@ class SpeculationSection(Section):
             min_probability=self.min_probability,
             across_chats=self.across_chats,
         )
+
+
+class HardwareSection(Section):
+    """What is measured. `probe`: the read bandwidth of the cores in use, once for each choice of cores. `counters`:
+    look for hardware counters of memory traffic and power while an answer is written."""
+
+    probe: bool = True
+    counters: bool = True
 
 
 class SamplingSection(Section):
@@ -155,6 +189,7 @@ class Settings(Section):
     model: ModelSection = msgspec.field(default_factory=ModelSection)
     engine: EngineSection = msgspec.field(default_factory=EngineSection)
     speculation: SpeculationSection = msgspec.field(default_factory=SpeculationSection)
+    hardware: HardwareSection = msgspec.field(default_factory=HardwareSection)
     sampling: SamplingSection = msgspec.field(default_factory=SamplingSection)
     chat: ChatSection = msgspec.field(default_factory=ChatSection)
     ui: UiSection = msgspec.field(default_factory=UiSection)
@@ -166,6 +201,7 @@ class Settings(Section):
             draft_path=draft_path,
             draft_cores=self.speculation.draft_cores,
             calibrate=self.speculation.drafters != "off",
+            probe=self.hardware.probe,
         )
 
 

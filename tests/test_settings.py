@@ -54,16 +54,19 @@ def test_nothing_is_measured_when_nothing_is_to_be_drafted() -> None:
 
 def test_the_defaults_are_those_of_the_protocol() -> None:
     assert Settings().engine.load_options() == LoadOptions()
-    assert Settings().load_options() == LoadOptions(calibrate=True)
+    assert Settings().load_options() == LoadOptions(calibrate=True, probe=True)
 
 
-@pytest.mark.parametrize("cores", ["auto", "shared", "0", "4-7", "0,2,4-6", "3-3"])
+@pytest.mark.parametrize(
+    "cores", ["auto", "shared", "0", "4-7", "0,2,4-6", "3-3", "l3:0", "l3:0,2-3", "node:1", "socket:0"]
+)
 def test_draft_cores_are_a_word_or_a_list_of_cpus(cores: str) -> None:
     assert parse(f'[speculation]\ndraft_cores = "{cores}"').load_options().draft_cores == cores
 
 
 @pytest.mark.parametrize(
-    "cores", ["", "all", "4-", "-4", "4,", "1 2", "0x3", "0-99999999999", "shared,1", "7-4", "1,7-4"]
+    "cores",
+    ["", "all", "4-", "-4", "4,", "1 2", "0x3", "0-99999999999", "shared,1", "7-4", "1,7-4", "l3:", "l3:7-4", "die:0"],
 )
 def test_wrong_draft_cores_are_named(cores: str) -> None:
     with pytest.raises(SettingsError) as refused:
@@ -73,6 +76,17 @@ def test_wrong_draft_cores_are_named(cores: str) -> None:
     assert "draft_cores" in message
     assert "regex" not in message
     assert "4-7" in message or "backwards" in message
+
+
+@pytest.mark.parametrize("cores", ["auto", "all", "0-7", "l3:0,2-3", "node:0", "socket:1", "4/l3"])
+def test_cores_are_words_places_or_a_list(cores: str) -> None:
+    assert parse(f'[engine]\ncores = "{cores}"').load_options().cores == cores
+
+
+@pytest.mark.parametrize("cores", ["", "shared", "some", "l3:0;1", "4/node", "/l3", "7-4", "node:3-1", "0-99999999999"])
+def test_wrong_cores_are_named(cores: str) -> None:
+    with pytest.raises(SettingsError, match=r"cores.*(l3:0-3|backwards)"):
+        parse(f'[engine]\ncores = "{cores}"')
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import re
-import signal
-import sys
-import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -22,8 +17,10 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.backend.base import GenerateRequest
+from cpuchat.backend.process import Spawner, WorkerProcess
+from cpuchat.errors import CpuchatError, Interrupted
+from cpuchat.hardware.numa.mempolicy import allowed_nodes, choose_policy, current
 from cpuchat.protocol import (
-    HEADER_SIZE,
     AnyEvent,
     Cancel,
     Command,
@@ -36,17 +33,11 @@ from cpuchat.protocol import (
     LoadOptions,
     ModelInfo,
     ModelLoaded,
-    Shutdown,
     Unloaded,
     WorkerReady,
-    decode_event,
-    encode,
-    frame_length,
 )
 
-KEPT_LOGS = 10
-SHUTDOWN_SECONDS = 10.0
-_ASSERTION = re.compile(r"CPUCHAT-ABORT: *(.+)")
+_CLOSED = Failed(code=Interrupted.code, message="The inference worker was closed.")
 
 
 class LocalBackend:
@@ -58,19 +49,19 @@ class LocalBackend:
         self._state_dir = state_dir
         self._state_limit = state_limit
         self._log_dir = log_dir or paths.log_dir()
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._events: asyncio.Queue[AnyEvent] = asyncio.Queue()
+        self._spawner = Spawner()
+        self._worker: WorkerProcess | None = None
         self._request_ids = itertools.count(1)
-        self._log: Path | None = None
         self._engine: EngineInfo | None = None
         self._model: ModelInfo | None = None
         self._wanted: tuple[Path, LoadOptions] | None = None
-        self._closing = False
+        self._starting = asyncio.Lock()
+        self._cancelled = False
+        self._closed = False
 
     @property
     def model(self) -> ModelInfo | None:
-        return self._model
+        return self._model if self._alive else None
 
     @property
     def engine(self) -> EngineInfo | None:
@@ -78,27 +69,36 @@ class LocalBackend:
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self._alive else None
+        return self._worker.pid if self._worker is not None and self._worker.alive else None
 
     @property
     def log_file(self) -> Path | None:
         """What the worker wrote to stderr."""
-        return self._log
+        return self._worker.log if self._worker is not None else None
 
     @property
     def _alive(self) -> bool:
-        return self._process is not None and self._process.returncode is None
+        return self._worker is not None and self._worker.alive
 
     async def start(self) -> Failed | None:
         """Start the worker without a model, to ask for its `engine`; returns what went wrong, if anything did."""
-        return await self._ensure_started()
+        return None if self._alive else await self._ensure_started("local")
 
     async def load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
         self._wanted = (path, options)
         self._model = None
-        failure = await self._ensure_started()
+        self._cancelled = False
+        try:
+            memory = await asyncio.to_thread(_memory_policy, options)
+        except CpuchatError as error:
+            yield Failed(code=error.code, message=error.message, hint=error.hint)
+            return
+        failure = await self._ensure_started(memory)
         if failure is not None:
             yield failure
+            return
+        if self._cancelled:  # before there was a worker to tell
+            yield Unloaded()
             return
         command = LoadModel(
             path=str(path),
@@ -112,7 +112,7 @@ class LocalBackend:
                 if isinstance(event, ModelLoaded):
                     self._model = event.model
                 elif isinstance(event, Failed) and event.code == "worker_died":
-                    hint = f"The file may be damaged or too much for this machine: choose another. Log: {self._log}"
+                    hint = f"The file may be damaged or too much for this machine: choose another. Log: {self.log_file}"
                     event = msgspec.structs.replace(event, hint=hint)
                 yield event
 
@@ -154,124 +154,101 @@ class LocalBackend:
                 yield event
 
     async def cancel(self) -> None:
-        await self._send(Cancel())
+        self._cancelled = True
+        self._send(Cancel())
 
     async def forget(self, chat_id: str) -> None:
-        await self._send(ForgetChat(chat_id=chat_id))
+        self._send(ForgetChat(chat_id=chat_id))
         if self._state_dir is not None:
             for file in self._state_dir.glob(f"{paths.kv_stem(chat_id)}-*"):
                 with contextlib.suppress(OSError):
                     file.unlink(missing_ok=True)
 
     async def close(self) -> None:
-        self._closing = True
-        process = self._process
-        if process is None:
-            return
-        await self._send(Shutdown())
-        try:
-            await asyncio.wait_for(process.wait(), SHUTDOWN_SECONDS)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-        if self._reader is not None:
-            await self._reader
-        self._process = None
+        self._closed = True
+        worker, self._worker = self._worker, None
         self._model = None
+        if worker is not None:
+            await worker.close()
+        async with self._starting:  # whoever is starting one sees that nobody wants it any more
+            self._spawner.close()
 
     async def _stream(self, command: Command, final: tuple[type, ...]) -> AsyncGenerator[AnyEvent, None]:
         """Send, then yield events up to and including the final one; closed early, it cancels and drains."""
-        await self._send(command)
+        worker = self._worker
+        assert worker is not None
+        worker.send(command)
         finished = False
         try:
             while not finished:
-                event = await self._events.get()
+                event = await worker.events.get()
                 finished = isinstance(event, final)
                 yield event
         finally:
             if not finished:
-                await self._send(Cancel())
-                while not isinstance(await self._events.get(), final):
+                worker.send(Cancel())
+                while not isinstance(await worker.events.get(), final):
                     pass
 
-    async def _send(self, command: Command) -> None:
-        process = self._process
-        if process is None or process.stdin is None or not self._alive:
-            return
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            process.stdin.write(encode(command))
-            await process.stdin.drain()
+    def _send(self, command: Command) -> None:
+        if self._worker is not None:
+            self._worker.send(command)
 
-    async def _ensure_started(self) -> Failed | None:
-        if self._alive:
-            return None
-        if self._reader is not None:
-            await self._reader
-        self._events = asyncio.Queue()
-        self._log = self._new_log()
-        with self._log.open("wb") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "cpuchat.worker",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env=self._environment(),
-            )
-        self._reader = asyncio.create_task(self._read(self._process))
-        event = await self._events.get()
+    async def _ensure_started(self, memory: str) -> Failed | None:
+        """A worker that runs under the policy `memory`; one that runs under another saves, ends and is replaced."""
+        async with self._starting:
+            failure = _CLOSED if self._closed else await self._start(memory)
+            return _CLOSED if self._closed else failure
+
+    async def _start(self, memory: str) -> Failed | None:
+        worker, self._worker = self._worker, None
+        if worker is not None and worker.alive:
+            if worker.memory == memory:
+                self._worker = worker
+                return None
+            await worker.close()
+        elif worker is not None:
+            await worker.finished()
+        if self._closed:
+            return _CLOSED
+        try:
+            worker = await WorkerProcess.start(self._spawner, self._log_dir, memory)
+        except OSError as error:
+            return Failed(code="worker_died", message=f"The inference worker cannot be started: {error}.")
+        if self._closed:
+            await worker.close()
+            return _CLOSED
+        self._worker = worker
+        try:
+            event = await worker.events.get()
+        except asyncio.CancelledError:
+            self._worker = None
+            worker.kill()
+            raise
         if isinstance(event, WorkerReady):
             self._engine = event.engine
             return None
+        self._worker = None
+        await worker.close()  # what could not begin takes no commands, but may wait for some
         return event if isinstance(event, Failed) else Failed(code="error", message=f"Worker began with {event!r}.")
 
-    @staticmethod
-    def _environment() -> dict[str, str]:
-        # numpy must not start a thread pool of its own beside llama.cpp's.
-        return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
-    def _new_log(self) -> Path:
-        self._log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        old = sorted(self._log_dir.glob("worker-*.log"), key=lambda file: file.name)
-        for file in old[: max(0, len(old) - KEPT_LOGS + 1)]:
-            file.unlink(missing_ok=True)
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        return self._log_dir / f"worker-{stamp}-{os.getpid()}-{time.monotonic_ns() % 1_000_000:06}.log"
+def _memory_policy(options: LoadOptions) -> str:
+    """The policy for the worker, in words; "local" also stands for one that this process was started under.
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Turn frames into events until the worker ends, then say how it ended."""
-        assert process.stdout is not None
-        broken = ""
-        try:
-            while True:
-                body = await process.stdout.readexactly(frame_length(await process.stdout.readexactly(HEADER_SIZE)))
-                self._events.put_nowait(decode_event(body))
-        except asyncio.IncompleteReadError:
-            pass
-        except (ValueError, msgspec.MsgspecError) as error:
-            broken = f"it sent something unreadable ({error})"
-            process.kill()
-        status = await process.wait()
-        self._model = None
-        if not self._closing:
-            self._events.put_nowait(self._epitaph(status, broken))
+    Raises:
+        UsageError: words that mean nothing on this machine.
+    """
+    if options.memory == "auto":
+        inherited = current()
+        if inherited is None or inherited.places or len(allowed_nodes()) < 2:
+            return "local"
+    from cpuchat.hardware.cores import choose_cores  # not needed where there is nothing to choose from
+    from cpuchat.hardware.topology import read_topology
 
-    def _epitaph(self, status: int, broken: str) -> Failed:
-        """One message for a death: llama.cpp's assertion if it left one, else the signal in plain words."""
-        hint = f"Your next message starts it again. Log: {self._log}"
-        tail = ""
-        if self._log is not None:
-            with contextlib.suppress(OSError):
-                tail = self._log.read_bytes()[-16_384:].decode("utf-8", "replace")
-        if assertion := _ASSERTION.findall(tail):
-            reason = f"llama.cpp stopped on an internal check: {assertion[-1].strip()}"
-        elif broken:
-            reason = broken
-        elif status == -signal.SIGKILL:
-            reason = "it was killed (kill -9, or by the kernel because memory ran out)"
-        elif status < 0:
-            reason = f"it ended by {signal.Signals(-status).name}"
-        else:
-            reason = f"it ended with status {status}"
-        return Failed(code="worker_died", message=f"The inference worker is gone: {reason}.", hint=hint)
+    topology = read_topology()
+    cpus = options.cpus or choose_cores(topology, options.cores, options.n_threads).cpus
+    if options.draft_path and options.draft_cores not in ("auto", "shared"):  # it reads from cores of its own
+        cpus = (*cpus, *choose_cores(topology, options.draft_cores).cpus)
+    policy, _ = choose_policy(topology, options.memory, cpus)
+    return policy.words

@@ -187,9 +187,7 @@ class Answer:
         )
 
     def _tell_speculation(self, predicted_n: int, figures: SpeculationFigures) -> None:
-        self._emit(
-            SpeculationUpdate(request_id=self._command.request_id, predicted_n=predicted_n, figures=figures)
-        )
+        self._emit(SpeculationUpdate(request_id=self._command.request_id, predicted_n=predicted_n, figures=figures))
 
     def _prompt(self) -> tuple[bytes, list[int]]:
         """The rendered prompt and its tokens; tells when messages had to be left out.

@@ -10,12 +10,15 @@ import msgspec
 from cpuchat.engine import calibrate
 from cpuchat.engine.bindings import AbortFlag
 from cpuchat.engine.draft_model import DraftModel
+from cpuchat.engine.limits import traffic
 from cpuchat.engine.model import Model, Progress
 from cpuchat.engine.overlap import DraftThread
 from cpuchat.engine.sequence import Aborted
 from cpuchat.engine.speculator import Speculator
+from cpuchat.engine.threads import usable_topology
 from cpuchat.errors import CpuchatError, GenerationFailed, Interrupted, UsageError
-from cpuchat.hardware.cpus import allowed_cpus, allowed_physical_cores, parse_cpu_list
+from cpuchat.hardware.cores import choose_cores
+from cpuchat.hardware.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
 from cpuchat.models.gguf import read_model
 from cpuchat.models.pairing import check_pair
 from cpuchat.protocol import LoadModel, LoadOptions
@@ -42,35 +45,56 @@ class Companions:
 
 
 def leave_draft_cores(options: LoadOptions) -> LoadOptions:
-    """Options for the target: without the cores that are named for the draft model.
+    """Options for the target: without the cores that are named for the draft model, which end up as a list of CPUs.
+
+    Called before anything is pinned: afterwards this thread no longer sees all its CPUs.
 
     Raises:
-        UsageError: the list is no list, names cores that are not allowed, or leaves none for the target.
+        UsageError: the words are no words for cores, name cores that are not allowed, or leave none for the target.
     """
     mine = draft_cpus(options)
     if mine is None or not options.draft_path:
         return options
-    wrong = [c for c in mine if c not in allowed_cpus()]
+    topology = usable_topology()
+    wrong = [c for c in mine if c not in topology.allowed]
     if wrong:
         raise _wrong_cores(options, f"CPU {wrong[0]} is not allowed for this process")
-    cores = options.cpus if options.cpus is not None else allowed_physical_cores()
-    left = tuple(c for c in cores if c not in mine)
+    if options.cpus is not None:
+        left = tuple(c for c in options.cpus if c not in mine)
+    else:
+        left = _left(topology, options, mine)
     if not left:
         raise UsageError(
             f"The draft cores {options.draft_cores} leave no core for the target model.",
             "Name fewer, or use --draft-cores shared.",
         )
-    return msgspec.structs.replace(options, cpus=left, n_threads=min(options.n_threads, len(left)))
+    n_threads = min(options.n_threads, len(left))
+    return msgspec.structs.replace(options, cpus=left, n_threads=n_threads, draft_cores=format_cpu_list(mine))
+
+
+def _left(topology: Topology, options: LoadOptions, mine: tuple[int, ...]) -> tuple[int, ...]:
+    """The CPUs of the target's threads on the cores that the draft model leaves; () if there are none."""
+    # What is wrong with the words themselves is told as such, not as a fault of the draft model.
+    choose_cores(topology, options.cores, options.n_threads)
+    try:
+        every = choose_cores(topology, options.cores, without=mine).cpus
+    except UsageError:
+        return ()
+    if not options.n_threads or options.n_threads >= len(every):
+        return every
+    return choose_cores(topology, options.cores, options.n_threads, without=mine).cpus
 
 
 def draft_cpus(options: LoadOptions) -> tuple[int, ...] | None:
-    """The cores that `draft_cores` names; None when it is a word.
+    """The cores that `draft_cores` names; None when it leaves the choice to what is measured, or shares.
 
     Raises:
-        UsageError: neither a word nor a list of CPUs.
+        UsageError: neither a word nor a list of CPUs, or a place that this machine does not have.
     """
     if options.draft_cores in ("auto", "shared"):
         return None
+    if options.draft_cores.startswith(("l3:", "node:", "socket:")):
+        return choose_cores(usable_topology(), options.draft_cores).cpus
     cpus = parse_cpu_list(options.draft_cores)
     if not cpus:
         raise _wrong_cores(options, "it is no list of CPUs")
@@ -79,7 +103,8 @@ def draft_cpus(options: LoadOptions) -> tuple[int, ...] | None:
 
 def _wrong_cores(options: LoadOptions, why: str) -> UsageError:
     return UsageError(
-        f"The draft cores are {options.draft_cores!r}: {why}.", 'Give "auto", "shared", or a list such as 6,7.'
+        f"The draft cores are {options.draft_cores!r}: {why}.",
+        'Give "auto", "shared", a list such as 6,7, or l3:0, node:0, socket:0.',
     )
 
 
@@ -103,7 +128,7 @@ def load_companions(
     try:
         if draft is not None:
             drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens))
-            thread = _draft_thread(target, draft, drafter, command.options)
+            thread = _draft_thread(target, draft, drafter, target.options)
         max_depth = min(MAX_DEPTH, target.sequence.max_draft)
         costs = _costs(target, draft, thread, command, on_progress, abort, notes) if max_depth else None
     except BaseException:
@@ -121,6 +146,7 @@ def load_companions(
         notes=(*info.notes, *notes),
         draft=draft.info.name if draft is not None else "",
         draft_quantization=draft.info.quantization if draft is not None else "",
+        draft_traffic=traffic(draft) if draft is not None else None,
         draft_cpus=thread.cpus if thread is not None else draft.pool.cpus if draft is not None else (),
         pass_ms=costs.verify_ms if costs is not None else (),
         no_speculation=why,
@@ -130,15 +156,31 @@ def load_companions(
 
 
 def _draft_thread(target: Model, draft: Model, drafter: DraftModel, options: LoadOptions) -> DraftThread | None:
-    """Cores of its own for the draft model: those that were named, or the last few to try whether that is faster."""
+    """Cores of its own for the draft model: those that were named, or some to try whether that is faster."""
     named = draft_cpus(options)
     if named is not None:
         return DraftThread(target, draft, drafter, named, None)
     cores = target.pool.cpus
     if options.draft_cores == "shared" or len(cores) < 2:
         return None
-    n = max(1, len(cores) // 8)
-    return DraftThread(target, draft, drafter, cores[-n:], cores[:-n])
+    own = own_cores(read_topology(allowed=cores), cores)
+    return DraftThread(target, draft, drafter, own, tuple(cpu for cpu in cores if cpu not in own))
+
+
+def own_cores(topology: Topology, cores: tuple[int, ...]) -> tuple[int, ...]:
+    """Which of the CPUs `cores` the draft model gets when it is to compute at the same time as the target.
+
+    Those of the last L3 group, so that the two share neither a cache nor a link to memory; where there is only one
+    group, every eighth.
+    """
+    groups: dict[int, list[int]] = {}
+    for cpu in cores:
+        group = topology.l3_of(cpu)
+        if group is not None:
+            groups.setdefault(group.index, []).append(cpu)
+    if len(groups) > 1:
+        return tuple(groups[max(groups)])
+    return cores[-max(1, len(cores) // 8) :]
 
 
 def _load_draft(
@@ -160,6 +202,7 @@ def _load_draft(
             n_ctx=min(target.sequence.n_ctx, trained),
             n_threads=0,
             cpus=None,
+            cores="auto",
             n_experts=0,
             draft_path="",
         )

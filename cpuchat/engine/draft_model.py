@@ -44,6 +44,8 @@ class DraftModel:
         self._text: list[int] = []
         self._start = 0
         self._synced = 0  # tokens of the sequence that are the text's
+        self.passes = 0
+        """Evaluations of the model so far, each of which reads all its weights."""
 
     @property
     def lag(self) -> int:
@@ -103,7 +105,7 @@ class DraftModel:
         if max_n <= 0 or not self._text:
             return proposal
         row = self._catch_up(max_n)
-        step, tokens, grades = self._sequence.step, proposal.tokens, proposal.grades
+        tokens, grades = proposal.tokens, proposal.grades
         while True:
             row = row[: self._n_vocab]
             token = int(row.argmax())
@@ -117,12 +119,10 @@ class DraftModel:
             tokens.append(token)
             if len(tokens) >= max_n:
                 break
-            row = step(token)
+            row = self._step(token)
         return proposal
 
-    def draft_ahead(
-        self, drafted: list[int], n: int, min_probability: float, is_over: Callable[[], bool]
-    ) -> list[int]:
+    def draft_ahead(self, drafted: list[int], n: int, min_probability: float, is_over: Callable[[], bool]) -> list[int]:
         """Go on after a draft that is not verified yet: at most `n` tokens, fewer when `is_over`.
 
         The first one is a guess of what the target will add, the others are a draft as from `propose`. The text stays
@@ -138,7 +138,7 @@ class DraftModel:
         sequence.truncate(at)  # a draft that ended early, or was cut, may have been read further
         token = drafted[-1]
         while len(tokens) < n and not is_over():
-            row = sequence.step(token)[: self._n_vocab]
+            row = self._step(token)[: self._n_vocab]
             token = int(row.argmax())
             if tokens and min_probability > 0 and _share(row, row[token]) < min_probability:
                 break
@@ -177,6 +177,7 @@ class DraftModel:
             while n > 0:
                 at = self._start + self._synced
                 batch = self._text[at : at + min(n, _READ_ROWS, self._sequence.n_batch)]
+                self.passes += 1
                 self._sequence.extend(batch, n_outputs=len(batch))
                 self._synced += len(batch)
                 n -= len(batch)
@@ -201,10 +202,15 @@ class DraftModel:
         self._synced = min(self._synced, len(self._text) - self._start - 1)  # the last token gives the logits
         self._drop_wrong(max_n)
         pending = self._text[self._start + self._synced :]
-        row = sequence.step(pending[0]) if len(pending) == 1 else self._extend(pending, n_outputs=1)
+        row = self._step(pending[0]) if len(pending) == 1 else self._extend(pending, n_outputs=1)
         assert row is not None
         self._synced = len(sequence)
         return row
+
+    def _step(self, token: int) -> np.ndarray:
+        """Evaluate one token; the logits after it."""
+        self.passes += 1
+        return self._sequence.step(token)
 
     def _extend(self, tokens: list[int], n_outputs: int) -> np.ndarray | None:
         """Evaluate any number of tokens; the logits after the last one if they are wanted."""
@@ -213,6 +219,7 @@ class DraftModel:
         for i in range(0, len(tokens), size):
             batch = tokens[i : i + size]
             is_last = i + size >= len(tokens)
+            self.passes += 1
             sequence.extend(batch, n_outputs=n_outputs if is_last else 0)
         return sequence.logits(len(batch) - 1) if n_outputs and tokens else None
 

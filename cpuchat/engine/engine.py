@@ -13,6 +13,7 @@ from cpuchat.engine.answer import Answer, Loaded
 from cpuchat.engine.bindings import AbortFlag
 from cpuchat.engine.companions import Companions, leave_draft_cores, load_companions
 from cpuchat.engine.continuation import Continuation
+from cpuchat.engine.limits import available_here, with_limits
 from cpuchat.engine.model import Model
 from cpuchat.engine.prefix_cache import PrefixCache
 from cpuchat.engine.prompt import ChatTemplate
@@ -20,7 +21,6 @@ from cpuchat.engine.reasoning import MARKER_TOKENS
 from cpuchat.engine.scribe import Scribe
 from cpuchat.engine.vocab import Vocab
 from cpuchat.errors import CpuchatError, Interrupted, TemplateError, UsageError
-from cpuchat.hardware.memory import available_bytes
 from cpuchat.models.gguf import GGUFHeader
 from cpuchat.protocol import Event, Failed, Generate, LoadModel, LoadProgress, Message, ModelLoaded, Unloaded
 
@@ -89,7 +89,7 @@ class Engine:
 
         model: Model | None = None
         try:
-            available = available_bytes()
+            available = available_here()
             model = Model.load(
                 Path(command.path),
                 leave_draft_cores(command.options),
@@ -101,10 +101,16 @@ class Engine:
             )
             left = available - model.plan.need.least
             self._companions = load_companions(model, command, left, progress, self._abort)
-        except CpuchatError as error:
+            model.info = with_limits(model, progress, self._abort)
+        except BaseException as error:
+            if self._companions is not None:
+                self._companions.free()
+                self._companions = None
             if model is not None:
                 model.free()
             self._close_template()
+            if not isinstance(error, CpuchatError):
+                raise
             if isinstance(error, Interrupted):
                 self._emit(Unloaded())
             else:

@@ -19,6 +19,9 @@ from cpuchat.engine.threads import ThreadPool
 from cpuchat.engine.vocab import Vocab
 from cpuchat.errors import DoesNotFit, GenerationFailed, Interrupted, ModelDamaged, ModelNotFound, ModelUnsupported
 from cpuchat.hardware.memory import available_bytes
+from cpuchat.hardware.numa.mempolicy import current
+from cpuchat.hardware.numa.placement import prepare_file
+from cpuchat.hardware.topology import read_topology
 from cpuchat.models.fit import file_fingerprint
 from cpuchat.models.gguf import GGUFHeader, read_model, split_parts
 from cpuchat.protocol import LoadOptions, ModelInfo
@@ -49,6 +52,7 @@ class Model:
         self._model: Any = None
         self._context: Any = None
         self._own_pool: ThreadPool | None = None
+        self._notes = list(plan.notes)
         self.pool: ThreadPool
         self.vocab: Vocab
         self.sequence: Sequence
@@ -88,6 +92,7 @@ class Model:
         bindings.log.clear()
         try:
             if options.load_mode == "mmap":
+                model._notes += _place_pages(header)
                 _read_ahead(header, on_progress, abort)
             model._load_weights(on_progress)
             model.vocab = Vocab(model._model, visible_markers)
@@ -193,7 +198,7 @@ class Model:
 
     def _describe(self, load_ms: float) -> None:
         header, plan = self.header, self.plan
-        notes = list(plan.notes)
+        notes = list(self._notes)
         if not header.chat_template:
             notes.append("This model has no chat template: it goes on with a text and may not answer like others.")
         if not self.vocab.has_tokenizer:
@@ -217,6 +222,7 @@ class Model:
             n_layer=header.n_layer,
             n_threads=plan.n_threads,
             cpus=plan.cpus,
+            cores_reason=plan.cores_reason,
             kv_size=plan.need.kv,
             has_template=bool(header.chat_template),
             load_ms=load_ms,
@@ -267,6 +273,16 @@ def _overrides(key: str, value: int) -> Any:
     overrides[0].value.val_i64 = value
     overrides[1].key = b"\0"
     return overrides
+
+
+def _place_pages(header: GGUFHeader) -> list[str]:
+    """Have file pages that lie on other NUMA nodes than this process's policy wants read again; what is to be said."""
+    policy = current()
+    if policy is None or not policy.places:
+        return []
+    topology = read_topology()
+    parts = split_parts(header.path) or [header.path]
+    return list(dict.fromkeys(note for part in parts if (note := prepare_file(part, policy, topology))))
 
 
 def _read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> None:

@@ -12,8 +12,10 @@ from typing import Final
 import msgspec
 
 from cpuchat.engine import bindings
+from cpuchat.engine.threads import usable_topology
 from cpuchat.errors import ModelUnsupported, UsageError
-from cpuchat.hardware.cpus import allowed_cpus, allowed_physical_cores, validate_threads
+from cpuchat.hardware.cores import CoreChoice, choose_cores
+from cpuchat.hardware.cpus import validate_threads
 from cpuchat.models.fit import MemoryNeed, check_fit, choose_context, required_memory, snapshots
 from cpuchat.models.gguf import GGUFHeader, LazyArray
 from cpuchat.protocol import LoadOptions
@@ -25,7 +27,6 @@ N_OUTPUTS_MAX: Final = MAX_DEPTH + 1
 _MAX_CTX = 1 << 24
 _MAX_BATCH = 1 << 16
 _EXPERTS_USED: Final = "expert_used_count"
-_MAX_CPU = 512  # GGML_MAX_N_THREADS, the length of a CPU mask
 
 _CACHE_TYPES: Final[dict[str, int]] = {
     "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20,
@@ -36,7 +37,10 @@ _LOAD_MODE: Final = {("read", False): 0, ("mmap", False): 1, ("read", True): 2, 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Options as llama.cpp takes them (its enum values), and what they cost. `notes` are for the user."""
+    """Options as llama.cpp takes them (its enum values), and what they cost. `notes` are for the user.
+
+    `cpus` has one CPU for each thread; `cores_reason` says in a sentence why these.
+    """
 
     n_ctx: int
     n_batch: int
@@ -53,6 +57,7 @@ class LoadPlan:
     n_rs_seq: int = 0
     """Snapshots of a recurrent state to ask for (`engine.rollback`)."""
     notes: tuple[str, ...] = ()
+    cores_reason: str = ""
     experts: tuple[str, int] | None = None
     """Header value to override so that a token uses another number of experts."""
 
@@ -72,8 +77,8 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
         )
     check_numbers(options)
     check_cache_types(header, options)
-    n_threads, cpus = _threads(options)
-    notes = []
+    cores = _threads(options)
+    notes = list(cores.notes)
     experts = None
     if options.n_experts and header.number("expert_count") < 2:  # a setting that was made for another model
         notes.append("This model is no mixture of experts: the setting for the number of experts has no effect.")
@@ -100,8 +105,9 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
         n_ctx=n_ctx,
         n_batch=min(options.n_batch, n_ctx),
         n_ubatch=min(options.n_ubatch, options.n_batch, n_ctx),
-        n_threads=n_threads,
-        cpus=cpus,
+        n_threads=len(cores.cpus),
+        cpus=cores.cpus,
+        cores_reason=cores.reason,
         poll=options.poll,
         type_k=_CACHE_TYPES[options.type_k],
         type_v=_CACHE_TYPES[options.type_v],
@@ -207,26 +213,29 @@ def check_cache_types(header: GGUFHeader, options: LoadOptions) -> None:
         )
 
 
-def _threads(options: LoadOptions) -> tuple[int, tuple[int, ...]]:
-    """Thread count and the CPU of each thread: physical cores first, their second hyper-threads after."""
-    allowed = allowed_cpus()
+def _threads(options: LoadOptions) -> CoreChoice:
+    """The CPU of each thread."""
     if options.cpus is None:
-        n_threads = validate_threads(options.n_threads)
-        cores = allowed_physical_cores()
-        cpus = (*cores, *(c for c in allowed if c not in cores))
-    else:
-        cpus = tuple(dict.fromkeys(options.cpus))
-        wrong = [c for c in cpus if c not in allowed]
-        if wrong or not cpus:
-            named = f"CPU {wrong[0]} is not allowed for this process" if wrong else "The list of CPUs is empty"
-            raise UsageError(f"{named}.", f"Choose from {', '.join(map(str, allowed))}.")
-        n_threads = validate_threads(options.n_threads) if options.n_threads else len(cpus)
-        if n_threads > len(cpus):
-            raise UsageError(
-                f"{n_threads} threads do not fit on {len(cpus)} CPUs.", "Name as many CPUs as threads, or more."
-            )
-    cpus = tuple(c for c in cpus if c < _MAX_CPU)[:n_threads]
-    return len(cpus), cpus
+        return choose_cores(usable_topology(), options.cores, options.n_threads)
+    return _listed(options.cpus, options)
+
+
+def _listed(listed: tuple[int, ...], options: LoadOptions) -> CoreChoice:
+    """As many of the CPUs that a caller listed as there are threads, in its order."""
+    allowed = usable_topology().allowed
+    cpus = tuple(dict.fromkeys(listed))
+    wrong = [c for c in cpus if c not in allowed]
+    if wrong or not cpus:
+        named = f"CPU {wrong[0]} is not allowed for this process" if wrong else "The list of CPUs is empty"
+        raise UsageError(f"{named}.", f"Choose from {', '.join(map(str, allowed))}.")
+    n_threads = validate_threads(options.n_threads) if options.n_threads else len(cpus)
+    if n_threads > len(cpus):
+        raise UsageError(
+            f"{n_threads} threads do not fit on {len(cpus)} CPUs.", "Name as many CPUs as threads, or more."
+        )
+    if options.draft_path and options.draft_cores not in ("auto", "shared"):
+        return CoreChoice(cpus[:n_threads], f"What the draft model leaves: CPUs {options.draft_cores} are its own.")
+    return CoreChoice(cpus[:n_threads], "As listed.")
 
 
 def _check_lock(size: int) -> None:

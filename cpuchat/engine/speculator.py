@@ -75,6 +75,7 @@ class Speculator:
         self._resting = 0  # plain steps before the draft model is thought of again
         self._quiet_ms, self._quiet_n = 0.0, 0  # plain steps that were not looked at one by one
         self._draft_ms = 0.0  # what was waited for since the last pass
+        self._passes_before = 0  # of the draft model, when the answer began
         self._ahead_of: list[int] | None = None  # the block that the draft model goes on from meanwhile
         self._ready: list[int] = []  # drafted ahead, and the assumption was right
         self._overlaps = False
@@ -104,6 +105,7 @@ class Speculator:
             self._cascade.begin(text)
         self.seconds = self._draft_ms = 0.0
         if self._uses_draft and self._draft is not None:
+            self._passes_before = self._draft.passes
             self._draft.begin(text)
         wanted = self._uses_draft or bool(free)
         self.why_not = (self._reason or self._too_fast(options)) if wanted else ""
@@ -261,16 +263,16 @@ class Speculator:
         draft_ms, self._draft_ms = self._draft_ms, 0.0
         split = self._thread is not None and self._thread.is_on and not self._thread.always
         overlap = split or (proposal.drafter == "draft" and self._overlaps)
-        self._controller.verified(
-            proposal, accepted, ms, compared=compared, draft_ms=draft_ms, overlap=overlap
-        )
+        self._controller.verified(proposal, accepted, ms, compared=compared, draft_ms=draft_ms, overlap=overlap)
 
     def figures(self) -> SpeculationFigures:
         """This answer so far."""
         controller, plan = self._controller, self._controller.plan
+        draft = self._draft if self._uses_draft else None
         return self._stats.figures(
             depth=plan.depth,
             overlap=self._overlaps and plan.depth > 0,
+            draft_passes=draft.passes - self._passes_before if draft is not None else 0,
             plain_ms=controller.plain_ms,
             reason=self.why_not or controller.reason,
         )

@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from cpuchat.engine import bindings
 from cpuchat.engine.bindings import llama
-from cpuchat.errors import GenerationFailed
+from cpuchat.errors import GenerationFailed, UsageError
+from cpuchat.hardware.topology import Topology, read_topology
+
+MAX_CPUS: Final = 512
+"""GGML_MAX_N_THREADS, the length of a CPU mask: threads cannot be pinned to CPUs with higher numbers."""
+
+
+def usable_topology() -> Topology:
+    """The machine, with those CPUs as allowed ones that threads can be pinned to.
+
+    Raises:
+        UsageError: there is none.
+    """
+    topology = read_topology()
+    cpus = tuple(cpu for cpu in topology.allowed if cpu < MAX_CPUS)
+    if not cpus:
+        raise UsageError(
+            f"This process may only use CPUs from number {MAX_CPUS} on, which llama.cpp cannot use.",
+            "Start it on others, as with `taskset -c 0-31 cpuchat`.",
+        )
+    return topology if cpus == topology.allowed else replace(topology, allowed=cpus)
 
 
 class ThreadPool:

@@ -138,19 +138,25 @@ def _repacked_bytes(header: GGUFHeader, types: frozenset[str]) -> int:
 def kv_bytes(header: GGUFHeader, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
     """KV cache and recurrent state of one sequence.
 
-    K and V rows of a layer come from the shapes of its tensors where they tell, else from the head counts. Sliding
-    windows are counted in full (the engine keeps them in full, and speculation needs that). With multi-head latent
-    attention only the compressed K row is kept.
+    Sliding windows are counted in full (the engine keeps them in full, and speculation needs that).
     """
     n_ctx = -(-n_ctx // CONTEXT_STEP) * CONTEXT_STEP
-    k_type, v_type = BY_NAME[type_k.upper()], BY_NAME[type_v.upper()]
+    own = kv_rows(header)[: header.n_layer - header.number("attention.shared_kv_layers")]
+    return n_ctx * sum(row_bytes(row, type_k, type_v) for row in own) + state_bytes(header)
+
+
+def kv_rows(header: GGUFHeader) -> list[tuple[int, int]]:
+    """Values of a K and a V row of every layer; (0, 0) for layers without attention.
+
+    They come from the shapes of the layer's tensors where they tell, else from the head counts. With multi-head
+    latent attention only the compressed K row is kept.
+    """
     shapes = {t.name: t.shape for t in header.tensors if t.name.startswith("blk.") and len(t.shape) > 1}
     recurrent = _recurrent_layers(header)
     is_mla = bool(header.number("attention.key_length_mla"))
-    n_layer_kv = header.n_layer - header.number("attention.shared_kv_layers")
     k_length = max(header.key_length, header.number("attention.key_length_swa"))
     v_length = max(header.value_length, header.number("attention.value_length_swa"))
-    total = 0
+    rows = []
     for layer, heads in enumerate(header.heads_kv):
         prefix = f"blk.{layer}."
         k_row, v_row = heads * k_length, heads * v_length
@@ -161,11 +167,19 @@ def kv_bytes(header: GGUFHeader, n_ctx: int, type_k: str = "f16", type_v: str = 
             k_row, v_row = shapes[prefix + "attn_kv_a_mqa.weight"][1], 0
         elif str(layer) in recurrent:
             k_row = v_row = 0
-        if str(layer) in recurrent:
-            total += sum(_recurrent_bytes(header))
-        if layer < n_layer_kv:
-            total += n_ctx * (-(-k_row // k_type.block) * k_type.nbytes + -(-v_row // v_type.block) * v_type.nbytes)
-    return total
+        rows.append((k_row, v_row))
+    return rows
+
+
+def row_bytes(row: tuple[int, int], type_k: str, type_v: str) -> int:
+    """Bytes of one token's K and V rows (values, as of `kv_rows`) in the cache types of those names."""
+    kinds = BY_NAME[type_k.upper()], BY_NAME[type_v.upper()]
+    return sum(-(-values // kind.block) * kind.nbytes for values, kind in zip(row, kinds, strict=True))
+
+
+def state_bytes(header: GGUFHeader) -> int:
+    """Recurrent state of all layers."""
+    return len(_recurrent_layers(header)) * sum(_recurrent_bytes(header))
 
 
 def _recurrent_layers(header: GGUFHeader) -> set[str]:

@@ -49,7 +49,13 @@ class SpeculationStats:
         self._recent.append((n, accepted))
 
     def figures(
-        self, *, depth: int = 0, overlap: bool = False, plain_ms: float | None = None, reason: str = ""
+        self,
+        *,
+        depth: int = 0,
+        overlap: bool = False,
+        draft_passes: int = 0,
+        plain_ms: float | None = None,
+        reason: str = "",
     ) -> SpeculationFigures:
         """The counts, with what the controller knows."""
         deepest = max((i + 1 for i, n in enumerate(self._drafted) if n), default=0)
@@ -67,6 +73,7 @@ class SpeculationStats:
             drafter=self.drafter,
             depth=depth,
             overlap=overlap,
+            draft_passes=draft_passes,
             draft_ms=self.draft_ms,
             plain_ms=plain_ms,
             reason=reason,

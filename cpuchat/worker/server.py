@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from cpuchat.errors import CpuchatError
+from cpuchat.hardware.numa.launch import in_effect
 from cpuchat.protocol import (
     HEADER_SIZE,
     AnyCommand,
@@ -107,7 +108,8 @@ class _EngineThread(threading.Thread):
             from cpuchat.engine.bindings import engine_info
             from cpuchat.engine.engine import Engine
 
-            info = engine_info()
+            memory, refused = in_effect()
+            info = msgspec.structs.replace(engine_info(), memory=memory, memory_refused=refused)
             self._engine = Engine(self._output.emit)
         except CpuchatError as error:
             self._output.emit(Failed(code=error.code, message=error.message, hint=error.hint))

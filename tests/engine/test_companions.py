@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import msgspec
 import pytest
 
 from cpuchat import paths
-from cpuchat.engine import calibrate
+from cpuchat.engine import calibrate, companions, engine, limits
 from cpuchat.engine.bindings import AbortFlag
 from cpuchat.engine.companions import Companions, draft_cpus, leave_draft_cores, load_companions
 from cpuchat.engine.engine import Engine
 from cpuchat.engine.model import Model
 from cpuchat.errors import UsageError
 from cpuchat.hardware.cpus import allowed_cpus
+from cpuchat.hardware.topology import Core, L3Group, Node, Topology, read_topology
 from cpuchat.models.library import DEMO_FILES
 from cpuchat.models.synthetic import SHAPES, write_model, write_pair
 from cpuchat.protocol import (
@@ -36,6 +38,8 @@ from cpuchat.protocol import (
     Timings,
     Unloaded,
 )
+from cpuchat.telemetry.machine import Peak
+from tests.hardware.trees import make_tree
 from tests.support.pairs import N_VOCAB, OPTIONS, pair_files
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -236,6 +240,65 @@ def test_words_and_lists() -> None:
     assert leave_draft_cores(options) is options
 
 
+def two_groups(monkeypatch: pytest.MonkeyPatch, mine: int, its: int) -> None:
+    """A machine of two L3 groups of one core each."""
+    topology = Topology(
+        cores=(Core(0, (mine,), 0, 0, 0), Core(1, (its,), 0, 0, 1)),
+        l3_groups=tuple(L3Group(n, n, (cpu,), (n,), 32 << 20, 16, 0, 0, n) for n, cpu in enumerate((mine, its))),
+        links=((0,), (1,)),
+        nodes=(Node(0, (mine, its), {0: 10}, 0),),
+        online=(mine, its),
+        allowed=(mine, its),
+    )
+    monkeypatch.setattr(companions, "usable_topology", lambda: topology)
+
+
+def test_an_l3_group_of_its_own(chat: Chat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = allowed_cpus()
+    if len(cpus) < 2:  # one core cannot do two things at once
+        failed = chat.command(files[0], draft_path=str(files[1]), draft_cores="socket:0")
+        assert isinstance(failed, Failed) and "leave no core" in failed.message
+        return
+    mine, its = cpus[0], cpus[-1]
+    two_groups(monkeypatch, mine, its)
+    assert draft_cpus(LoadOptions(draft_cores="l3:1")) == (its,)
+    with pytest.raises(UsageError, match=r"L3 group 2 is not there\. Choose from l3:0-1"):
+        draft_cpus(LoadOptions(draft_cores="l3:2"))
+    info = chat.load(files[0], draft_path=str(files[1]), draft_cores="l3:1", n_threads=0)
+    assert (info.draft_cpus, info.cpus) == ((its,), (mine,))
+    assert info.cores_reason == f"What the draft model leaves: CPUs {its} are its own."
+    plain, _ = chat.ask()
+    drafted, timings = chat.ask(ALL)
+    assert drafted == plain and timings.draft_n_accepted
+    # The thread that loads is pinned by now and must see all CPUs again.
+    assert chat.load(files[0], draft_path=str(files[1]), draft_cores="l3:0", n_threads=0).draft_cpus == (mine,)
+
+
+def test_cores_of_the_target_and_of_the_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, its = 4, 9
+    two_groups(monkeypatch, mine, its)
+    options = LoadOptions(draft_path="d.gguf", draft_cores="l3:1", cores="1/l3")
+    assert leave_draft_cores(options).cpus == (mine,) and leave_draft_cores(options).draft_cores == str(its)
+    for target, draft in (("l3:1", "l3:1"), ("auto", "node:0"), (str(its), str(its))):
+        with pytest.raises(UsageError, match="leave no core"):
+            leave_draft_cores(msgspec.structs.replace(options, cores=target, draft_cores=draft))
+    with pytest.raises(UsageError, match=r"2/l3 cannot be used"):
+        leave_draft_cores(msgspec.structs.replace(options, cores="2/l3"))
+
+
+@pytest.mark.parametrize(
+    ("tree", "cores", "own"),
+    [
+        ("epyc-9354", tuple(range(32)), (28, 29, 30, 31)),  # the last of eight L3 groups
+        ("epyc-9354", tuple(range(8, 16)), (12, 13, 14, 15)),
+        ("epyc-9354", (0, 1, 2, 3), (3,)),  # one group only
+        ("vm", (0, 1), (1,)),
+    ],
+)
+def test_cores_to_try_overlap_with(tree: str, cores: tuple[int, ...], own: tuple[int, ...], tmp_path: Path) -> None:
+    assert companions.own_cores(read_topology(make_tree(tmp_path, tree)), cores) == own
+
+
 def test_cores_of_its_own(chat: Chat, files: tuple[Path, Path]) -> None:
     cpus = allowed_cpus()
     its = cpus[-1]
@@ -251,6 +314,40 @@ def test_cores_of_its_own(chat: Chat, files: tuple[Path, Path]) -> None:
     assert drafted == plain and timings.draft_n_accepted
     # And all cores again without it.
     assert its in chat.load(files[0], n_threads=0, cpus=cpus).cpus
+
+
+def test_utilization_is_of_what_the_cores_of_both_models_read(
+    chat: Chat, files: tuple[Path, Path], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def known(cpus: tuple[int, ...], disturbed: bool = True) -> Peak:
+        return Peak(1e9 * len(cpus), "measured", cpus)
+
+    monkeypatch.setattr(limits, "known_peak", known)
+    cpus = allowed_cpus()
+    if len(cpus) > 1:
+        its = str(cpus[-1])
+        info = chat.load(files[0], draft_path=str(files[1]), draft_cores=its, n_threads=1, cpus=cpus[:1])
+        assert (info.peak_read, info.compute_cpus) == (2e9, (cpus[0], cpus[-1]))
+        # A draft model that cannot be used does not compute.
+        info = chat.load(files[0], draft_path=str(tiny_model), draft_cores=its, n_threads=1, cpus=cpus[:1])
+        assert (info.draft, info.peak_read, info.compute_cpus) == ("", 1e9, cpus[:1])
+    assert chat.load(files[0], n_threads=1).peak_read == 1e9
+
+
+def test_a_fault_at_the_end_of_a_load_leaves_nothing_half_loaded(
+    chat: Chat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    before = os.sched_getaffinity(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "with_limits", broken)
+        with pytest.raises(KeyError):
+            chat.command(files[0], draft_path=str(files[1]))
+    assert os.sched_getaffinity(0) == before  # the threads that this one was pinned with are gone
+    assert chat.load(files[0], draft_path=str(files[1])).draft
+    assert chat.ask(ALL)[1].speculation is not None
 
 
 # --- experts --------------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ from cpuchat.errors import (
     ModelUnsupported,
     UsageError,
 )
+from cpuchat.hardware.cores import choose_cores
+from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol import LoadOptions
 from tests.engine.conftest import OPTIONS
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -103,6 +105,18 @@ def test_threads_have_a_cpu_each(load: Load, tiny_model: Path) -> None:
     assert model.info.cpus == tuple(cpus)
 
 
+def test_cores_by_word_and_why(load: Load, tiny_model: Path) -> None:
+    cpu = max(os.sched_getaffinity(0))
+    info = load(tiny_model, LoadOptions(n_ctx=256, cores=str(cpu))).info
+    assert (info.cpus, info.n_threads, info.cores_reason) == ((cpu,), 1, f"1 CPU in the list {cpu}.")
+
+
+def test_cores_left_to_the_app(load: Load, tiny_model: Path) -> None:
+    chosen = choose_cores(read_topology())
+    info = load(tiny_model, LoadOptions(n_ctx=256)).info
+    assert (info.cpus, info.cores_reason) == (chosen.cpus, chosen.reason)
+
+
 def test_default_context_follows_the_training(load: Load, tiny_model: Path) -> None:
     assert load(tiny_model, LoadOptions(n_threads=1)).info.n_ctx == 4096
 
@@ -145,6 +159,10 @@ def test_options_that_work(load: Load, tmp_path: Path, changes: dict[str, object
         ({"n_threads": -1}, "-1 thread"),
         ({"cpus": (4095,)}, "CPU 4095 is not allowed"),
         ({"cpus": ()}, "list of CPUs is empty"),
+        ({"cores": "few"}, "names none"),
+        ({"cores": "l3:999"}, "L3 group"),
+        ({"cores": "node:9999"}, "NUMA node 9999 is not there"),
+        ({"cores": "4095"}, "CPU 4095 is not there"),
         ({"poll": 101}, "poll is 101"),
         ({"type_v": "q8_0", "flash_attn": "off"}, "needs flash attention"),
         ({"type_k": "q8_0"}, "heads of this model have 16"),

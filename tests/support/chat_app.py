@@ -107,9 +107,16 @@ class RunningApp:
     async def send(self, text: str, wait: bool = True) -> None:
         """Write, press Enter, and wait for the end of the answer unless told not to."""
         await self.write(text)
+        told = len(self.notices)
         await self.press("enter")
+        if text.strip():
+            await self.until(lambda: self._taken(text) or len(self.notices) > told)
         if wait:
             await self.until(lambda: not self.chat.busy and self._footer_is_right())
+
+    def _taken(self, text: str) -> bool:
+        """The chat has got what was sent, or keeps it until the model is ready."""
+        return self.prompt.text != text or self.prompt.has_class("-queued") or self.app.screen is not self.chat
 
     def stored(self) -> list[tuple[str, str]]:
         """(role, content) of the open chat's messages, from the store."""

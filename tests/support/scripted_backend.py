@@ -19,6 +19,7 @@ from cpuchat.protocol import (
     EngineInfo,
     Failed,
     GenerationFinished,
+    KVTraffic,
     LoadOptions,
     LoadProgress,
     ModelInfo,
@@ -28,6 +29,7 @@ from cpuchat.protocol import (
     SpeculationUpdate,
     TextDelta,
     Timings,
+    Traffic,
     Unloaded,
 )
 
@@ -44,10 +46,17 @@ MODEL = ModelInfo(
     n_layer=28,
     n_threads=8,
     kv_size=229_376 * 1024,
+    peak_read=78e9,
+    cache_bytes=32 << 20,
+    traffic=Traffic(weights=1_646_572_928, kv=(KVTraffic(bytes_per_token=28_672),)),
 )
 
 WITH_DRAFT = msgspec.structs.replace(
-    MODEL, draft="Qwen2.5-0.5B-Instruct", draft_quantization="Q8_0", pass_ms=tuple(39.7 + 6.0 * n for n in range(32))
+    MODEL,
+    draft="Qwen2.5-0.5B-Instruct",
+    draft_quantization="Q8_0",
+    draft_traffic=Traffic(weights=531_000_000, kv=(KVTraffic(bytes_per_token=12_288),)),
+    pass_ms=tuple(39.7 + 6.0 * n for n in range(32)),
 )
 """The same with a draft model beside it."""
 
@@ -64,6 +73,7 @@ DRAFTING = SpeculationFigures(
     ),
     drafter="draft",
     depth=7,
+    draft_passes=470,
     draft_ms=700.0,
     plain_ms=39.7,
 )

@@ -13,9 +13,10 @@ from typing import Literal
 import gguf
 import numpy as np
 
+from tests.support import tiny_attention
 from tests.support.tiny_layers import D_CONV, D_STATE, DELTA_DIM, DELTA_HEADS, DT_RANK, Layers
 
-Architecture = Literal["llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35"]
+Architecture = Literal["llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35", "gemma3", "deepseek2"]
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -60,7 +61,8 @@ def write_tiny_gguf(
     """Write a model to `path` and return it.
 
     `arch` "mamba" makes a recurrent one (its state cannot be rolled back), the others hybrids of attention and Mamba
-    ("jamba"), short convolutions ("lfm2"), Mamba-2 ("nemotron_h") or gated delta nets ("qwen35").
+    ("jamba"), short convolutions ("lfm2"), Mamba-2 ("nemotron_h") or gated delta nets ("qwen35"). "gemma3" has sliding
+    windows, "deepseek2" latent attention and a mixture of experts.
     `eos_bias` 0 makes `<|im_end|>` as likely as a letter. `likely` names the only characters that it writes (default:
     printable ASCII). `extra` adds integer header values.
     Larger `n_embd`/`n_layer` make it slow enough to be stopped in the middle of something.
@@ -227,4 +229,6 @@ _ARCHITECTURES = {
     "lfm2": _lfm2,
     "nemotron_h": _nemotron_h,
     "qwen35": _qwen35,
+    "gemma3": tiny_attention.gemma3,
+    "deepseek2": tiny_attention.deepseek2,
 }

@@ -50,6 +50,33 @@ class Layers:
         self._add(f"blk.{i}.ffn_up.weight", self._n_ff, self._n_embd, scale=1.0 / self._n_embd**0.5)
         self._add(f"blk.{i}.ffn_down.weight", self._n_embd, self._n_ff, scale=1.0 / self._n_ff**0.5)
 
+    def latent_attention(self, i: int, n_head: int, latent: int, rope: int, nope: int, value: int) -> None:
+        """Of DeepSeek 2: one compressed row for K and V of all heads, in sizes of `tiny_attention`."""
+        scale = 1.0 / self._n_embd**0.5
+        self._add(f"blk.{i}.attn_q_a.weight", latent, self._n_embd, scale=scale)
+        self.ones(f"blk.{i}.attn_q_a_norm.weight", latent)
+        self._add(f"blk.{i}.attn_q_b.weight", n_head * (nope + rope), latent, scale=scale)
+        self._add(f"blk.{i}.attn_kv_a_mqa.weight", latent + rope, self._n_embd, scale=scale)
+        self.ones(f"blk.{i}.attn_kv_a_norm.weight", latent)
+        self._add(f"blk.{i}.attn_k_b.weight", n_head, latent, nope, scale=scale)
+        self._add(f"blk.{i}.attn_v_b.weight", n_head, value, latent, scale=scale)
+        self._add(f"blk.{i}.attn_output.weight", self._n_embd, n_head * value, scale=scale)
+
+    def experts(self, i: int, n_expert: int, n_ff: int) -> None:
+        """Routed experts and a shared one."""
+        scale = 1.0 / self._n_embd**0.5
+        self._add(f"blk.{i}.ffn_gate_inp.weight", n_expert, self._n_embd, scale=scale)
+        for part, first in (("exps", (n_expert,)), ("shexp", ())):
+            self._add(f"blk.{i}.ffn_gate_{part}.weight", *first, n_ff, self._n_embd, scale=scale)
+            self._add(f"blk.{i}.ffn_up_{part}.weight", *first, n_ff, self._n_embd, scale=scale)
+            self._add(f"blk.{i}.ffn_down_{part}.weight", *first, self._n_embd, n_ff, scale=scale)
+
+    def predict_further(self, i: int) -> None:
+        """What makes a layer one that predicts a further token."""
+        self._add(f"blk.{i}.nextn.eh_proj.weight", self._n_embd, 2 * self._n_embd)
+        self.ones(f"blk.{i}.nextn.enorm.weight", self._n_embd)
+        self.ones(f"blk.{i}.nextn.hnorm.weight", self._n_embd)
+
     def mamba(self, i: int, *, normed: bool = False) -> None:
         """`normed`: with Jamba's norms of the time step, B and C."""
         d_inner = 2 * self._n_embd

@@ -1,0 +1,197 @@
+"""One worker process: started, spoken to in frames, and outlived."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from cpuchat.errors import Interrupted
+from cpuchat.hardware.numa.launch import launch_command
+from cpuchat.protocol import HEADER_SIZE, AnyEvent, Command, Failed, Shutdown, decode_event, encode, frame_length
+
+KEPT_LOGS = 10
+SHUTDOWN_SECONDS = 10.0
+_TAIL_BYTES = 16_384
+_ASSERTION = re.compile(r"CPUCHAT-ABORT: *(.+)")
+
+
+class Spawner:
+    """Starts processes from one thread that lives as long as this does.
+
+    On Linux niceness belongs to a thread and a child inherits it from the one that starts it. The user interface
+    lowers itself once it runs; a worker that is started after that must not be lowered with it.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
+        self._thread.submit(lambda: None)  # which has the thread made now, by a caller that is not lowered yet
+
+    async def start(self, argv: Sequence[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+        """Raises OSError."""
+
+        def popen() -> subprocess.Popen[bytes]:
+            with log.open("wb") as stderr:
+                return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=env)
+
+        return await asyncio.wrap_future(self._thread.submit(popen))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
+
+
+class WorkerProcess:
+    """A running worker. Use from one event loop only; made by `start`.
+
+    `events` holds what it reported and, once it is gone, one last `Failed`: "worker_died", or "interrupted" when it was
+    closed or killed from here. Two threads of its own read and write the pipes: that works the same on every system.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, memory: str) -> None:
+        self.pid = process.pid
+        self.log = log
+        self.memory = memory
+        """The memory policy that it was started under, in words."""
+        self.events: asyncio.Queue[AnyEvent] = asyncio.Queue()
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._status: int | None = None
+        self._gone = asyncio.Event()
+        self._expected = False
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"to-{process.pid}")
+        threading.Thread(target=self._read, name=f"from-{process.pid}", daemon=True).start()
+
+    @classmethod
+    async def start(cls, spawner: Spawner, log_dir: Path, memory: str) -> WorkerProcess:
+        """Start a worker under the memory policy `memory` ("local" or another in words). Raises OSError."""
+        log = _new_log(log_dir)
+        argv = launch_command(memory, [sys.executable, "-m", "cpuchat.worker"])
+        return cls(await spawner.start(argv, _environment(), log), log, memory)
+
+    @property
+    def alive(self) -> bool:
+        return self._status is None
+
+    def send(self, command: Command) -> None:
+        """Have it written after those before, without waiting for that. To a worker that is gone, nothing is sent."""
+        if self.alive:
+            self._writer.submit(self._write, encode(command))
+
+    async def finished(self) -> None:
+        """Wait until it is gone and its last event is in `events`."""
+        await self._gone.wait()
+
+    async def close(self) -> None:
+        """Let it save and exit; kill it if it does not."""
+        self._expected = True
+        self.send(Shutdown())
+        try:
+            await asyncio.wait_for(self._gone.wait(), SHUTDOWN_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+        await self.finished()
+
+    def kill(self) -> None:
+        """End it at once; what it has not saved is lost."""
+        self._expected = True
+        self._process.kill()
+
+    def _write(self, frame: bytes) -> None:
+        """On a thread of its own: a worker that is stopped, or busy for long, takes nothing more at some point."""
+        stream = self._process.stdin
+        assert stream is not None
+        with contextlib.suppress(OSError, ValueError):  # gone in the meantime, or its pipe closed
+            stream.write(frame)
+            stream.flush()
+
+    def _close_stdin(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def _read(self) -> None:
+        """Hand frames on as events until the worker ends, then tell how it ended. On a thread of its own."""
+        stream = self._process.stdout
+        assert stream is not None
+        broken = ""
+        try:
+            while len(header := stream.read(HEADER_SIZE)) == HEADER_SIZE:
+                length = frame_length(header)
+                body = stream.read(length)
+                if len(body) < length:
+                    break
+                self._tell(self.events.put_nowait, decode_event(body))
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            broken = f"it sent something unreadable ({error})"
+            self._process.kill()
+        status = self._process.wait()
+        stream.close()
+        self._tell(self._ended, status, broken)
+
+    def _tell(self, callback: Callable[..., None], *values: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(callback, *values)
+
+    def _ended(self, status: int, broken: str) -> None:
+        self._status = status
+        self._writer.submit(self._close_stdin)
+        self._writer.shutdown(wait=False)
+        if self._expected:
+            self.events.put_nowait(Failed(code=Interrupted.code, message="The inference worker was closed."))
+        else:
+            self.events.put_nowait(self._epitaph(status, broken))
+        self._gone.set()
+
+    def _epitaph(self, status: int, broken: str) -> Failed:
+        """One message for a death: llama.cpp's assertion if it left one, else the signal in plain words."""
+        tail = ""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
+            tail = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+        if assertion := _ASSERTION.findall(tail):
+            reason = f"llama.cpp stopped on an internal check: {assertion[-1].strip()}"
+        elif broken:
+            reason = broken
+        elif status == -signal.SIGKILL:
+            reason = "it was killed (kill -9, or by the kernel because memory ran out)"
+        elif status < 0:
+            reason = f"it ended by {_signal_name(-status)}"
+        else:
+            reason = f"it ended with status {status}"
+        return Failed(
+            code="worker_died",
+            message=f"The inference worker is gone: {reason}.",
+            hint=f"Your next message starts it again. Log: {self.log}",
+        )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
+
+
+def _environment() -> dict[str, str]:
+    # numpy must not start a thread pool of its own beside llama.cpp's.
+    return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def _new_log(log_dir: Path) -> Path:
+    log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    old = sorted(log_dir.glob("worker-*.log"), key=lambda file: file.name)
+    for file in old[: max(0, len(old) - KEPT_LOGS + 1)]:
+        file.unlink(missing_ok=True)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return log_dir / f"worker-{stamp}-{os.getpid()}-{time.monotonic_ns() % 1_000_000:06}.log"

@@ -1,0 +1,130 @@
+"""Starting workers: under a memory policy, again under another one, and at full priority."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat.backend import local
+from cpuchat.backend.local import LocalBackend
+from cpuchat.backend.process import Spawner, WorkerProcess
+from cpuchat.hardware.topology import read_topology
+from cpuchat.protocol import Failed, LoadOptions, ModelLoaded, WorkerReady
+from tests.hardware.trees import make_tree
+from tests.support.chatting import chat, collect
+
+# Niceness can only be raised, so a process of its own does it. The main thread lowers itself before each start.
+_NICE = """
+import asyncio, os, sys
+from pathlib import Path
+from cpuchat.backend.process import Spawner, WorkerProcess
+
+async def main() -> None:
+    spawner = Spawner()
+    nices = [os.getpriority(os.PRIO_PROCESS, 0)]
+    for _ in range(2):
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + 2)
+        worker = await WorkerProcess.start(spawner, Path(sys.argv[1]), "local")
+        await worker.events.get()
+        nices.append(os.getpriority(os.PRIO_PROCESS, worker.pid))
+        await worker.close()
+    print(*nices)
+    spawner.close()
+
+asyncio.run(main())
+"""
+
+
+async def run(*command: str) -> str:
+    import asyncio
+
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return output.decode()
+
+
+async def test_a_worker_runs_under_the_policy_that_it_was_started_with(tmp_path: Path) -> None:
+    spawner = Spawner()
+    worker = await WorkerProcess.start(spawner, tmp_path, "bind:0")
+    try:
+        ready = await worker.events.get()
+        assert isinstance(ready, WorkerReady)
+        assert ready.engine.memory == "bind:0"
+        assert not ready.engine.memory_refused
+        assert ready.engine.pid == worker.pid
+    finally:
+        await worker.close()
+        spawner.close()
+
+
+async def test_a_policy_that_is_refused_is_told_and_the_worker_runs(tmp_path: Path) -> None:
+    spawner = Spawner()
+    worker = await WorkerProcess.start(spawner, tmp_path, "bind:999")
+    try:
+        ready = await worker.events.get()
+        assert isinstance(ready, WorkerReady)
+        assert ready.engine.memory == "local"
+        assert "999" in ready.engine.memory_refused
+    finally:
+        await worker.close()
+        spawner.close()
+
+
+async def test_another_policy_starts_the_worker_again_and_the_chat_goes_on(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On one node every policy is resolved to none; here they shall differ.
+    monkeypatch.setattr(local, "_memory_policy", lambda options: options.memory)
+    backend = LocalBackend(state_dir=tmp_path / "kv")
+    request = chat("hello there, this is a chat that has some text in it", chat_id="one")
+    try:
+        first = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512, n_threads=1, memory="local")))
+        assert isinstance(first.events[-1], ModelLoaded)
+        before = backend.pid
+        await collect(backend.generate(request))
+        again = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512, n_threads=1, memory="bind:0")))
+        assert not any(isinstance(event, Failed) for event in again.events)
+        assert backend.pid != before
+        assert backend.engine is not None
+        assert backend.engine.memory == "bind:0"
+        finished = (await collect(backend.generate(request))).finished
+        assert finished.timings.cache_n > 0
+        same = backend.pid
+        await collect(backend.load(tiny_model, LoadOptions(n_ctx=512, n_threads=1, memory="bind:0")))
+        assert backend.pid == same
+    finally:
+        await backend.close()
+
+
+async def test_a_policy_that_makes_no_sense_here_is_a_failed_load(tiny_model: Path) -> None:
+    backend = LocalBackend()
+    try:
+        failed = (await collect(backend.load(tiny_model, LoadOptions(memory="bind:77")))).failed
+        assert failed.code == "usage"
+        assert "77" in failed.message
+    finally:
+        await backend.close()
+
+
+async def test_workers_are_not_as_nice_as_their_parent_became(tmp_path: Path) -> None:
+    before, first, second = (await run(sys.executable, "-c", _NICE, str(tmp_path))).split()
+    assert before == first == second
+
+
+def test_memory_is_placed_for_the_cores_of_both_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = read_topology(make_tree(tmp_path, "2x-epyc-7543"))
+    monkeypatch.setattr("cpuchat.hardware.topology.read_topology", lambda: topology)
+    monkeypatch.setattr(local, "allowed_nodes", lambda: (0, 1))
+    for cores, draft_cores, words, alone in (
+        ("socket:0", "auto", "preferred:0", "preferred:0"),
+        ("socket:0", "socket:1", "interleave:0-1", "preferred:0"),
+        ("l3:0", "l3:1", "preferred:0", "preferred:0"),
+        ("auto", "l3:15", "interleave:0-1", "interleave:0-1"),
+    ):
+        options = LoadOptions(cores=cores, draft_path="draft.gguf", draft_cores=draft_cores)
+        assert local._memory_policy(options) == words
+        assert local._memory_policy(msgspec.structs.replace(options, draft_path="")) == alone

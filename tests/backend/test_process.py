@@ -1,0 +1,138 @@
+"""Workers that die, hang or are closed at the worst moment: every request ends, and no process stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpuchat.backend import process
+from cpuchat.backend.local import LocalBackend
+from cpuchat.backend.process import Spawner, WorkerProcess
+from cpuchat.protocol import AnyEvent, Failed, Generate, LoadOptions, ModelLoaded, Unloaded, WorkerReady
+from tests.support.chatting import chat, collect
+
+OPTIONS = LoadOptions(n_ctx=512, n_threads=1)
+_STUCK = 120.0  # seconds after which a test that waits for ever fails
+
+
+def children() -> set[int]:
+    """Processes that this one started and that still run."""
+    return {p.pid for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE}
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[LocalBackend]:
+    """A backend that leaves no process behind."""
+    before = children()
+    backend = LocalBackend(log_dir=tmp_path / "log")
+    async with asyncio.timeout(_STUCK):
+        yield backend
+        await backend.close()
+    assert children() <= before
+
+
+@contextlib.asynccontextmanager
+async def started(tmp_path: Path) -> AsyncIterator[WorkerProcess]:
+    spawner = Spawner()
+    async with asyncio.timeout(_STUCK):
+        worker = await WorkerProcess.start(spawner, tmp_path, "local")
+        assert isinstance(await worker.events.get(), WorkerReady)
+        yield worker
+        await worker.close()
+    spawner.close()
+
+
+async def rest(events: AsyncGenerator[AnyEvent, None]) -> AnyEvent:
+    """The last event."""
+    return [event async for event in events][-1]
+
+
+async def test_a_worker_that_takes_nothing_more_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "SHUTDOWN_SECONDS", 0.1)
+    async with started(tmp_path) as worker:
+        os.kill(worker.pid, signal.SIGSTOP)
+        worker.send(Generate(request_id=1, prompt="x" * (4 << 20)))  # more than a pipe holds
+        await worker.close()
+        assert not worker.alive and not psutil.pid_exists(worker.pid)
+
+
+async def test_an_answer_ends_when_its_worker_is_closed_the_hard_way(
+    backend: LocalBackend, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "SHUTDOWN_SECONDS", 0.1)
+    await collect(backend.load(tiny_model, OPTIONS))
+    answer = backend.generate(chat("hello", max_tokens=400))
+    await anext(answer)
+    assert backend.pid is not None
+    os.kill(backend.pid, signal.SIGSTOP)
+    waiting = asyncio.create_task(rest(answer))
+    await backend.close()
+    last = await waiting
+    assert isinstance(last, Failed) and last.code == "interrupted"
+
+
+async def test_closing_while_a_worker_starts_or_loads(backend: LocalBackend, tiny_model: Path) -> None:
+    loading = asyncio.create_task(rest(backend.load(tiny_model, OPTIONS)))
+    await asyncio.sleep(0)
+    await backend.close()
+    last = await loading
+    assert isinstance(last, Failed) and last.code == "interrupted"
+    again = await rest(backend.generate(chat("hello")))
+    assert isinstance(again, Failed) and again.code == "interrupted"
+    assert backend.pid is None
+
+
+async def test_a_start_that_is_given_up_leaves_nothing_half_done(backend: LocalBackend, tiny_model: Path) -> None:
+    loading = asyncio.create_task(rest(backend.load(tiny_model, OPTIONS)))
+    while backend.pid is None:  # the worker is there and not ready yet
+        await asyncio.sleep(0)
+    given_up = backend.pid
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    events = (await collect(backend.load(tiny_model, OPTIONS))).events
+    assert isinstance(events[-1], ModelLoaded)
+    assert not any(isinstance(event, WorkerReady) for event in events)
+    assert backend.engine is not None and backend.engine.pid == backend.pid != given_up
+
+
+async def test_a_stop_counts_before_there_is_a_worker_to_tell(backend: LocalBackend, tiny_model: Path) -> None:
+    loading = asyncio.create_task(rest(backend.load(tiny_model, OPTIONS)))
+    await asyncio.sleep(0)
+    await backend.cancel()
+    assert isinstance(await loading, Unloaded)
+    assert isinstance(await rest(backend.load(tiny_model, OPTIONS)), ModelLoaded)
+
+
+async def test_two_that_want_a_worker_get_the_same(backend: LocalBackend) -> None:
+    before = children()
+    assert await asyncio.gather(backend.start(), backend.start()) == [None, None]
+    assert children() - before == {backend.pid}
+
+
+async def test_an_engine_that_cannot_be_loaded_says_so_each_time(
+    backend: LocalBackend, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama_cpp.py").write_text("raise ImportError('no such engine')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for _ in range(2):
+        failed = await rest(backend.load(tiny_model, OPTIONS))
+        assert isinstance(failed, Failed) and failed.code == "engine_mismatch"
+        assert backend.pid is None
+
+
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGRTMIN + 6, "signal ")])
+async def test_every_signal_is_a_death_that_is_told(tmp_path: Path, number: int, words: str) -> None:
+    async with started(tmp_path) as worker:
+        os.kill(worker.pid, number)
+        died = await worker.events.get()
+        assert isinstance(died, Failed) and died.code == "worker_died" and f"it ended by {words}" in died.message
+        worker.send(Generate(request_id=1, prompt="nobody reads this"))
+        assert not worker.alive

@@ -1,0 +1,132 @@
+"""What a pass reads, from made-up headers. tests/engine/test_traffic.py holds it against llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from cpuchat.models.gguf import LazyArray
+from cpuchat.models.traffic import traffic_of, windows_of
+from cpuchat.protocol import KVTraffic, Traffic
+from tests.models.test_fit import header_of
+
+BOOL = 7  # GGUF value type
+
+
+def layers(n: int, **more: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Matrices of `n` layers of one head, and `more` with "." as "__"."""
+    named = {f"blk.{i}.{part}.weight": (64, 64) for i in range(n) for part in ("attn_k", "attn_v")}
+    return named | {name.replace("__", "."): shape for name, shape in more.items()}
+
+
+def metadata(n: int, **more: object) -> Mapping[str, object]:
+    return {"a.block_count": n, "a.attention.head_count": 1, "a.embedding_length": 64} | {
+        f"a.{name.replace('__', '.')}": value for name, value in more.items()
+    }
+
+
+def test_a_model_with_a_head_of_its_own_reads_one_row_of_the_table() -> None:
+    tensors = layers(2, token_embd__weight=(64, 1000), output__weight=(64, 1000))
+    found = traffic_of(header_of(metadata(2), tensors))
+    assert found == Traffic(
+        weights=2 * (4 * 64 * 64 + 64 * 1000), row=2 * 64, kv=(KVTraffic(bytes_per_token=2 * 2 * 128),)
+    )
+
+
+def test_a_tied_table_is_read_whole() -> None:
+    found = traffic_of(header_of(metadata(1), layers(1, token_embd__weight=(64, 1000))))
+    assert (found.weights, found.row) == (2 * (2 * 64 * 64 + 64 * 1000), 2 * 64)
+
+
+def test_tables_that_are_looked_up_by_layer_or_position_are_rows_too() -> None:
+    tensors = layers(
+        1, token_embd__weight=(64, 1000), output__weight=(64, 1000), per_layer_token_embd__weight=(32, 1000),
+        position_embd__weight=(64, 512),
+    )  # fmt: skip
+    found = traffic_of(header_of(metadata(1), tensors))
+    assert found.row == 2 * (64 + 32 + 64)
+    assert found.weights == 2 * (2 * 64 * 64 + 64 * 1000)
+
+
+def test_parts_that_do_not_write_text_are_left_out() -> None:
+    tensors = layers(3, output__weight=(64, 10), v__blk__0__attn_q__weight=(64, 64), mm__0__weight=(64, 64))
+    tensors |= {"blk.2.nextn.eh_proj.weight": (128, 64)}
+    found = traffic_of(header_of(metadata(3, nextn_predict_layers=1), tensors))
+    assert found.weights == 2 * (4 * 64 * 64 + 64 * 10)
+    assert found.kv == (KVTraffic(bytes_per_token=2 * 2 * 128),)
+
+
+@pytest.mark.parametrize(("asked", "used"), [(0, 2), (1, 1), (99, 8)])
+def test_routed_experts_are_told_apart_from_shared_ones(asked: int, used: int) -> None:
+    tensors = layers(1, output__weight=(64, 10))
+    tensors |= {f"blk.0.ffn_{part}_exps.weight": (64, 256) for part in ("up", "gate", "down", "gate_up")}
+    tensors |= {"blk.0.ffn_up_shexp.weight": (64, 32), "blk.0.ffn_gate_inp.weight": (64, 8)}
+    found = traffic_of(header_of(metadata(1, expert_count=8, expert_used_count=2), tensors), n_experts=asked)
+    assert found.experts == 4 * 2 * 64 * 256
+    assert found.weights == 2 * (2 * 64 * 64 + 64 * (10 + 32 + 8))
+    assert (found.n_expert, found.n_expert_used) == (8, used)
+
+
+def test_cache_types_have_their_sizes() -> None:
+    found = traffic_of(header_of(metadata(1), layers(1)), type_k="q8_0", type_v="q4_0")
+    assert found.kv == (KVTraffic(bytes_per_token=2 * 34 + 2 * 18),)
+
+
+def test_latent_attention_reads_one_row() -> None:
+    tensors = {f"blk.{i}.attn_kv_a_mqa.weight": (64, 576) for i in range(2)}
+    found = traffic_of(header_of(metadata(2, attention__key_length_mla=192), tensors))
+    assert found.kv == (KVTraffic(bytes_per_token=2 * 2 * 576),)
+
+
+def windows(architecture: str, n: int, **more: object) -> list[int]:
+    values = {"general.architecture": architecture, f"{architecture}.block_count": n}
+    values |= {f"{architecture}.attention.{name}": value for name, value in more.items()}
+    return windows_of(header_of(values, layers(n)))
+
+
+def test_windows_by_the_pattern_of_the_architecture() -> None:
+    assert windows("gemma3", 7, sliding_window=512) == [512] * 5 + [0, 512]
+    assert windows("gemma2", 4) == [4096, 0, 4096, 0]
+    assert windows("gpt-oss", 3, sliding_window=128) == [128, 0, 128]
+    assert windows("cohere2moe", 5, sliding_window=64) == [0, 64, 64, 64, 0]
+    assert windows("llama4", 4) == [8192] * 3 + [0]
+    assert windows("llama4", 4, sliding_window=0) == [0] * 4
+    assert windows("lfm2", 2, sliding_window=64) == [64, 64]
+    assert windows("smallthinker", 2) == [0, 0]
+    assert windows("smallthinker", 2, sliding_window=99) == [0, 4096]
+
+
+def test_windows_by_the_pattern_of_the_header() -> None:
+    flags = LazyArray(BOOL, 3, np.array([1, 1, 0], np.uint8).tobytes())
+    assert windows("gemma4", 4, sliding_window=512, sliding_window_pattern=flags) == [512, 512, 0, 0]
+    assert windows("gemma3", 4, sliding_window=512, sliding_window_pattern=2) == [512, 0, 512, 0]
+
+
+def test_windows_that_llama_cpp_does_not_use() -> None:
+    assert windows("llama", 2, sliding_window=4096) == [0, 0]
+    assert windows("phi3", 2, sliding_window=2047) == [0, 0]
+    assert windows("exaone4", 30, sliding_window=4096) == [0] * 30
+    assert windows("exaone4", 64, sliding_window=4096)[:4] == [4096, 4096, 4096, 0]
+
+
+def test_without_flash_attention_everything_is_read_in_steps() -> None:
+    values = {"general.architecture": "gemma2", "gemma2.block_count": 2}
+    found = traffic_of(header_of(values, layers(2)), flash_attn=False)
+    assert found.kv == (KVTraffic(bytes_per_token=2 * 2 * 128, step=256),)
+
+
+def test_layers_that_share_a_cache_read_that_of_their_kind() -> None:
+    values = {
+        "general.architecture": "gemma3n", "gemma3n.block_count": 6, "gemma3n.attention.sliding_window": 32,
+        "gemma3n.attention.sliding_window_pattern": 2, "gemma3n.attention.shared_kv_layers": 2,
+    }  # fmt: skip
+    tensors = layers(4) | {"blk.3.attn_k.weight": (64, 128), "blk.3.attn_v.weight": (64, 128)}
+    tensors |= {f"blk.{i}.attn_q.weight": (64, 64) for i in (4, 5)}
+    # Windows on layers 0, 2, 4: the fourth's twin is layer 2, the fifth's is layer 3.
+    found = traffic_of(header_of(values, tensors))
+    assert found.kv == (
+        KVTraffic(bytes_per_token=2 * 128 + 2 * (2 * 256)),
+        KVTraffic(bytes_per_token=3 * 2 * 128, window=32),
+    )

@@ -1,0 +1,164 @@
+"""Machines for the hardware screen: made-up topologies with figures that somebody could have measured there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncGenerator, Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cpuchat.hardware.bandwidth.measuring import Measured
+from cpuchat.hardware.bandwidth.memory_modules import Theoretical
+from cpuchat.hardware.bandwidth.survey import Cell, Survey, default_cpus
+from cpuchat.hardware.numa.placement import Placement
+from cpuchat.hardware.topology import Topology
+from cpuchat.protocol import (
+    AnyEvent,
+    EngineInfo,
+    Failed,
+    GenerationFinished,
+    KVTraffic,
+    LoadOptions,
+    ModelInfo,
+    TextDelta,
+    Traffic,
+)
+from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
+from cpuchat.tui.machine_facts import Facts, MachineReader
+from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, timings
+
+TRAFFIC = Traffic(weights=1_646_572_928, kv=(KVTraffic(bytes_per_token=28_672),))
+ON_8_CORES = msgspec.structs.replace(MODEL, cpus=tuple(range(8)), traffic=TRAFFIC, peak_read=0.0)
+WITH_DRAFT = msgspec.structs.replace(
+    ON_8_CORES,
+    draft="Qwen2.5-0.5B-Instruct",
+    draft_quantization="Q8_0",
+    draft_traffic=Traffic(weights=531_000_000, kv=(KVTraffic(bytes_per_token=12_288),)),
+)
+
+
+def on(topology: Topology, model: ModelInfo = ON_8_CORES) -> ModelInfo:
+    """`model` on one thread of every allowed core."""
+    cpus = default_cpus(topology)
+    return msgspec.structs.replace(model, cpus=cpus, n_threads=len(cpus))
+
+
+def surveyed(topology: Topology, one: float = 25.3, group: float = 49.9, socket: float = 367.0) -> Survey:
+    """What a survey of such a server finds, in GB/s."""
+
+    def read(gb: float, cpus: Collection[int], node: int | None = None) -> Measured:
+        return Measured(tuple(cpus), gb * 1e9, (gb * 1e9,), node)
+
+    cpus, groups = default_cpus(topology), list(topology.l3_groups)
+    shared = any(len(link) > 1 for link in topology.links)
+    numbers = [node.number for node in topology.cpu_nodes]
+    pairs = list(itertools.product(numbers, numbers)) if len(numbers) > 1 else []
+    per_node = socket * len(topology.packages) / len(numbers)
+    return Survey(
+        one_core=read(one, cpus[:1]),
+        all_cores=read(min(one * len(cpus), socket * len(topology.packages)), cpus),
+        l3_group=read(group, groups[0].cpus) if len(groups) > 1 else None,
+        link=read(group, groups[0].cpus) if shared else None,
+        per_core_counts={1: read(0.55 * socket, cpus), 2: read(0.97 * socket, cpus), 4: read(socket, cpus)}
+        if len(groups) > 1
+        else None,
+        cells=tuple(Cell(a, b, read(per_node if a == b else 0.6 * per_node, (a,), b)) for a, b in pairs),
+        seconds=9.0,
+    )
+
+
+def at_speed(tok_s: float, n_tokens: int = 48) -> list[Step]:
+    """An answer of `n_tokens` tokens that were written at that rate."""
+    figures = msgspec.structs.replace(timings(n_tokens), predicted_ms=1e3 * (n_tokens - 1) / tok_s)
+    text = TextDelta(request_id=1, text="so", predicted_n=n_tokens, n_tokens=n_tokens)
+    return [text, GenerationFinished(request_id=1, stop_reason="max_tokens", timings=figures)]
+
+
+class OnMachine(ScriptedBackend):
+    """A worker under a memory policy; its process is this one. A load with `bad_cores` fails."""
+
+    bad_cores = "l3:1"
+
+    def __init__(self, model: ModelInfo, memory: str = "local", refused: str = "", **more: Any) -> None:
+        super().__init__(model=model, **more)
+        self._engine = EngineInfo(version="scripted", memory=memory, memory_refused=refused)
+
+    @property
+    def pid(self) -> int | None:
+        return os.getpid()
+
+    async def load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
+        if options.cores == self.bad_cores:
+            self.loads.append((path, options))
+            self._model = None
+            yield Failed(code="usage", message="These cores cannot be used.", hint="Choose others.")
+            return
+        async for event in super().load(path, options):
+            yield event
+
+    @property
+    def engine(self) -> EngineInfo | None:
+        return self._engine
+
+
+class Counters:
+    """A monitor with figures that stay the same."""
+
+    def __init__(self, sample: MachineSample) -> None:
+        self._sample = sample
+        self.closed = False
+
+    def sample(self) -> MachineSample:
+        return self._sample
+
+    def close(self) -> None:
+        self.closed = True
+
+
+SERVER_COUNTERS = MachineSample(bandwidth=Bandwidth(288e9, "hsmp", "machine"), power=Power(214.5, 90_000.0, "hsmp"))
+NO_COUNTERS = MachineSample(
+    no_bandwidth="no counter opens here; cpuchat counters says why", no_power="energy_uj is for root only"
+)
+
+
+class FixtureReader(MachineReader):
+    """Reads the tree below `root`; what cannot come from files is given here.
+
+    `measured` is what a survey finds (an exception: how it fails), `known`: it was found before.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        measured: Callable[[Topology], Survey] = surveyed,
+        known: bool = False,
+        placed: Placement | None = None,
+        sample: MachineSample = NO_COUNTERS,
+        theoretical: Theoretical | None = None,
+    ) -> None:
+        super().__init__(root)
+        self._measured = measured
+        self._known = known
+        self._placed = placed
+        self._theoretical = theoretical
+        self.counters = Counters(sample)
+
+    def facts(self) -> Facts:
+        found = super().facts()
+        survey = self._measured(found.topology) if self._known else None
+        return Facts(found.topology, self._theoretical or found.theoretical, survey, found.huge_pages)
+
+    def placement(self, pid: int, files: Collection[Path]) -> Placement | None:
+        return self._placed
+
+    def survey(
+        self, topology: Topology, memory: str, progress: Callable[[int, int, str], None], cancelled: Callable[[], bool]
+    ) -> Survey:
+        progress(0, 3, "one core")
+        return self._measured(topology)
+
+    def monitor(self, topology: Topology, pid: int | None) -> Counters:  # type: ignore[override]
+        return self.counters
