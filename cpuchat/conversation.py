@@ -80,6 +80,7 @@ class Conversation:
         self.draft_problem = ""
         self._clock = clock
         self._running = False
+        self._path: Path | None = None
         self._autosave: asyncio.TimerHandle | None = None
 
     @property
@@ -128,6 +129,26 @@ class Conversation:
         in `draft_problem` if the settings name it, else in the notes of the model.
         """
         async with self._exclusive(self._load(path)) as events:
+            self._path = path
+            async for event in events:
+                yield event
+
+    async def reload(self) -> AsyncGenerator[AnyEvent, None]:
+        """Load the same model again, with the settings as they are now. The open chat goes on: what the worker
+        remembers of it is saved before and read again with the next answer.
+
+        Raises:
+            UsageError: no model was loaded before.
+        """
+        if self._path is None:
+            raise UsageError("No model is loaded.", "Choose one first.")
+        async with contextlib.aclosing(self.load_model(self._path)) as events:
+            async for event in events:
+                yield event
+
+    async def aside(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+        """A request beside the chat, for measuring: neither stored nor seen by the meter. Ends as `send` does."""
+        async with self._exclusive(self.backend.generate(request), metered=False) as events:
             async for event in events:
                 yield event
 
@@ -307,20 +328,24 @@ class Conversation:
             )
 
     @contextlib.asynccontextmanager
-    async def _exclusive(self, events: AsyncGenerator[AnyEvent, None]) -> AsyncIterator[AsyncIterator[AnyEvent]]:
-        """Run one stream at a time and let the meter see its events."""
+    async def _exclusive(
+        self, events: AsyncGenerator[AnyEvent, None], metered: bool = True
+    ) -> AsyncIterator[AsyncIterator[AnyEvent]]:
+        """Run one stream at a time and let the meter see its events, unless it is not `metered`."""
         self._refuse_while_busy()
         self._running = True
-        self.meter.expect(self.speculation)
-        self.meter.request_started(self._clock())
+        if metered:
+            self.meter.expect(self.speculation)
+            self.meter.request_started(self._clock())
 
-        async def metered() -> AsyncGenerator[AnyEvent, None]:
+        async def seen() -> AsyncGenerator[AnyEvent, None]:
             async for event in events:
-                self.meter.observe(event, self._clock())
+                if metered:
+                    self.meter.observe(event, self._clock())
                 yield event
 
         try:
-            async with contextlib.aclosing(events), contextlib.aclosing(metered()) as stream:
+            async with contextlib.aclosing(events), contextlib.aclosing(seen()) as stream:
                 yield stream
         finally:
             self._running = False

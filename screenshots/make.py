@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 DEMO = HERE.parent / "cpuchat/models/demo"
 SIZES = ((80, 24), (120, 40))
 CELL = 12.2  # width of one character cell in Textual's SVG
-PLACED = re.compile("[\u2500-\u259f\u2800-\u28ff]")
+PLACED = re.compile("[\u2500-\u25ff\u2800-\u28ff]")
 
 
 def for_rsvg(svg: str) -> str:
@@ -73,6 +73,17 @@ async def models(pilot: Any) -> None:
     await pilot.pause(1.0)
 
 
+async def hardware(pilot: Any) -> None:
+    from cpuchat.tui.screens.hardware import HardwareScreen
+
+    await ask(pilot, "Why does a CPU write slower than it reads the prompt?")
+    await pilot.press("f12")
+    await until(pilot, lambda: isinstance(pilot.app.screen, HardwareScreen) and pilot.app.screen.now.placed)
+    await pilot.press("m")
+    await until(pilot, lambda: not pilot.app.screen.working)
+    await pilot.pause(1.5)
+
+
 async def settings(pilot: Any) -> None:
     await until(pilot, lambda: pilot.app.conversation.model is not None)
     await pilot.press("f2")
@@ -88,6 +99,7 @@ async def help_screen(pilot: Any) -> None:
 SCENES: dict[str, Callable[[Any], Awaitable[None]]] = {
     "chat": chat,
     "models": models,
+    "hardware": hardware,
     "settings": settings,
     "help": help_screen,
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat import paths
+from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation, title_of
@@ -142,6 +143,41 @@ async def test_nothing_to_regenerate_is_said(tiny_model: Path) -> None:
     async with conversation(tiny_model) as core:
         with pytest.raises(UsageError, match="no message"):
             await anext(core.regenerate())
+
+
+async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        await everything(core.send("hello"))
+        figures, messages = core.figures(), list(core.messages)
+        request = GenerateRequest(prompt="Once upon a time", max_tokens=7)
+        stream = core.aside(request)
+        events = [await anext(stream)]
+        assert core.busy
+        with pytest.raises(UsageError, match="still being written"):
+            await anext(core.send("more"))
+        events += await everything(stream)
+        assert isinstance(events[-1], GenerationFinished)
+        assert events[-1].timings.predicted_n == 7
+        assert core.figures() == figures
+        assert core.messages == messages
+
+
+async def test_the_model_is_loaded_again_with_other_settings(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        core.settings.engine.ctx = 1024
+        loaded = (await everything(core.reload()))[-1]
+        assert isinstance(loaded, ModelLoaded)
+        assert loaded.model.n_ctx == 1024
+        assert Path(loaded.model.path) == tiny_model
+
+
+async def test_nothing_to_load_again_is_said() -> None:
+    core = Conversation(settings=Settings(), backend=LocalBackend(), store=ChatStore(paths.chats_db()))
+    try:
+        with pytest.raises(UsageError, match="No model"):
+            await anext(core.reload())
+    finally:
+        await core.close()
 
 
 def test_titles() -> None:

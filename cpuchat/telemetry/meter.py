@@ -24,6 +24,9 @@ from cpuchat.protocol import (
     TextDelta,
     Unloaded,
 )
+from cpuchat.telemetry.machine import MachineSample
+from cpuchat.telemetry.roofline import Roofline
+from cpuchat.telemetry.roofline_meter import RooflineMeter
 from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
 
 Phase = Literal["idle", "loading", "prefill", "decoding", "done"]
@@ -40,8 +43,8 @@ class Figures:
     `load_fraction` 0-1. `prefill_*` in tokens of the prompt; `prefill_cached` of them were reused from the KV cache.
     `ttft_s` from the request's arrival at the backend to the first text. `live_tok_s` over the last second,
     `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `history` is
-    decoding speed, one sample per half second of decoding, oldest first, over answers too. `drafting` has its own
-    `why_missing`.
+    decoding speed, one sample per half second of decoding, oldest first, over answers too. `drafting` and `roofline`
+    have their own `why_missing`.
     """
 
     phase: Phase
@@ -60,6 +63,7 @@ class Figures:
     history: tuple[float, ...]
     failed: bool = False
     drafting: Drafting = field(default_factory=Drafting)
+    roofline: Roofline = field(default_factory=Roofline)
 
     def why_missing(self, name: str) -> str:
         """Why that field is None, in a few words; "" when it is not None.
@@ -101,6 +105,7 @@ class Meter:
         self._n_past: int | None = None
         self._failed = False
         self._speculation = SpeculationMeter()
+        self._roofline = RooflineMeter()
         self._reset(0)
 
     def _reset(self, request_id: int) -> None:
@@ -118,10 +123,15 @@ class Meter:
         self._stop_reason: StopReason | None = None
         self._failed = False
         self._speculation.reset()
+        self._roofline.reset()
 
     def expect(self, speculation: Speculation) -> None:
         """How the next answer (or the one that begins) is drafted."""
         self._speculation.asked = speculation
+
+    def machine(self, sample: MachineSample) -> None:
+        """The counters were looked at (hardware.monitor); a few times a second is enough."""
+        self._roofline.machine(sample, self._predicted_n, self._phase == "decoding")
 
     def request_started(self, now: float) -> None:
         """A request is on its way (its id is not needed): the last answer's figures go, prefill begins."""
@@ -145,6 +155,7 @@ class Meter:
                 self._prefill_progress(event, now)
             case SpeculationUpdate():
                 self._speculation.update(event.figures, event.predicted_n, self._decode_ms())
+                self._roofline.update(event.figures, event.predicted_n)
             case GenerationFinished():
                 self._finish(event)
             case ContextTrimmed():
@@ -157,10 +168,12 @@ class Meter:
                 self._n_ctx, self._n_past = event.model.n_ctx, 0
                 self._prefill_start = None  # a load in front of an answer is no prefill
                 self._speculation.model(event.model)
+                self._roofline.model(event.model)
             case Unloaded():
                 self._phase, self._load_fraction = "idle", None
                 self._n_ctx = self._n_past = None
                 self._speculation.model(None)
+                self._roofline.model(None)
             case Failed():
                 self._failed = True
                 self._load_fraction = None
@@ -181,6 +194,8 @@ class Meter:
         if self._first is None:
             self._first = (event.at_ms, event.predicted_n)
             self._ttft_s = event.at_ms / 1e3
+            if self._prefill is not None:
+                self._roofline.prefilled(self._prefill.processed - self._prefill.cache_n, self._prefill_rate)
             self._next_sample = event.at_ms + SAMPLE_MS
         points = self._points
         if points and event.at_ms <= points[-1][0]:  # two channels in one batch share a time
@@ -206,6 +221,7 @@ class Meter:
         self._prefill_rate = timings.prompt_per_second
         self._decode_rate = timings.predicted_per_second
         self._speculation.update(timings.speculation, timings.predicted_n, timings.predicted_ms)
+        self._roofline.finish(timings)
         if timings.ttft_ms > 0:
             self._ttft_s = timings.ttft_ms / 1e3
         if timings.n_past:
@@ -279,6 +295,9 @@ class Meter:
             history=tuple(self._history),
             failed=self._failed,
             drafting=self._speculation.drafting(decode if live is None else live, self._first is not None),
+            roofline=self._roofline.roofline(
+                live, decode, self._predicted_n, self._n_past or 0, self._speculation.asked.depth
+            ),
         )
 
     def why_missing(self, field: str) -> str:

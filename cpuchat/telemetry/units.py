@@ -16,3 +16,9 @@ def duration(seconds: float) -> tuple[str, str]:
 def factor(value: float) -> str:
     """How many times as fast: `0.97×`, `1.64×`, `12.3×`."""
     return f"{value:.2f}×" if value < 9.995 else f"{value:.1f}×"
+
+
+def bandwidth(bytes_per_s: float) -> str:
+    """GB/s without the unit, decimal: `0.42`, `7.3`, `44`, `367`."""
+    value = bytes_per_s / 1e9
+    return f"{value:.2f}" if value < 0.995 else f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"

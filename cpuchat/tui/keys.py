@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from textual.binding import Binding, BindingType
 
 # Groups in the order in which help shows them.
-WRITE, ANSWER, CHATS, VIEW, APP, MODELS, SETTINGS, DIALOG = (
-    "Write", "Answer", "Chats", "View", "App", "Models", "Settings", "Dialogs"
+WRITE, ANSWER, CHATS, VIEW, APP, MODELS, HARDWARE, SETTINGS, DIALOG = (
+    "Write", "Answer", "Chats", "View", "App", "Models", "Hardware", "Settings", "Dialogs"
 )  # fmt: skip
 
 
@@ -19,9 +19,9 @@ WRITE, ANSWER, CHATS, VIEW, APP, MODELS, SETTINGS, DIALOG = (
 class Key:
     """One thing the user can do.
 
-    `place` is who owns the binding ("app", "chat", "prompt", "chats", "models", "settings", "help", "dialog"), `keys`
-    as Textual writes them, `label` the few words of the footer, `help` the line of the help screen and the palette.
-    `priority` wins over the focused widget (TextArea has bindings of its own on F6, F7 and others).
+    `place` is who owns the binding ("app", "chat", "prompt", "chats", "models", "hardware", "settings", "help",
+    "dialog"), `keys` as Textual writes them, `label` the few words of the footer, `help` the line of the help screen
+    and the palette. `priority` wins over the focused widget (TextArea has bindings of its own on F6, F7 and others).
     """
 
     place: str
@@ -57,6 +57,8 @@ KEYS: tuple[Key, ...] = (
     Key("app", "app.help", "f1", "help", "help", "Help: keys, and what the figures mean", APP, priority=True),
     Key("chat", "chat.settings", "f2", "settings", "settings", "Settings: sampling, drafting, engine, look", APP,
         priority=True),
+    Key("chat", "chat.hardware", "f12", "hardware", "hardware",
+        "Hardware: the machine, cores in use, memory policy, read bandwidth", APP, priority=True),
     Key("chat", "chat.telemetry", "f3", "telemetry", "figures", "Show or hide the figures", VIEW, priority=True),
     Key("chat", "chat.edit", "f4", "edit_last", "edit", "Edit my last message and ask again from there", ANSWER,
         priority=True),
@@ -95,6 +97,15 @@ KEYS: tuple[Key, ...] = (
     Key("models", "models.rescan", "ctrl+r", "rescan", "look again", "Look for models again", MODELS, footer=True,
         priority=True),
     Key("models", "models.close", "escape", "close", "back", "Back to the chat", MODELS, footer=True),
+    Key("hardware", "hardware.apply", "enter", "apply", "use it",
+        "Use the marked layout: measured before and after, the chat goes on", HARDWARE, footer=True, priority=True),
+    Key("hardware", "hardware.undo", "u", "undo", "go back", "Go back to the layout before", HARDWARE, footer=True),
+    Key("hardware", "hardware.recommended", "t", "recommended", "recommended", "Mark the recommended layout",
+        HARDWARE, footer=True),
+    Key("hardware", "hardware.measure", "m", "measure", "measure", "Measure the read bandwidth (under 15 seconds)",
+        HARDWARE, footer=True),
+    Key("hardware", "hardware.close", "escape", "close", "back", "Stop what is measured or loaded; back to the chat",
+        HARDWARE, footer=True),
     Key("settings", "settings.save", "ctrl+s", "save", "save", "Save the settings", SETTINGS, footer=True,
         priority=True),
     Key("settings", "settings.defaults", "ctrl+d", "defaults", "default", "Put this field back to its default",

@@ -16,6 +16,7 @@ SECTIONS = {
     "chat": "Chat",
     "speculation": "Drafting · takes effect with the next answer",
     "engine": "Engine · takes effect when a model is loaded",
+    "hardware": "Hardware",
     "ui": "Look",
     "model": "Models",
 }
@@ -35,7 +36,9 @@ _ABOUT: dict[str, tuple[str, str]] = {
     "sampling.seed": ("Seed", "same seed, same answer; -1 = a new one each time"),
     "chat.system_prompt": ("System prompt", "said to the model before every new chat"),
     "chat.max_tokens": ("Longest answer", "tokens; 0 = until the model ends"),
-    "engine.threads": ("Threads", "0 = all allowed physical cores"),
+    "engine.threads": ("Threads", "0 = one for each of the cores below"),
+    "engine.cores": ("Cores", "auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3"),
+    "engine.memory": ("Memory policy", "auto, local, interleave, weighted, bind:0, …"),
     "engine.ctx": ("Context", "tokens the model can see; 0 = choose for me"),
     "engine.batch": ("Batch", "prompt tokens per call"),
     "engine.ubatch": ("Micro-batch", "prompt tokens computed at once"),
@@ -52,8 +55,10 @@ _ABOUT: dict[str, tuple[str, str]] = {
     "speculation.draft_model": ("Draft model", "when loading: file, repository or none; empty = auto"),
     "speculation.depth": ("Depth", "tokens guessed per pass; 0 = adaptive"),
     "speculation.min_probability": ("Least probability", "a guess less likely than this ends the draft; 0 = off"),
-    "speculation.draft_cores": ("Draft cores", "when loading: auto, shared, or CPUs such as 6,7"),
+    "speculation.draft_cores": ("Draft cores", "when loading: auto, shared, CPUs such as 6,7, or l3:0"),
     "speculation.across_chats": ("Across chats", "suffix drafter: look into earlier chats too"),
+    "hardware.probe": ("Measure bandwidth", "of the cores in use, once, when a model is loaded"),
+    "hardware.counters": ("Counters", "look for counters of memory traffic and power"),
     "ui.theme": ("Theme", "also in the palette, with a preview"),
     "ui.telemetry": ("Figures", "the panel or line with the figures (F3)"),
     "ui.sidebar": ("Chats", "the list at the left (F8)"),
@@ -64,7 +69,11 @@ _ABOUT: dict[str, tuple[str, str]] = {
 
 
 # What a field takes whose rule is a pattern.
-_WANTS = {"speculation.draft_cores": "needs auto, shared, or CPUs such as 4-7 or 2,3"}
+_WANTS = {
+    "engine.cores": "needs auto, all, CPUs such as 0-7, l3:0-3, node:0, socket:0 or 4/l3",
+    "engine.memory": "needs auto, local, interleave, weighted, bind:0 or preferred:0",
+    "speculation.draft_cores": "needs auto, shared, CPUs such as 4-7 or 2,3, or l3:0, node:0 or socket:0",
+}
 
 
 @dataclass(frozen=True)

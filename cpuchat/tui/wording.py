@@ -110,3 +110,14 @@ def of_stored(message: StoredMessage, spans: Spans = ()) -> TranscriptMessage:
         note=finished(message.timings, message.stop_reason or ""),
         spans=spans,
     )
+
+
+def prompt_titles(queued: bool, editing: bool, busy: bool, loading: bool) -> tuple[str, str]:
+    """What stands above and below the prompt."""
+    if queued:
+        return "Sent when the model is ready", "Esc takes it back"
+    if editing:
+        return "Editing my last message", "Enter replaces it and what followed · Esc leaves it"
+    if busy:
+        return "Message", "Enter sends when the model is ready" if loading else "Esc stops the answer"
+    return "Message", "Enter sends · Ctrl+J new line"

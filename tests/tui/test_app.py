@@ -9,6 +9,7 @@ from cpuchat.tui import keys
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.screens.chat import ChatScreen
 from cpuchat.tui.screens.confirm import ConfirmScreen
+from cpuchat.tui.screens.hardware import HardwareScreen
 from cpuchat.tui.screens.help import HelpScreen
 from cpuchat.tui.screens.models import ModelsScreen
 from cpuchat.tui.screens.settings import SettingsScreen
@@ -28,13 +29,13 @@ def test_ids_and_keys_are_unique() -> None:
         single = [k for key in keys.KEYS if key.place == place and key.keys for k in key.keys.split(",")]
         assert len(single) == len(set(single)), place
     everywhere = {k for key in keys.KEYS if key.place == "app" and key.keys for k in key.keys.split(",")}
-    for place in ("chat", "prompt", "models", "settings"):
+    for place in ("chat", "prompt", "models", "hardware", "settings"):
         assert not everywhere & {k for key in keys.KEYS if key.place == place for k in key.keys.split(",") if k}
 
 
 def test_every_action_of_the_table_exists() -> None:
     owners = {"app": ChatApp, "chat": ChatScreen, "prompt": Prompt, "chats": Chats, "models": ModelsScreen,
-              "settings": SettingsScreen, "help": HelpScreen, "dialog": ConfirmScreen,
+              "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen, "dialog": ConfirmScreen,
               "transcript": Transcript}  # fmt: skip
     for key in keys.KEYS:
         assert hasattr(owners[key.place], f"action_{key.action.partition('(')[0]}"), key.id

@@ -29,6 +29,15 @@ async def test_enter_sends_and_ctrl_j_makes_a_line() -> None:
         assert app.query_one(Prompt).text == ""
 
 
+async def test_enter_does_not_overtake_what_was_typed_before_it() -> None:
+    app = Host()
+    async with app.run_test() as pilot:
+        for key in (*"one", "ctrl+j", *"two", "enter"):  # as they come from a fast typist while the app is busy
+            app.simulate_key(key)
+        await pilot.pause()
+        assert app.sent == ["one\ntwo"]
+
+
 async def test_shift_enter_makes_a_line_where_the_terminal_tells_it() -> None:
     app = Host()
     async with app.run_test() as pilot:

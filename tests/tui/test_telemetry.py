@@ -15,6 +15,7 @@ from cpuchat.protocol import (
     DrafterCount,
     Event,
     GenerationFinished,
+    KVTraffic,
     LoadProgress,
     ModelInfo,
     ModelLoaded,
@@ -24,7 +25,9 @@ from cpuchat.protocol import (
     SpeculationUpdate,
     TextDelta,
     Timings,
+    Traffic,
 )
+from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.process import ProcessMemory
 from cpuchat.tui.widgets.drafting import drafting
@@ -36,7 +39,10 @@ from tests.support.snapshots import HostApp, snapshot
 MEMORY = ProcessMemory(private=312_000_000, shared=1_610_000_000)
 MODEL = ModelInfo(
     path="m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=8192,
-    n_ctx_train=8192, n_vocab=1, n_layer=1, n_threads=1,
+    n_ctx_train=8192, n_vocab=1, n_layer=1, n_threads=8, cpus=tuple(range(8)), peak_read=51e9, cache_bytes=32 << 20,
+    pass_ms=tuple(39.7 + 3.4 * n for n in range(32)),
+    traffic=Traffic(weights=1_640_000_000, kv=(KVTraffic(bytes_per_token=28_672),)),
+    draft_traffic=Traffic(weights=531_000_000, kv=(KVTraffic(bytes_per_token=12_288),)),
 )  # fmt: skip
 LOADED: list[Event] = [LoadProgress(phase="reading", done=61, total=100), ModelLoaded(model=MODEL)]
 READING: list[Event] = [
@@ -72,11 +78,28 @@ def drafted(figures: SpeculationFigures, predicted_n: int = 412) -> SpeculationU
     return SpeculationUpdate(request_id=1, predicted_n=predicted_n, figures=figures)
 
 
+COUNTED = MachineSample(
+    bandwidth=Bandwidth(39e9, "hsmp", "socket", read=36e9, per_l3=(9e9, 11e9, 10.4e9, 4e9)),
+    power=Power(143.0, 9000.0, "hsmp"),
+)
+
+
+def counting(meter: Meter, sample: MachineSample = COUNTED) -> Meter:
+    """`meter` after a look at the counters."""
+    meter.machine(sample)
+    return meter
+
+
+def loaded(**changes: object) -> list[Event]:
+    """A load of the model with these differences."""
+    return [ModelLoaded(model=msgspec.structs.replace(MODEL, **changes))]
+
+
 def meter_after(*events: Event, speculation: Speculation = DRAFTERS) -> Meter:
     meter = Meter()
     meter.expect(speculation)
     for number, event in enumerate(events):
-        meter.observe(event, number / 10)
+        meter.observe(event, float(number))
     return meter
 
 
@@ -101,17 +124,35 @@ STATES = {
     ),
 }
 
+MACHINES = {
+    "counted": (counting(meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING))), MEMORY),
+    "other load": (
+        counting(
+            meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING)),
+            MachineSample(Bandwidth(49e9, "umc", "machine")),
+        ),
+        MEMORY,
+    ),
+    "off": (meter_after(*LOADED, *READING, *writing(10)), MEMORY),
+    "cached": (
+        meter_after(*loaded(traffic=Traffic(weights=8_000_000), draft_traffic=None), *READING, *writing(10)),
+        MEMORY,
+    ),
+    "no peak": (meter_after(*loaded(peak_read=0.0), *READING, *writing(10)), MEMORY),
+}
+"""What the roofline says on machines that differ."""
+
 
 def rows(widget: TelemetryPanel | TelemetryLine) -> list[str]:
     return [widget.render_line(y).text.rstrip() for y in range(widget.size.height)]
 
 
-async def shown(state: str, height: int = 34, width: int = 28) -> list[str]:
+async def shown(state: str, height: int = 40, width: int = 28) -> list[str]:
     panel = TelemetryPanel()
     app = HostApp(panel, css=f"TelemetryPanel {{ width: {width}; height: 100%; }}")
     async with app.run_test(size=(60, height)) as pilot:
         await pilot.pause()
-        meter, memory = STATES[state]
+        meter, memory = (STATES | MACHINES)[state]
         panel.show(meter.figures(), memory, meter.why_missing)
         return rows(panel)
 
@@ -146,17 +187,79 @@ async def test_figures_have_units_in_one_column() -> None:
     assert any(row.startswith("█") and row.endswith("5,732 left") for row in panel)
 
 
-@pytest.mark.parametrize("height", [4, 8, 12, 16, 20, 24, 40])
+PLACES = (
+    "average",
+    "prefill",
+    "acceptance",
+    "per pass",
+    "bandwidth",
+    "no draft  ≤",
+    "compute",
+    "context",
+    "tok/s, last",
+)
+
+
+@pytest.mark.parametrize("height", [4, 8, 12, 16, 20, 24, 33, 40])
 async def test_nothing_moves_from_one_state_to_the_next(height: int) -> None:
     places: dict[str, set[int]] = {}
     for state in STATES:
         panel = await shown(state, height)
         for y, row in enumerate(panel):
-            for label in ("average", "prefill", "acceptance", "per pass", "context", "tok/s, last"):
+            for label in PLACES:
                 if row.startswith(label):
                     places.setdefault(label, set()).add(y)
         assert all(cell_len(row) <= 28 for row in panel)
     assert all(len(found) == 1 for found in places.values())
+
+
+async def test_what_matters_is_there_at_common_sizes() -> None:
+    for height in (33, 17):  # of the panel at 120x40 and 120x24
+        panel = await shown("writing", height)
+        for label in ("acceptance", "bandwidth", "≈ model, of measured peak", "no draft  ≤", "this acc. ≤", "context"):
+            assert any(row.startswith(label) for row in panel), (height, label)
+    assert any(row.startswith("tok/s, last") for row in await shown("writing", 33))
+
+
+async def test_bandwidth_has_its_source_and_its_peak() -> None:
+    panel = await shown("writing")
+    at = panel.index("bandwidth      33 of 51 GB/s")
+    assert panel[at + 1].startswith("█") and panel[at + 1].endswith("╎─  64 %")
+    assert panel[at + 2] == "≈ model, of measured peak"
+    assert "this acc. ≤     55.6 tok/s" in panel
+
+
+async def test_a_counter_of_l3_groups_moves_nothing_when_an_answer_begins() -> None:
+    before = counting(meter_after(*LOADED, *READING))
+    places = []
+    for meter in (before, MACHINES["counted"][0]):
+        frame = Frame(meter.figures(), MEMORY, 28, True, defaultdict(Style), meter.why_missing)
+        drawn = ["".join(segment.text for segment in row) for row in TelemetryPanel().compose_rows(frame, 33)]
+        places.append([y for y, row in enumerate(drawn) if row.startswith(("L3", "power", *PLACES))])
+    assert places[0] == places[1]
+
+
+async def test_a_counter_is_named_with_its_groups_and_power() -> None:
+    panel = await shown("counted")
+    at = panel.index("bandwidth      36 of 51 GB/s")
+    assert panel[at + 2] == "hsmp, of measured peak"
+    assert panel[at + 4] == "L3 ▇██▃ ≤ 11 GB/s"
+    assert any(row.startswith("power     143 W") for row in panel)
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("off", ["120 %", "calibration is off · measure", "again with cpuchat probe"]),
+        ("other load", ["96 %", "other load on this machine"]),
+        ("cached", ["fits in L3: no memory limit"]),
+        ("no peak", ["no peak · run cpuchat probe"]),
+    ],
+)
+async def test_what_keeps_a_figure_from_being_believed_is_said(state: str, words: list[str]) -> None:
+    text = "\n".join(await shown(state))
+    for word in words:
+        assert word in text
 
 
 EXTREME = msgspec.structs.replace(
@@ -222,6 +325,20 @@ async def test_showing_figures_causes_no_layout_and_draws_changed_rows_only() ->
         assert panel._draw() == []
 
 
+async def test_another_theme_gives_other_colours() -> None:
+    panel = TelemetryPanel()
+    app = HostApp(panel)
+    async with app.run_test(size=(80, 34)) as pilot:
+        meter, memory = STATES["writing"]
+        panel.show(meter.figures(), memory, meter.why_missing)
+        dark, text = panel.render_line(5), rows(panel)
+        app.theme = "textual-light"
+        await pilot.pause()
+        panel.show(meter.figures(), memory, meter.why_missing)
+        assert rows(panel) == text
+        assert panel.render_line(5) != dark
+
+
 @pytest.mark.parametrize("width", [60, 80, 99])
 @pytest.mark.parametrize("state", list(STATES))
 async def test_the_line_fits_and_begins_with_the_speed(width: int, state: str) -> None:
@@ -236,9 +353,19 @@ async def test_the_line_fits_and_begins_with_the_speed(width: int, state: str) -
         assert row[5:11] == " tok/s"
 
 
-@pytest.mark.parametrize(("name", "size"), [("telemetry-tall", (160, 42)), ("telemetry-low", (160, 20))])
-async def test_looks(name: str, size: tuple[int, int]) -> None:
-    chosen = ["idle", "reading", "writing", "refused", "done"]
+LOOKS = ["idle", "reading", "writing", "refused", "done"]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "chosen"),
+    [
+        ("telemetry-tall", (160, 48), LOOKS),
+        ("telemetry-low", (160, 20), LOOKS),
+        ("roofline-tall", (160, 40), list(MACHINES)),
+        ("roofline-low", (160, 24), list(MACHINES)),
+    ],
+)
+async def test_looks(name: str, size: tuple[int, int], chosen: list[str]) -> None:
     panels = [TelemetryPanel() for _ in chosen]
     lines = [TelemetryLine() for _ in chosen]
     css = "Horizontal { height: 1fr; } TelemetryPanel { border: round $foreground 40%; padding: 0 1; height: 100%; }"
@@ -246,7 +373,7 @@ async def test_looks(name: str, size: tuple[int, int]) -> None:
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         for state, *widgets in zip(chosen, panels, lines, strict=True):
-            meter, memory = STATES[state]
+            meter, memory = (STATES | MACHINES)[state]
             for widget in widgets:
                 widget.show(meter.figures(), memory, meter.why_missing)
         await pilot.pause()

@@ -68,6 +68,14 @@ class Answering:
             self._tell(problem, ERROR)
         return isinstance(last, ModelLoaded)
 
+    def look_again(self) -> None:
+        """The model was loaded again, or lost, by somebody else."""
+        model = self._conversation.model
+        self._status.show_model(model)
+        if model is not None:
+            self._show_notes(model)
+        self.show_context()
+
     async def answer(self, stream: Callable[[], AsyncIterator[AnyEvent]]) -> AnyEvent | None:
         """Show one answer from its first event to its last. Returns the last."""
         model = self._conversation.model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -13,34 +13,27 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.timer import Timer
 from textual.widgets import Footer, TextArea
 from textual.worker import Worker, WorkerError
 
 from cpuchat.conversation import Conversation
-from cpuchat.hardware.cpus import allowed_cpus
 from cpuchat.models.library import Library
 from cpuchat.protocol import AnyEvent, Failed
-from cpuchat.telemetry.process import process_memory
 from cpuchat.tui import keys, wording
 from cpuchat.tui.screens import drafts
 from cpuchat.tui.screens.answering import Answering
 from cpuchat.tui.screens.confirm import ConfirmScreen
+from cpuchat.tui.screens.figures import LiveFigures
 from cpuchat.tui.screens.history import HistoryScreen
 from cpuchat.tui.widgets.chat_list import ChatList, Chats
 from cpuchat.tui.widgets.prompt import Prompt
 from cpuchat.tui.widgets.status import StatusLine
 from cpuchat.tui.widgets.telemetry import TelemetryLine, TelemetryPanel
-from cpuchat.tui.widgets.transcript import MIN_INTERVAL, Transcript
+from cpuchat.tui.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
     from cpuchat.tui.app import ChatApp
 
-FIGURES_HZ = 4
-# While every core computes, what the UI takes is taken from the model: measured, 8 % of a core cost 6 to 9 % of the
-# tokens on two cores (benchmarks/README.md). So there it draws half as often.
-CROWDED_FIGURES_HZ = 2
-CROWDED_INTERVAL = 0.2
 _WELCOME = "Ask something.\n\nEnter sends · Ctrl+J new line · Ctrl+O models · F1 help"
 _NO_MODEL = "No model is loaded.\n\nCtrl+O chooses one · F1 help"
 
@@ -63,7 +56,7 @@ class ChatScreen(HistoryScreen):
         self._queued = False
         self._draft = ""
         self._next_block = 0
-        self._timer: Timer | None = None
+        self._leave_apart: Callable[[], None] | None = None
 
     # What it is made of
 
@@ -85,7 +78,7 @@ class ChatScreen(HistoryScreen):
         self._prompt = self.query_one(Prompt)
         self._chats = self.query_one(ChatList)
         self._answering = Answering(self.conversation, self._transcript, self._status, self.tell, self._begun)
-        self._timer = self.set_interval(1 / FIGURES_HZ, self._show_figures, pause=True)
+        self._figures = LiveFigures(self, self.conversation)
         self._apply_ui_settings()
         if self.conversation.settings.ui.show_reasoning:
             self._transcript.toggle_reasoning()
@@ -97,12 +90,15 @@ class ChatScreen(HistoryScreen):
         # What start-up made stays until the end: full collections that walk it would be felt as a stall.
         gc.freeze()
         self.list_chats()
-        self._show_figures()
+        self._figures.show()
         if self._model_path is not None:
             self.load_model(self._model_path)
 
+    def on_unmount(self) -> None:
+        self._figures.close()
+
     def on_resize(self) -> None:
-        self.call_after_refresh(self._show_figures)  # the other of panel and line may be shown now
+        self.call_after_refresh(self._figures.show)  # the other of panel and line may be shown now
 
     @property
     def _app(self) -> ChatApp:
@@ -123,17 +119,8 @@ class ChatScreen(HistoryScreen):
         self._loaded = await self._answering.load(path)
         if self._loaded:
             self._app.yield_to_inference()
-            self._share_the_cores()
+            self._figures.share_the_cores()
             self._app.save_settings({"model": {"last": str(path)}})
-
-    def _share_the_cores(self) -> None:
-        """Choose how often to draw by whether the model leaves a core free."""
-        model = self.conversation.model
-        crowded = model is not None and model.n_threads >= len(allowed_cpus())
-        self._transcript.min_interval = CROWDED_INTERVAL if crowded else MIN_INTERVAL
-        if self._timer is not None:
-            self._timer.stop()
-        self._timer = self.set_interval(1 / (CROWDED_FIGURES_HZ if crowded else FIGURES_HZ), self._show_figures)
 
     async def _answer(self, stream: Callable[[], AsyncIterator[AnyEvent]]) -> None:
         self.refresh_bindings()
@@ -144,16 +131,14 @@ class ChatScreen(HistoryScreen):
 
     def _run(self, work: object) -> None:
         async def run() -> None:
-            assert self._timer is not None
             self.show_chat_title()
-            self._timer.resume()
+            self._figures.start()
             self.refresh_bindings()
             try:
                 await work  # type: ignore[misc]
             finally:
-                self._timer.pause()
                 self._stream = None
-                self._show_figures()
+                self._figures.stop()
                 self._show_empty_text()
                 self._show_prompt_title()
                 self.show_chat_title()
@@ -163,6 +148,25 @@ class ChatScreen(HistoryScreen):
         self._stream = self.run_worker(run(), group="stream", name="stream")
         self._show_prompt_title()
 
+    def run_apart(self, work: Awaitable[None], leave: Callable[[], None]) -> None:
+        """Run what measures or loads the model again as the chat's stream: no answer can run beside it.
+
+        `leave` is called when the app ends, to stop it.
+        """
+        self._leave_apart = leave
+        self._run(self._apart(work))
+
+    async def _apart(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        finally:
+            self._leave_apart = None
+            if self._model_path is not None:
+                self._loaded = self.conversation.model is not None
+            self._answering.look_again()
+            if self._loaded:
+                self._figures.share_the_cores()
+
     @property
     def busy(self) -> bool:
         """A load or an answer is running, or about to."""
@@ -171,6 +175,8 @@ class ChatScreen(HistoryScreen):
     async def finish(self) -> None:
         """Stop what runs and wait until its last words are shown and stored."""
         self._queued = False
+        if self._leave_apart is not None:
+            self._leave_apart()
         if (stream := self._stream) is not None:
             await self.conversation.stop()
             with contextlib.suppress(WorkerError):
@@ -268,29 +274,11 @@ class ChatScreen(HistoryScreen):
         self._transcript.empty_text = _WELCOME if self._model_path else _NO_MODEL
 
     def _show_prompt_title(self) -> None:
-        title = "Message"
-        subtitle = "Enter sends · Ctrl+J new line"
-        if self._queued:
-            title, subtitle = "Sent when the model is ready", "Esc takes it back"
-        elif self._editing:
-            title, subtitle = "Editing my last message", "Enter replaces it and what followed · Esc leaves it"
-        elif self._stream is not None:
-            subtitle = "Enter sends when the model is ready" if self._answering.loading else "Esc stops the answer"
-        self._prompt.border_title, self._prompt.border_subtitle = title, subtitle
+        self._prompt.border_title, self._prompt.border_subtitle = wording.prompt_titles(
+            self._queued, self._editing, self.busy, bool(self._answering.loading)
+        )
         self._prompt.set_class(self._editing, "-editing")
         self._prompt.set_class(self._queued, "-queued")
-
-    def _show_figures(self) -> None:
-        figures = self.conversation.figures()
-        self._status.show_drafting(figures.drafting)
-        pid = self.conversation.backend.pid
-        memory = None if pid is None else process_memory(pid)
-        if figures.n_past is not None and self.busy:
-            self._status.show_context(figures.n_past)
-        if self.has_class("-wide"):
-            self.query_one(TelemetryPanel).show(figures, memory)
-        else:
-            self.query_one(TelemetryLine).show(figures, memory)
 
     # Actions
 
@@ -387,14 +375,14 @@ class ChatScreen(HistoryScreen):
     def action_telemetry(self) -> None:
         self.toggle_class("-no-telemetry")
         self._app.save_settings({"ui": {"telemetry": not self.has_class("-no-telemetry")}})
-        self._show_figures()
+        self._figures.show()
 
     def action_drafting(self) -> None:
         self.tell(drafts.switch(self._app, self.conversation))
-        self._show_figures()
+        self._figures.show()
 
     def action_color_drafts(self) -> None:
-        if text := drafts.color(self._app, self.conversation, self._transcript):
+        if text := drafts.color(self._app, self._transcript):
             self.tell(text)
 
     @work
@@ -406,6 +394,11 @@ class ChatScreen(HistoryScreen):
             if self._answering.loading:
                 await self.finish()  # the other model is not wanted any more
             self.load_model(path)
+
+    def action_hardware(self) -> None:
+        from cpuchat.tui.screens.hardware import HardwareScreen
+
+        self.app.push_screen(HardwareScreen())
 
     @work
     async def action_settings(self) -> None:
@@ -419,7 +412,7 @@ class ChatScreen(HistoryScreen):
         self._apply_ui_settings()
         if result.model.folders != before.model.folders:
             self._app.library = self.conversation.library = Library(result.model.folders)
-        self._show_figures()
+        self._figures.show()
         if drafts.load_again_for(before, result) and self._model_path is not None and not self.busy:
             question = "Some of these settings take effect when a model is loaded. Load it again now?"
             if await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Load again", "Later", False)):

@@ -27,9 +27,9 @@ def switch(app: ChatApp, conversation: Conversation) -> str:
     return "Drafting is off from the next answer until F9 switches it on again (for good: F2)."
 
 
-def color(app: ChatApp, conversation: Conversation, transcript: Transcript) -> str:
+def color(app: ChatApp, transcript: Transcript) -> str:
     """Mark text by its drafter, or no longer; returns what to tell, "" when the screen shows it."""
-    on = not conversation.settings.ui.color_drafts
+    on = not transcript.colors_drafts  # the setting is written in the background, and may lag behind two quick keys
     transcript.color_drafts(on)
     app.save_settings({"ui": {"color_drafts": on}})
     if not on or any(message.spans for message in transcript.messages):

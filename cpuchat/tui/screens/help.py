@@ -36,6 +36,18 @@ DRAFTING = (
     ("no drafts", "speed of plain decoding here; 1.64× beside tok/s is the speed against it"),
     ("% time", "share of the writing time in which the model waited for a drafter"),
 )  # fmt: skip
+MACHINE = (
+    ("bandwidth", "weights and KV cache that the writing reads per second, of the most that these cores can read. "
+     "≈ is worked out from the model; a counter's name in its place means that it was measured"),
+    ("peak", "read bandwidth of the cores in use, measured when the model was first loaded; ╎ marks it on the bar"),
+    ("no draft  ≤", "tok/s if memory were read at its peak and nothing else took time, without drafts"),
+    ("this acc. ≤", "the same with drafts, at the acceptance and depth of now"),
+    ("compute   ≤", "tok/s if only computing took time: the speed of prefill here"),
+    ("calibration is off", "more than 105 % of the peak: it was measured while something else ran. "
+     "cpuchat probe measures it again, for the next load"),
+    ("in use, go back", "a layout says which cores compute and where memory is; it is tried with short answers before "
+     "and after, and counts as faster only if it gains more than the answers differ among themselves"),
+)  # fmt: skip
 _GOOD_TO_KNOW = (
     "Select with the mouse and press Ctrl+C to copy. Tab moves between the panes; the arrow keys scroll the one with "
     "the bright border. Models and settings open with a key and close with Esc."
@@ -62,6 +74,8 @@ class HelpScreen(Screen[None]):
             yield Static(self._rows(list(FIGURES)), classes="rows")
             yield Static("Drafting (speculative decoding)", classes="heading")
             yield Static(self._rows(list(DRAFTING)), classes="rows")
+            yield Static("Memory and ceilings", classes="heading")
+            yield Static(self._rows(list(MACHINE)), classes="rows")
             yield Static("Good to know", classes="heading")
             yield Static(_GOOD_TO_KNOW, classes="rows", markup=False)
         yield Footer(show_command_palette=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.segment import Segment
@@ -34,6 +34,10 @@ class Frame:
 
     def text(self, part: str, text: str) -> Segment:
         return Segment(text, self.styles[part])
+
+    def narrow(self, width: int) -> Frame:
+        """The same for a part that is `width` cells wide."""
+        return replace(self, width=width)
 
     def row(self, label: str, field: str, number: str | None, unit: str) -> Line:
         """`label`, number and unit in fixed columns; without a number "n/a" and why (told once if all share it)."""

@@ -54,11 +54,20 @@ class Prompt(TextArea):
         self.load_text(text)
         self.move_cursor(self.document.end)
 
+    # Enter and Ctrl+J are found by the app, before it hands other keys to this widget: what was typed just before them
+    # may still wait here, so they go to the end of that line.
+
     def action_submit(self) -> None:
+        self.call_later(self._submit)
+
+    def _submit(self) -> None:
         if text := self.text.strip():
             self.post_message(self.Submitted(self, text))
 
     def action_newline(self) -> None:
+        self.call_later(self._newline)
+
+    def _newline(self) -> None:
         start, end = self.selection
         self._replace_via_keyboard("\n", start, end)
 

@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.app import RenderResult
 from textual.widget import Widget
 
-from cpuchat.protocol import ModelInfo
+from cpuchat.protocol import EngineInfo, ModelInfo
 from cpuchat.telemetry.speculation import Drafting
 
 _SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[BbMm](?![A-Za-z0-9])")
@@ -43,6 +43,7 @@ class StatusLine(Widget):
         self._state = ""
         self._used = 0
         self._drafting = Drafting()
+        self._memory = ""
 
     def show_model(self, model: ModelInfo | None) -> None:
         """The model that answers; None when there is none."""
@@ -60,6 +61,16 @@ class StatusLine(Widget):
         """Tokens in the context."""
         if used != self._used:
             self._used = used
+            self.refresh()
+
+    def show_engine(self, engine: EngineInfo | None) -> None:
+        """Where the memory of the process that answers is, if that was chosen."""
+        policy = engine.memory if engine is not None else ""
+        words = "" if policy in ("", "local") else policy.replace(":", " ", 1)
+        if engine is not None and engine.memory_refused:
+            words = "memory policy refused"
+        if words != self._memory:
+            self._memory = words
             self.refresh()
 
     def show_drafting(self, drafting: Drafting) -> None:
@@ -93,9 +104,11 @@ class StatusLine(Widget):
         parts: list[tuple[str, str]] = []
         drafts = self._draft_words()
         if model is not None:
-            threads = f"{model.n_threads} thread{'s' * (model.n_threads != 1)}"
+            what = "core" if len(model.cpus) == model.n_threads else "thread"
+            threads = f"{model.n_threads} {what}{'s' * (model.n_threads != 1)}"
             used = f"{tokens(self._used)}/{tokens(model.n_ctx)} ctx"
-            parts = [("", threads), ("full" if self._used > 0.9 * model.n_ctx else "", used)]
+            memory = [("refused" if "refused" in self._memory else "", self._memory)] if self._memory else []
+            parts = [("", threads), *memory, ("full" if self._used > 0.9 * model.n_ctx else "", used)]
         # From the widest that fits: each wording of the draft model with all else, then less and less.
         for chosen in [*([("", words), *parts] for words in drafts), *(parts[n:] for n in range(len(parts)))]:
             right = Text(" · ", dim).join(Text(text, warn if kind else dim) for kind, text in chosen)

@@ -6,7 +6,7 @@ has a fixed height and every value a fixed place, so that nothing jumps.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import functools
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len
@@ -21,6 +21,7 @@ from cpuchat.telemetry import units
 from cpuchat.tui.widgets.charts import braille, nice_max, over_time
 from cpuchat.tui.widgets.drafting import drafting, drafting_in_line, drafting_in_short, speed_up
 from cpuchat.tui.widgets.frame import LABEL, NUMBER, Frame, Line, Section, WhyMissing, fit, rate
+from cpuchat.tui.widgets.roofline import bandwidth_in_line, roofline, roofline_in_short
 
 if TYPE_CHECKING:
     from cpuchat.telemetry.meter import Figures
@@ -111,6 +112,11 @@ def timing(frame: Frame) -> list[Line]:
     ]
 
 
+def timing_in_short(frame: Frame) -> list[Line]:
+    """The averages alone."""
+    return timing(frame)[:3]
+
+
 def context(frame: Frame) -> list[Line]:
     """Used and left of the context, in tokens."""
     used, size = frame.figures.n_past, frame.figures.n_ctx
@@ -122,6 +128,14 @@ def context(frame: Frame) -> list[Line]:
         [frame.text("label", "context"), frame.text("value", f"{total:>{max(len(total) + 1, frame.width - 7)}}")],
         frame.gauge(used / size, f"{left:>{len(f'{size:,} left')}}"),
     ]
+
+
+def context_in_short(frame: Frame) -> list[Line]:
+    """The bar alone, with the share that is used."""
+    used, size = frame.figures.n_past, frame.figures.n_ctx
+    if not size or used is None:
+        return context(frame)[:1]
+    return [frame.gauge(used / size, f"{100 * used / size:3.0f} %", "context")]
 
 
 def memory(frame: Frame) -> list[Line]:
@@ -136,13 +150,19 @@ def memory(frame: Frame) -> list[Line]:
 
 def timeline(frame: Frame, rows: int) -> list[Line]:
     """tok/s of the last minute, from zero to a round maximum."""
-    history = list(frame.figures.history)
-    top = nice_max(max(history, default=0.0))
+    history = frame.figures.history
+    top, drawn = _curve(history, frame.width, rows)
     scale = f"0–{top:g}" if history else ""
     title = "tok/s, last 60 s"
     head = frame.text("label", f"{title}{scale:>{max(1, frame.width - len(title))}}")
-    points = over_time(history, _MINUTE, 2 * frame.width)
-    return [[head], *([frame.text("fill", row)] for row in braille(points, frame.width, rows, top, filled=True))]
+    return [[head], *([frame.text("fill", row)] for row in drawn)]
+
+
+@functools.lru_cache(maxsize=2)  # the history grows less often than it is shown
+def _curve(history: tuple[float, ...], width: int, rows: int) -> tuple[float, list[str]]:
+    """The end of the scale, and the curve below it."""
+    top = nice_max(max(history, default=0.0))
+    return top, braille(over_time(history, _MINUTE, 2 * width), width, rows, top, filled=True)
 
 
 class _Figures(Widget):
@@ -153,7 +173,10 @@ class _Figures(Widget):
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._last: tuple[Figures, ProcessMemory | None, WhyMissing] | None = None
-        self._rows: list[Strip] = []
+        self._lines: list[Line] = []
+        self._rows: list[Strip] = []  # of the lines
+        self._styles: dict[str, Style] = {}  # working them out costs more than drawing does
+        self._base = Style.null()
 
     def show(self, figures: Figures, memory: ProcessMemory | None, why_missing: WhyMissing | None = None) -> None:
         """Show these. Never causes a layout; rows that stay the same are not drawn again.
@@ -161,8 +184,8 @@ class _Figures(Widget):
         `why_missing` tells for a field that is None why it is; by default the figures do.
         """
         self._last = (figures, memory, why_missing or figures.why_missing)
-        for y in self._draw():
-            self.refresh(Region(0, y, self.size.width, 1))
+        if changed := self._draw():
+            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
 
     def compose_rows(self, frame: Frame, height: int) -> list[Line]:
         raise NotImplementedError
@@ -171,18 +194,24 @@ class _Figures(Widget):
         """Bring the rows up to date; returns the numbers of those that changed."""
         if self._last is None or not self.is_attached or not self.size:
             return []
+        if not self._styles:
+            self._base = self.rich_style
+            self._styles = {part: self.get_component_rich_style(f"figures--{part}") for part in PARTS}
         figures, memory, why = self._last
         width, height = self.size
-        base = self.rich_style
-        styles = {part: self.get_component_rich_style(f"figures--{part}") for part in PARTS}
-        lines = self.compose_rows(Frame(figures, memory, width, height >= _TALL, styles, why), height)[:height]
-        rows = [Strip(line).adjust_cell_length(width, base) for line in lines]
-        rows += [Strip.blank(width, base)] * (height - len(rows))
-        old, self._rows = self._rows, rows
-        return [y for y, row in enumerate(rows) if y >= len(old) or row != old[y]]
+        frame = Frame(figures, memory, width, height >= _TALL, self._styles, why)
+        lines = self.compose_rows(frame, height)[:height]
+        lines += [[]] * (height - len(lines))
+        old, self._lines = self._lines, lines
+        if len(old) != height:
+            old, self._rows = [], [Strip.blank(width, self._base)] * height
+        changed = [y for y, line in enumerate(lines) if not old or line != old[y]]
+        for y in changed:
+            self._rows[y] = Strip(lines[y]).adjust_cell_length(width, self._base)
+        return changed
 
     def _redraw(self) -> None:
-        self._rows = []
+        self._lines, self._rows = [], []
         self._draw()
         self.refresh()
 
@@ -191,6 +220,7 @@ class _Figures(Widget):
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
+        self._styles = {}
         self.call_later(self._redraw)
 
     def render_line(self, y: int) -> Strip:
@@ -198,31 +228,63 @@ class _Figures(Widget):
 
 
 _TALL = 20
+_BAR_FROM = 76  # cells: below, the line has no room for another bar
 _CURVE = (2, 6)  # rows of the timeline, at least and at most
 
 
+Shorter = tuple[Section, Section | None]
+
+
+def _replaced(
+    drawn: dict[Section, list[Line]], long: Section, short: Section | None, frame: Frame
+) -> dict[Section, list[Line]]:
+    """The same sections with `short` in place of `long`, or without it."""
+    found: dict[Section, list[Line]] = {}
+    for section, rows in drawn.items():
+        if section is not long:
+            found[section] = rows
+        elif short is not None:
+            found[short] = list(short(frame))
+    return found
+
+
 class TelemetryPanel(_Figures):
-    """The figures of the running or last answer, one section under the other; made for 28 columns and more."""
+    """The figures of the running or last answer, one section under the other; made for 28 columns and more.
+
+    What does not fit is said shorter or left out, the least important first; that depends on the height and on what
+    the machine can tell, not on the figures of the moment, so that nothing jumps.
+    """
 
     DEFAULT_CSS = f"TelemetryPanel {{ width: 32; {_CSS} }}"
-    SECTIONS: ClassVar[tuple[Section, ...]] = (speed, timing, drafting, context, memory)
+    SECTIONS: ClassVar[tuple[Section, ...]] = (speed, timing, drafting, roofline, context, memory)
+    FOR_THE_CURVE: ClassVar[tuple[Shorter, ...]] = ((memory, None), (timing, timing_in_short))
+    """What is said shorter, in this order, to have room for the timeline too."""
+    TO_FIT: ClassVar[tuple[Shorter, ...]] = (
+        (drafting, drafting_in_short),
+        (roofline, roofline_in_short),
+        (context, context_in_short),
+        (timing_in_short, None),
+    )
+    """What is said shorter, in this order, until all fits."""
 
     def on_mount(self) -> None:
         self.border_title = "Now"
 
     def compose_rows(self, frame: Frame, height: int) -> list[Line]:
         gap = int(frame.tall)
-        drawn = [list(section(frame)) for section in self.SECTIONS]
-        needed = sum(len(part) + gap for part in drawn[: self.SECTIONS.index(context) + 1]) - gap
-        if needed > height:  # the context is worth more than the details of drafting
-            drawn[self.SECTIONS.index(drafting)] = drafting_in_short(frame)
+        least, most = _CURVE
+        drawn: dict[Section, list[Line]] = {section: list(section(frame)) for section in self.SECTIONS}
+        for shorter, curve in ((self.FOR_THE_CURVE, 1 + least + gap), (self.TO_FIT, 0)):
+            for long, short in shorter:
+                if sum(len(part) + gap for part in drawn.values()) - gap + curve <= height:
+                    break
+                drawn = _replaced(drawn, long, short, frame)
         rows: list[Line] = []
-        for part in drawn:
+        for part in drawn.values():
             above = gap if rows else 0
             if len(rows) + above + len(part) > height:
                 break
             rows += [*([[]] * above), *part]
-        least, most = _CURVE
         if (room := height - len(rows) - 1 - frame.tall) >= least:
             rows += [*([[]] if frame.tall else []), *timeline(frame, min(most, room))]
         return rows
@@ -247,15 +309,17 @@ class TelemetryLine(_Figures):
             line += speed_up(frame, part)
         parts: list[Line] = []
         if figures.phase != "decoding":
-            parts.append(_state(_narrow(frame, 30)))
+            parts.append(_state(frame.narrow(30)))
         if drafted := drafting_in_line(frame):
             parts.append(drafted)
+        if read := bandwidth_in_line(frame, bar=frame.width >= _BAR_FROM):
+            parts.append(read)
+        if figures.ttft_s is not None:
+            parts.append([frame.text("label", "first "), frame.text("value", " ".join(units.duration(figures.ttft_s)))])
         if figures.n_ctx and figures.n_past is not None:
             share = figures.n_past / figures.n_ctx
             used = f"ctx {_short(figures.n_past)}/{_short(figures.n_ctx)}"
-            parts.append(_narrow(frame, len(used) + 13).gauge(share, f"{100 * share:3.0f} %", used))
-        if figures.ttft_s is not None:
-            parts.append([frame.text("label", "first "), frame.text("value", " ".join(units.duration(figures.ttft_s)))])
+            parts.append(frame.narrow(len(used) + 13).gauge(share, f"{100 * share:3.0f} %", used))
         if average is not None:
             parts.append([frame.text("label", "avg "), frame.text("value", average), frame.text("label", " tok/s")])
         if (prefill := rate(figures.prefill_tok_s)) is not None:
@@ -274,7 +338,3 @@ class TelemetryLine(_Figures):
 
 def _cells(line: Line) -> int:
     return sum(cell_len(segment.text) for segment in line)
-
-
-def _narrow(frame: Frame, width: int) -> Frame:
-    return replace(frame, width=width)

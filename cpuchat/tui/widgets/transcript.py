@@ -167,6 +167,10 @@ class Transcript(ScrollView, can_focus=True):
         self._restyle()
         return self._show_reasoning
 
+    @property
+    def colors_drafts(self) -> bool:
+        return self._color_drafts
+
     def color_drafts(self, on: bool) -> None:
         """Mark the text of answers by who proposed it, where that is known."""
         if on != self._color_drafts:

@@ -1,0 +1,316 @@
+"""How close decoding is to what this machine can do, and what is in the way. DESIGN, "Figures and what they mean".
+
+Pure arithmetic over plain values. Bandwidths in bytes per second, rates in tokens per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from cpuchat.protocol import ModelInfo, Timings
+from cpuchat.telemetry.machine import Bandwidth, MachineSample, Peak
+from cpuchat.telemetry.traffic import pass_bytes
+
+Limit = Literal["memory", "compute", "overhead", ""]
+
+OFF = 1.05
+"""More than this share of the measured peak cannot be: one of the two figures is wrong."""
+OTHER_LOAD, IN_CACHE = 1.3, 0.5
+"""A counter that reads more, or less, than this many times what the model reads tells something."""
+AT_THE_LIMIT = 0.75
+"""Share of a pass that memory or compute alone would take, from which on it is what limits decoding."""
+PARTLY_CACHED = 4
+"""Weights of up to this many times the L3 caches: a part may stay there from pass to pass."""
+LEAST_PREFILL = 64
+"""Prompt tokens from which on the prefill rate tells what the cores can compute."""
+_CALIBRATED = 32  # tokens of the largest measured pass
+_WORTH_TELLING = 1.1
+_LEAST_PASSES = 20
+
+NO_MEMORY_LIMIT = "weights fit in L3: no memory limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What a stretch of decoding evaluated: `tokens` written in `passes` of the target, which verified `draft_n`
+    drafted tokens, and `draft_passes` of the draft model."""
+
+    tokens: int = 0
+    passes: int = 0
+    draft_passes: int = 0
+    draft_n: int = 0
+
+    def since(self, before: Evaluated) -> Evaluated:
+        """What came after `before`."""
+        return Evaluated(
+            self.tokens - before.tokens,
+            self.passes - before.passes,
+            self.draft_passes - before.draft_passes,
+            self.draft_n - before.draft_n,
+        )
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Written; 1 before the first pass."""
+        return self.tokens / self.passes if self.passes and self.tokens else 1.0
+
+    @property
+    def n_per_pass(self) -> float:
+        """Evaluated; 1 before the first pass."""
+        return (self.draft_n + self.passes) / self.passes if self.passes else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What is known; None is "not known", and `why_missing` says why.
+
+    `bandwidth` is that of `source`: a counter's name, or "≈ model" for `estimate`, which is always what the model
+    reads by its header. `counted` is the counter's whole reading. `utilization` is `bandwidth` by `peak`, not cut off
+    at 1; `off` says in a few words why it cannot be believed. `remark` is what the counter and the estimate tell
+    together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute.
+    `bytes_per_pass` of the target. `limit` is what takes most of a pass. `advice` is one measured sentence.
+    `fits_cache`: the weights stay in L3, so memory is no limit. `l3_groups` of them have a share in what the counter
+    reads, also while nothing is written.
+    """
+
+    bandwidth: float | None = None
+    source: str = "≈ model"
+    estimate: float | None = None
+    counted: Bandwidth | None = None
+    peak: Peak | None = None
+    utilization: float | None = None
+    off: str = ""
+    remark: str = ""
+    ceiling_plain: float | None = None
+    ceiling_accepted: float | None = None
+    ceiling_compute: float | None = None
+    bytes_per_pass: float | None = None
+    limit: Limit = ""
+    advice: str = ""
+    watts: float | None = None
+    joules_per_token: float | None = None
+    fits_cache: bool = False
+    l3_groups: int = 0
+    has_model: bool = False
+    has_traffic: bool = False
+    no_counter: str = ""
+    no_power: str = ""
+
+    def why_missing(self, field: str) -> str:
+        """Why that field is None, in a few words; "" when it is not None.
+
+        Raises:
+            AttributeError: no such field.
+        """
+        if getattr(self, field) is not None:
+            return ""
+        if field == "counted":
+            return self.no_counter or "counters not asked"
+        if field in ("watts", "joules_per_token"):
+            if field == "joules_per_token" and self.watts is not None:
+                return "answer too short"
+            return self.no_power or "power not asked"
+        if not self.has_model:
+            return "no model loaded"
+        if field == "peak":
+            return "not measured · run cpuchat probe"
+        if field == "ceiling_compute":
+            return f"needs a prompt of {LEAST_PREFILL} tokens"
+        if not self.has_traffic:
+            return "no estimate for this model"
+        if self.fits_cache and field in ("utilization", "ceiling_plain", "ceiling_accepted"):
+            return NO_MEMORY_LIMIT
+        if self.peak is None and field in ("utilization", "ceiling_plain", "ceiling_accepted"):
+            return "no peak · run cpuchat probe"
+        return "nothing was drafted" if field == "ceiling_accepted" else "no answer yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What is known about the running or last answer.
+
+    `tok_s` now (the average once it is done) with what was evaluated in that time (`recent`), `average_tok_s` with
+    `whole` of the answer. `n_past` tokens in the context. `by_position` as of `SpeculationFigures`; `fixed_depth` is
+    the draft depth if the user set one, else 0; `draft_ms` was spent on drafting.
+    """
+
+    tok_s: float | None = None
+    average_tok_s: float | None = None
+    recent: Evaluated = Evaluated()
+    whole: Evaluated = Evaluated()
+    n_past: int = 0
+    by_position: tuple[tuple[int, int], ...] = ()
+    fixed_depth: int = 0
+    draft_ms: float = 0.0
+
+
+def peak_of(model: ModelInfo) -> Peak | None:
+    """The measured read bandwidth of the cores that compute, the draft model's among them."""
+    if model.peak_read <= 0:
+        return None
+    n = len(model.compute_cpus) or model.n_threads
+    return Peak(model.peak_read, f"measured, {n} core{'s' * (n != 1)}", model.compute_cpus)
+
+
+def prefill_rate(model: ModelInfo, measured: float | None) -> float | None:
+    """tok/s that the cores can compute: the best of a `measured` prefill and the largest calibrated pass."""
+    known = [measured] if measured is not None else []
+    if len(model.pass_ms) >= _CALIBRATED and model.pass_ms[_CALIBRATED - 1] > 0:
+        known.append(1e3 * _CALIBRATED / model.pass_ms[_CALIBRATED - 1])
+    return max(known, default=None)
+
+
+def fits_cache(model: ModelInfo) -> bool:
+    """Whether the weights that are read again and again stay in the L3 caches of the cores."""
+    return 0 < _weights(model) <= model.cache_bytes
+
+
+def _weights(model: ModelInfo) -> int:
+    return sum(t.weights + t.experts for t in (model.traffic, model.draft_traffic) if t is not None)
+
+
+def roofline(
+    model: ModelInfo | None,
+    now: Decoding,
+    prefill_tok_s: float | None = None,
+    machine: MachineSample | None = None,
+    joules_per_token: float | None = None,
+) -> Roofline:
+    """All figures. `prefill_tok_s` is the best measured; `machine` what the counters say about the same time."""
+    power = machine.power if machine is not None else None
+    read = machine.bandwidth if machine is not None else None
+    base = Roofline(
+        watts=power.watts if power is not None else None,
+        joules_per_token=joules_per_token,
+        l3_groups=len(read.per_l3) if read is not None else 0,
+        no_counter=machine.no_bandwidth if machine is not None else "",
+        no_power=machine.no_power if machine is not None else "",
+    )
+    if model is None:
+        return base
+    peak, cached, compute = peak_of(model), fits_cache(model), prefill_rate(model, prefill_tok_s)
+    whole = now.whole
+    per_pass = _bytes_per_pass(model, whole, now.n_past)
+    recent = _bytes_per_pass(model, now.recent, now.n_past)
+    estimate = average = plain = accepted = None
+    if recent is not None and now.tok_s is not None:
+        estimate = now.tok_s / now.recent.tokens_per_pass * recent
+    if per_pass is not None and now.average_tok_s is not None:
+        average = now.average_tok_s / whole.tokens_per_pass * per_pass
+    if peak is not None and not cached and model.traffic is not None and per_pass is not None:
+        plain = peak.bytes_per_s / pass_bytes(model.traffic, 1, now.n_past)
+        accepted = whole.tokens_per_pass * peak.bytes_per_s / per_pass if whole.draft_n else None
+    counted = read if estimate is not None else None
+    bandwidth = estimate if counted is None else counted.total if counted.read is None else counted.read
+    utilization = bandwidth / peak.bytes_per_s if bandwidth is not None and peak is not None and not cached else None
+    remark = _remark(counted, estimate, cached)
+    return replace(
+        base,
+        bandwidth=bandwidth,
+        source="≈ model" if counted is None else counted.source,
+        estimate=estimate,
+        counted=counted,
+        peak=peak,
+        utilization=utilization,
+        off=_off(model, average, peak, cached) or _counter_off(utilization if counted is not None else None, remark),
+        remark=remark,
+        ceiling_plain=plain,
+        ceiling_accepted=accepted,
+        ceiling_compute=None if compute is None else compute * whole.tokens_per_pass / whole.n_per_pass,
+        bytes_per_pass=None if model.traffic is None else pass_bytes(model.traffic, whole.n_per_pass, now.n_past),
+        limit=_limit(now, per_pass, None if peak is None or cached else peak.bytes_per_s, compute),
+        advice=better_depth(model.pass_ms, now.by_position, now.fixed_depth, now.draft_ms),
+        fits_cache=cached,
+        has_model=True,
+        has_traffic=model.traffic is not None,
+    )
+
+
+def after_answer(model: ModelInfo, timings: Timings) -> Roofline:
+    """The figures of a whole answer."""
+    rate = timings.predicted_per_second
+    whole = evaluated(timings)
+    measured = timings.prompt_per_second if timings.prompt_n >= LEAST_PREFILL else None
+    n_past = max(0, timings.n_past - timings.predicted_n // 2)
+    return roofline(model, Decoding(rate, rate, whole, whole, n_past), measured)
+
+
+def evaluated(timings: Timings) -> Evaluated:
+    """What the decoding of a whole answer evaluated. The prompt gave its first token."""
+    tokens = max(timings.predicted_n - 1, 0)
+    figures = timings.speculation
+    if figures is None or not figures.passes:  # nothing was to be drafted: each token is a pass
+        return Evaluated(tokens, tokens)
+    return Evaluated(tokens, figures.passes, figures.draft_passes, figures.draft_n)
+
+
+def _bytes_per_pass(model: ModelInfo, part: Evaluated, n_past: int) -> float | None:
+    """What a pass of the target and the drafting before it read, on average."""
+    if model.traffic is None:
+        return None
+    total = pass_bytes(model.traffic, part.n_per_pass, n_past)
+    if model.draft_traffic is not None and part.passes:
+        total += pass_bytes(model.draft_traffic, 1, n_past) * part.draft_passes / part.passes
+    return total
+
+
+def _off(model: ModelInfo, average: float | None, peak: Peak | None, cached: bool) -> str:
+    if average is None or peak is None or cached or average <= OFF * peak.bytes_per_s:
+        return ""
+    if _weights(model) < PARTLY_CACHED * model.cache_bytes:
+        return "more than memory gives: part of the weights stays in L3"
+    return "calibration is off · measure again with cpuchat probe"
+
+
+def _counter_off(utilization: float | None, remark: str) -> str:
+    """Where nothing else ran, a counter cannot see more than memory gives either."""
+    if utilization is None or utilization <= OFF or remark:
+        return ""
+    return "calibration is off: counter above the peak"
+
+
+def _remark(counted: Bandwidth | None, estimate: float | None, cached: bool) -> str:
+    if counted is None or not estimate:
+        return ""
+    if counted.total > OTHER_LOAD * estimate and counted.scope != "process":
+        return "other load on this machine"
+    if counted.total < IN_CACHE * estimate and not cached:
+        return "in cache, or the counter is off"
+    return ""
+
+
+def _limit(now: Decoding, per_pass: float | None, peak: float | None, compute: float | None) -> Limit:
+    """What takes most of an average pass; "" when not enough is known to say."""
+    if not now.average_tok_s:
+        return ""
+    seconds = now.whole.tokens_per_pass / now.average_tok_s
+    memory = per_pass / peak / seconds if per_pass is not None and peak is not None else 0.0
+    computing = now.whole.n_per_pass / compute / seconds if compute is not None else 0.0
+    if max(memory, computing) >= AT_THE_LIMIT:
+        return "memory" if memory >= computing else "compute"
+    return "overhead" if compute is not None and peak is not None else ""
+
+
+def better_depth(pass_ms: Sequence[float], by_position: Sequence[tuple[int, int]], depth: int, draft_ms: float) -> str:
+    """What another fixed draft depth would gain, by the measured costs and acceptance; "" when little, or unknown.
+
+    `by_position`: (drafted, accepted) for the first, second, ... token, so that accepted by drafted is the share of
+    drafts that were right up to there. Depths that were not tried are not judged.
+    """
+    tried = min(len(by_position), len(pass_ms) - 1, depth)
+    if depth < 1 or tried < depth or by_position[0][0] < _LEAST_PASSES:
+        return ""
+    each_ms = draft_ms / max(sum(drafted for drafted, _ in by_position), 1)
+    rates = [1e3 / pass_ms[0]]
+    tokens = 1.0
+    for n, (drafted, accepted) in enumerate(by_position[:tried], 1):
+        tokens += accepted / drafted if drafted else 0.0
+        rates.append(1e3 * tokens / (pass_ms[n] + n * each_ms))
+    best = max(range(len(rates)), key=lambda n: rates[n])
+    gain = rates[best] / rates[depth]
+    if gain < _WORTH_TELLING:
+        return ""
+    what = f"depth {best}" if best else "no drafting"
+    return f"{what} would be {100 * (gain - 1):.0f} % faster"

@@ -1,0 +1,157 @@
+"""Follows an answer for the roofline: what was evaluated in the last second, what the counters said meanwhile."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from cpuchat.protocol import ModelInfo, SpeculationFigures, Timings
+from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
+from cpuchat.telemetry.roofline import LEAST_PREFILL, Decoding, Evaluated, Roofline, evaluated, roofline
+
+_UPDATES = 5  # the worker tells four times a second what it evaluated
+
+
+class _Average:
+    """Means over the samples that were taken while decoding."""
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._bandwidth: list[Bandwidth] = []
+        self._power: list[Power] = []
+        self._first: tuple[float, int] | None = None  # (joules, tokens written)
+        self._last: tuple[float, int] = (0.0, 0)
+
+    def add(self, sample: MachineSample, predicted_n: int) -> None:
+        if sample.bandwidth is not None:
+            self._bandwidth.append(sample.bandwidth)
+        if sample.power is not None:
+            self._power.append(sample.power)
+            self._last = (sample.power.joules, predicted_n)
+            if self._first is None:
+                self._first = self._last
+
+    @property
+    def joules_per_token(self) -> float | None:
+        if self._first is None:
+            return None
+        tokens = self._last[1] - self._first[1]
+        return (self._last[0] - self._first[0]) / tokens if tokens > 0 else None
+
+    def sample(self, last: MachineSample) -> MachineSample:
+        """The means, with the reasons of the `last` sample for what was never there; power is what it is now then."""
+        return MachineSample(
+            bandwidth=_mean_bandwidth(self._bandwidth),
+            power=_mean_power(self._power) or last.power,
+            no_bandwidth=last.no_bandwidth,
+            no_power=last.no_power,
+        )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _mean_bandwidth(samples: list[Bandwidth]) -> Bandwidth | None:
+    """Of the samples of the newest source."""
+    if not samples:
+        return None
+    newest = samples[-1]
+    same = [one for one in samples if (one.source, len(one.per_l3)) == (newest.source, len(newest.per_l3))]
+    reads = [one.read for one in same if one.read is not None]
+    writes = [one.write for one in same if one.write is not None]
+    return Bandwidth(
+        total=_mean([one.total for one in same]),
+        source=newest.source,
+        scope=newest.scope,
+        read=_mean(reads) if newest.read is not None else None,
+        write=_mean(writes) if newest.write is not None else None,
+        per_l3=tuple(_mean(list(values)) for values in zip(*(one.per_l3 for one in same), strict=True)),
+    )
+
+
+def _mean_power(samples: list[Power]) -> Power | None:
+    if not samples:
+        return None
+    newest = samples[-1]
+    return Power(_mean([one.watts for one in samples]), newest.joules, newest.source)
+
+
+class RooflineMeter:
+    """Keeps what `roofline` needs beside the rates that the meter knows."""
+
+    def __init__(self) -> None:
+        self._model: ModelInfo | None = None
+        self._prefill: float | None = None  # best rate since the model was loaded
+        self._machine: MachineSample | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Another answer begins."""
+        self._figures: SpeculationFigures | None = None
+        self._told: deque[Evaluated] = deque([Evaluated()], maxlen=_UPDATES)
+        self._whole: Evaluated | None = None
+        self._n_past: int | None = None
+        self._average = _Average()
+
+    def model(self, model: ModelInfo | None) -> None:
+        """Another model is loaded, or none."""
+        self._model, self._prefill = model, None
+        self.reset()
+
+    def prefilled(self, n_tokens: int, tok_s: float | None) -> None:
+        """`n_tokens` of a prompt were evaluated at `tok_s`."""
+        if tok_s is not None and n_tokens >= LEAST_PREFILL:
+            self._prefill = max(tok_s, self._prefill or 0.0)
+
+    def update(self, figures: SpeculationFigures, predicted_n: int) -> None:
+        """`predicted_n` tokens were written when these were taken."""
+        self._figures = figures
+        if figures.passes:
+            self._told.append(Evaluated(max(predicted_n - 1, 0), figures.passes, figures.draft_passes, figures.draft_n))
+
+    def machine(self, sample: MachineSample, predicted_n: int, decoding: bool) -> None:
+        """The counters were looked at."""
+        self._machine = sample
+        if decoding:
+            self._average.add(sample, predicted_n)
+
+    def finish(self, timings: Timings) -> None:
+        """The answer is over: from now on its averages count."""
+        self.prefilled(timings.prompt_n, timings.prompt_per_second)
+        self._figures = timings.speculation
+        self._whole = evaluated(timings)
+        self._n_past = max(0, timings.n_past - timings.predicted_n // 2)
+
+    def roofline(
+        self, live: float | None, average: float | None, predicted_n: int, n_past: int, depth: int
+    ) -> Roofline:
+        """The figures now. `live` is None when nothing is being written; `depth` is that of the user, 0 adaptive."""
+        whole, figures = self._whole, self._figures
+        machine = self._machine
+        if whole is None:
+            whole, recent = self._so_far(predicted_n)
+        else:
+            recent, live = whole, average
+            n_past = n_past if self._n_past is None else self._n_past
+            machine = None if machine is None else self._average.sample(machine)
+        now = Decoding(
+            tok_s=live,
+            average_tok_s=average,
+            recent=recent,
+            whole=whole,
+            n_past=n_past,
+            by_position=figures.by_position if figures is not None else (),
+            fixed_depth=depth,
+            draft_ms=figures.draft_ms if figures is not None else 0.0,
+        )
+        return roofline(self._model, now, self._prefill, machine, self._average.joules_per_token)
+
+    def _so_far(self, predicted_n: int) -> tuple[Evaluated, Evaluated]:
+        """(the whole answer, about its last second)."""
+        newest = self._told[-1]
+        if not newest.passes:  # nothing is drafted
+            tokens = max(predicted_n - 1, 0)
+            plain = Evaluated(tokens, tokens)
+            return plain, plain
+        recent = newest.since(self._told[0])
+        return newest, recent if recent.passes > 0 and recent.tokens > 0 else newest

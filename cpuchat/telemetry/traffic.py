@@ -1,0 +1,29 @@
+"""Bytes that a pass reads from memory: DESIGN, "Figures and what they mean"."""
+
+from __future__ import annotations
+
+from cpuchat.protocol import Traffic
+
+
+def experts_read(n_expert: int, n_expert_used: int, n_tokens: float) -> float:
+    """How many experts `n_tokens` tokens use together, when each chooses `n_expert_used` of `n_expert` on its own."""
+    if n_expert <= 0:
+        return 0.0
+    return n_expert * (1 - (1 - min(n_expert_used / n_expert, 1.0)) ** n_tokens)
+
+
+def pass_bytes(traffic: Traffic, n_tokens: float, n_past: int) -> float:
+    """What one pass over `n_tokens` tokens (an average may be broken) reads, with `n_past` tokens in the context.
+
+    The recurrent state counts twice, read and written; what is added to the KV cache is too little to count.
+    """
+    total = traffic.weights + n_tokens * traffic.row + 2.0 * traffic.state
+    if traffic.n_expert:
+        total += traffic.experts * experts_read(traffic.n_expert, traffic.n_expert_used, n_tokens) / traffic.n_expert
+    for part in traffic.kv:
+        cells = n_past + n_tokens
+        if part.window:
+            cells = min(cells, part.window + n_tokens - 1)
+        cells = -(-cells // part.step) * part.step if part.step > 1 else cells
+        total += cells * part.bytes_per_token
+    return total

@@ -1,0 +1,74 @@
+"""What the hardware screen knows about the machine, and who finds it out. Blocks: to be called in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cpuchat.hardware.bandwidth.memory_modules import Theoretical
+    from cpuchat.hardware.bandwidth.survey import Survey
+    from cpuchat.hardware.monitor import Monitor
+    from cpuchat.hardware.numa.placement import Placement
+    from cpuchat.hardware.topology import Topology
+
+ROOT = Path("/")
+_HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The machine as it is. `theoretical` and `survey` None: not known; `huge_pages` the kernel's setting for
+    transparent huge pages, "" where it is not told."""
+
+    topology: Topology
+    theoretical: Theoretical | None = None
+    survey: Survey | None = None
+    huge_pages: str = ""
+
+
+class MachineReader:
+    """Everything that the screen asks of the machine below `root`. None of it touches the screen."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
+
+    def facts(self) -> Facts:
+        """Never raises for what a machine does not tell."""
+        from cpuchat.hardware.bandwidth.memory_modules import theoretical
+        from cpuchat.hardware.bandwidth.survey import cached_survey
+        from cpuchat.hardware.cgroups import read_text
+        from cpuchat.hardware.topology import read_topology
+
+        topology = read_topology(self._root)
+        # The kernel marks its choice with brackets: "always [madvise] never".
+        huge = read_text(self._root / _HUGE_PAGES).partition("[")[2].partition("]")[0]
+        survey = cached_survey(topology, root=self._root)
+        return Facts(topology, theoretical(topology, self._root), survey, huge)
+
+    def placement(self, pid: int, files: Collection[Path]) -> Placement | None:
+        """Where the worker's memory is; None when the kernel does not tell."""
+        from cpuchat.hardware.numa.placement import read_placement
+
+        return read_placement(pid, files, self._root)
+
+    def survey(
+        self, topology: Topology, memory: str, progress: Callable[[int, int, str], None], cancelled: Callable[[], bool]
+    ) -> Survey:
+        """Measure the read bandwidth under the memory policy `memory` (in words), about 12 seconds.
+
+        Raises:
+            ProbeFailed: it could not be measured.
+            Interrupted: `cancelled` said so.
+        """
+        from cpuchat.hardware.bandwidth.survey import survey
+
+        return survey(topology, progress, memory=memory, cancelled=cancelled, root=self._root)
+
+    def monitor(self, topology: Topology, pid: int | None) -> Monitor:
+        """Counters of memory traffic and power."""
+        from cpuchat.hardware.monitor import Monitor
+
+        return Monitor(topology, pid, self._root)

@@ -1,0 +1,198 @@
+"""Where the model computes: a list of layouts to choose from, and the same in words to change by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+from textual import events, on
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from cpuchat.tune.trial import Arrangement
+
+_OWN = "in your own words, below"
+# Name of the attribute of `Arrangement`, label.
+FIELDS = (
+    ("cores", "cores"),
+    ("draft_cores", "draft"),
+    ("memory", "memory"),
+    ("threads", "threads"),
+)
+HELP = {
+    "cores": "auto, all, CPUs such as 0-7,16, l3:0-3, node:0, socket:0, or 4/l3",
+    "draft_cores": "auto, shared (in turn with the target), CPUs such as 6,7, l3:0, node:0 or socket:0",
+    "memory": "auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers)",
+    "threads": "how many of these cores compute; 0 = all of them",
+}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One line of the list. `speed` stands at the right ("~32.1 tok/s"), `mark` behind the name ("recommended")."""
+
+    name: str
+    arrangement: Arrangement
+    speed: str = ""
+    mark: str = ""
+
+
+class LayoutList(OptionList):
+    """Up and down choose; Enter belongs to the screen."""
+
+
+class LayoutsPane(Vertical):
+    """Tells with `Edited` that something else is marked or typed. What stands in the fields counts; the list only
+    fills them in."""
+
+    class Edited(Message):
+        """Other words: ask the pane for them."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._offers: tuple[Offer, ...] = ()
+        self._in_use = Arrangement()
+        self._filling = False
+
+    def compose(self) -> ComposeResult:
+        yield LayoutList(id="layouts", compact=True)
+        with Horizontal(id="fields"):
+            for name, label in FIELDS:
+                with Horizontal(classes="field"):
+                    yield Static(label, classes="label", markup=False)
+                    yield Input(id=f"field-{name}", compact=True, select_on_focus=True)
+        yield Static(id="problem", classes="-empty", markup=False)
+        yield Static(id="about", markup=False)
+
+    def on_mount(self) -> None:
+        self.border_title = "Where it computes"
+
+    def offer(self, offers: Sequence[Offer], in_use: Arrangement) -> None:
+        """Show these layouts and mark the one that is in use; the fields keep what was typed."""
+        typed = self.words() if self._offers else None
+        keep = typed is not None and typed != self._words_of(self._in_use)
+        self._offers, self._in_use = tuple(offers), in_use
+        wanted = typed if keep and typed is not None else self._words_of(in_use)
+        self._fill(wanted)
+        self._list(wanted)
+
+    def reset(self, in_use: Arrangement) -> None:
+        """Show what is in use now."""
+        self._in_use = in_use
+        self._fill(self._words_of(in_use))
+        self._list(self._words_of(in_use))
+
+    def tell(self, text: Text | str) -> None:
+        """The lines at the bottom."""
+        self.query_one("#about", Static).update(text)
+
+    def show_problems(self, problems: dict[str, str]) -> None:
+        """What is wrong, by field; below the fields, the one with the focus first."""
+        for name, _ in FIELDS:
+            self.query_one(f"#field-{name}", Input).set_class(name in problems, "-invalid")
+        line = self.query_one("#problem", Static)
+        focused = self._focused_field
+        first = focused if focused in problems else next(iter(problems), "")
+        if first:
+            line.update(f"! {dict(FIELDS)[first]}: {problems[first]}")
+        else:
+            line.update(f"{dict(FIELDS)[focused]}: {HELP[focused]}" if focused else "")
+        line.set_class(bool(first), "-invalid")
+        line.set_class(not first and not focused, "-empty")
+
+    def words(self) -> dict[str, str]:
+        """What stands in the fields."""
+        return {name: self.query_one(f"#field-{name}", Input).value.strip() for name, _ in FIELDS}
+
+    @property
+    def marked(self) -> Offer | None:
+        """The layout whose words stand in the fields."""
+        words = self.words()
+        return next((offer for offer in self._offers if self._words_of(offer.arrangement) == words), None)
+
+    @property
+    def own_marked(self) -> bool:
+        """The last line is marked: what stands in the fields is none of the layouts."""
+        return self.query_one(LayoutList).highlighted == len(self._offers)
+
+    def focus_words(self) -> None:
+        """Go to the fields."""
+        self.query_one("#field-cores", Input).focus()
+
+    def mark(self, arrangement: Arrangement) -> None:
+        """Mark a layout as if the arrow keys had been used."""
+        self._fill(self._words_of(arrangement))
+        self._list(self._words_of(arrangement))
+        self.post_message(self.Edited())
+
+    @property
+    def _focused_field(self) -> str:
+        focused = self.screen.focused
+        return (focused.id or "").removeprefix("field-") if isinstance(focused, Input) else ""
+
+    @staticmethod
+    def _words_of(arrangement: Arrangement) -> dict[str, str]:
+        return {name: str(getattr(arrangement, name)) for name, _ in FIELDS}
+
+    def _fill(self, words: dict[str, str]) -> None:
+        with self.prevent(Input.Changed):
+            for name, _ in FIELDS:
+                self.query_one(f"#field-{name}", Input).value = words[name]
+
+    def _list(self, words: dict[str, str]) -> None:
+        options = self.query_one(LayoutList)
+        width = (options.size.width or self.size.width - 2) - 2  # where the scroll bar comes, if it comes
+        with self.prevent(OptionList.OptionHighlighted):
+            options.clear_options()
+            options.add_options([Option(self._line(offer, width)) for offer in self._offers])
+            known = [self._words_of(offer.arrangement) for offer in self._offers]
+            mark = "●" if self._words_of(self._in_use) not in known else "○"
+            options.add_option(Option(Text(f"{mark} {_OWN}", style="italic")))
+            options.highlighted = known.index(words) if words in known else len(known)
+
+    def _line(self, offer: Offer, width: int) -> Text:
+        in_use = self._words_of(offer.arrangement) == self._words_of(self._in_use)
+        marks = " · ".join(filter(None, ("in use" if in_use else "", offer.mark)))
+        right = f"{offer.speed:>13}"
+        room = max(width - len(right) - 2, 12)
+        name = Text.assemble((offer.name, "bold" if in_use else ""), (f"  {marks}" if marks else "", "dim"))
+        name.truncate(room, overflow="ellipsis", pad=True)
+        return Text.assemble("● " if in_use else "○ ", name, right, no_wrap=True)
+
+    def on_resize(self) -> None:
+        if self._offers:
+            self.call_after_refresh(lambda: self._list(self.words()))
+
+    @on(OptionList.OptionHighlighted)
+    def _highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        event.stop()
+        if event.option_index < len(self._offers):
+            self._fill(self._words_of(self._offers[event.option_index].arrangement))
+        self.post_message(self.Edited())
+
+    @on(OptionList.OptionSelected)
+    def _selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        if event.option_index == len(self._offers):
+            self.focus_words()
+
+    @on(Input.Changed)
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        words = self.words()
+        known = [self._words_of(offer.arrangement) for offer in self._offers]
+        with self.prevent(OptionList.OptionHighlighted):
+            self.query_one(LayoutList).highlighted = known.index(words) if words in known else len(known)
+        self.post_message(self.Edited())
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        self.post_message(self.Edited())
+
+    def set_title(self, title: str) -> None:
+        """The border's title; names of models are shown as they are."""
+        self.border_title = Content(title)

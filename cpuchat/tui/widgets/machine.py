@@ -1,0 +1,316 @@
+"""A picture of the machine: every core as one cell, by L3 group, NUMA node and socket, and who computes on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.segment import Segment
+from textual.geometry import Size
+from textual.strip import Strip
+
+from cpuchat.tui.widgets.charts import _Chart
+
+if TYPE_CHECKING:
+    from cpuchat.hardware.topology import Core, L3Group, Topology
+
+Line = list[tuple[str, str]]
+"""(text, part) in reading order; parts are the component classes of `MachinePicture` without their prefix."""
+
+CELLS = {"target": "▣", "draft": "▤", "free": "□", "off": "·"}
+NAMES = {"target": "target", "draft": "draft", "free": "free", "off": "not for us"}
+_LEVELS = "▁▂▃▄▅▆▇█"
+_GAP = 3
+_LEGEND_GAP = 3
+ROOMY_ROWS = 8
+"""Up to so many rows the cells are drawn apart."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """Logical CPUs that compute: those of the target, and those of the draft model alone."""
+
+    target: frozenset[int] = frozenset()
+    draft: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, target: Collection[int], draft: Collection[int] | None = ()) -> Use:
+        """`draft` None or empty: it computes on the target's cores, in turn."""
+        return cls(frozenset(target), frozenset(draft or ()))
+
+    def part(self, core: Core, allowed: Collection[int]) -> str:
+        """What this core does: a key of `CELLS`."""
+        if self.draft.intersection(core.cpus) and not self.target.intersection(core.cpus):
+            return "draft"
+        if self.target.intersection(core.cpus):
+            return "target"
+        return "free" if any(cpu in allowed for cpu in core.cpus) else "off"
+
+
+def picture(
+    topology: Topology,
+    use: Use,
+    width: int,
+    per_l3: Sequence[float] = (),
+    top: float = 0.0,
+    roomy_rows: int = ROOMY_ROWS,
+) -> list[Line]:
+    """The rows, at most `width` cells wide as long as that is 24 or more.
+
+    `per_l3` is memory traffic by L3 group (any unit), drawn as a level from 0 to `top` behind its cores. Where cells
+    drawn apart would take more than `roomy_rows` rows they stand close together.
+    """
+    allowed = frozenset(topology.allowed)
+    blocks = _blocks(topology)
+    gutter = max((len(text) for block in blocks for text in block.names), default=0)
+    room = max(width - (gutter + 3 if gutter else 0), 12)
+    label = max((len(group.name) for block in blocks for group in block.groups), default=0)
+    rows: list[Line] = []
+    for spaced in (True, False):
+        rows = []
+        for index, block in enumerate(blocks):
+            lines = _group_rows(block, use, allowed, room, label, spaced, per_l3, top)
+            if gutter:
+                names = [*block.names, *[""] * (len(lines) - len(block.names))]
+                lines += [[] for _ in range(len(names) - len(lines))]
+                lines = [[(f"{name:<{gutter}}   ", "label"), *line] for name, line in zip(names, lines, strict=True)]
+                if index and (len(lines) > 1 or block.opens_socket):
+                    rows.append([])
+            rows += lines
+        if len(rows) <= roomy_rows:
+            break
+    return rows
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One L3 group as it is drawn: a name, and its cores by kind ("" or "P"/"E")."""
+
+    name: str
+    cores: tuple[tuple[str, tuple[Core, ...]], ...]
+    link: int
+    index: int
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The groups of one node of one socket, with the names that stand at the left of them."""
+
+    names: tuple[str, ...]
+    groups: tuple[_Group, ...]
+    opens_socket: bool
+
+
+def _blocks(topology: Topology) -> list[_Block]:
+    many_sockets, many_nodes = len(topology.packages) > 1, len({n.number for n in topology.nodes if n.cpus}) > 1
+    digits = len(str(max(len(topology.l3_groups) - 1, 0)))
+    by_place: dict[tuple[int, int], list[_Group]] = {}
+    grouped: set[int] = set()
+    for group in topology.l3_groups:
+        cores = [topology.cores[index] for index in group.cores]
+        grouped.update(group.cores)
+        drawn = _Group(f"L3 {group.index:>{digits}}", _kinds(cores), _link(topology, group), group.index)
+        by_place.setdefault((group.package, group.node), []).append(drawn)
+    # Cores without a known L3 cache: a machine that does not tell, or efficiency cores that have none.
+    for core in topology.cores:
+        if core.index not in grouped:
+            place = by_place.setdefault((core.package, core.node), [])
+            if not place or place[-1].index >= 0:
+                place.append(_Group("no L3" if topology.l3_groups else "cores", (), -1, -1))
+            last = place[-1]
+            cores = [c for _, some in last.cores for c in some] + [core]
+            place[-1] = _Group(last.name, _kinds(cores), -1, -1)
+    blocks: list[_Block] = []
+    seen: set[int] = set()
+    for (package, node), groups in sorted(by_place.items()):
+        opens = many_sockets and package not in seen
+        names = ([f"socket {package}"] if opens else []) + ([f"node {node}"] if many_nodes else [])
+        seen.add(package)
+        blocks.append(_Block(tuple(names), tuple(groups), opens))
+    return blocks
+
+
+def _kinds(cores: Sequence[Core]) -> tuple[tuple[str, tuple[Core, ...]], ...]:
+    letters = {"performance": "P", "efficient": "E"}
+    kinds = sorted({core.kind for core in cores}, key=lambda kind: ("performance", "", "efficient").index(kind))
+    return tuple((letters.get(kind, ""), tuple(c for c in cores if c.kind == kind)) for kind in kinds)
+
+
+def _link(topology: Topology, group: L3Group) -> int:
+    """The link that this group shares with another one; -1 when it has one of its own."""
+    members = next((link for link in topology.links if group.index in link), ())
+    return group.link if len(members) > 1 else -1
+
+
+def _group_rows(
+    block: _Block,
+    use: Use,
+    allowed: Collection[int],
+    room: int,
+    label: int,
+    spaced: bool,
+    per_l3: Sequence[float],
+    top: float,
+) -> list[Line]:
+    step = 2 if spaced else 1
+    drawn: list[tuple[list[Line], int]] = []  # the lines of each group, and how wide they are
+    for group in block.groups:
+        cells: Line = []
+        for letter, cores in group.cores:
+            if cells:
+                cells.append(("  ", "label"))
+            if letter:
+                cells.append((f"{letter} ", "label"))
+            for core in cores:
+                part = use.part(core, allowed)
+                cells.append((CELLS[part] + " " * (step - 1), part))
+        lines = _wrap(cells, max(room - label - 4, 4))
+        head: Line = [(f"{group.name:<{label}}  ", "label")]
+        lines = [[*(head if number == 0 else [(" " * (label + 2), "label")]), *line] for number, line in
+                 enumerate(lines)]  # fmt: skip
+        if 0 <= group.index < len(per_l3) and top > 0:
+            share = min(max(per_l3[group.index] / top, 0.0), 1.0)
+            lines[0].append((" " * (step % 2) + _LEVELS[round(share * (len(_LEVELS) - 1))], "now"))
+        drawn.append((lines, max(_width(line) for line in lines)))
+    widest = max((width for _, width in drawn), default=0)
+    linked = max((sum(1 for g in block.groups if g.link == group.link) for group in block.groups if group.link >= 0),
+                 default=1)  # fmt: skip
+    fit = max((room + _GAP) // (widest + _GAP), 1)
+    fit = max(fit // linked * linked, 1)
+    columns = math.ceil(len(drawn) / math.ceil(len(drawn) / fit)) if drawn else 1
+    columns = min(math.ceil(columns / linked) * linked, fit)
+    rows: list[Line] = []
+    for start in range(0, len(drawn), columns):
+        some = drawn[start : start + columns]
+        for y in range(max(len(lines) for lines, _ in some)):
+            row: Line = []
+            for x, (lines, _) in enumerate(some):
+                line = lines[y] if y < len(lines) else []
+                row += line
+                if x + 1 < len(some):
+                    here, after = block.groups[start + x], block.groups[start + x + 1]
+                    same = y == 0 and here.link >= 0 and here.link == after.link
+                    row.append((" " * (widest - _width(line)), "label"))
+                    row.append((("── " if spaced else " ─ ") if same else " " * _GAP, "link"))
+            rows.append(row)
+    return rows
+
+
+def _wrap(cells: Line, width: int) -> list[Line]:
+    lines: list[Line] = [[]]
+    for cell in cells:
+        if lines[-1] and _width(lines[-1]) + len(cell[0].rstrip()) > width:
+            lines.append([])
+        lines[-1].append(cell)
+    return lines
+
+
+def _cut(line: Line, width: int) -> Line:
+    """Without the blanks that reach beyond `width`."""
+    over = max(_width(line) - width, 0)
+    return [*line[:-1], (line[-1][0][: len(line[-1][0]) - over], line[-1][1])] if over else line
+
+
+def _width(line: Line) -> int:
+    return sum(len(text) for text, _ in line)
+
+
+def legend(topology: Topology, use: Use, levels: bool = False) -> list[Line]:
+    """What the cells mean, as far as they occur; one line for each."""
+    allowed = frozenset(topology.allowed)
+    found = {use.part(core, allowed) for core in topology.cores}
+    items: list[Line] = [[(f"{cell} ", part), (NAMES[part], "label")] for part, cell in CELLS.items() if part in found]
+    if any(len(link) > 1 for link in topology.links):
+        items.append([("── ", "link"), ("one fabric link", "label")])
+    if levels:
+        items.append([("▆ ", "now"), ("memory traffic", "label")])
+    return items
+
+
+def with_legend(rows: list[Line], items: list[Line], width: int) -> list[Line]:
+    """The legend at the right of the rows where there is room for it, else below them."""
+    widest = max((len("".join(text for text, _ in row).rstrip()) for row in rows), default=0)
+    if len(items) <= len(rows) and widest + _LEGEND_GAP + max((_width(i) for i in items), default=0) <= width:
+        beside = [*items, *[[]] * (len(rows) - len(items))]
+        return [
+            [*_cut(row, widest), (" " * (widest - _width(_cut(row, widest)) + _LEGEND_GAP), "label"), *item]
+            if item
+            else row
+            for row, item in zip(rows, beside, strict=True)
+        ]
+    below: Line = []
+    for item in items:
+        below += [*item, ("   ", "label")]
+    return [*rows, [], below]
+
+
+class MachinePicture(_Chart):
+    """The picture with its legend; as high as it needs at the width that it has."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"machine--{part}" for part in (*CELLS, "label", "link", "now")}
+    DEFAULT_CSS = """
+    MachinePicture {
+        width: 100%;
+        height: auto;
+        & > .machine--target { color: $accent; text-style: bold; }
+        & > .machine--draft { color: $limit; text-style: bold; }
+        & > .machine--free { color: $foreground 60%; }
+        & > .machine--off { color: $foreground 40%; }
+        & > .machine--label { color: $foreground 60%; }
+        & > .machine--link { color: $foreground 40%; }
+        & > .machine--now { color: $now; }
+    }
+    """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._topology: Topology | None = None
+        self._use = Use()
+        self._per_l3: tuple[float, ...] = ()
+        self._top = 0.0
+        self._roomy_rows = ROOMY_ROWS
+
+    def set_roomy_rows(self, rows: int) -> None:
+        """How many rows there may be with cells drawn apart."""
+        if rows != self._roomy_rows:
+            self._roomy_rows = rows
+            self.redraw()
+            self.refresh(layout=True)
+
+    def show(self, topology: Topology | None, use: Use) -> None:
+        """Another machine, or other cores in use."""
+        if (topology, use) != (self._topology, self._use):
+            higher = topology is not self._topology
+            self._topology, self._use = topology, use
+            self.redraw()
+            if higher:
+                self.refresh(layout=True)
+
+    def show_traffic(self, per_l3: Sequence[float], top: float) -> None:
+        """Memory traffic by L3 group, of at most `top`; () when no counter tells."""
+        if tuple(per_l3) != self._per_l3 or top != self._top:
+            taller = bool(per_l3) != bool(self._per_l3)
+            self._per_l3, self._top = tuple(per_l3), top
+            self.redraw()
+            if taller:
+                self.refresh(layout=True)
+
+    def _lines(self, width: int) -> list[Line]:
+        if self._topology is None:
+            return [[("looking at the machine …", "label")]]
+        rows = picture(self._topology, self._use, width, self._per_l3, self._top, self._roomy_rows)
+        return with_legend(rows, legend(self._topology, self._use, bool(self._per_l3)), width)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self._lines(width))
+
+    def draw(self, width: int, height: int) -> list[list[Segment]]:
+        return [[Segment(text, self.style_of(f"machine--{part}")) for text, part in line]
+                for line in self._lines(width)]  # fmt: skip
+
+    @property
+    def text(self) -> str:
+        """What is drawn, without styles."""
+        return "\n".join(Strip([Segment(text) for text, _ in line]).text for line in self._lines(self.size.width))

@@ -1,0 +1,1 @@
+"""Measuring one way of running against another, and saying which is better."""

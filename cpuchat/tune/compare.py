@@ -1,0 +1,47 @@
+"""Whether a change made decoding faster, or whether that was noise."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cpuchat.telemetry import units
+from cpuchat.tune.measure import Measured
+
+LEAST_GAIN = 0.02
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """`gain` as a share of the rate before (0.05: 5 % faster); `needed` is the gain that would have been believed.
+
+    `keep` only above `needed`; `words` say it in one sentence.
+    """
+
+    keep: bool
+    gain: float
+    needed: float
+    words: str
+
+
+def verdict(before: Measured, after: Measured) -> Verdict:
+    """Keep a change only if it gains more than 2 % and more than twice the spread of the rounds.
+
+    The larger spread of the two measurements counts.
+    """
+    gained = after.tok_s - before.tok_s
+    enough = max(LEAST_GAIN * before.tok_s, 2 * max(before.spread, after.spread))
+    gain, needed = gained / before.tok_s, enough / before.tok_s
+    keep = gained > enough
+    rates = f"{units.rate(before.tok_s)} → {units.rate(after.tok_s)} tok/s"
+    if keep:
+        words = f"Keep it: {rates}, {percent(gain)}, more than the {100 * needed:.1f} % that chance could explain."
+    elif gained < -enough:
+        words = f"Revert it: {rates}, {percent(gain)}: it is slower."
+    else:
+        words = f"Revert it: {rates}, {percent(gain)}: no more than chance (a gain counts above {100 * needed:.1f} %)."
+    return Verdict(keep=keep, gain=gain, needed=needed, words=words)
+
+
+def percent(share: float) -> str:
+    """`+3.2 %`, `−1.0 %`; what rounds to nothing has no sign."""
+    text = f"{100 * abs(share):.1f} %"
+    return text if text == "0.0 %" else ("+" if share > 0 else "−") + text

@@ -1,0 +1,96 @@
+"""How fast a loaded model decodes right now: a few short greedy answers without drafters.
+
+Short, so that it can be done before and after every change of settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import AsyncGenerator, Callable
+from typing import ClassVar
+
+import msgspec
+
+from cpuchat.backend.base import GenerateRequest
+from cpuchat.errors import CpuchatError
+from cpuchat.protocol import LEAST_TOKENS, AnyEvent, Failed, GenerationFinished, Sampling, Speculation
+
+Answering = Callable[[GenerateRequest], AsyncGenerator[AnyEvent, None]]
+
+N_TOKENS = 64
+ROUNDS = 3
+_WARM_UP_TOKENS = 8
+
+# Texts that go on by themselves, continued without a chat template. Speed does not depend on what is written, only a
+# model that ends at once cannot be measured: then the next one is tried.
+PROMPTS = (
+    "Once upon a time there was a small town by a river, and in this town lived",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18,",
+    "Question: Explain in detail how a bicycle works.\nAnswer: A bicycle is",
+)
+
+
+class MeasureFailed(CpuchatError):
+    """No rate could be measured: the answers failed, were stopped, or were too short."""
+
+    code: ClassVar[str] = "measure_failed"
+    exit_code: ClassVar[int] = 13
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode rates in tokens per second: `tok_s` is the median of `rounds`, `spread` the largest less the smallest."""
+
+    tok_s: float
+    spread: float
+    rounds: tuple[float, ...]
+
+    @property
+    def relative_spread(self) -> float:
+        """`spread` as a share of `tok_s`."""
+        return self.spread / self.tok_s
+
+
+async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds: int = ROUNDS) -> Measured:
+    """Decode `rounds` times `n_tokens` tokens, after a short one that does not count.
+
+    Args:
+        answer: `Conversation.aside` or `Backend.generate` of a loaded model.
+        n_tokens: tokens of each round; a model that ends earlier is measured by what it wrote.
+
+    Raises:
+        MeasureFailed: the engine failed, it was stopped, or no answer reached 16 tokens (`n_tokens` if that is less).
+    """
+    least = min(LEAST_TOKENS, n_tokens)
+    written = 0
+    for prompt in PROMPTS:
+        await _decode(answer, prompt, _WARM_UP_TOKENS)
+        rates: list[float] = []
+        for _ in range(rounds):
+            finished = await _decode(answer, prompt, n_tokens)
+            written = max(written, finished.timings.predicted_n)
+            rate = finished.timings.predicted_per_second
+            if finished.timings.predicted_n < least or rate is None:
+                break
+            rates.append(rate)
+        else:
+            return Measured(tok_s=statistics.median(rates), spread=max(rates) - min(rates), rounds=tuple(rates))
+    raise MeasureFailed(
+        f"The model ends its answers after {written} tokens, which is too short to measure.", "Choose another model."
+    )
+
+
+async def _decode(answer: Answering, prompt: str, n_tokens: int) -> GenerationFinished:
+    """One answer, plain and greedy; its text is thrown away."""
+    request = GenerateRequest(
+        prompt=prompt, sampling=Sampling(temperature=0.0), max_tokens=n_tokens, speculation=Speculation()
+    )
+    async with contextlib.aclosing(answer(request)) as events:
+        async for event in events:
+            if isinstance(event, Failed):
+                raise MeasureFailed(f"The measurement failed: {event.message}", event.hint)
+            if isinstance(event, GenerationFinished):
+                if event.stop_reason == "cancelled":
+                    raise MeasureFailed("The measurement was stopped.", "Measure again when nothing else is running.")
+                return event
+    raise MeasureFailed("The measurement ended without figures.", "Measure again.")

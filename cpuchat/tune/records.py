@@ -1,0 +1,75 @@
+"""What was measured before and after a tuning plan was applied, kept in the plan's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from cpuchat.errors import CpuchatError
+from cpuchat.protocol import ModelInfo
+from cpuchat.tune.compare import Verdict, verdict
+from cpuchat.tune.measure import Measured
+
+Label = Literal["before", "after"]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement: of which model on which CPUs, and how many changes of each knob were in effect, of how many."""
+
+    label: Label
+    taken: str
+    model: str
+    fingerprint: str
+    cpus: tuple[int, ...]
+    measured: Measured
+    effect: dict[str, tuple[int, int]]
+
+
+def make(label: Label, model: ModelInfo, measured: Measured, effect: dict[str, tuple[int, int]]) -> Record:
+    return Record(
+        label=label,
+        taken=time.strftime("%Y-%m-%d %H:%M"),
+        model=model.name or Path(model.path).stem,
+        fingerprint=model.fingerprint,
+        cpus=model.cpus,
+        measured=measured,
+        effect=effect,
+    )
+
+
+def save(folder: Path, record: Record) -> None:
+    """Keep a measurement; it replaces the one with the same label.
+
+    Raises:
+        CpuchatError: it could not be written.
+    """
+    file = folder / f"{record.label}.json"
+    try:
+        file.write_bytes(msgspec.json.encode(record) + b"\n")
+    except OSError as error:
+        raise CpuchatError(f"The measurement could not be saved: {file}: {error.strerror}.") from None
+
+
+def load(folder: Path, label: Label) -> Record | None:
+    """The measurement with this label; None when there is none that can be read."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode((folder / f"{label}.json").read_bytes(), type=Record)
+    return None
+
+
+def judged(before: Record | None, after: Record | None) -> tuple[Verdict | None, str]:
+    """The verdict over both measurements, or None and why there is none."""
+    if before is None or after is None:
+        missing = " and ".join(label for label, record in (("before", before), ("after", after)) if record is None)
+        return None, f"not measured {missing}"
+    if before.fingerprint != after.fingerprint:
+        return None, f"before is {before.model}, after is {after.model}: measure both with the same model"
+    if before.cpus != after.cpus:
+        return None, "before and after were measured on different CPUs: measure both with the same settings"
+    if not any(now for now, _ in after.effect.values()):
+        return None, "nothing of the plan was in effect when it was measured after"
+    return verdict(before.measured, after.measured), ""

@@ -1,0 +1,191 @@
+"""Trying another use of the machine in the middle of a chat: measure, load again, measure, and go back if it fails.
+
+The chat goes on: the worker saves what it remembers of it before the model is loaded again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from cpuchat.backend.base import GenerateRequest
+from cpuchat.conversation import Conversation
+from cpuchat.errors import CpuchatError
+from cpuchat.protocol import AnyEvent, Failed, LoadProgress, ModelInfo, ModelLoaded, TextDelta, Unloaded
+from cpuchat.tune.arrangement import Arrangement
+from cpuchat.tune.compare import Verdict, verdict
+from cpuchat.tune.measure import Measured, measure_decode
+
+N_TOKENS = 48
+ROUNDS = 3
+
+Stage = Literal["before", "loading", "after", "back"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a trial is: the answer `number` of `of` that is measured, or how much of the load is done (0-1)."""
+
+    stage: Stage
+    number: int = 0
+    of: int = 0
+    done: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a trial ended.
+
+    `applied`: the model runs as was wanted. `before` and `after` are None where nothing was measured. `problem` is what
+    went wrong, in one or two sentences, "" if nothing did; `stopped`: the user stopped it; `lost`: no model is loaded
+    any more, because the worker died or the model could not be loaded as before.
+    """
+
+    applied: bool
+    before: Measured | None = None
+    after: Measured | None = None
+    problem: str = ""
+    stopped: bool = False
+    lost: bool = False
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether it was worth it; None when one of the measurements is missing."""
+        return verdict(self.before, self.after) if self.before and self.after else None
+
+    @property
+    def factor(self) -> float | None:
+        """How many times as fast as before."""
+        return self.after.tok_s / self.before.tok_s if self.before and self.after else None
+
+
+class Trial:
+    """One change of the arrangement. `run` once, from the conversation's event loop.
+
+    The settings of the conversation are those of the outcome afterwards; writing them to disk is the caller's.
+
+    Args:
+        measure: measure decoding before and after.
+        tell: called with every step, on the event loop.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        wanted: Arrangement,
+        tell: Callable[[Step], None] = lambda _: None,
+        *,
+        measure: bool = True,
+    ) -> None:
+        self.wanted = wanted
+        self.previous = Arrangement.of(conversation.settings)
+        self._conversation = conversation
+        self._tell = tell
+        self._measure = measure
+        self._stopped = False
+        self._left = False
+
+    async def stop(self) -> None:
+        """Stop as soon as possible. What is loaded then stays, or the model is loaded as it was before."""
+        self._stopped = True
+        await self._conversation.stop()
+
+    def leave(self) -> None:
+        """The program ends: nothing is loaded any more once the running step has been stopped."""
+        self._stopped = self._left = True
+
+    @property
+    def stopped(self) -> bool:
+        """It was asked to stop."""
+        return self._stopped
+
+    async def run(self) -> Outcome:
+        """Never raises for what the backend does."""
+        outcome = await self._run()
+        return dataclasses.replace(outcome, lost=self._conversation.model is None)
+
+    async def _run(self) -> Outcome:
+        before: Measured | None = None
+        model = self._conversation.model
+        if self._measure and model is not None:
+            try:
+                before = await self._decoding("before", model)
+            except CpuchatError as error:
+                return Outcome(False, problem="" if self._stopped else str(error), stopped=self._stopped)
+            if self._stopped:
+                return Outcome(False, before, stopped=True)
+        problem = await self._load(self.wanted, "loading", model)
+        if problem or self._conversation.model is None:
+            return await self._back(before, problem)
+        if before is None:
+            return Outcome(True, stopped=self._stopped)
+        try:
+            after = await self._decoding("after", self._conversation.model)
+        except CpuchatError as error:
+            return Outcome(True, before, problem="" if self._stopped else str(error), stopped=self._stopped)
+        return Outcome(True, before, after, stopped=self._stopped)
+
+    async def _back(self, before: Measured | None, problem: str) -> Outcome:
+        self._conversation.settings = self.previous.put_into(self._conversation.settings)
+        stopped = self._stopped and not problem
+        if not self._left:
+            again = await self._load(self.previous, "back", None)
+            if again:
+                problem = f"{problem} The model could not be loaded as before either: {again}".strip()
+        return Outcome(False, before, problem=problem, stopped=stopped)
+
+    async def _load(self, arrangement: Arrangement, stage: Stage, before: ModelInfo | None) -> str:
+        """Load the model again; returns what went wrong, "" also when it was stopped."""
+        conversation = self._conversation
+        conversation.settings = arrangement.put_into(conversation.settings)
+        self._tell(Step(stage))
+        problem = ""
+        try:
+            async with contextlib.aclosing(conversation.reload()) as events:
+                async for event in events:
+                    problem = self._watch(event, stage, before)
+        except (CpuchatError, OSError) as error:
+            problem = str(error)
+        return problem
+
+    def _watch(self, event: AnyEvent, stage: Stage, before: ModelInfo | None) -> str:
+        match event:
+            case Failed():
+                return f"{event.message} {event.hint}".strip()
+            case ModelLoaded():
+                lost = before is not None and before.draft and not event.model.draft
+                # A draft model that cannot be used is left out of a load, with a note.
+                return next(iter(event.model.notes[-1:]), "The draft model was not loaded.") if lost else ""
+            case LoadProgress() if event.total > 0:
+                self._tell(Step(stage, done=min(event.done / event.total, 1.0)))
+            case Unloaded() | _:
+                pass
+        return ""
+
+    async def _decoding(self, stage: Stage, model: ModelInfo) -> Measured:
+        """Raises CpuchatError."""
+        answers = 0
+
+        async def answer(request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+            nonlocal answers
+            # The first one is a short one that does not count.
+            self._tell(Step(stage, min(max(answers, 1), ROUNDS), ROUNDS))
+            answers += 1
+            speculation = self._conversation.speculation
+            if model.draft and "draft" in speculation.drafters:
+                # The others would know the text from the round before.
+                request = msgspec.structs.replace(
+                    request, speculation=msgspec.structs.replace(speculation, drafters=("draft",))
+                )
+            async with contextlib.aclosing(self._conversation.aside(request)) as events:
+                async for event in events:
+                    if self._stopped and isinstance(event, TextDelta):
+                        await self._conversation.stop()  # asked for between two answers
+                    yield event
+
+        return await measure_decode(answer, n_tokens=N_TOKENS, rounds=ROUNDS)

@@ -1,0 +1,303 @@
+"""How close decoding is to what the machine can do."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.protocol import (
+    GenerationFinished,
+    KVTraffic,
+    ModelInfo,
+    ModelLoaded,
+    PrefillProgress,
+    Speculation,
+    SpeculationFigures,
+    SpeculationUpdate,
+    TextDelta,
+    Timings,
+    Traffic,
+    Unloaded,
+)
+from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
+from cpuchat.telemetry.meter import Meter
+from cpuchat.telemetry.roofline import Decoding, Evaluated, Roofline, after_answer, better_depth, roofline
+
+GB = 1_000_000_000
+MODEL = ModelInfo(
+    path="/m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=4096,
+    n_ctx_train=4096, n_vocab=10, n_layer=1, n_threads=2, cpus=(0, 2), peak_read=50.0 * GB, cache_bytes=32 << 20,
+    traffic=Traffic(weights=2 * GB),
+)  # fmt: skip
+WITH_DRAFT = msgspec.structs.replace(
+    MODEL, draft_traffic=Traffic(weights=GB // 10), pass_ms=tuple(50.0 + 2 * n for n in range(32))
+)
+PLAIN = Evaluated(tokens=100, passes=100)
+DRAFTED = Evaluated(tokens=100, passes=40, draft_passes=160, draft_n=160)
+
+
+def decoding(tok_s: float, evaluated: Evaluated = PLAIN, n_past: int = 0) -> Decoding:
+    return Decoding(tok_s, tok_s, evaluated, evaluated, n_past)
+
+
+def with_(model: ModelInfo = MODEL, **more: object) -> ModelInfo:
+    return msgspec.structs.replace(model, **more)
+
+
+def test_plain_decoding():
+    now = roofline(MODEL, decoding(20))
+    assert now.bandwidth == now.estimate == pytest.approx(40 * GB)
+    assert now.utilization == pytest.approx(0.8)
+    assert now.ceiling_plain == pytest.approx(25)
+    assert now.ceiling_accepted is None
+    assert (now.source, now.limit, now.off, now.remark) == ("≈ model", "memory", "", "")
+    assert now.peak is not None
+    assert now.peak.source == "measured, 2 cores"
+    assert now.bytes_per_pass == 2 * GB
+
+
+def test_the_context_is_read_too():
+    long = with_(traffic=Traffic(weights=2 * GB, kv=(KVTraffic(bytes_per_token=100_000),)))
+    now = roofline(long, decoding(20, n_past=9_999))
+    assert now.bandwidth == pytest.approx(20 * 3 * GB)
+    assert now.ceiling_plain == pytest.approx(50 / 3)
+
+
+def test_drafting_reads_the_draft_model_as_often_as_it_was_asked():
+    now = roofline(WITH_DRAFT, decoding(25, DRAFTED))
+    # 2.5 tokens a pass: 10 passes a second over 2 GB, each with 4 passes over 0.1 GB
+    assert now.bandwidth == pytest.approx(10 * 2.4 * GB)
+    assert now.ceiling_plain == pytest.approx(25)
+    assert now.ceiling_accepted == pytest.approx(2.5 * 50 / 2.4)
+    # 5 tokens are computed for 2.5 that are written; 32 tokens take 112 ms
+    assert now.ceiling_compute == pytest.approx(32 / 0.112 / 2)
+    assert now.limit == "overhead"
+
+
+def test_compute_is_the_best_that_was_measured():
+    assert roofline(MODEL, decoding(20)).ceiling_compute is None
+    assert roofline(MODEL, decoding(20), 90.0).ceiling_compute == pytest.approx(90)
+    assert roofline(WITH_DRAFT, decoding(20), 90.0).ceiling_compute == pytest.approx(32 / 0.112)
+    assert roofline(WITH_DRAFT, decoding(20), 900.0).ceiling_compute == pytest.approx(900)
+
+
+def test_what_takes_most_of_a_pass_is_the_limit():
+    assert roofline(MODEL, decoding(20), 500.0).limit == "memory"
+    assert roofline(MODEL, decoding(10), 12.0).limit == "compute"
+    assert roofline(MODEL, decoding(10), 500.0).limit == "overhead"
+    assert roofline(MODEL, decoding(10)).limit == ""  # nothing known about compute
+    assert roofline(with_(peak_read=0.0), decoding(10), 12.0).limit == "compute"
+
+
+def test_more_than_the_peak_is_shown_and_called_wrong():
+    now = roofline(MODEL, decoding(30))
+    assert now.utilization == pytest.approx(1.2)
+    assert now.off == "calibration is off · measure again with cpuchat probe"
+    assert roofline(MODEL, decoding(26)).off == ""  # 104 %
+
+
+def test_a_little_more_than_the_caches_may_stay_there_in_part():
+    small = with_(traffic=Traffic(weights=60_000_000))
+    assert roofline(small, decoding(1000)).off == "more than memory gives: part of the weights stays in L3"
+
+
+def test_a_model_that_fits_the_caches_has_no_memory_limit():
+    toy = with_(traffic=Traffic(weights=8_000_000), draft_traffic=Traffic(weights=1_000_000))
+    now = roofline(toy, decoding(9000))
+    assert now.fits_cache
+    assert now.bandwidth == pytest.approx(72 * GB)
+    assert (now.utilization, now.ceiling_plain, now.off) == (None, None, "")
+    assert now.why_missing("utilization") == now.why_missing("ceiling_plain") == "weights fit in L3: no memory limit"
+
+
+def test_without_a_peak_there_is_a_figure_and_no_share():
+    now = roofline(with_(peak_read=0.0), decoding(20))
+    assert now.bandwidth == pytest.approx(40 * GB)
+    assert now.why_missing("utilization") == "no peak · run cpuchat probe"
+    assert now.why_missing("peak") == "not measured · run cpuchat probe"
+    unknown = roofline(with_(traffic=None), decoding(20))
+    assert unknown.why_missing("bandwidth") == "no estimate for this model"
+
+
+def counted(total: float, read: float | None = None, scope: str = "machine") -> MachineSample:
+    return MachineSample(bandwidth=Bandwidth(total * GB, "hsmp", scope, read=None if read is None else read * GB))  # type: ignore[arg-type]
+
+
+def test_a_counter_has_the_word_and_the_estimate_stays_beside_it():
+    now = roofline(MODEL, decoding(20), machine=counted(44, 42))
+    assert (now.source, now.bandwidth, now.estimate) == ("hsmp", 42 * GB, pytest.approx(40 * GB))
+    assert now.utilization == pytest.approx(0.84)
+    assert now.remark == ""
+    assert roofline(MODEL, decoding(20), machine=counted(44)).bandwidth == 44 * GB
+
+
+def test_a_counter_above_the_peak_is_called_wrong_where_nothing_else_explains_it():
+    over = roofline(MODEL, decoding(22), machine=counted(53))  # 106 % of the peak, 1.2 times the estimate
+    assert over.utilization == pytest.approx(1.06) and over.remark == ""
+    assert over.off == "calibration is off: counter above the peak"
+    assert roofline(MODEL, decoding(22), machine=counted(52)).off == ""
+    assert roofline(MODEL, decoding(10), machine=counted(53)).off == ""  # other load explains it
+
+
+def test_both_models_read_with_the_cores_that_were_measured():
+    apart = with_(WITH_DRAFT, cpus=(0, 1), draft_cpus=(4, 5))
+    peak = roofline(apart, decoding(20)).peak
+    assert peak is not None and (peak.source, peak.cpus) == ("measured, 4 cores", (0, 1, 4, 5))
+    among = roofline(with_(WITH_DRAFT, cpus=(0, 1), draft_cpus=(1,)), decoding(20)).peak
+    assert among is not None and (among.source, among.cpus) == ("measured, 2 cores", (0, 1))
+
+
+def test_counter_and_estimate_contradict_each_other():
+    assert roofline(MODEL, decoding(20), machine=counted(53)).remark == "other load on this machine"
+    assert roofline(MODEL, decoding(20), machine=counted(53, scope="process")).remark == ""
+    assert roofline(MODEL, decoding(20), machine=counted(9)).remark == "in cache, or the counter is off"
+    toy = with_(traffic=Traffic(weights=8_000_000))
+    assert roofline(toy, decoding(9000), machine=counted(1)).remark == ""
+
+
+def test_a_better_depth_is_told_when_it_was_measured():
+    costs = [10.0, 11.0, 12.0, 20.0, 30.0]
+    halves = ((100, 90), (100, 80), (100, 30), (100, 10))
+    # 1 + 0.9 + 0.8 tokens in 12 ms against 1 + 0.9 + 0.8 + 0.3 + 0.1 in 30 ms
+    assert better_depth(costs, halves, 4, 0.0) == "depth 2 would be 118 % faster"
+    assert better_depth(costs, halves[:2], 2, 0.0) == ""
+    assert better_depth(costs, ((100, 1),), 1, 500.0) == "no drafting would be 58 % faster"
+    assert better_depth(costs, halves, 0, 0.0) == ""  # adaptive: that is the controller's business
+    assert better_depth(costs, ((5, 5), (5, 0)), 2, 0.0) == ""  # too few to tell
+    assert better_depth((), halves, 4, 0.0) == ""
+
+
+def test_a_whole_answer_counts_what_its_decoding_evaluated():
+    timings = Timings(
+        prompt_n=100, prompt_ms=500, predicted_n=101, predicted_ms=5000, n_past=301,
+        speculation=SpeculationFigures(passes=40, draft_n=160, draft_passes=160),
+    )  # fmt: skip
+    now = after_answer(WITH_DRAFT, timings)
+    assert now.bandwidth == pytest.approx((40 * 2 + 160 * 0.1) / 5 * GB)
+    plain = after_answer(MODEL, msgspec.structs.replace(timings, speculation=None))
+    assert plain.bandwidth == pytest.approx(20 * 2 * GB)
+    assert plain.ceiling_compute == pytest.approx(200)
+    assert after_answer(MODEL, Timings(predicted_n=1)).bandwidth is None
+
+
+# The meter
+
+
+def written(meter: Meter, tok_s: float, seconds: float, start: int = 0) -> None:
+    for n in range(start, start + int(tok_s * seconds) + 1):
+        meter.observe(TextDelta(request_id=1, text="x", predicted_n=n + 1, at_ms=1e3 * n / tok_s), n / tok_s)
+
+
+def started(model: ModelInfo = MODEL, prompt: int = 100) -> Meter:
+    meter = Meter()
+    meter.expect(Speculation(drafters=("draft",)))
+    meter.observe(ModelLoaded(model=model), 0.0)
+    meter.request_started(0.0)
+    meter.observe(PrefillProgress(request_id=1, processed=prompt, total=prompt, cache_n=0), 0.5)
+    return meter
+
+
+def test_the_ceiling_is_known_before_the_first_answer():
+    meter = Meter()
+    meter.observe(ModelLoaded(model=MODEL), 0.0)
+    now = meter.figures().roofline
+    assert now.ceiling_plain == pytest.approx(25)
+    assert (now.bandwidth, now.why_missing("bandwidth")) == (None, "no answer yet")
+    meter.observe(Unloaded(), 1.0)
+    assert meter.figures().roofline.why_missing("ceiling_plain") == "no model loaded"
+
+
+def test_only_decoding_has_a_bandwidth_and_its_average_stays():
+    meter = started()
+    assert meter.figures().roofline.bandwidth is None
+    written(meter, 20, 4)
+    assert meter.figures().roofline.bandwidth == pytest.approx(40 * GB)
+    timings = Timings(prompt_n=100, prompt_ms=400, predicted_n=81, predicted_ms=8000, n_past=181)
+    meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 9.0)
+    now = meter.figures().roofline
+    assert now.bandwidth == pytest.approx(20 * GB)
+    assert now.utilization == pytest.approx(0.4)
+    meter.request_started(10.0)
+    assert meter.figures().roofline.bandwidth is None
+
+
+def test_the_prefill_of_a_long_prompt_tells_what_the_cores_can_compute():
+    meter = started()
+    written(meter, 20, 1)
+    assert meter.figures().roofline.ceiling_compute == pytest.approx(200)
+    short = started(prompt=20)
+    written(short, 20, 1)
+    assert short.figures().roofline.why_missing("ceiling_compute") == "needs a prompt of 64 tokens"
+
+
+def test_the_passes_of_the_last_second_count_while_writing():
+    meter = started(WITH_DRAFT)
+    written(meter, 20, 10)
+
+    def told(predicted_n: int, passes: int, draft_passes: int = 0) -> None:
+        figures = SpeculationFigures(passes=passes, draft_n=draft_passes, draft_passes=draft_passes)
+        meter.observe(SpeculationUpdate(request_id=1, predicted_n=predicted_n, figures=figures), 10.0)
+
+    for n in range(1, 7):  # plain at first
+        told(1 + 10 * n, 10 * n)
+    assert meter.figures().roofline.estimate == pytest.approx(20 * 2 * GB)
+    for n in range(1, 7):  # then 5 tokens a pass, with 4 passes of the draft model each
+        told(61 + 10 * n, 60 + 2 * n, 8 * n)
+    assert meter.figures().roofline.estimate == pytest.approx(4 * 2.4 * GB)
+
+
+def test_counters_are_averaged_over_the_answer():
+    meter = started()
+    meter.machine(MachineSample(Bandwidth(1e9, "umc", "machine"), Power(50, 100, "rapl")))  # reading the prompt
+    written(meter, 10, 1)
+    meter.machine(MachineSample(Bandwidth(20e9, "umc", "machine", per_l3=(1.0, 3.0)), Power(100, 200, "rapl")))
+    now = meter.figures().roofline
+    assert (now.bandwidth, now.source, now.watts, now.joules_per_token) == (20e9, "umc", 100, None)
+    assert now.why_missing("joules_per_token") == "answer too short"
+    written(meter, 10, 1, start=11)
+    meter.machine(MachineSample(Bandwidth(30e9, "umc", "machine", per_l3=(3.0, 5.0)), Power(120, 233, "rapl")))
+    assert meter.figures().roofline.bandwidth == 30e9
+    timings = Timings(predicted_n=22, predicted_ms=2100, n_past=122)
+    meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 9.0)
+    meter.machine(MachineSample(Bandwidth(1e9, "umc", "machine"), Power(40, 999, "rapl")))
+    now = meter.figures().roofline
+    assert (now.bandwidth, now.watts, now.joules_per_token) == (25e9, 110, pytest.approx(33 / 11))
+    assert now.counted is not None
+    assert now.counted.per_l3 == (2.0, 4.0)
+
+
+def test_why_there_is_no_counter_is_told():
+    meter = started()
+    assert meter.figures().roofline.why_missing("counted") == "counters not asked"
+    meter.machine(MachineSample(no_bandwidth="needs cpuchat-bwd", no_power="needs root"))
+    written(meter, 10, 1)
+    now = meter.figures().roofline
+    assert (now.why_missing("counted"), now.why_missing("watts")) == ("needs cpuchat-bwd", "needs root")
+    assert now.source == "≈ model"
+
+
+rates = st.none() | st.floats(0.01, 1e4)
+parts = st.builds(Evaluated, st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000))
+
+
+@given(
+    st.sampled_from([None, MODEL, WITH_DRAFT, with_(peak_read=0.0), with_(traffic=None), with_(cache_bytes=1 << 40)]),
+    st.builds(Decoding, rates, rates, parts, parts, st.integers(0, 10_000)),
+    rates,
+    st.sampled_from([None, counted(10), MachineSample(power=Power(1, 2, "x"), no_bandwidth="no")]),
+)
+def test_every_figure_is_there_or_says_why_not(
+    model: ModelInfo | None, now: Decoding, prefill: float | None, machine: MachineSample | None
+):
+    found = roofline(model, now, prefill, machine)
+    for field in dataclasses.fields(Roofline):
+        assert (getattr(found, field.name) is None) == bool(found.why_missing(field.name)), field.name
+
+
+def test_an_unknown_field_is_an_error():
+    with pytest.raises(AttributeError):
+        Roofline().why_missing("nonsense")

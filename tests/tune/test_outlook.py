@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat.hardware.topology import read_topology
+from cpuchat.protocol import ModelInfo
+from cpuchat.telemetry.meter import Meter
+from cpuchat.tune.arrangement import Arrangement
+from cpuchat.tune.outlook import Outlook, look_ahead
+from tests.hardware.trees import make_tree
+from tests.support.machines import ON_8_CORES, TRAFFIC, WITH_DRAFT, on, surveyed
+
+
+def outlook(tmp_path: Path, model: ModelInfo | None, in_use: Arrangement | None = None, known: bool = True) -> Outlook:
+    topology = read_topology(make_tree(tmp_path, "epyc-9354"))
+    return look_ahead(
+        topology,
+        surveyed(topology) if known else None,
+        None,
+        on(topology, model) if model is not None else None,
+        Meter().figures(),
+        in_use or Arrangement(),
+    )
+
+
+def test_without_a_draft_the_speed_is_bandwidth_by_bytes(tmp_path: Path) -> None:
+    first = outlook(tmp_path, ON_8_CORES).choices[0]
+    assert first.prediction is not None
+    kv = TRAFFIC.kv[0]
+    # One token is in the context, and llama.cpp reads its cache in steps.
+    least = 367e9 / (TRAFFIC.weights + 256 * kv.bytes_per_token)
+    assert least <= first.prediction.tok_s <= 367e9 / TRAFFIC.weights
+    assert first.recommended
+
+
+def test_layouts_with_cores_for_a_draft_need_one(tmp_path: Path) -> None:
+    choice = next(c for c in outlook(tmp_path, ON_8_CORES).choices if c.arrangement.draft_cores == "l3:7")
+    assert choice.prediction is None
+    assert "none is loaded" in choice.about
+
+
+def test_a_draft_on_one_l3_group_is_predicted_slower_and_why(tmp_path: Path) -> None:
+    found = outlook(tmp_path, WITH_DRAFT, Arrangement(draft_cores="l3:7"))
+    in_turn, apart = found.choices[0], next(c for c in found.choices if c.arrangement.draft_cores == "l3:7")
+    assert in_turn.prediction and apart.prediction
+    assert in_turn.prediction.tok_s > 3 * apart.prediction.tok_s
+    assert "does not fit the L3" in apart.about
+    assert "as fast as now" in found.advice
+
+
+def test_what_is_in_use_keeps_its_words(tmp_path: Path) -> None:
+    found = outlook(tmp_path, ON_8_CORES, Arrangement(cores="all"))
+    assert found.choices[0].arrangement == Arrangement(cores="all")
+    assert found.advice == ""
+
+
+@pytest.mark.parametrize("model", [None, ON_8_CORES], ids=["no model", "not measured"])
+def test_nothing_is_predicted_from_nothing(tmp_path: Path, model: ModelInfo | None) -> None:
+    found = outlook(tmp_path, model, known=False)
+    assert all(choice.prediction is None and choice.speed in ("", "needs a draft") for choice in found.choices)
+    assert "no speed is predicted" in found.choices[0].about

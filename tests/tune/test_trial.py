@@ -1,0 +1,118 @@
+"""Trying other cores with a real worker and a real database."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat import paths
+from cpuchat.backend.base import GenerateRequest
+from cpuchat.backend.local import LocalBackend
+from cpuchat.chats.store import ChatStore
+from cpuchat.conversation import Conversation
+from cpuchat.protocol import AnyEvent, ModelLoaded, TextDelta
+from cpuchat.settings import Settings
+from cpuchat.tui import machine_words
+from cpuchat.tune.arrangement import Arrangement
+from cpuchat.tune.trial import Step, Trial
+from tests.support.chatting import collect
+
+
+@contextlib.asynccontextmanager
+async def conversation(model: Path) -> AsyncIterator[Conversation]:
+    settings = Settings()
+    settings.hardware.probe = False
+    settings.speculation.drafters = "off"
+    settings.sampling.temperature = 0.0
+    settings.chat.max_tokens = 40
+    settings.engine.ctx = 2048
+    store = ChatStore(paths.chats_db())
+    core = Conversation(settings=settings, backend=LocalBackend(state_dir=paths.kv_dir()), store=store)
+    try:
+        assert isinstance((await collect(core.load_model(model))).events[-1], ModelLoaded)
+        yield core
+    finally:
+        await core.close()
+
+
+async def test_it_measures_loads_and_measures_again(tiny_model: Path) -> None:
+    steps: list[Step] = []
+    async with conversation(tiny_model) as core:
+        await collect(core.send("hello there, how are you doing on this fine day?"))
+        figures = core.figures().predicted_n
+        cpu = core.model.cpus[-1] if core.model else 0
+        outcome = await Trial(core, Arrangement(cores=str(cpu)), steps.append).run()
+        assert outcome.applied and outcome.problem == ""
+        assert outcome.before and outcome.after and outcome.verdict
+        assert core.model and core.model.cpus == (cpu,)
+        assert core.settings.engine.cores == str(cpu)
+        stages = [step.stage for step in steps]
+        assert sorted(set(stages), key=stages.index) == ["before", "loading", "after"]
+        assert [m.role for m in core.messages] == ["user", "assistant"]
+        assert figures == 40
+        events = await collect(core.send("and now?"))
+        assert events.timings.cache_n > 40
+
+
+async def test_cores_that_are_not_there_go_back(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        before = core.model
+        outcome = await Trial(core, Arrangement(cores="l3:4096"), measure=False).run()
+        assert not outcome.applied
+        assert "4096" in outcome.problem
+        assert core.settings.engine.cores == "auto"
+        assert core.model and before and core.model.cpus == before.cpus
+
+
+async def test_a_stop_before_the_load_changes_nothing(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        loaded = core.model
+
+        def stop(step: Step) -> None:
+            trial.leave()
+
+        trial = Trial(core, Arrangement(cores=str(loaded.cpus[0] if loaded else 0)), stop)
+        outcome = await trial.run()
+        assert outcome.stopped and not outcome.applied
+        assert core.model is loaded
+        assert core.settings.engine.cores == "auto"
+
+
+@pytest.mark.parametrize(("stage", "applied", "words"), [
+    ("before", False, "The settings are as they were before. No model is loaded now."),
+    ("after", True, "The new layout is saved; u goes back. No model is loaded now."),
+])  # fmt: skip
+async def test_a_worker_killed_in_the_middle_is_told_and_the_chat_can_go_on(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, stage: str, applied: bool, words: str
+) -> None:
+    steps: list[Step] = []
+    killed: list[int] = []
+    async with conversation(tiny_model) as core:
+        aside = core.aside
+
+        async def dies(request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+            if steps[-1].stage == stage and not killed:
+                request = msgspec.structs.replace(request, max_tokens=1500)  # long enough to be killed in the middle
+            async with contextlib.aclosing(aside(request)) as events:
+                async for event in events:
+                    if isinstance(event, TextDelta) and request.max_tokens == 1500 and not killed:
+                        assert core.backend.pid is not None
+                        killed.append(core.backend.pid)
+                        os.kill(core.backend.pid, signal.SIGKILL)
+                    yield event
+
+        monkeypatch.setattr(core, "aside", dies)
+        cpu = str(core.model.cpus[0] if core.model else 0)
+        outcome = await Trial(core, Arrangement(cores=cpu), steps.append).run()
+        assert killed
+        assert (outcome.applied, outcome.lost, outcome.stopped) == (applied, True, False)
+        assert "killed" in outcome.problem
+        assert machine_words.outcome(outcome).endswith(words)
+        assert core.settings.engine.cores == (cpu if applied else "auto")
+        assert isinstance((await collect(core.reload())).events[-1], ModelLoaded)
