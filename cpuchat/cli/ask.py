@@ -11,9 +11,11 @@ import click
 import msgspec
 
 from cpuchat.cli.options import (
+    cores_option,
     ctx_option,
     draft_of,
     experts_option,
+    memory_option,
     model_option,
     model_path,
     overridden,
@@ -64,6 +66,8 @@ Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or
     setting("--max-tokens", "chat.max_tokens", "Stop after N tokens; 0 is until the model ends."),
     click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times."),
     threads_option(),
+    cores_option(),
+    memory_option(),
     ctx_option(),
     setting("--batch", "engine.batch", "Prompt tokens that are computed at once."),
     setting("--cache-type-k", "engine.cache_type_k", "Number format of the K half of the KV cache."),
@@ -116,9 +120,9 @@ def ask(
     terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning)
     if note:
         terminal.note(f"cpuchat: {note}")
-    options = chosen.load_options(draft)
+    # One question does not pay for measuring the machine; what the app has measured is used.
+    options = msgspec.structs.replace(chosen.load_options(draft), probe=False)
     if not any(values[f"speculation__{name}"] for name in ("drafters", "draft_model")):
-        # One question does not pay for measuring the machine; what the app has measured is used.
         options = msgspec.structs.replace(options, calibrate=False)
     return asyncio.run(_answer(path, options, request, terminal, as_json=as_json))
 
@@ -209,8 +213,9 @@ class _Silent:
 async def _answer(
     path: Path, options: LoadOptions, request: GenerateRequest, terminal: Terminal, *, as_json: bool
 ) -> int:
-    from cpuchat.cli.render import error_json, json_line, summary, timings_json
+    from cpuchat.cli.render import error_json, json_line, roofline_json, summary, timings_json
     from cpuchat.cli.session import Answer, Session
+    from cpuchat.telemetry.roofline import after_answer
 
     answer = Answer()
     try:
@@ -224,6 +229,7 @@ async def _answer(
                 terminal.end_answer()
             finished = answer.finished
             assert finished is not None
+            roofline = after_answer(info, finished.timings)
             if as_json:
                 result = {
                     "text": answer.text,
@@ -233,10 +239,11 @@ async def _answer(
                     **({"draft_model": info.draft} if info.draft else {}),
                     "seed": finished.timings.seed,
                     "timings": timings_json(finished.timings),
+                    "roofline": roofline_json(roofline),
                 }
                 terminal.line(json_line(result))
             else:
-                terminal.note(summary(finished.timings, finished.stop_reason))
+                terminal.note(summary(finished.timings, finished.stop_reason, roofline))
             if finished.stop_reason == "context":
                 terminal.warn("cpuchat: the context is full; a larger one (--ctx) lets the answer go on.")
             return Interrupted.exit_code if finished.stop_reason == "cancelled" else 0

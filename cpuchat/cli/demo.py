@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpuchat.cli.options import DEMO, ctx_option, draft_of, model_path, overridden, stacked, threads_option
+from cpuchat.cli.options import (
+    DEMO,
+    cores_option,
+    ctx_option,
+    draft_of,
+    memory_option,
+    model_path,
+    overridden,
+    stacked,
+    threads_option,
+)
 from cpuchat.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -31,6 +41,8 @@ The demo model is a toy that knows cpuchat's own manual; for real work, give --m
 @stacked(
     click.option("--plain", is_flag=True, help="Answer three questions on standard output, with the figures."),
     threads_option(),
+    cores_option(),
+    memory_option(),
     ctx_option(),
 )
 def demo(plain: bool, **values: Any) -> int:

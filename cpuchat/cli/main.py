@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from click.exceptions import Abort, NoSuchOption
+from click.exceptions import Abort, NoArgsIsHelpError, NoSuchOption
 
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
@@ -25,6 +25,10 @@ _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
     "demo": ("cpuchat.cli.demo", "demo", "See it work with the demo model that comes along."),
     "models": ("cpuchat.cli.models", "models", "List models, pair drafts with them; write synthetic ones."),
+    "doctor": ("cpuchat.cli.doctor", "doctor", "What this machine is, and what keeps inference from being fast on it."),
+    "probe": ("cpuchat.cli.probe", "probe", "Measure how fast this machine reads its memory."),
+    "counters": ("cpuchat.cli.counters", "counters", "Hardware counters of memory traffic: what can be read, and how."),
+    "tune": ("cpuchat.cli.tune", "tune", "Plans for what only root may change, with the way back, measured."),
 }
 
 _EPILOG = """\b
@@ -68,6 +72,11 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.group(cls=_LazyGroup, invoke_without_command=True, context_settings=_CONTEXT, epilog=_EPILOG)
 @click.option("--model", "-m", metavar="FILE|REPO", help="Chat with this model; default: the one used last.")
 @click.option("--threads", type=int, metavar="N", help="Threads that compute; 0 chooses.")
+@click.option("--cores", metavar="LIST", help="Cores that compute: all, 0-7, l3:0-3, node:0, socket:0, 4/l3 or auto.")
+@click.option(
+    "--memory-policy", metavar="POLICY",
+    help="On which NUMA nodes memory is: auto, local, interleave, weighted, bind:0 or preferred:0.",
+)  # fmt: skip
 @click.option("--ctx", "ctx_size", type=int, metavar="N", help="Context size in tokens; 0 chooses.")
 @click.option(
     "--draft-model", metavar="FILE|REPO|none",
@@ -83,6 +92,8 @@ def cli(
     ctx: click.Context,
     model: str | None,
     threads: int | None,
+    cores: str | None,
+    memory_policy: str | None,
     ctx_size: int | None,
     draft_model: str | None,
     drafters: str | None,
@@ -95,6 +106,8 @@ def cli(
         given = {
             "--model": model,
             "--threads": threads,
+            "--cores": cores,
+            "--memory-policy": memory_policy,
             "--ctx": ctx_size,
             "--draft-model": draft_model,
             "--drafters": drafters,
@@ -110,6 +123,8 @@ def cli(
 
     values = {
         "engine__threads": threads,
+        "engine__cores": cores,
+        "engine__memory": memory_policy,
         "engine__ctx": ctx_size,
         "speculation__draft_model": draft_model,
         "speculation__drafters": drafters,
@@ -126,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return result if isinstance(result, int) else 0
+    except NoArgsIsHelpError as error:
+        return _show_help(error, arguments)
     except click.ClickException as error:
         return _fail(_from_click(error), arguments)
     except CpuchatError as error:
@@ -158,6 +175,17 @@ def _never_fail_to_print() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _show_help(error: NoArgsIsHelpError, arguments: Sequence[str]) -> int:
+    """A group without its command: its help says what there is. Wrong usage all the same."""
+    if "--json" in arguments:
+        return _fail(UsageError("A command is missing.", f"See {error.ctx.command_path} --help."), arguments)
+    try:
+        print(error.ctx.get_help(), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        return _reader_gone()
+    return UsageError.exit_code
 
 
 def _from_click(error: click.ClickException) -> UsageError:

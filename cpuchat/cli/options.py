@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -88,6 +87,22 @@ def threads_option() -> Decorator:
     return setting("--threads", "engine.threads", "Threads that compute; 0 chooses.")
 
 
+def cores_option() -> Decorator:
+    return setting(
+        "--cores", "engine.cores",
+        "Cores that compute: `auto`, `all`, CPUs such as 0-7, l3:0, node:0, socket:0, or 4/l3 (4 of each L3 group).",
+        metavar="WORDS",
+    )  # fmt: skip
+
+
+def memory_option() -> Decorator:
+    return setting(
+        "--memory-policy", "engine.memory",
+        "NUMA nodes that memory is taken from: `auto`, `local`, `interleave`, `weighted`, bind:0, or preferred:0.",
+        metavar="WORDS",
+    )  # fmt: skip
+
+
 def ctx_option() -> Decorator:
     return setting("--ctx", "engine.ctx", "Context size in tokens; 0 chooses.")
 
@@ -111,8 +126,8 @@ def speculation_options() -> Decorator:
         ),
         setting(
             "--draft-cores", "speculation.draft_cores",
-            "CPUs of the draft model: `shared` (all, in turn), a list such as 4-7 (at the same time), or `auto`.",
-            metavar="LIST",
+            "Cores of the draft model: `shared` (all, in turn), 4-7 or l3:0 (its own, at the same time), or `auto`.",
+            metavar="WORDS",
         ),
     )  # fmt: skip
 
@@ -142,24 +157,30 @@ def overridden(values: Mapping[str, Any], base: Settings | None = None) -> Setti
         SettingsError: config.toml is not valid.
         UsageError: values that do not go together, or more threads than CPUs.
     """
+    result = laid_over(values, base)
+    _check(result)
+    return result
+
+
+def laid_over(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
+    """As `overridden`, for commands that do not compute: whether this machine can follow is not asked."""
     tables = msgspec.to_builtins(base or settings.load())
     for name, value in values.items():
         table, separator, key = name.partition("__")
         if separator and value is not None:
             tables[table][key] = value
     try:
-        result = msgspec.convert(tables, Settings)
+        return msgspec.convert(tables, Settings)
     except msgspec.ValidationError as error:
         key, reason = settings.explained(error)
         raise UsageError(f"{key}: {reason}.") from None
-    _check(result)
-    return result
 
 
 def _check(chosen: Settings) -> None:
+    from cpuchat.hardware.sysfs import own_cpus
+
     engine = chosen.engine
-    allowed = len(os.sched_getaffinity(0))
-    if engine.threads > allowed:
+    if engine.threads > 0 and engine.threads > (allowed := len(own_cpus())):
         raise UsageError(
             f"{engine.threads} threads are more than the {allowed} CPUs that this process may use.",
             f"Give --threads {allowed} or less, or 0 to let cpuchat choose.",

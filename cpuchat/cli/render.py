@@ -7,12 +7,15 @@ import os
 import re
 import shutil
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from cpuchat.errors import CpuchatError
 from cpuchat.protocol import LoadProgress, PrefillProgress, SpeculationFigures, StopReason, Timings
 from cpuchat.telemetry import units
 from cpuchat.text import Cleaner, clean
+
+if TYPE_CHECKING:
+    from cpuchat.telemetry.roofline import Roofline
 
 STOP_WORDS: dict[StopReason, str] = {
     "end": "end",
@@ -154,14 +157,26 @@ class Terminal:
             self._err = None  # nobody listens; the answer still counts
 
 
+def paragraph(text: str, first: str = "", rest: str = "") -> list[str]:
+    """`text` in lines as wide as the terminal, at most 100 characters; `first` and `rest` are put before them."""
+    import textwrap
+
+    return textwrap.wrap(text, columns(), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
+def columns() -> int:
+    """How wide text is to be: as the terminal, 40 to 100 characters; 100 without one."""
+    return max(40, min(shutil.get_terminal_size((100, 24)).columns, 100))
+
+
 def error_text(error: CpuchatError) -> str:
     """The form of every failure on stderr: what happened, and below it what to do."""
     hint = f"\n  {error.hint}" if error.hint else ""
     return clean(f"cpuchat: {error.message}{hint}")
 
 
-def summary(timings: Timings, stop_reason: StopReason) -> str:
-    """The figures of one answer in one line."""
+def summary(timings: Timings, stop_reason: StopReason, roofline: Roofline | None = None) -> str:
+    """The figures of one answer in one line; `roofline` is that of the answer."""
     tokens = "1 token" if timings.predicted_n == 1 else f"{timings.predicted_n:,} tokens"
     parts = [tokens, _rate(timings.predicted_per_second)]
     if timings.predicted_n:
@@ -170,6 +185,8 @@ def summary(timings: Timings, stop_reason: StopReason) -> str:
         f"prompt {_rate(timings.prompt_per_second)} ({timings.prompt_n:,} new, {timings.cache_n:,} reused)",
     )
     parts += _drafting(timings)
+    if roofline is not None:
+        parts += _bandwidth(roofline)
     parts.append(STOP_WORDS[stop_reason])
     return " · ".join(parts)
 
@@ -186,6 +203,16 @@ def _drafting(timings: Timings) -> list[str]:
         return [f"{share} of {timings.draft_n:,} drafted accepted" + (f" ({', '.join(figures)})" if figures else "")]
     reason = timings.speculation.reason if timings.speculation is not None else ""
     return [f"speculation off: {reason.removeprefix('off: ').rstrip('.')}"] if reason else []
+
+
+def _bandwidth(roofline: Roofline) -> list[str]:
+    """`44 of 51 GB/s (86 %)`: what the model read, against the measured peak."""
+    if roofline.estimate is None or roofline.peak is None:
+        return []
+    if roofline.utilization is None:
+        return [roofline.why_missing("utilization")]
+    share = f"{100 * roofline.utilization:.0f} %{f', {roofline.off}' if roofline.off else ''}"
+    return [f"{units.bandwidth(roofline.estimate)} of {units.bandwidth(roofline.peak.bytes_per_s)} GB/s ({share})"]
 
 
 def _rate(value: float | None) -> str:
@@ -217,6 +244,29 @@ def timings_json(timings: Timings) -> dict[str, Any]:
     return fields
 
 
+def roofline_json(roofline: Roofline) -> dict[str, Any]:
+    """How close the answer came to what this machine can do; null where it is not known.
+
+    Bytes per second; `bandwidth` is what the model reads by its header, `peak` what was measured with the same cores,
+    `utilization` the one by the other. `ceilings` in tok/s. `limit`: what takes most of a pass.
+    """
+    return {
+        "bandwidth": roofline.estimate,
+        "source": "model",
+        "bytes_per_pass": roofline.bytes_per_pass,
+        "peak": roofline.peak.bytes_per_s if roofline.peak is not None else None,
+        "peak_source": roofline.peak.source if roofline.peak is not None else None,
+        "utilization": roofline.utilization,
+        "ceilings": {
+            "no_draft": roofline.ceiling_plain,
+            "this_acceptance": roofline.ceiling_accepted,
+            "compute": roofline.ceiling_compute,
+        },
+        "limit": roofline.limit or None,
+        "note": roofline.off or (roofline.why_missing("utilization") if roofline.estimate is not None else ""),
+    }
+
+
 def _speculation_json(timings: Timings, figures: SpeculationFigures) -> dict[str, Any]:
     """`by_position` counts for the first, second, ... token of a draft; `reason` says why nothing is drafted, "" if
     something is."""
@@ -225,6 +275,7 @@ def _speculation_json(timings: Timings, figures: SpeculationFigures) -> dict[str
         "tokens_per_pass": timings.tokens_per_pass,
         "speed_up": timings.speed_up,
         "plain_ms": figures.plain_ms,
+        "draft_passes": figures.draft_passes,
         "draft_ms": figures.draft_ms,
         "depth": figures.depth,
         "overlap": figures.overlap,

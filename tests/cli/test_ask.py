@@ -51,7 +51,7 @@ def test_json_is_one_object_with_text_stop_reason_and_timings(tiny_model: Path) 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
     result = json.loads(done.stdout)
-    assert list(result) == ["text", "reasoning", "stop_reason", "model", "seed", "timings"]
+    assert list(result) == ["text", "reasoning", "stop_reason", "model", "seed", "timings", "roofline"]
     assert result["text"]
     assert result["stop_reason"] == "max_tokens"
     assert result["model"] == "tiny"
@@ -63,6 +63,9 @@ def test_json_is_one_object_with_text_stop_reason_and_timings(tiny_model: Path) 
     assert timings["predicted_per_second"] == pytest.approx(1e3 * 15 / timings["predicted_ms"])
     assert timings["prompt_per_second"] == pytest.approx(1e3 * timings["prompt_n"] / timings["prompt_ms"])
     assert "draft_n" not in timings
+    read = result["roofline"]
+    assert read["source"] == "model"
+    assert read["bandwidth"] == pytest.approx(read["bytes_per_pass"] * timings["predicted_per_second"])
 
 
 def test_json_and_plain_output_hold_the_same_text(tiny_model: Path) -> None:

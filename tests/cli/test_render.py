@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.cli.ask import compose
-from cpuchat.cli.render import Terminal, json_line, size, summary, timings_json
+from cpuchat.cli.render import Terminal, json_line, roofline_json, size, summary, timings_json
 from cpuchat.errors import UsageError
-from cpuchat.protocol import DrafterCount, LoadProgress, SpeculationFigures, Timings
+from cpuchat.protocol import DrafterCount, LoadProgress, ModelInfo, SpeculationFigures, Timings, Traffic
+from cpuchat.telemetry.roofline import after_answer
 
 FULL = Timings(
     cache_n=1024, prompt_n=512, prompt_ms=1954.2, predicted_n=412, predicted_ms=9951.6, ttft_ms=210.0, seed=7
@@ -138,6 +139,37 @@ def test_json_timings_say_why_nothing_was_drafted() -> None:
     assert fields["speculation"]["reason"] == "off: nothing is predictable here"
     assert fields["speculation"]["speed_up"] is None
     assert "speculation" not in timings_json(FULL)
+
+
+MODEL = ModelInfo(
+    path="m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=8192,
+    n_ctx_train=8192, n_vocab=1, n_layer=1, n_threads=2, cpus=(0, 1), peak_read=51e9, cache_bytes=32 << 20,
+    traffic=Traffic(weights=1_000_000_000),
+)  # fmt: skip
+
+
+def test_the_summary_has_the_bandwidth_where_there_is_a_peak() -> None:
+    text = summary(FULL, "end", after_answer(MODEL, FULL))
+    assert text.endswith(" · 41 of 51 GB/s (81 %) · end")  # 41.3 tok/s x 1 GB
+    unmeasured = msgspec.structs.replace(MODEL, peak_read=0.0)
+    assert "GB/s" not in summary(FULL, "end", after_answer(unmeasured, FULL))
+    small = msgspec.structs.replace(MODEL, traffic=Traffic(weights=8_000_000))
+    assert summary(FULL, "end", after_answer(small, FULL)).endswith(" · weights fit in L3: no memory limit · end")
+    slow = msgspec.structs.replace(MODEL, peak_read=20e9)
+    assert "(206 %, calibration is off · " in summary(FULL, "end", after_answer(slow, FULL))
+
+
+def test_json_carries_the_bandwidth_and_what_it_is_held_against() -> None:
+    found = json.loads(json_line(roofline_json(after_answer(MODEL, FULL))))
+    assert found["bandwidth"] == pytest.approx(1e9 * 411 / 9.9516)
+    assert found["utilization"] == pytest.approx(found["bandwidth"] / 51e9)
+    assert (found["peak"], found["peak_source"], found["bytes_per_pass"]) == (51e9, "measured, 2 cores", 1e9)
+    assert found["ceilings"]["no_draft"] == pytest.approx(51)
+    assert found["ceilings"]["this_acceptance"] is None
+    assert found["limit"] == "memory"
+    unmeasured = roofline_json(after_answer(msgspec.structs.replace(MODEL, peak_read=0.0), FULL))
+    assert unmeasured["utilization"] is None
+    assert unmeasured["note"] == "no peak · run cpuchat probe"
 
 
 @given(st.text())

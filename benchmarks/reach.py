@@ -1,0 +1,157 @@
+"""How much of the measured read bandwidth decoding reaches, and whether the utilization that is shown is right.
+
+    python benchmarks/reach.py [--quick] [--rounds N] [--tokens N] [--threads N] [--only Q8_0,F16,Q4_K_M]
+
+Probe and decode take turns, so that each share is of the bandwidth that this very minute had to give.
+The figure by hand knows nothing of cpuchat's own arithmetic: tensors as the `gguf` package lists them, the KV cache
+from the header's numbers, tok/s from the clock of this process, and a probe made for this round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import WORK, MeasureError, Row, Target, arguments, machine, report, run_main, say
+from models import model, words
+from product import GREEDY
+
+from cpuchat.backend.base import GenerateRequest
+from cpuchat.backend.local import LocalBackend
+from cpuchat.hardware.bandwidth.probe import measure
+from cpuchat.hardware.cpus import default_threads
+from cpuchat.protocol import Failed, GenerationFinished, LoadOptions, ModelInfo, TextDelta
+from cpuchat.telemetry.meter import Figures, Meter
+
+PROMPT_TOKENS = 32
+SHAPE = "1.5b"
+QUANTIZATIONS = ("Q8_0", "F16", "Q4_K_M")
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One answer: what the app shows, and tok/s by the clock of this process."""
+
+    figures: Figures
+    tok_s: float
+    n_past: float
+
+
+async def decode(backend: LocalBackend, meter: Meter, prompt: str, n_tokens: int) -> Decoded:
+    """Raises MeasureError."""
+    meter.request_started(time.monotonic())
+    points: list[tuple[float, int]] = []
+    finished: GenerationFinished | None = None
+    async for event in backend.generate(GenerateRequest(prompt=prompt, sampling=GREEDY, max_tokens=n_tokens)):
+        meter.observe(event, time.monotonic())
+        if isinstance(event, TextDelta):
+            points.append((event.at_ms, event.predicted_n))
+        elif isinstance(event, GenerationFinished):
+            finished = event
+        elif isinstance(event, Failed):
+            raise MeasureError(event.message)
+    if finished is None or len(points) < 2:
+        raise MeasureError("nothing was written")
+    (start, first), (end, last) = points[0], points[-1]
+    return Decoded(meter.figures(), 1e3 * (last - first) / (end - start), finished.timings.n_past - n_tokens / 2)
+
+
+def bytes_by_hand(file: Path, n_past: float) -> float:
+    """What a token reads: every tensor but an embedding table that is not the output matrix, and an f16 KV cache."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(file)
+    names = {tensor.name for tensor in reader.tensors}
+    total = sum(
+        int(tensor.n_bytes)
+        for tensor in reader.tensors
+        if tensor.name != "token_embd.weight" or "output.weight" not in names
+    )
+
+    def number(key: str) -> int:
+        field = reader.fields[f"{architecture}.{key}"]
+        return int(field.parts[field.data[0]][0])
+
+    field = reader.fields["general.architecture"]
+    architecture = bytes(field.parts[field.data[0]]).decode()
+    head = number("embedding_length") // number("attention.head_count")
+    return total + n_past * number("block_count") * number("attention.head_count_kv") * 2 * head * 2
+
+
+async def reach(quantization: str, rounds: int, n_tokens: int, n_threads: int) -> tuple[list[Row], str]:
+    """Probe and decode in turn. The rows, and one sentence about what limits it."""
+    file = model(SHAPE, quantization)
+    backend, meter = LocalBackend(), Meter()
+    shown: list[float] = []
+    by_hand: list[float] = []
+    read: list[float] = []
+    peaks: list[float] = []
+    limit = ""
+    try:
+        info = await _load(backend, meter, file, n_threads)
+        for number in range(rounds):
+            peak = measure(info.cpus, rounds=3).bytes_per_s
+            answer = await decode(backend, meter, words(PROMPT_TOKENS, number), n_tokens)
+            roofline = answer.figures.roofline
+            if roofline.utilization is None:
+                raise MeasureError(roofline.why_missing("utilization"))
+            needed = bytes_by_hand(file, answer.n_past) * answer.tok_s
+            say(f"  round {number + 1}/{rounds} {quantization}: {needed / 1e9:.1f} of {peak / 1e9:.1f} GB/s")
+            shown.append(100 * roofline.utilization)
+            by_hand.append(100 * needed / info.peak_read)
+            read.append(needed / 1e9)
+            peaks.append(peak / 1e9)
+            limit = roofline.limit or "not known"
+    finally:
+        await backend.close()
+    name = f"{SHAPE} {quantization}"
+    share = statistics.median(a / b for a, b in zip(read, peaks, strict=True))
+    rows = [
+        Row(f"{name}: utilization as shown, by hand", "%", shown, by_hand, Target(0.99)),
+        Row(f"{name}: the same, not above", "%", shown, by_hand, Target(1.01, at_least=False)),
+        Row(f"{name}: read by decoding, probe beside it", "GB/s", read, peaks),
+    ]
+    remark = f"{name}: decoding reaches {100 * share:.0f} % of the measured peak; what takes most of a pass: {limit}"
+    return rows, remark
+
+
+async def _load(backend: LocalBackend, meter: Meter, file: Path, n_threads: int) -> ModelInfo:
+    options = LoadOptions(n_ctx=1024, n_threads=n_threads, probe=True, calibrate=True)
+    async for event in backend.load(file, options):
+        meter.observe(event, time.monotonic())
+        if isinstance(event, Failed):
+            raise MeasureError(f"{event.message} {event.hint}")
+    info = backend.model
+    if info is None or not info.peak_read:
+        raise MeasureError("the read bandwidth could not be measured")
+    return info
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", default=",".join(QUANTIZATIONS), help="quantizations, with commas between them")
+    parser.add_argument("--tokens", type=int, default=0, help="per answer (0: the script's choice)")
+    parser.add_argument("--threads", type=int, default=0, help="0: cpuchat's choice")
+
+
+def main() -> None:
+    options = arguments(__doc__, _options)
+    # What passes cost and how fast memory is are measured once and kept; not in the user's own folder.
+    os.environ["CPUCHAT_CACHE_DIR"] = str(WORK / "cache")
+    where = machine()
+    rounds, tokens = (1, 16) if options.quick else (options.rounds or 7, options.tokens or 96)
+    rows: list[Row] = []
+    remarks: list[str] = []
+    for quantization in options.only.split(","):
+        more, remark = asyncio.run(reach(quantization, rounds, tokens, options.threads or default_threads()))
+        rows += more
+        remarks.append(remark)
+    report("reach", where, rows, quick=options.quick, remarks=remarks)
+
+
+if __name__ == "__main__":
+    run_main(main)

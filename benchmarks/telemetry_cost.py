@@ -1,0 +1,283 @@
+"""What telemetry costs: CPU time of sampling counters, of working out the figures and of showing them, at 4 Hz.
+
+    python benchmarks/telemetry_cost.py [--quick] [--rounds 5]
+
+Counters: what opens on this machine, and every other source on a made-up server of its kind (two sockets, 24 memory
+channels, 24 L3 groups, 128 threads). There files are real files, and reading a counter is a real read of a real perf
+event, one that software counts; reading a hardware counter of another socket costs some microseconds more, and HSMP's
+answer is made up. The panel is drawn as wide as in the app in a terminal of 40 rows that nobody sees; what the same
+loop costs without it is subtracted.
+
+CPU time of the process, user and system, by the time that passes at four samples a second, in percent of one core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from common import Row, Target, arguments, machine, report, run_main, say
+
+from cpuchat.hardware.counters.base import Kernel
+from cpuchat.hardware.counters.collector_file import content_of
+from cpuchat.hardware.counters.perf_events import TASK_CLOCK, TYPE_SOFTWARE, attributes, system_call
+from cpuchat.hardware.monitor import Monitor
+from cpuchat.hardware.topology import read_topology
+from cpuchat.protocol import ModelInfo, ModelLoaded, PrefillProgress, TextDelta, Traffic
+from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
+from cpuchat.telemetry.meter import Meter
+from tests.hardware.counters.simulated import old_fabric, pmu, umc
+from tests.hardware.trees import GIB, Machine, server, write
+
+HZ = 4
+LIMIT = 1.0
+WALL = 1_700_000_000.0
+TURIN = Machine("AMD EPYC 9655 96-Core Processor", 26, 2, 12, 8, sockets=2, memory=768 * GIB)
+MILAN = Machine("AMD EPYC 7763 64-Core Processor", 25, 1, 8, 8, sockets=2, memory=512 * GIB)
+XEON = Machine(
+    "Intel(R) Xeon(R) Platinum 8592+", 6, 207, 1, 64, sockets=2, vendor="GenuineIntel", flags="fpu", memory=512 * GIB
+)
+THREADS = 128
+SAMPLE = MachineSample(Bandwidth(4e11, "umc", "machine", 3e11, 1e11, (2e10,) * 24), Power(500.0, 9.0, "rapl"))
+
+
+def _perf(attr: bytes, pid: int, cpu: int, flags: int) -> int:
+    """A software event in place of the one that was asked for: reading it takes the same system call."""
+    own = attributes(TYPE_SOFTWARE, (TASK_CLOCK, 0, 0), user_only=True)
+    return system_call(own, max(pid, 0), -1, flags)
+
+
+def _ioctl(fd: int, request: int, buffer: bytearray) -> None:
+    message = struct.unpack_from("=I", buffer, 0)[0]
+    struct.pack_into("=I", buffer, 8, 250_000 if message == 4 else 614 << 20 | 400 << 8 | 65)
+
+
+SIMULATED = Kernel(perf_event_open=_perf, ioctl=_ioctl, wall=lambda: WALL)
+
+
+def _rapl(root: Path) -> None:
+    for package in range(2):
+        base = f"sys/class/powercap/intel-rapl:{package}"
+        write(root, {f"{base}/name": f"package-{package}", f"{base}/energy_uj": "5"})
+
+
+def _hsmp_mailbox(root: Path) -> None:
+    write(root, {"dev/hsmp": ""})
+
+
+def _hsmp_files(root: Path) -> None:
+    for socket in range(2):
+        base = f"sys/devices/platform/AMDI0097:0{socket}"
+        write(root, {f"{base}/ddr_max_bw": "614", f"{base}/ddr_utilised_bw_input": "400",
+                     f"{base}/hwmon/hwmon{socket}/power1_input": "250000000"})  # fmt: skip
+
+
+def _umc(root: Path) -> None:
+    for channel in range(24):
+        umc(root, channel, "0" if channel < 12 else "96")
+    pmu(root, "amd_df", 10, "0,96", {"event": "config:0-7,32-37", "umask": "config:8-15,24-27"})
+    _rapl(root)
+
+
+def _fabric(root: Path) -> None:
+    old_fabric(root, "0,64")
+    _rapl(root)
+
+
+def _imc(root: Path) -> None:
+    for number in range(8):
+        names = {"cas_count_read": "event=0x05,umask=0xcf", "cas_count_write": "event=0x05,umask=0xf0"}
+        pmu(root, f"uncore_imc_{number}", 30 + number, "0,64", {"event": "config:0-7", "umask": "config:8-15"}, names)
+    _rapl(root)
+
+
+def _mbm(root: Path) -> None:
+    write(root, {f"sys/fs/resctrl/mon_data/mon_L3_{n:02}/mbm_total_bytes": "123456789012" for n in range(24)})
+    write(root, {"sys/fs/resctrl/info/L3_MON/num_rmids": "256"})
+    _rapl(root)
+
+
+def _threads(root: Path) -> None:
+    (root / f"proc/{os.getpid()}").symlink_to(f"/proc/{os.getpid()}")
+    _rapl(root)
+
+
+def _collector(root: Path) -> None:
+    write(root, {"run/cpuchat/bandwidth.json": json.dumps(content_of(SAMPLE, WALL, 1.2e12))})
+
+
+SOURCES: dict[str, tuple[Machine, Callable[[Path], None], str]] = {
+    "collector's file": (TURIN, _collector, "umc by collector"),
+    "HSMP files": (TURIN, _hsmp_files, "hsmp"),
+    "HSMP mailbox": (TURIN, _hsmp_mailbox, "hsmp"),
+    "AMD memory controllers and links, RAPL": (TURIN, _umc, "umc"),
+    "AMD data fabric, RAPL": (MILAN, _fabric, "amd_df"),
+    "Intel memory controllers, RAPL": (XEON, _imc, "imc"),
+    "resctrl, RAPL": (TURIN, _mbm, "mbm"),
+    f"core counters of {THREADS} threads, RAPL": (TURIN, _threads, "core counters, estimated"),
+}
+
+
+@contextmanager
+def waiting_threads(count: int) -> Iterator[None]:
+    stop = threading.Event()
+    threads = [threading.Thread(target=stop.wait, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def percent(call: Callable[[float], object], samples: int) -> float:
+    """CPU of `samples` calls, four of them to the second; each gets the time that it would be."""
+    began = time.process_time()
+    for number in range(samples):
+        call(100 + number / HZ)
+    return 100 * (time.process_time() - began) / (samples / HZ)
+
+
+def sampling(monitor: Monitor, samples: int, rounds: int) -> list[float]:
+    found: list[float] = []
+    for number in range(rounds):
+        start = 1 + number * samples  # the clock goes on from round to round
+        found.append(percent(lambda now, start=start: monitor.sample(now + start / HZ), samples))
+    return found
+
+
+def simulated(name: str, samples: int, rounds: int) -> list[float]:
+    kind, files, wanted = SOURCES[name]
+    with tempfile.TemporaryDirectory() as folder, waiting_threads(THREADS if files is _threads else 0):
+        root = server(Path(folder), kind)
+        files(root)
+        monitor = Monitor(read_topology(root), os.getpid(), root, kernel=SIMULATED)
+        monitor.sample(1.0)
+        monitor.sample(50.0)
+        if monitor.sources[:1] != (wanted,) or len(monitor.sources) < 2:
+            raise SystemExit(f"{name}: {monitor.sources or monitor.refusals} opened instead")
+        try:
+            return sampling(monitor, samples, rounds)
+        finally:
+            monitor.close()
+
+
+def answering() -> Meter:
+    """A meter in the middle of an answer."""
+    meter = Meter()
+    traffic = Traffic(weights=1_600_000_000, row=2000)
+    model = ModelInfo(
+        path="", name="m", architecture="", quantization="Q8_0", n_params=0, size=1_600_000_000, n_ctx=32768,
+        n_ctx_train=0, n_vocab=0, n_layer=0, n_threads=64, peak_read=5e11, traffic=traffic,
+    )  # fmt: skip
+    meter.observe(ModelLoaded(model=model), 0)
+    meter.request_started(0)
+    meter.observe(PrefillProgress(request_id=1, processed=64, total=64, cache_n=0), 0.1)
+    return meter
+
+
+def tokens(meter: Meter, number: int) -> None:
+    """A quarter of a second of an answer at 60 tok/s."""
+    for token in range(15 * number, 15 * number + 15):
+        meter.observe(TextDelta(request_id=1, text="", predicted_n=token + 1, at_ms=1000 * token / 60), token / 60)
+
+
+def figures(samples: int, rounds: int) -> list[float]:
+    """Taking in counters and tokens and working out the figures."""
+    found: list[float] = []
+    for _ in range(rounds):
+        meter = answering()
+        number = iter(range(samples))
+
+        def step(now: float, meter: Meter = meter, number: Iterator[int] = number) -> None:
+            tokens(meter, next(number))
+            meter.machine(SAMPLE)
+            meter.figures(now)
+
+        found.append(percent(step, samples))
+    return found
+
+
+async def panel(samples: int, rounds: int) -> list[float]:
+    """Showing the figures: CPU of a loop that shows them, less that of the same loop without."""
+    from textual.app import App, ComposeResult
+
+    from cpuchat.telemetry.process import process_memory
+    from cpuchat.tui.themes import OWN_VARIABLES
+    from cpuchat.tui.widgets.telemetry import TelemetryPanel
+
+    class Host(App[None]):
+        CSS = "TelemetryPanel { width: 32; height: 100%; padding: 0 1; border: round $foreground 40%; }"
+
+        def get_theme_variable_defaults(self) -> dict[str, str]:
+            return OWN_VARIABLES
+
+        def compose(self) -> ComposeResult:
+            yield TelemetryPanel()
+
+    found: list[float] = []
+    app = Host()
+    async with app.run_test(size=(120, 40)) as pilot:
+        shown = app.query_one(TelemetryPanel)
+        for _ in range(rounds):
+            used: list[float] = []
+            for show in (False, True):
+                meter = answering()
+                await pilot.pause()
+                began = time.process_time()
+                for number in range(samples):
+                    tokens(meter, number)
+                    meter.machine(SAMPLE)
+                    now = meter.figures(number / HZ)
+                    if show:
+                        shown.show(now, process_memory(os.getpid()))
+                    await asyncio.sleep(0.04)  # time to paint
+                used.append(time.process_time() - began)
+            found.append(100 * (used[1] - used[0]) / (samples / HZ))
+    return found
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    rounds = options.rounds or (1 if options.quick else 5)
+    samples = 40 if options.quick else 400
+    where = machine()
+    target = Target(LIMIT, at_least=False)
+    rows: list[Row] = []
+
+    def add(what: str, values: list[float]) -> list[float]:
+        say(f"{what}: {min(values):.3f} to {max(values):.3f} %")
+        rows.append(Row(what, "% of a core", values, target=target))
+        return values
+
+    here = Monitor(read_topology(), os.getpid())
+    here.sample(1.0)
+    opened = ", ".join(here.sources) or "nothing opens"
+    add(f"counters: this machine ({opened})", sampling(here, samples, rounds))
+    here.close()
+    counted = [add(f"counters: {name}", simulated(name, samples, rounds)) for name in SOURCES]
+    worst = [max(values) for values in zip(*counted, strict=True)]
+    worked_out = add("working out the figures", figures(samples, rounds))
+    drawn = add("showing the figures", asyncio.run(panel(min(samples, 100), rounds)))
+    add(
+        "all of it, with the most expensive counters",
+        [sum(all_of) for all_of in zip(worst, worked_out, drawn, strict=True)],
+    )
+    report("telemetry_cost", where, rows, quick=options.quick)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,105 @@
+"""`cpuchat counters`, as a user's shell runs it. What opens depends on the machine; a collector's file always does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import HANG_GUARD, run, start
+
+NAMES = [
+    "collector", "HSMP files", "HSMP mailbox", "AMD memory controllers", "AMD data fabric",
+    "Intel memory controllers", "resctrl", "core counters",
+]  # fmt: skip
+
+
+@pytest.fixture
+def collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A collector's file whose figures stay fresh for the whole test."""
+    file = tmp_path / "bandwidth.json"
+    monkeypatch.setenv("CPUCHAT_BANDWIDTH_FILE", str(file))
+    content = {"bw": 288.0, "watts": 250.0, "joules": 9.0, "source": "umc", "power_source": "rapl", "read": 200e9,
+               "write": 88e9, "per_l3": [100e9, 188e9], "version": 1}  # fmt: skip
+    file.write_text(json.dumps(content))  # without "ts" the file's own time counts
+    os.utime(file, (time.time() + 4, time.time() + 4))
+    yield file
+
+
+def test_every_source_is_listed_with_its_reason() -> None:
+    found = json.loads(run("counters", "--json").stdout)
+    assert [row["name"] for row in found["bandwidth"]] == NAMES
+    assert len(found["power"]) == 5
+    for row in (*found["bandwidth"], *found["power"]):
+        assert row["opens"] or row["why"]
+
+
+def test_the_list_reads_as_the_json_says() -> None:
+    done = run("counters")
+    assert done.returncode == 0, done.stderr
+    for row in json.loads(run("counters", "--json").stdout)["bandwidth"]:
+        [line] = [
+            line for line in done.stdout.partition("Power:")[0].splitlines() if line.startswith(f"  {row['name']} ")
+        ]
+        assert ("opens" in line) == row["opens"]
+        assert row["why"] in line
+
+
+def test_what_opens_is_said_to_be_used(collected: Path) -> None:
+    done = run("counters")
+    used = [line.split() for line in done.stdout.splitlines() if "is used" in line]
+    assert used == [["collector", "opens,", "and", "is", "used"]] * 2
+
+
+def test_old_figures_are_named_as_such(collected: Path) -> None:
+    os.utime(collected, (1, 1))
+    [row] = [row for row in json.loads(run("counters", "--json").stdout)["bandwidth"] if row["name"] == "collector"]
+    assert row["opens"] is False
+    assert "old" in row["why"]
+
+
+def test_watching_prints_a_line_a_second(collected: Path) -> None:
+    done = run("counters", "watch", "--seconds", "1")
+    assert done.returncode == 0, done.stderr
+    [line] = done.stdout.splitlines()
+    assert line.startswith("memory 288.0")
+    assert "GB/s (read 200.0, write 88.0) [umc by collector]" in line
+    assert "L3 groups 100 188" in line
+    assert "250 W [rapl by collector]" in line
+
+
+def test_watching_for_scripts(collected: Path) -> None:
+    done = run("counters", "watch", "--seconds", "1", "--json")
+    [row] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert row["bw"] == 288.0
+    assert row["watts"] == 250.0
+
+
+def test_watching_ends_with_ctrl_c(collected: Path) -> None:
+    program = start("counters", "watch")
+    assert program.stdout is not None
+    assert program.stdout.readline().startswith(b"memory ")
+    program.send_signal(signal.SIGINT)
+    _, said = program.communicate(timeout=HANG_GUARD)
+    assert program.returncode == 130
+    assert b"Traceback" not in said
+
+
+def test_the_unit_can_be_installed_as_it_is_printed() -> None:
+    done = run("counters", "unit")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("# cpuchat-bwd.service")
+    assert "\n[Service]\nExecStart=" in done.stdout
+    assert done.stdout.endswith("WantedBy=multi-user.target\n")
+
+
+@pytest.mark.parametrize("arguments", [("--json", "unit"), ("watch", "--seconds", "0"), ("nothing",)])
+def test_wrong_use(arguments: tuple[str, ...]) -> None:
+    done = run("counters", *arguments)
+    assert done.returncode == 2
+    assert done.stdout + done.stderr

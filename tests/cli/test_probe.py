@@ -1,0 +1,149 @@
+"""`cpuchat probe`: what it prints of real and of made-up machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cpuchat.cli.probe import probe
+from cpuchat.errors import SettingsError, UsageError
+from cpuchat.hardware import topology as topologies
+from cpuchat.hardware.bandwidth import survey as surveying
+from cpuchat.hardware.bandwidth.measuring import Measured, ProbeFailed
+from cpuchat.hardware.bandwidth.probe import known_peak
+from cpuchat.hardware.cpus import allowed_cpus
+from cpuchat.hardware.topology import read_topology
+from tests.hardware.trees import make_tree
+
+
+def run(*arguments: str) -> Result:
+    done = CliRunner().invoke(probe, arguments)
+    if done.exception is not None:
+        raise done.exception
+    return done
+
+
+@pytest.fixture
+def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Pretends to run on a machine of `trees`: a core reads 25 GB/s, all together at most 360 GB/s."""
+
+    def instead(cpus: tuple[int, ...], *, node: int | None = None, **_: object) -> Measured:
+        rate = min(25e9 * len(cpus), 360e9)
+        return Measured(cpus, rate, (0.96 * rate, 0.98 * rate, rate), node)
+
+    monkeypatch.setattr(surveying, "measure", instead)
+
+    def pretend(tree: str) -> None:
+        root = make_tree(tmp_path, tree)
+        monkeypatch.setattr(topologies, "read_topology", lambda: read_topology(root))
+
+    return pretend
+
+
+def test_this_machine_is_really_measured() -> None:
+    cpu = allowed_cpus()[0]
+    found = json.loads(run("--cores", str(cpu), "--json").stdout)
+    assert found["all_cores"]["cpus"] == [cpu]
+    assert found["all_cores"]["bytes_per_s"] == max(found["all_cores"]["rounds"]) > 1e8
+    assert found["one_core"] == found["all_cores"]
+    assert found["seconds"] < 600
+    peak = known_peak([cpu])
+    assert peak is not None and peak.bytes_per_s == found["all_cores"]["bytes_per_s"]
+
+
+def test_a_server(on: Callable[[str], None]) -> None:
+    on("epyc-9354")
+    out = run().stdout
+    lines = [line.split() for line in out.splitlines()]
+    assert "EPYC 9354 · 1 socket · NPS1 · 8 L3 groups × 4 cores, 64 threads" in out
+    assert ["one", "core", "1", "25.0", "GB/s", "24.5", "(24.0–25.0)"] in lines
+    assert ["one", "L3", "group", "4", "100.0", "GB/s", "98.0", "(96.0–100.0)"] in lines
+    assert ["2", "of", "each", "L3", "group", "16", "360.0", "GB/s", "352.8", "(345.6–360.0)"] in lines
+    assert ["all", "chosen", "cores", "32", "360.0", "GB/s", "352.8", "(345.6–360.0)"] in lines
+    assert "2 of 4 cores of each L3 group are enough" in out
+    assert "theoretical: 460.8 GB/s, " in out and "assumed" in out
+    assert "all cores reach 78 % of that" in out
+    assert "VM" not in out and "memory of" not in out
+
+
+def test_two_nodes(on: Callable[[str], None]) -> None:
+    on("2x-epyc-7543")
+    lines = [line.split() for line in run().stdout.splitlines()]
+    assert ["READS", "(GB/s)", "memory", "of", "0", "memory", "of", "1"] in lines
+    assert ["cores", "of", "node", "1", "360.0", "360.0"] in lines
+
+
+def test_a_virtual_machine_is_not_believed(on: Callable[[str], None]) -> None:
+    on("vm")
+    out = run().stdout
+    assert "VM: topology unverified (the hypervisor flag of the CPU)" in out
+    assert "theoretical: n/a" in out
+
+
+def test_json_of_a_server(on: Callable[[str], None]) -> None:
+    on("2x-epyc-7543")
+    found = json.loads(run("--json", "--memory-policy", "interleave").stdout)
+    assert found["memory"] == "interleave:0-1"
+    assert found["share"] == pytest.approx(360 / 409.6)
+    assert found["theoretical"]["assumed"] is True
+    assert found["theoretical"]["channels"] == 16
+    assert found["per_core_counts"]["1"]["cpus"] == list(range(0, 64, 4))
+    assert found["knee"] == 1
+    assert [(cell["cpu_node"], cell["memory_node"]) for cell in found["matrix"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert found["l3_group"]["median"] == pytest.approx(98e9)
+
+
+def test_chosen_cores(on: Callable[[str], None]) -> None:
+    on("epyc-9354")
+    found = json.loads(run("--json", "--cores", "l3:0-1").stdout)
+    assert found["all_cores"]["cpus"] == list(range(8))
+
+
+def test_rounds_that_differ_are_pointed_out(on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    on("epyc-9354")
+    monkeypatch.setattr(
+        surveying, "measure", lambda cpus, **_: Measured(cpus, 3e10, (1e10, 3e10))
+    )  # fmt: skip
+    out = run().stdout
+    assert "something else is running" in out
+    assert "are enough" not in out
+
+
+def test_wrong_words(on: Callable[[str], None]) -> None:
+    on("epyc-9354")
+    with pytest.raises(UsageError, match=r"engine.cores"):
+        run("--cores", "some")
+    with pytest.raises(UsageError):
+        run("--cores", "99")
+    with pytest.raises(UsageError):
+        run("--memory-policy", "bind:5")
+
+
+def test_a_machine_that_cannot_be_measured(on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    on("epyc-9354")
+
+    def never(*_: object, **__: object) -> Measured:
+        raise ProbeFailed("Measuring 32 cores takes 4.3 GB of free memory, and there is 1.0 GB.", "Close something.")
+
+    monkeypatch.setattr(surveying, "measure", never)
+    with pytest.raises(ProbeFailed) as failed:
+        run()
+    assert failed.value.exit_code == 14
+
+
+def test_wrong_settings_are_said() -> None:
+    from cpuchat import paths
+
+    paths.settings_file().parent.mkdir(parents=True, exist_ok=True)
+    paths.settings_file().write_text('[engine]\ncores = "sideways"\n')
+    with pytest.raises(SettingsError, match=r"engine\.cores"):
+        run()
+
+
+def test_help_says_what_it_takes() -> None:
+    out = run("--help").stdout
+    assert "15 seconds" in out and "4 GB" in out
