@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -377,6 +378,15 @@ def test_unload_and_another_model(chat: Chat, tiny_model: Path, recurrent_model:
     assert chat.ask(user("Hello")).cache_n == 0
 
 
+def listed_threads(expected: int = 0) -> int:
+    """Threads of this process by the kernel's list, where one that has ended may stand for a moment longer: with
+    `expected`, it is read until there are no more than that, or a while is over."""
+    deadline = time.monotonic() + 10
+    while (n := len(list(Path("/proc/self/task").iterdir()))) > expected > 0 and time.monotonic() < deadline:
+        os.sched_yield()
+    return n
+
+
 def test_nothing_is_left_behind(tiny_model: Path) -> None:
     python_threads = threading.active_count()
     chat = Chat()
@@ -384,12 +394,12 @@ def test_nothing_is_left_behind(tiny_model: Path) -> None:
         chat.load(tiny_model)
         chat.ask(user("Hello"))
     chat.engine.close()
-    threads = len(list(Path("/proc/self/task").iterdir()))
+    threads = listed_threads()
     chat.load(tiny_model, msgspec.structs.replace(OPTIONS, n_threads=min(2, len(os.sched_getaffinity(0)))))
     chat.ask(user("Hello"))
     chat.engine.close()
     chat.engine.close()
-    assert len(list(Path("/proc/self/task").iterdir())) == threads
+    assert listed_threads(threads) <= threads
     assert threading.active_count() == python_threads
 
 
