@@ -17,7 +17,7 @@ import msgspec
 from cpuchat.backend.base import Backend, GenerateRequest
 from cpuchat.chats.store import Chat, ChatStore, StoredMessage
 from cpuchat.errors import CpuchatError, UsageError
-from cpuchat.models.draft_choice import NO_DRAFT, choose_draft
+from cpuchat.models.drafts.choice import NO_DRAFT, choose_draft
 from cpuchat.models.library import Library
 from cpuchat.protocol import (
     AnyEvent,

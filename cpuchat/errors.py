@@ -130,6 +130,72 @@ class DraftMismatch(CpuchatError):
     exit_code = 12
 
 
+class CatalogError(UsageError):
+    """A catalog of models holds a wrong key or value; the message names the file and the key."""
+
+    code = "catalog"
+
+
+class HubError(CpuchatError):
+    """The Hugging Face hub answered with something unexpected."""
+
+    code = "hub"
+    exit_code = 13
+
+
+class HubOffline(HubError):
+    """It cannot be reached, or offline mode is on."""
+
+    code = "hub_offline"
+
+
+class RateLimited(HubError):
+    """It asks to wait, for longer than we do by ourselves."""
+
+    code = "rate_limited"
+
+
+class NotOnHub(HubError):
+    """There is no such repository, revision or file, or it is private and the token does not open it."""
+
+    code = "not_on_hub"
+    exit_code = 3
+
+
+class AccessDenied(HubError):
+    """The repository is gated or private, and there is no token or one without access."""
+
+    code = "access_denied"
+    exit_code = 14
+
+
+class DownloadFailed(HubError):
+    """A download ended for good; what arrived is kept."""
+
+    code = "download_failed"
+    exit_code = 15
+
+
+class ChecksumMismatch(DownloadFailed):
+    """What arrived is not what the hub announced: it was thrown away."""
+
+    code = "checksum_mismatch"
+
+
+class DiskFull(CpuchatError):
+    """There is not enough room on the disk; the message holds the sum."""
+
+    code = "disk_full"
+    exit_code = 16
+
+
+class QuantizeFailed(CpuchatError):
+    """A model could not be quantized; no file was left behind."""
+
+    code = "quantize_failed"
+    exit_code = 17
+
+
 class Interrupted(CpuchatError):
     """The user stopped it."""
 

@@ -130,7 +130,7 @@ class SpeculationSection(Section):
 
     @property
     def wanted_draft(self) -> str:
-        """What to ask `models.draft_choice.choose_draft` for: "none" when no draft model is to be used."""
+        """What to ask `models.drafts.choice.choose_draft` for: "none" when no draft model is to be used."""
         return self.draft_model if "draft" in _DRAFTERS[self.drafters] else "none"
 
     def speculation(self) -> Speculation:

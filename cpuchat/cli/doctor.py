@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from cpuchat.hardware.checkup.checks import Finding
     from cpuchat.hardware.checkup.facts import Facts, Wanted
     from cpuchat.hardware.topology import Topology
-    from cpuchat.protocol import EngineInfo
     from cpuchat.settings import Settings
 
 ROOT = Path("/")
@@ -41,6 +40,7 @@ def doctor(probe: bool, as_json: bool) -> int:
     import asyncio
     import dataclasses
 
+    from cpuchat.cli.engine_info import engine_info
     from cpuchat.cli.render import columns, json_line
     from cpuchat.errors import CpuchatError
     from cpuchat.hardware.checkup.checks import examine
@@ -51,7 +51,7 @@ def doctor(probe: bool, as_json: bool) -> int:
     topology = read_topology(ROOT)
     engine, engine_error, engine_fix = None, "", ""
     try:
-        engine = asyncio.run(_engine())
+        engine = asyncio.run(engine_info())
     except CpuchatError as error:
         engine_error, engine_fix = error.message, error.hint
     wanted = _wanted(chosen)
@@ -68,26 +68,6 @@ def doctor(probe: bool, as_json: bool) -> int:
         for line in page(facts, findings, columns()):
             click.echo(line)
     return 1 if any(finding.level in ("problem", "warning") for finding in findings) else 0
-
-
-async def _engine() -> EngineInfo:
-    """Only a worker may load llama.cpp: a broken build can end the process that does.
-
-    Raises:
-        CpuchatError: the worker did not come up.
-    """
-    from cpuchat.backend.local import LocalBackend
-    from cpuchat.errors import from_code
-
-    backend = LocalBackend()
-    try:
-        failure = await backend.start()
-        if failure is not None:
-            raise from_code(failure.code, failure.message, failure.hint)
-        assert backend.engine is not None
-        return backend.engine
-    finally:
-        await backend.close()
 
 
 def _wanted(chosen: Settings) -> Wanted:

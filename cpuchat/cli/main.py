@@ -5,7 +5,6 @@ Commands are imported when they run: `cpuchat --help` must be there at once.
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import sys
@@ -15,16 +14,16 @@ from typing import Any
 import click
 from click.exceptions import Abort, NoArgsIsHelpError, NoSuchOption
 
+from cpuchat.cli.lazy import LazyGroup
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
 SIGPIPE_STATUS = 141
 """What a shell reports for a program whose reader went away."""
 
-# name: (module, attribute, the line in `cpuchat --help`)
 _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
     "demo": ("cpuchat.cli.demo", "demo", "See it work with the demo model that comes along."),
-    "models": ("cpuchat.cli.models", "models", "List models, pair drafts with them; write synthetic ones."),
+    "models": ("cpuchat.cli.models.group", "models", "Find, download, check, compare and keep models."),
     "doctor": ("cpuchat.cli.doctor", "doctor", "What this machine is, and what keeps inference from being fast on it."),
     "probe": ("cpuchat.cli.probe", "probe", "Measure how fast this machine reads its memory."),
     "counters": ("cpuchat.cli.counters", "counters", "Hardware counters of memory traffic: what can be read, and how."),
@@ -45,23 +44,6 @@ the small demo model of the package answers."""
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
-class _LazyGroup(click.Group):
-    """Knows its commands by name and imports one only when it is wanted."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module, attribute, _ = _COMMANDS[cmd_name]
-        return getattr(importlib.import_module(module), attribute)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items()])
-
-
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         from cpuchat.cli.version import show
@@ -69,7 +51,13 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit(show())
 
 
-@click.group(cls=_LazyGroup, invoke_without_command=True, context_settings=_CONTEXT, epilog=_EPILOG)
+@click.group(
+    cls=LazyGroup,
+    commands_by_name=_COMMANDS,
+    invoke_without_command=True,
+    context_settings=_CONTEXT,
+    epilog=_EPILOG,
+)
 @click.option("--model", "-m", metavar="FILE|REPO", help="Chat with this model; default: the one used last.")
 @click.option("--threads", type=int, metavar="N", help="Threads that compute; 0 chooses.")
 @click.option("--cores", metavar="LIST", help="Cores that compute: all, 0-7, l3:0-3, node:0, socket:0, 4/l3 or auto.")

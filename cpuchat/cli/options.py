@@ -216,7 +216,7 @@ def draft_of(target: Path, chosen: Settings, *, strict: bool) -> tuple[str, str]
         DraftMismatch, ModelNotFound, ModelDamaged: as `choose_draft`.
         UsageError: `strict`, and the drafters that were chosen need no draft model.
     """
-    from cpuchat.models.draft_choice import choose_draft
+    from cpuchat.models.drafts.choice import choose_draft
     from cpuchat.models.library import Library
 
     section = chosen.speculation

@@ -7,10 +7,9 @@ import platform
 from importlib import metadata
 
 from cpuchat import __version__
-from cpuchat.backend.local import LocalBackend
+from cpuchat.cli.engine_info import engine_info
 from cpuchat.cli.render import error_text
-from cpuchat.errors import CpuchatError, from_code
-from cpuchat.protocol import EngineInfo
+from cpuchat.errors import CpuchatError
 
 
 def show() -> int:
@@ -21,7 +20,7 @@ def show() -> int:
     click.echo(f"Python {platform.python_version()}")
     click.echo(f"llama-cpp-python {_installed('llama-cpp-python')}")
     try:
-        info = asyncio.run(_engine())
+        info = asyncio.run(engine_info())
     except CpuchatError as error:
         click.echo("engine: cannot be used")
         click.echo(error_text(error), err=True)
@@ -37,20 +36,3 @@ def _installed(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "is not installed"
-
-
-async def _engine() -> EngineInfo:
-    """Only a worker may load llama.cpp: a broken build can end the process that does.
-
-    Raises:
-        CpuchatError: the worker did not come up.
-    """
-    backend = LocalBackend()
-    try:
-        failure = await backend.start()
-        if failure is not None:
-            raise from_code(failure.code, failure.message, failure.hint)
-        assert backend.engine is not None
-        return backend.engine
-    finally:
-        await backend.close()

@@ -19,8 +19,8 @@ from cpuchat.engine.threads import usable_topology
 from cpuchat.errors import CpuchatError, GenerationFailed, Interrupted, UsageError
 from cpuchat.hardware.cores import choose_cores
 from cpuchat.hardware.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
+from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf import read_model
-from cpuchat.models.pairing import check_pair
 from cpuchat.protocol import LoadModel, LoadOptions
 from cpuchat.speculation.costs import PassCosts
 from cpuchat.speculation.drafter import MAX_DEPTH

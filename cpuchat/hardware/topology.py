@@ -146,10 +146,6 @@ class Topology:
         return tuple(core for core in self.cores if not allowed.isdisjoint(core.cpus))
 
     @property
-    def is_one_socket(self) -> bool:
-        return len(self.packages) == 1
-
-    @property
     def cpu_nodes(self) -> tuple[Node, ...]:
         """The nodes that have CPUs."""
         return tuple(node for node in self.nodes if node.cpus)

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.errors import DoesNotFit, ModelNotFound
-from cpuchat.models.ggml_types import BY_NAME
 from cpuchat.models.gguf import GGUFHeader, TensorInfo, split_parts
+from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.protocol import LoadOptions
 
 GB = 1e9

@@ -45,11 +45,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     spread: float
     rounds: tuple[float, ...]
 
-    @property
-    def relative_spread(self) -> float:
-        """`spread` as a share of `tok_s`."""
-        return self.spread / self.tok_s
-
 
 async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds: int = ROUNDS) -> Measured:
     """Decode `rounds` times `n_tokens` tokens, after a short one that does not count.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.cli import doctor
+from cpuchat.cli import doctor, engine_info
 from cpuchat.cli import main as program
 from cpuchat.hardware.bandwidth import probe, survey
 from cpuchat.hardware.checkup.checks import examine
@@ -125,7 +125,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     async def engine() -> EngineInfo:
         return EngineInfo(version="0.3.36", features=("AVX", "AVX2", "FMA", "F16C", "AVX512", "AVX512_VNNI"))
 
-    monkeypatch.setattr(doctor, "_engine", engine)
+    monkeypatch.setattr(engine_info, "engine_info", engine)
 
 
 def surveyed(topology: Topology, *, cpus: tuple[int, ...], memory: str, root: Path) -> probe.Survey:

@@ -14,7 +14,7 @@ from cpuchat.engine import bindings
 from cpuchat.engine.options import expert_override, plan_load
 from cpuchat.errors import UsageError
 from cpuchat.models.gguf import GGUFHeader, read_header
-from cpuchat.models.gguf_write import from_array, write_gguf
+from cpuchat.models.gguf.write import from_array, write_gguf
 from cpuchat.models.synthetic import SHAPES, write_model
 from cpuchat.protocol import LoadOptions
 

@@ -85,7 +85,7 @@ def test_pairs_are_told_by_the_cache_id_when_one_group_of_a_die_is_missing(tmp_p
 
 def test_two_sockets(machine: Machine) -> None:
     topology = machine("2x-epyc-7543")
-    assert topology.packages == (0, 1) and not topology.is_one_socket
+    assert topology.packages == (0, 1)
     assert [node.distances for node in topology.nodes] == [{0: 10, 1: 32}, {0: 32, 1: 10}]
     assert [node.memory for node in topology.nodes] == [256 * GIB, 256 * GIB]
     assert topology.nodes[1].cpus == (*range(32, 64), *range(96, 128))
@@ -98,7 +98,7 @@ def test_two_sockets(machine: Machine) -> None:
 
 def test_four_nodes_in_a_socket(machine: Machine) -> None:
     topology = machine("epyc-9354p-nps4")
-    assert topology.is_one_socket and topology.allowed_nodes == (0, 1, 2, 3)
+    assert topology.packages == (0,) and topology.allowed_nodes == (0, 1, 2, 3)
     assert topology.nodes[2].distances == {0: 12, 1: 12, 2: 10, 3: 12}
     assert [group.node for group in topology.l3_groups] == [0, 0, 1, 1, 2, 2, 3, 3]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cpuchat.errors import UsageError
-from cpuchat.models.ggml_types import BY_NAME
 from cpuchat.models.gguf import read_header
+from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.models.synthetic import (
     FIRST_WORD,
     SHAPES,

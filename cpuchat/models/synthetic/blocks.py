@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from cpuchat.models.ggml_types import BY_NAME
+from cpuchat.models.gguf.types import BY_NAME
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

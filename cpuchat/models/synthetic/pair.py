@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from cpuchat.errors import UsageError
-from cpuchat.models.gguf_write import TensorSource, from_array, write_gguf
+from cpuchat.models.gguf.write import TensorSource, from_array, write_gguf
 from cpuchat.models.synthetic.blocks import SIGN_TYPES, Bytes, sign_rows
 from cpuchat.models.synthetic.shapes import Shape, shape_of, tensor_type
 from cpuchat.models.synthetic.vocab import CHATML, FIRST_WORD, Vocab

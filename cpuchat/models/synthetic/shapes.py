@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from cpuchat.errors import UsageError
-from cpuchat.models.ggml_types import BY_NAME, FILE_TYPE_BY_NAME
+from cpuchat.models.gguf.types import BY_NAME, FILE_TYPE_BY_NAME
 
 Architecture = Literal["qwen2", "llama", "qwen3moe"]
 

@@ -1,4 +1,4 @@
-"""What a GGUF file says about its model, read without loading it (`gguf_parse` does the bytes)."""
+"""What a GGUF file says about its model, read without loading it (`parse` does the bytes)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from cpuchat.errors import ModelDamaged, ModelNotFound
-from cpuchat.models.ggml_types import FILE_TYPES
-from cpuchat.models.gguf_parse import LazyArray, TensorInfo, parse
+from cpuchat.models.gguf.parse import LazyArray, TensorInfo, parse
+from cpuchat.models.gguf.types import FILE_TYPES
 
 __all__ = ["GGUFHeader", "LazyArray", "TensorInfo", "read_header", "read_model", "split_parts"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from cpuchat.errors import CpuchatError
+from cpuchat.models.drafts.pairing import check_files, find_draft, require_pair
 from cpuchat.models.library import Library
-from cpuchat.models.pairing import check_files, find_draft, require_pair
 
 NO_DRAFT = "none"
 

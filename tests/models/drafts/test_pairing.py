@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from cpuchat import paths
 from cpuchat.errors import DraftMismatch, ModelDamaged, ModelNotFound, from_code
-from cpuchat.models import pair_cache, pairing
-from cpuchat.models.draft_choice import choose_draft
+from cpuchat.models.drafts import pair_cache, pairing
+from cpuchat.models.drafts.choice import choose_draft
+from cpuchat.models.drafts.pair_cache import MAX_BYTES, MAX_PAIRS, PairCache, pair_key
+from cpuchat.models.drafts.pairing import check_files, check_pair, find_draft, fitting_drafts, require_pair, vocabulary
 from cpuchat.models.gguf import GGUFHeader, read_header
-from cpuchat.models.gguf_write import from_array, write_gguf
+from cpuchat.models.gguf.write import from_array, write_gguf
 from cpuchat.models.library import DEMO_FILES, Library
-from cpuchat.models.pair_cache import MAX_BYTES, MAX_PAIRS, PairCache, pair_key
-from cpuchat.models.pairing import check_files, check_pair, find_draft, fitting_drafts, require_pair, vocabulary
 from cpuchat.models.synthetic import SHAPES, write_model, write_pair
 from tests.models.llama import loaded_vocabulary
 

@@ -15,7 +15,7 @@ from typing import Any, overload
 import msgspec
 
 from cpuchat.errors import ModelDamaged
-from cpuchat.models.ggml_types import TYPES
+from cpuchat.models.gguf.types import TYPES
 
 # Far above anything real (20 MB for 260k tokens with merges; 60 settings; 3,000 tensors), but small enough to hold.
 MAX_HEADER = 128 << 20

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from cpuchat.models.ggml_types import BY_NAME
+from cpuchat.models.gguf.types import BY_NAME
 
 ALIGNMENT = 32
 Chunks = Iterable["np.ndarray[Any, Any] | bytes | memoryview"]

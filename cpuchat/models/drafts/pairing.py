@@ -15,9 +15,9 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.errors import CpuchatError, DraftMismatch, ModelNotFound
+from cpuchat.models.drafts.pair_cache import PairCache, pair_key
 from cpuchat.models.gguf import GGUFHeader, LazyArray, read_header, split_parts
 from cpuchat.models.library import DEMO_FILES, Library, LocalModel
-from cpuchat.models.pair_cache import PairCache, pair_key
 from cpuchat.text import clean_line
 
 MAX_SIZE_DIFFERENCE = 128

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from cpuchat.errors import CpuchatError, ModelDamaged, ModelNotFound
 from cpuchat.models import fit
-from cpuchat.models.ggml_types import BY_NAME, TYPES
 from cpuchat.models.gguf import GGUFHeader, LazyArray, read_header, read_model, split_parts
+from cpuchat.models.gguf.types import BY_NAME, TYPES
 from cpuchat.protocol import LoadOptions
 
 

@@ -1,0 +1,24 @@
+"""What the engine of this installation was built with."""
+
+from __future__ import annotations
+
+from cpuchat.backend.local import LocalBackend
+from cpuchat.errors import from_code
+from cpuchat.protocol import EngineInfo
+
+
+async def engine_info() -> EngineInfo:
+    """Only a worker may load llama.cpp: a broken build can end the process that does.
+
+    Raises:
+        CpuchatError: the worker did not come up.
+    """
+    backend = LocalBackend()
+    try:
+        failure = await backend.start()
+        if failure is not None:
+            raise from_code(failure.code, failure.message, failure.hint)
+        assert backend.engine is not None
+        return backend.engine
+    finally:
+        await backend.close()

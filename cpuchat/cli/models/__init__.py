@@ -1,0 +1,1 @@
+"""`cpuchat models`: find, download, check, compare and keep models."""

@@ -1,0 +1,1 @@
+"""Draft models: which ones fit a target, and which one is loaded beside it."""

@@ -1,0 +1,1 @@
+"""The Hugging Face hub: searching, listing a repository's models, reading headers from afar."""

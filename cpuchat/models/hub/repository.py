@@ -1,0 +1,75 @@
+"""What the hub tells about repositories of GGUF files, as plain data."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Data(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what travels between the rooms of `models`."""
+
+
+class FoundRepository(Data, frozen=True):
+    """One hit of a search. `downloads` of the last 30 days; `updated` as `2025-11-03`, "" when not told."""
+
+    id: str
+    downloads: int = 0
+    likes: int = 0
+    gated: bool = False
+    private: bool = False
+    updated: str = ""
+    architecture: str = ""
+    n_params: int = 0
+
+
+class HubFile(Data, frozen=True):
+    """One file of a repository at one revision. `size` in bytes.
+
+    `path` is relative to the repository and has passed `safe_path`. `sha256` (64 hex digits) is announced for files in
+    large file storage, `git_sha1` (of the git blob) for the others.
+    """
+
+    path: str
+    size: int
+    sha256: str = ""
+    git_sha1: str = ""
+
+    @property
+    def etag(self) -> str:
+        """The name under which the Hugging Face cache keeps its content."""
+        return self.sha256 or self.git_sha1
+
+
+class RepoModel(Data, frozen=True):
+    """One model of a repository: a GGUF file, or all parts of a split one, in order.
+
+    `name` is the file's name without folder, `.gguf` and the part number. `quantization` as the name says it, upper
+    case ("Q4_K_M", "UD-Q4_K_XL"); "" when it doesn't. `kind`: "projector" is the image or audio part of a model.
+    `complete` is False when parts are missing in the repository.
+    """
+
+    name: str
+    files: tuple[HubFile, ...]
+    quantization: str = ""
+    kind: str = "model"
+    complete: bool = True
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+class Repository(Data, frozen=True):
+    """A repository at one revision (`revision`: the commit, 40 hex digits), its models the smallest first."""
+
+    id: str
+    revision: str
+    models: tuple[RepoModel, ...] = ()
+    gated: bool = False
+    private: bool = False
+    downloads: int = 0
+    likes: int = 0
+    updated: str = ""
+    license: str = ""
+    base_model: str = ""
