@@ -19,6 +19,7 @@ from cpuchat.chats.store import Chat, ChatStore, StoredMessage
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.models.drafts.choice import NO_DRAFT, choose_draft
 from cpuchat.models.library import Library
+from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol import (
     AnyEvent,
     Failed,
@@ -42,13 +43,6 @@ def title_of(text: str) -> str:
     if len(line) <= TITLE_LENGTH:
         return line or "New chat"
     return line[: TITLE_LENGTH + 1].rsplit(" ", 1)[0][:TITLE_LENGTH] + "…"
-
-
-def _with_note(event: AnyEvent, note: str) -> AnyEvent:
-    """`event`; if it tells that the model is loaded, with one more note."""
-    if not note or not isinstance(event, ModelLoaded):
-        return event
-    return ModelLoaded(model=msgspec.structs.replace(event.model, notes=(*event.model.notes, note)))
 
 
 class Conversation:
@@ -79,6 +73,7 @@ class Conversation:
         self.drafting = True
         self.draft_problem = ""
         self._clock = clock
+        self._usage = UsageLog()
         self._running = False
         self._path: Path | None = None
         self._autosave: asyncio.TimerHandle | None = None
@@ -161,7 +156,7 @@ class Conversation:
                 if isinstance(event, Failed) and draft is not None:
                     failed = event
                 else:
-                    yield _with_note(event, note)
+                    yield await self._noted(event, note, path, draft)
         if failed is None:
             return
         # Which of the two was at fault the failure does not tell; if it was the model, it fails again.
@@ -169,7 +164,21 @@ class Conversation:
         options = msgspec.structs.replace(options, draft_path="")
         async with contextlib.aclosing(self.backend.load(path, options)) as events:
             async for event in events:
-                yield _with_note(event, note)
+                yield await self._noted(event, note, path, None)
+
+    async def _noted(self, event: AnyEvent, note: str, path: Path, draft: Path | None) -> AnyEvent:
+        """`event`; one that tells that the models are loaded is remembered, and gets one more note.
+
+        A draft model that the engine left out has the engine's note, which says why; `note` on it would contradict.
+        """
+        if not isinstance(event, ModelLoaded):
+            return event
+        left_out = draft is not None and not event.model.draft
+        models = [path] if draft is None or left_out else [path, draft]
+        await asyncio.to_thread(self._usage.loaded, models)
+        if not note or left_out:
+            return event
+        return ModelLoaded(model=msgspec.structs.replace(event.model, notes=(*event.model.notes, note)))
 
     async def _choose_draft(self, target: Path) -> tuple[Path | None, str]:
         """The draft model and a note about it; sets `draft_problem`."""
@@ -293,6 +302,8 @@ class Conversation:
                             pass
                     if finished:
                         self._save()
+                    if isinstance(event, GenerationFinished) and self.model is not None:
+                        await asyncio.to_thread(self._usage.answered, self.model, event.timings)
                     yield event
         finally:
             if not finished:

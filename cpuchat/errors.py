@@ -98,7 +98,7 @@ class EngineMismatch(CpuchatError):
 
 
 class GenerationFailed(CpuchatError):
-    """llama.cpp refused a batch; the model stays loaded."""
+    """llama.cpp refused a batch or cannot take a text; the model stays loaded."""
 
     code = "generation_failed"
     exit_code = 10
@@ -140,7 +140,7 @@ class HubError(CpuchatError):
     """The Hugging Face hub answered with something unexpected."""
 
     code = "hub"
-    exit_code = 13
+    exit_code = 18
 
 
 class HubOffline(HubError):
@@ -166,7 +166,7 @@ class AccessDenied(HubError):
     """The repository is gated or private, and there is no token or one without access."""
 
     code = "access_denied"
-    exit_code = 14
+    exit_code = 19
 
 
 class DownloadFailed(HubError):

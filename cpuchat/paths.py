@@ -50,8 +50,23 @@ def user_themes_dir() -> Path:
     return config_dir() / "themes"
 
 
+def user_catalog() -> Path:
+    """The user's own entries of the catalog of models."""
+    return config_dir() / "catalog.toml"
+
+
 def chats_db() -> Path:
     return data_dir() / "chats.db"
+
+
+def made_models_dir() -> Path:
+    """Models that were quantized here from one that lies in no folder of the user's."""
+    return data_dir() / "models"
+
+
+def downloads_file() -> Path:
+    """Downloads that are not done, so that the next run can go on with them."""
+    return data_dir() / "downloads.json"
 
 
 def kv_dir() -> Path:
@@ -72,6 +87,21 @@ def kv_stem(chat_id: str) -> str:
 def pairs_file() -> Path:
     """Which draft models fit which targets, as far as it has been looked at."""
     return cache_dir() / "pairs.json"
+
+
+def library_file() -> Path:
+    """What the headers of the models of this machine say, so that they are read once."""
+    return cache_dir() / "library.json"
+
+
+def usage_file() -> Path:
+    """When each model was loaded last, and how fast it answered."""
+    return cache_dir() / "usage.json"
+
+
+def headers_dir() -> Path:
+    """Headers of models on the hub."""
+    return cache_dir() / "headers"
 
 
 def log_dir() -> Path:

@@ -265,13 +265,13 @@ def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Sett
     return checked
 
 
-def write_atomically(file: Path, text: str) -> None:
-    """Write beside `file`, then rename over it: a crash leaves the old or the new text, never half of one."""
+def write_atomically(file: Path, content: str | bytes) -> None:
+    """Write beside `file`, then rename over it: a crash leaves the old or the new content, never half of one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         Path(name).replace(file)

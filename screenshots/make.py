@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))  # the hub and the downloads of the pictures stand in tests/support
 DEMO = HERE.parent / "cpuchat/models/demo"
 SIZES = ((80, 24), (120, 40))
 CELL = 12.2  # width of one character cell in Textual's SVG
@@ -70,6 +71,21 @@ async def chat(pilot: Any) -> None:
 async def models(pilot: Any) -> None:
     await until(pilot, lambda: pilot.app.conversation.model is not None)
     await pilot.press("ctrl+o")
+    await pilot.pause(2.5)
+
+
+async def repository(pilot: Any) -> None:
+    from cpuchat.tui.screens.repository import RepositoryScreen
+    from tests.support.downloads import REPO
+
+    await until(pilot, lambda: pilot.app.conversation.model is not None)
+    pilot.app.push_screen(RepositoryScreen(REPO))
+    await pilot.pause(2.5)
+
+
+async def downloads(pilot: Any) -> None:
+    await until(pilot, lambda: pilot.app.conversation.model is not None)
+    await pilot.press("ctrl+g")
     await pilot.pause(1.0)
 
 
@@ -99,6 +115,8 @@ async def help_screen(pilot: Any) -> None:
 SCENES: dict[str, Callable[[Any], Awaitable[None]]] = {
     "chat": chat,
     "models": models,
+    "repository": repository,
+    "downloads": downloads,
     "hardware": hardware,
     "settings": settings,
     "help": help_screen,
@@ -117,6 +135,34 @@ def at_home(home: Path) -> None:
         os.environ[f"CPUCHAT_{kind}_DIR"] = str(home / folder / "cpuchat")
 
 
+def just_the_app(name: str, conversation: Any, library: Any) -> Any:
+    from cpuchat.tui.app import ChatApp
+
+    return ChatApp(conversation, library, library.resolve("demo"))
+
+
+def stand_in(name: str, conversation: Any, library: Any) -> Any:
+    """An app that knows the sizes and headers of a real repository: nothing is downloaded to make a picture."""
+    from cpuchat.tui.app import ChatApp
+    from tests.support.downloads import ShownDownloads, download, model
+    from tests.support.shown_hub import ShownHub
+
+    offered = (
+        model("Q4_K_M", 4_683_073_536),
+        model("Q6_K", 6_254_198_784),
+        model("Q8_0", 8_098_524_160),
+        model("F16", 15_237_852_160, parts=2),
+    )
+    paused = download(offered[1], 0.2, state="paused")
+    listed = [paused]
+    if name == "downloads":
+        running = download(offered[0], 0.61, state="running", speed=38e6, seconds_left=47.0)
+        listed = [running, paused, download(offered[2], 1.0, state="checking", checked=5_000_000_000)]
+    app = ChatApp(conversation, library, library.resolve("demo"), downloads=ShownDownloads(listed).opener)
+    app.hub = ShownHub(offered)  # type: ignore[assignment]
+    return app
+
+
 async def shoot(name: str, size: tuple[int, int]) -> Path:
     from cpuchat import paths
     from cpuchat.backend.local import LocalBackend
@@ -124,13 +170,13 @@ async def shoot(name: str, size: tuple[int, int]) -> Path:
     from cpuchat.conversation import Conversation
     from cpuchat.models.library import Library
     from cpuchat.settings import Settings
-    from cpuchat.tui.app import ChatApp
 
     settings_ = Settings()
     settings_.sampling.temperature = 0.0
     library = Library([])
     conversation = Conversation(settings=settings_, backend=LocalBackend(), store=ChatStore(paths.chats_db()))
-    app = ChatApp(conversation, library, library.resolve("demo"))
+    made = stand_in if name in ("repository", "downloads") else just_the_app
+    app = made(name, conversation, library)
     async with app.run_test(size=size) as pilot:
         await SCENES[name](pilot)
         svg = for_rsvg(app.export_screenshot(title=f"cpuchat · {size[0]}×{size[1]}"))

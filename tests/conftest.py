@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.hub_server import HubServer
 from tests.support.tiny_gguf import write_tiny_gguf
 
 
@@ -26,3 +28,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_model_without_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same without a chat template."""
     return write_tiny_gguf(tmp_path_factory.mktemp("models") / "plain-F32.gguf", with_template=False)
+
+
+@pytest.fixture
+def hub_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A local hub, the only one that this process and its children find by their environment; an empty HF_HOME."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
+    # Read when it was imported: the user's own token must not be sent.
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "hf_home" / "token"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    with HubServer() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+        yield server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
@@ -16,8 +17,12 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation, title_of
 from cpuchat.errors import UsageError
+from cpuchat.models.library import DEMO_FILES
+from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol import AnyEvent, Failed, GenerationFinished, ModelLoaded, TextDelta
 from cpuchat.settings import Settings
+from tests.models.drafts.files import write_catalog
+from tests.support.edited_gguf import edited
 
 
 @contextlib.asynccontextmanager
@@ -54,6 +59,40 @@ async def test_a_message_and_its_answer_are_kept(tiny_model: Path) -> None:
         core.open_chat(chat_id)
         assert [m.role for m in core.messages] == ["user", "assistant"]
         assert core.messages[1] == answer
+
+
+async def test_what_was_used_and_how_fast_it_was_is_remembered(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        assert UsageLog().read().of([tiny_model]).used > 0
+        core.drafting = False
+        await everything(core.send("hello"))
+        timings = core.messages[1].timings
+        assert timings is not None
+        usage = UsageLog().read().of([tiny_model])
+        assert usage.plain_tok_s == timings.predicted_per_second
+        assert usage.quantization == "F32"
+
+
+async def test_a_draft_model_that_was_loaded_counts_as_used() -> None:
+    target, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
+    async with conversation(target) as core:
+        assert core.model is not None
+        assert core.model.draft
+        assert UsageLog().read().of([target]).used == UsageLog().read().of([draft]).used > 0
+
+
+async def test_a_draft_model_that_the_engine_leaves_out_is_not_said_to_draft(tmp_path: Path) -> None:
+    demo, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
+    write_catalog(("big", "Big", 0.0085, ["small"]), ("small", "Small", 0.0011, []))
+    target = Path(shutil.copy(demo, tmp_path / "Big-Q8_0.gguf"))
+    async with conversation(target) as core:
+        core.settings.model.folders = [str(tmp_path)]
+        for changes, said in (({"llama.feed_forward_length": 64}, "No draft model: "), ({}, "the catalog names it")):
+            edited(draft, tmp_path / "Small-Q8_0.gguf", changes)
+            loaded = (await everything(core.load_model(target)))[-1]
+            assert isinstance(loaded, ModelLoaded)
+            [note] = [note for note in loaded.model.notes if "draft" in note]
+            assert said in note
 
 
 async def test_regenerate_replaces_the_answer(tiny_model: Path) -> None:

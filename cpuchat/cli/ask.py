@@ -116,15 +116,15 @@ def ask(
 
     request = _request(prompt, system=system, raw=raw, stop=stop, chosen=chosen)
     path = model_path(model, chosen)
-    draft, note = draft_of(path, chosen, strict=values["speculation__draft_model"] is not None)
-    terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning)
-    if note:
-        terminal.note(f"cpuchat: {note}")
     # One question does not pay for measuring the machine; what the app has measured is used.
+    calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
+    strict = values["speculation__draft_model"] is not None
+    draft, note = draft_of(path, chosen, strict=strict, calibrate=calibrate)
+    terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning)
     options = msgspec.structs.replace(chosen.load_options(draft), probe=False)
-    if not any(values[f"speculation__{name}"] for name in ("drafters", "draft_model")):
+    if not calibrate:
         options = msgspec.structs.replace(options, calibrate=False)
-    return asyncio.run(_answer(path, options, request, terminal, as_json=as_json))
+    return asyncio.run(_answer(path, options, request, terminal, note, as_json=as_json))
 
 
 def compose(question: str, material: str, *, raw: bool) -> str:
@@ -211,8 +211,9 @@ class _Silent:
 
 
 async def _answer(
-    path: Path, options: LoadOptions, request: GenerateRequest, terminal: Terminal, *, as_json: bool
+    path: Path, options: LoadOptions, request: GenerateRequest, terminal: Terminal, note: str, *, as_json: bool
 ) -> int:
+    """`note` is about the draft model of `options`; when the engine leaves that out, it says why itself."""
     from cpuchat.cli.render import error_json, json_line, roofline_json, summary, timings_json
     from cpuchat.cli.session import Answer, Session
     from cpuchat.telemetry.roofline import after_answer
@@ -221,8 +222,9 @@ async def _answer(
     try:
         async with Session(terminal) as session:
             info = await session.load(path, options)
-            for note in info.notes:
-                terminal.note(f"cpuchat: {note}")
+            told = (note,) if note and (info.draft or not options.draft_path) else ()
+            for one in (*told, *info.notes):
+                terminal.note(f"cpuchat: {one}")
             try:
                 await session.answer(request, answer, _Silent() if as_json else terminal)
             finally:

@@ -206,11 +206,13 @@ def model_path(spec: str | None, chosen: Settings) -> Path:
     return Library(chosen.model.folders).resolve(spec or chosen.model.last or DEMO)
 
 
-def draft_of(target: Path, chosen: Settings, *, strict: bool) -> tuple[str, str]:
+def draft_of(target: Path, chosen: Settings, *, strict: bool, calibrate: bool = True) -> tuple[str, str]:
     """The draft model to load beside `target` ("" = none), and a note for the user ("" = nothing to say).
 
     Args:
         strict: the draft model was asked for with this very target; see `choose_draft`.
+        calibrate: what drafting costs may be measured now. Without, and with no fixed depth, one that was not measured
+            before would be loaded in vain.
 
     Raises:
         DraftMismatch, ModelNotFound, ModelDamaged: as `choose_draft`.
@@ -226,7 +228,8 @@ def draft_of(target: Path, chosen: Settings, *, strict: bool) -> tuple[str, str]
             f"The draft model {section.draft_model} would not be used: the drafters are set to {section.drafters}.",
             "Give --drafters auto or --drafters draft as well.",
         )
-    path, note = choose_draft(target, wanted, Library(chosen.model.folders), strict=strict)
+    library, in_vain = Library(chosen.model.folders), not calibrate and not section.depth
+    path, note = choose_draft(target, wanted, library, strict=strict, measured_only=in_vain)
     if path is None and not note and section.drafters == "draft" and wanted != "none":
         note = f"No draft model is known for {target.name}; name one with --draft-model."
     return str(path or ""), note

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from cpuchat.errors import CpuchatError
 from cpuchat.protocol import LoadProgress, PrefillProgress, SpeculationFigures, StopReason, Timings
 from cpuchat.telemetry import units
+from cpuchat.telemetry.units import size as size
 from cpuchat.text import Cleaner, clean
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Terminal:
     """Writes the answer to stdout as it comes; notes, progress and reasoning to stderr.
 
     Model text is cleaned of everything that a terminal would obey wherever it goes to a terminal, and passed on
-    unchanged into files and pipes. `quiet` leaves only answers and errors.
+    unchanged into files and pipes. `quiet` leaves only answers and errors. `moves`: whether `status` can show a line.
     """
 
     def __init__(self, *, quiet: bool = False, show_reasoning: bool = False) -> None:
@@ -49,8 +50,8 @@ class Terminal:
         self._quiet = quiet
         self._reasoning = show_reasoning or (self._err_tty and not quiet)
         dumb = os.environ.get("TERM", "dumb") == "dumb"
-        self._moves = self._err_tty and not dumb
-        self._styled = self._moves and not os.environ.get("NO_COLOR")
+        self.moves = self._err_tty and not dumb
+        self._styled = self.moves and not os.environ.get("NO_COLOR")
         self._cleaner = Cleaner()
         self._progress_shown = False
         self._out_open_line = False
@@ -105,14 +106,18 @@ class Terminal:
 
     def progress(self, event: LoadProgress | PrefillProgress) -> None:
         """Show how far a load or a prompt is, on one line that the next output replaces; terminals only."""
-        if self._quiet or not self._moves:
-            return
         match event:
             case LoadProgress(phase=phase, done=done, total=total):
                 share = f" {100 * done // total} %" if total else ""
                 text = f"{phase} the model{share}"
             case PrefillProgress(processed=processed, total=total):
                 text = f"reading the prompt {processed:,} of {total:,} tokens"
+        self.status(text)
+
+    def status(self, text: str) -> None:
+        """Show one line on stderr that the next output replaces; terminals only."""
+        if self._quiet or not self.moves:
+            return
         width = shutil.get_terminal_size().columns - 1
         self._write_err(f"\r\x1b[2K{clean(text)[:width]}")
         self._progress_shown = True
@@ -296,13 +301,3 @@ def json_line(value: Any) -> str:
     """One line of JSON in which even DEL and the C1 control characters are escaped, so that it is safe to look at."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]", lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def size(n_bytes: int) -> str:
-    """Bytes as people read them on a disk: `1.5 GB` is 1.5e9 bytes."""
-    value = float(n_bytes)
-    for unit in ("B", "kB", "MB"):
-        if value < 999.5:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB" if value < 100 else f"{value:.0f} GB"

@@ -15,6 +15,7 @@ from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.cli.render import Terminal
 from cpuchat.errors import CpuchatError, Interrupted, WorkerDied, from_code
+from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol import (
     AnyEvent,
     ContextTrimmed,
@@ -107,6 +108,7 @@ class Session:
                         pass
         if info is None or self.interrupted:
             raise Interrupted("Stopped before the first word.")
+        UsageLog().loaded([path, Path(options.draft_path)] if info.draft else [path])
         return info
 
     async def answer(self, request: GenerateRequest, answer: Answer, sink: Sink) -> None:
@@ -140,6 +142,8 @@ class Session:
                         pass
         if answer.finished is None:
             raise Interrupted("Stopped before the first word.")
+        if self._backend.model is not None:
+            UsageLog().answered(self._backend.model, answer.finished.timings)
 
     @contextlib.asynccontextmanager
     async def _watched(self, events: AsyncGenerator[AnyEvent, None]) -> AsyncIterator[AsyncIterator[AnyEvent]]:

@@ -26,6 +26,7 @@ from cpuchat.engine import bindings
 from cpuchat.engine.model import Model
 from cpuchat.engine.overlap import DraftThread
 from cpuchat.engine.sequence import Sequence
+from cpuchat.models.drafts.calibrations import FORMAT, Calibration
 from cpuchat.speculation.costs import OverlapCosts, PassCosts, fill
 
 BUDGET_SECONDS: Final = 12.0
@@ -38,22 +39,9 @@ _ROUNDS: Final = 3
 _N_PAST: Final = 32
 _DRAFT_STEPS: Final = 12
 _STEADY: Final = 1.25
-_FORMAT: Final = 1
 
 Progress = Callable[[int, int], None]
 """(measurements done, measurements to do)"""
-
-
-class Saved(msgspec.Struct, frozen=True):
-    """A calibration on disk. `costs` are those of `PassCosts`, `overlap` (T(n), draft ms) if measured."""
-
-    format: int
-    key: str
-    verify_ms: tuple[float, ...]
-    draft_ms: float
-    read_ms: float
-    rollback_ms: float
-    overlap: tuple[tuple[float, ...], float] | None
 
 
 def calibration_key(target: Model, draft: Model | None, extra: str = "") -> str:
@@ -82,10 +70,10 @@ def calibration_key(target: Model, draft: Model | None, extra: str = "") -> str:
 def load_costs(folder: Path, key: str) -> PassCosts | None:
     """What an earlier calibration with the same key found; None when there is none that can be read."""
     try:
-        saved = msgspec.json.decode(_file(folder, key).read_bytes(), type=Saved)
+        saved = msgspec.json.decode(_file(folder, key).read_bytes(), type=Calibration)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    if (saved.format, saved.key) != (_FORMAT, key):
+    if (saved.format, saved.key) != (FORMAT, key):
         return None
     try:
         overlap = OverlapCosts(*saved.overlap) if saved.overlap else None
@@ -94,12 +82,17 @@ def load_costs(folder: Path, key: str) -> PassCosts | None:
         return None
 
 
-def save_costs(folder: Path, key: str, costs: PassCosts) -> None:
-    """Keep a calibration; one that was disturbed is not kept, and a disk that is full or read-only keeps nothing."""
+def save_costs(folder: Path, key: str, costs: PassCosts, target: str = "", draft: str = "") -> None:
+    """Keep a calibration; one that was disturbed is not kept, and a disk that is full or read-only keeps nothing.
+
+    `target` and `draft` are the fingerprints of the files, for `target_costs`.
+    """
     if not costs.steady:
         return
     overlap = (costs.overlap.verify_ms, costs.overlap.draft_ms) if costs.overlap else None
-    saved = Saved(_FORMAT, key, costs.verify_ms, costs.draft_ms, costs.read_ms, costs.rollback_ms, overlap)
+    saved = Calibration(
+        FORMAT, key, costs.verify_ms, costs.draft_ms, costs.read_ms, costs.rollback_ms, overlap, target, draft
+    )
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")

@@ -249,7 +249,9 @@ def _costs(
         notes.append(f"Speculation stays off: {error.message}")
         return None
     if folder is not None:
-        calibrate.save_costs(folder, key, costs)
+        fingerprint = target.info.fingerprint
+        calibrate.save_costs(folder, key, costs, fingerprint, draft.info.fingerprint if draft is not None else "")
         if known is None and draft is not None:  # the next draft model need not wait for the target's curve again
-            calibrate.save_costs(folder, alone, replace(costs, draft_ms=0.0, read_ms=0.0, overlap=None))
+            costs_alone = replace(costs, draft_ms=0.0, read_ms=0.0, overlap=None)
+            calibrate.save_costs(folder, alone, costs_alone, fingerprint)
     return costs

@@ -8,6 +8,7 @@ from cpuchat.engine.bindings import AbortFlag
 from cpuchat.engine.model import Model, Progress
 from cpuchat.errors import Interrupted
 from cpuchat.hardware.bandwidth.probe import known_peak, peak_of
+from cpuchat.hardware.cpus import l3_bytes
 from cpuchat.hardware.memory import available_bytes, available_on
 from cpuchat.hardware.numa.mempolicy import allowed_nodes, current
 from cpuchat.hardware.topology import read_topology
@@ -64,12 +65,6 @@ def with_limits(model: Model, on_progress: Progress, abort: AbortFlag) -> ModelI
         notes=(*info.notes, *notes),
         traffic=traffic(model),
         peak_read=peak.bytes_per_s if peak is not None else 0.0,
-        cache_bytes=_cache_bytes(cpus),
+        # The calling thread is pinned, so what it may use says nothing.
+        cache_bytes=l3_bytes(read_topology(allowed=cpus), cpus),
     )
-
-
-def _cache_bytes(cpus: tuple[int, ...]) -> int:
-    """The L3 caches of these CPUs together; the calling thread is pinned, so what it may use says nothing."""
-    topology = read_topology(allowed=cpus)
-    groups = {group.index: group.size for cpu in cpus if (group := topology.l3_of(cpu)) is not None}
-    return sum(groups.values())

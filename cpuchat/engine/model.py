@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from cpuchat.engine import bindings, rollback
+from cpuchat.engine.alphabet import alphabet_of
 from cpuchat.engine.bindings import AbortFlag, llama
 from cpuchat.engine.options import N_OUTPUTS_MAX, LoadPlan, plan_load
 from cpuchat.engine.pace import Pace
@@ -22,8 +23,9 @@ from cpuchat.hardware.memory import available_bytes
 from cpuchat.hardware.numa.mempolicy import current
 from cpuchat.hardware.numa.placement import prepare_file
 from cpuchat.hardware.topology import read_topology
-from cpuchat.models.fit import file_fingerprint
+from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.gguf import GGUFHeader, read_model, split_parts
+from cpuchat.models.gguf.checks import check_header
 from cpuchat.protocol import LoadOptions, ModelInfo
 
 Progress = Callable[[str, int, int], None]
@@ -88,6 +90,7 @@ class Model:
         started = perf_counter()
         header = read_model(path)
         plan = plan_load(header, options, available_bytes() if available is None else available)
+        check_header(header)
         model = cls(header, plan, options, abort)
         bindings.log.clear()
         try:
@@ -95,7 +98,7 @@ class Model:
                 model._notes += _place_pages(header)
                 _read_ahead(header, on_progress, abort)
             model._load_weights(on_progress)
-            model.vocab = Vocab(model._model, visible_markers)
+            model.vocab = Vocab(model._model, visible_markers, alphabet_of(header))
             on_vocab(header, model.vocab)
             model._make_context(pool)
             model._warm_up()

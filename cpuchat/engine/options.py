@@ -16,7 +16,7 @@ from cpuchat.engine.threads import usable_topology
 from cpuchat.errors import ModelUnsupported, UsageError
 from cpuchat.hardware.cores import CoreChoice, choose_cores
 from cpuchat.hardware.cpus import validate_threads
-from cpuchat.models.fit import MemoryNeed, check_fit, choose_context, required_memory, snapshots
+from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
 from cpuchat.models.gguf import GGUFHeader, LazyArray
 from cpuchat.protocol import LoadOptions
 from cpuchat.speculation.drafter import MAX_DEPTH
@@ -70,10 +70,9 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
         ModelUnsupported: the file is no language model.
         DoesNotFit: not enough memory; the message holds the sum.
     """
-    if header.is_projector:
+    if header.other:
         raise ModelUnsupported(
-            f"{header.path.name} is an image or audio part of a model, not a language model.",
-            "Choose the main GGUF file beside it.",
+            f"{header.path.name} is {header.other}, no language model.", "Choose the main GGUF file beside it."
         )
     check_numbers(options)
     check_cache_types(header, options)
@@ -87,12 +86,8 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
     if experts is not None:
         notes.append(_expert_note(experts[1], header.number(_EXPERTS_USED)))
         header = msgspec.structs.replace(header, metadata=header.metadata | dict([experts]))
-    n_ctx = choose_context(header, options, available)
-    n_rs_seq = snapshots(header, options)
-    need = required_memory(header, options, n_ctx, N_OUTPUTS_MAX, n_rs_seq)
-    while n_rs_seq and need.least > available:
-        n_rs_seq //= 2
-        need = required_memory(header, options, n_ctx, N_OUTPUTS_MAX, n_rs_seq)
+    need, n_rs_seq = plan_memory(header, options, available, N_OUTPUTS_MAX)
+    n_ctx = need.n_ctx
     check_fit(need, available, header, options)
     if options.mlock:
         _check_lock(header.file_size)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from cpuchat.engine.alphabet import Alphabet
 from cpuchat.engine.bindings import llama
+from cpuchat.errors import GenerationFailed
 
 _VOCAB_TYPE_NONE = 0
 
@@ -17,9 +19,10 @@ class Vocab:
 
     Args:
         visible_markers: control tokens that are part of the text all the same, such as `<think>`.
+        alphabet: what can be written, when that is not everything.
     """
 
-    def __init__(self, model: Any, visible_markers: tuple[str, ...] = ()) -> None:
+    def __init__(self, model: Any, visible_markers: tuple[str, ...] = (), alphabet: Alphabet | None = None) -> None:
         self._vocab = llama.llama_model_get_vocab(model)
         self.n_tokens = int(llama.llama_vocab_n_tokens(self._vocab))
         self.has_tokenizer = llama.llama_vocab_type(self._vocab) != _VOCAB_TYPE_NONE
@@ -32,7 +35,10 @@ class Vocab:
         self.bos_text = self._text(self.bos)
         self.eos_text = self._text(self.eos)
         self._adds_eos = self.has_tokenizer and bool(llama.llama_vocab_get_add_eos(self._vocab))
+        self._alphabet = alphabet
         for marker in visible_markers:
+            if alphabet is not None and alphabet.unknown(marker.encode()):
+                continue
             tokens = self.tokenize(marker.encode(), add_special=False)
             if len(tokens) == 1:
                 self._visible[tokens[0]] = self.raw_piece(tokens[0])
@@ -46,9 +52,17 @@ class Vocab:
         """Token ids; markers in the text such as `<|im_end|>` become their control tokens.
 
         `add_special` puts the model's begin token in front if it wants one. An end token is never appended.
+
+        Raises:
+            GenerationFailed: the vocabulary cannot write the text.
         """
         if not self.has_tokenizer:
             return [b % self.n_tokens for b in text]
+        if self._alphabet is not None and (unknown := self._alphabet.unknown(text)):
+            raise GenerationFailed(
+                f"This model cannot read {unknown!r}: its vocabulary has no token for it.",
+                "Leave it out, or choose another model.",
+            )
         room = len(text) + 8
         while True:
             out = (ctypes.c_int32 * room)()

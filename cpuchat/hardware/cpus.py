@@ -14,13 +14,13 @@ from cpuchat.hardware.cgroups import cpu_quota
 from cpuchat.hardware.cores import choose_cores, leave_for_ui
 from cpuchat.hardware.lists import parse_cpu_list
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.hardware.topology import read_topology
+from cpuchat.hardware.topology import Topology, read_topology
 
 ROOT = Path("/")
 
 __all__ = [
-    "allowed_cpus", "allowed_physical_cores", "cpu_quota", "default_threads", "leave_for_ui", "parse_cpu_list",
-    "validate_threads",
+    "allowed_cpus", "allowed_physical_cores", "cpu_quota", "default_threads", "l3_bytes", "leave_for_ui",
+    "parse_cpu_list", "validate_threads",
 ]  # fmt: skip
 
 
@@ -38,6 +38,12 @@ def allowed_physical_cores(cpus: Collection[int] | None = None, root: Path = ROO
     allowed = set(allowed_cpus() if cpus is None else cpus)
     topology = read_topology(root, allowed=allowed)
     return tuple(sorted(min(allowed.intersection(core.cpus)) for core in topology.allowed_cores))
+
+
+def l3_bytes(topology: Topology, cpus: Collection[int]) -> int:
+    """The L3 caches of these logical CPUs together, in bytes; 0 when they are not known."""
+    groups = {group.index: group.size for cpu in cpus if (group := topology.l3_of(cpu)) is not None}
+    return sum(groups.values())
 
 
 def default_threads(root: Path = ROOT) -> int:

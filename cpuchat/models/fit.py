@@ -6,26 +6,23 @@ an estimate that was fitted to its log lines (`_compute_bytes`).
 
 from __future__ import annotations
 
-import hashlib
-import os
-import platform
-from pathlib import Path
+import functools
 
 import msgspec
 
-from cpuchat.errors import DoesNotFit, ModelNotFound
-from cpuchat.models.gguf import GGUFHeader, TensorInfo, split_parts
+from cpuchat.errors import DoesNotFit
+from cpuchat.hardware.instructions import Instructions, instructions
+from cpuchat.models.gguf import GGUFHeader
 from cpuchat.models.gguf.types import BY_NAME
+from cpuchat.models.repack import rearranged
 from cpuchat.protocol import LoadOptions
 
 GB = 1e9
 CONTEXT_STEP = 256  # llama.cpp pads n_ctx to this
 # The process itself: interpreter, libraries, batch arrays, graph metadata.
 PROCESS_BYTES = 120_000_000
-
-# Types that llama.cpp keeps a rearranged copy of (ggml-cpu/repack.cpp). An upper bound: Q2_K wants AVX-512.
-_REPACK_X86 = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4", "Q2_K"})
-_REPACK_ARM = frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4", "Q8_0", "Q1_0"})
+# Positions of one batch whose logits are kept: those of the longest verify pass (engine.options.N_OUTPUTS_MAX).
+VERIFIED = 32
 
 # Architectures of which llama.cpp can keep snapshots of the recurrent state (llm_arch_supports_rs_rollback).
 _SNAPSHOT_ARCHITECTURES = frozenset(
@@ -38,7 +35,7 @@ _SNAPSHOT_ARCHITECTURES = frozenset(
 _COPYING_ARCHITECTURES = frozenset({"qwen35", "qwen35moe", "qwen4exp", "kimi-k3", "glm5-next"})
 _COPY_COST = 3.5
 _COPY_SHARE = 0.01  # of a plain pass
-_MOST_SNAPSHOTS, _FEWEST_SNAPSHOTS = 31, 2
+_MOST_SNAPSHOTS, _FEWEST_SNAPSHOTS = VERIFIED - 1, 2
 _SNAPSHOT_BYTES = 256_000_000  # for all snapshots, or this share of the weights:
 _SNAPSHOT_SHARE = 0.1
 
@@ -83,56 +80,9 @@ class MemoryNeed(msgspec.Struct, frozen=True):
         return f"{gigabytes(self.least)} GB = {' + '.join(parts)}"
 
 
-def file_fingerprint(path: Path) -> str:
-    """Identify a model file by content: 32 hex digits, the same wherever and whenever the file was copied.
-
-    A hash over the length, the first MiB (the header), the last 64 KiB and 64 blocks of 4 KiB spread evenly
-    between; all parts of a split model. Under 50 ms for a file of any size on a solid-state disk. It tells models
-    apart; it does not prove that a file is undamaged.
-
-    Raises:
-        ModelNotFound: the file or one of its parts cannot be read.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for part in split_parts(path) or [path]:
-        try:
-            _sample(part, digest)
-        except OSError as error:
-            raise ModelNotFound(f"Cannot read {part}: {error.strerror}.", "Check the path.") from None
-    return digest.hexdigest()
-
-
-def _sample(path: Path, digest: hashlib.blake2b, head: int = 1 << 20, tail: int = 1 << 16, blocks: int = 64) -> None:
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        digest.update(size.to_bytes(8, "little"))
-        digest.update(file.read(head))
-        step = max((size - head - tail) // blocks, 4096)
-        for at in range(head, max(size - tail, head), step):
-            file.seek(at)
-            digest.update(file.read(4096))
-        file.seek(max(size - tail, 0))
-        digest.update(file.read(tail))
-
-
-def repack_types(machine: str | None = None) -> frozenset[str]:
-    """Tensor types that the engine may keep a rearranged copy of on this kind of CPU."""
-    machine = (machine or platform.machine()).lower()
-    if machine in ("x86_64", "amd64", "i386", "i686"):
-        return _REPACK_X86
-    return _REPACK_ARM if machine in ("aarch64", "arm64") else frozenset()
-
-
-def _repacked_bytes(header: GGUFHeader, types: frozenset[str]) -> int:
-    tied = not any(t.name == "output.weight" for t in header.tensors)
-
-    def is_repacked(t: TensorInfo) -> bool:
-        if t.type not in types or len(t.shape) not in (2, 3) or t.shape[1] % 8:
-            return False
-        # Rows of the embedding table are looked up; only as the head of a tied model is it multiplied with.
-        return t.name.startswith("blk.") or t.name == "output.weight" or (tied and t.name == "token_embd.weight")
-
-    return sum(t.nbytes for t in header.tensors if is_repacked(t))
+@functools.cache
+def _this_cpu() -> Instructions:
+    return instructions()
 
 
 def kv_bytes(header: GGUFHeader, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
@@ -226,7 +176,7 @@ def _bytes_per_token(header: GGUFHeader) -> int:
     used = header.number("expert_used_count") or experts
     tied = not any(t.name == "output.weight" for t in header.tensors)
     weights = (t for t in header.tensors if tied or t.name != "token_embd.weight")
-    return sum(t.nbytes * used // experts if "_exps." in t.name else t.nbytes for t in weights)
+    return sum(t.nbytes * used // experts if t.is_routed else t.nbytes for t in weights)
 
 
 def most_snapshots(n_ubatch: int) -> int:
@@ -260,7 +210,8 @@ def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outpu
     attention = 5 * width + 2 * header.n_head * header.key_length
     if not flash:
         attention += header.n_head * n_ctx  # all scores
-    feed_forward = 4 * width + 3 * header.n_ff + 2 * header.number("expert_used_count") * width
+    n_experts = options.n_experts or header.number("expert_used_count")
+    feed_forward = 4 * width + 3 * header.n_ff + 2 * n_experts * width
     logits = width + header.n_vocab * min(n_outputs, rows) // rows
     inner = header.number("ssm.inner_size")
     convolved = inner + 2 * header.number("ssm.group_count") * header.number("ssm.state_size")
@@ -272,7 +223,7 @@ def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outpu
 
 
 def required_memory(
-    header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outputs: int = 1, n_rs_seq: int = 0
+    header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outputs: int = VERIFIED, n_rs_seq: int = 0
 ) -> MemoryNeed:
     """Memory for the model of `header` (from `gguf.read_model`) with a context of `n_ctx` tokens.
 
@@ -280,7 +231,8 @@ def required_memory(
     memory is read from disk again for every token. `n_outputs` is the number of positions of one batch whose
     logits are kept (cparams.n_outputs_max), `n_rs_seq` that of the snapshots of a recurrent state.
     """
-    repack = _repacked_bytes(header, repack_types()) if options.use_repack else 0
+    copied = list(rearranged(header, _this_cpu())) if options.use_repack else []
+    repack = sum(nbytes for _, _, nbytes in copied)
     # Locked pages cannot be dropped. Read into memory, rearranged tensors exist only once to begin with.
     locked = options.mlock and options.load_mode == "mmap"
     copies, graph = rollback_bytes(header, n_rs_seq)
@@ -289,20 +241,46 @@ def required_memory(
         repack=repack,
         kv=kv_bytes(header, n_ctx, options.type_k, options.type_v) + copies,
         compute=_compute_bytes(header, options, n_ctx, n_outputs) + graph + PROCESS_BYTES,
-        reclaimable=0 if locked else repack,
+        reclaimable=0 if locked else sum(tensor.nbytes for tensor, _, _ in copied),
         n_ctx=n_ctx,
     )
 
 
-def largest_context(header: GGUFHeader, options: LoadOptions, available: int) -> int:
+def plan_memory(
+    header: GGUFHeader, options: LoadOptions, available: int, n_outputs: int = VERIFIED
+) -> tuple[MemoryNeed, int]:
+    """What a load with these options takes, and how many snapshots of a recurrent state are kept.
+
+    The context is that of `choose_context`; there are fewer snapshots where memory is short.
+    """
+    n_ctx = choose_context(header, options, available)
+    n_rs_seq = snapshots(header, options)
+    need = required_memory(header, options, n_ctx, n_outputs, n_rs_seq)
+    while n_rs_seq and need.least > available:
+        n_rs_seq //= 2
+        need = required_memory(header, options, n_ctx, n_outputs, n_rs_seq)
+    return need, n_rs_seq
+
+
+def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int) -> MemoryNeed:
+    """What the model of `draft` takes beside a target that is loaded with these options and `n_ctx` tokens."""
+    return required_memory(draft, options, min(n_ctx, draft.n_ctx_train or n_ctx))
+
+
+def largest_context(header: GGUFHeader, options: LoadOptions, available: int, draft: GGUFHeader | None = None) -> int:
     """The longest context, in tokens, that fits into `available` bytes; 0 when not even 256 tokens do.
 
-    Never more than the model was trained for.
+    Never more than the model was trained for. With the header of a `draft` model, both fit.
     """
+
+    def least(n_ctx: int) -> int:
+        beside = draft_memory(draft, options, n_ctx).least if draft is not None else 0
+        return required_memory(header, options, n_ctx).least + beside
+
     low, high = 0, max((header.n_ctx_train or 1 << 20) // CONTEXT_STEP, 1)
     while low < high:
         middle = (low + high + 1) // 2
-        if required_memory(header, options, middle * CONTEXT_STEP).least <= available:
+        if least(middle * CONTEXT_STEP) <= available:
             low = middle
         else:
             high = middle - 1

@@ -19,7 +19,6 @@ from cpuchat.protocol import KVTraffic, Traffic
 _TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
 # Parts that take no part in writing text: encoders, vision, audio, blocks that predict further tokens.
 _OTHER = re.compile(r"^(enc|v|a|mm|nextn)\.")
-_EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps\.")  # LLM_FFN_EXPS_REGEX in common.h
 _NO_FLASH_ATTENTION = frozenset({"grok"})  # llama_init_from_model switches it off for these
 
 
@@ -75,7 +74,7 @@ def traffic_of(
             continue
         if tensor.name in _TABLES:
             row += tensor.nbytes // max(tensor.shape[1] if len(tensor.shape) > 1 else 1, 1)
-        if n_expert and _EXPERTS.search(tensor.name):
+        if n_expert and tensor.is_routed:
             experts += tensor.nbytes
         elif tensor.name not in _TABLES or (tied and tensor.name == "token_embd.weight"):
             weights += tensor.nbytes

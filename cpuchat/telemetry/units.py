@@ -8,6 +8,11 @@ def rate(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
+def about(value: float) -> str:
+    """A predicted tok/s, with no more digits than it is good for: `0.04`, `7.3`, `41`, `1,407`."""
+    return f"{value:.1g}" if value < 0.095 else f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
+
+
 def duration(seconds: float) -> tuple[str, str]:
     """A waiting time as number and unit: ("4", "ms"), ("0.21", "s")."""
     return (f"{1e3 * seconds:.0f}", "ms") if seconds < 0.0995 else (f"{seconds:.2f}", "s")
@@ -22,3 +27,31 @@ def bandwidth(bytes_per_s: float) -> str:
     """GB/s without the unit, decimal: `0.42`, `7.3`, `44`, `367`."""
     value = bytes_per_s / 1e9
     return f"{value:.2f}" if value < 0.995 else f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
+
+
+def parameters(count: int) -> str:
+    """How many values a model has, as names of models say it: `494M`, `7.6B`, `70.6B`."""
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= 0.9995 * unit:
+            value = count / unit
+            return f"{value:.0f}{letter}" if value >= 99.95 else f"{value:.1f}{letter}"
+    return str(count)
+
+
+def size(n_bytes: int) -> str:
+    """Bytes as people read them on a disk, at most 7 characters: `808 kB`, `1.5 GB` is 1.5e9 bytes."""
+    value = float(n_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB" if value < 99.95 else f"{value:,.0f} TB"
+
+
+def time_left(seconds: float) -> str:
+    """`47 s left`, `12 min left`, `3.2 h left`; at most 11 characters."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s left"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min left"
+    return f"{seconds / 3600:.1f} h left" if seconds < 99 * 3600 else "days left"

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from time import monotonic
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import on
 from textual.app import App, SystemCommand
@@ -21,8 +22,14 @@ from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.models.library import Library
 from cpuchat.tui import commands, keys, themes
+from cpuchat.tui.downloading import Downloading, Opener, open_downloads
+from cpuchat.tui.quantizing import Quantizing
 from cpuchat.tui.screens.chat import ChatScreen
+from cpuchat.tui.screens.confirm import ConfirmScreen
 from cpuchat.tui.settings_form import with_changes
+
+if TYPE_CHECKING:
+    from cpuchat.models.hub.client import Hub
 
 NICENESS = 10
 _TWICE_SECONDS = 3.0
@@ -35,6 +42,7 @@ class ChatApp(App[int]):
         conversation: the headless core; closed by the app when it ends.
         library: where the models screen looks.
         initial_model: loaded after the first paint; None starts without a model.
+        downloads: makes the manager of the downloads when the first one is asked for.
     """
 
     # The chat is the default screen, whose own sheet Textual does not load.
@@ -45,10 +53,19 @@ class ChatApp(App[int]):
     COMMANDS = App.COMMANDS | {commands.ChatProvider}
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("app")
 
-    def __init__(self, conversation: Conversation, library: Library, initial_model: Path | None) -> None:
+    def __init__(
+        self,
+        conversation: Conversation,
+        library: Library,
+        initial_model: Path | None,
+        *,
+        downloads: Opener = open_downloads,
+    ) -> None:
         super().__init__()
         self.conversation = conversation
         self.library = conversation.library = library
+        self.downloading = Downloading(self, downloads)
+        self.quantizing = Quantizing(self)
         self._initial_model = initial_model
         self._saving = asyncio.Lock()
         self._leaving = False
@@ -76,6 +93,7 @@ class ChatApp(App[int]):
             problems.append(f"there is no theme “{wanted}”")
         if problems:
             self.notify("\n".join(problems), title="Themes left out", severity="warning", timeout=10, markup=False)
+        self.call_after_refresh(self.downloading.restore)
 
     @property
     def own_themes(self) -> frozenset[str]:
@@ -88,6 +106,13 @@ class ChatApp(App[int]):
         screen = self.screen_stack[0]
         assert isinstance(screen, ChatScreen)
         return screen
+
+    @cached_property
+    def hub(self) -> Hub:
+        """The Hugging Face hub. Its calls block, so it is used in threads; making it is cheap."""
+        from cpuchat.models.hub.client import Hub
+
+        return Hub()
 
     def yield_to_inference(self) -> None:
         """Let the worker's threads go first: a stalled one costs a token, a late paint does not.
@@ -177,6 +202,11 @@ class ChatApp(App[int]):
         self.run_worker(self._leave(), group="leave", name="leave")
 
     async def _leave(self) -> None:
+        if self.quantizing.job is not None and not await self.push_screen_wait(
+            ConfirmScreen("Quit", "A model is being quantized: what is written so far is thrown away.", "Quit", "Stay")
+        ):
+            self._leaving = False
+            return
         await self.chat_screen.finish()
         await self._end()
         self.exit(0)
@@ -184,6 +214,8 @@ class ChatApp(App[int]):
     async def _end(self) -> None:
         if not self._ended:
             self._ended = True
+            await self.downloading.close()
+            await self.quantizing.close()
             async with self._saving:  # a setting that was just changed is written first
                 await self.conversation.close()
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from cpuchat.tui.app import ChatApp
 
 # Which keys of the table belong to which screen class; "app" ones are everywhere.
-_PLACES = {"ChatScreen": "chat", "ModelsScreen": "models", "HardwareScreen": "hardware", "SettingsScreen": "settings",
-           "HelpScreen": "help"}  # fmt: skip
+_PLACES = {"ChatScreen": "chat", "ModelsScreen": "models", "DraftModelsScreen": "draft_models",
+           "RepositoryScreen": "repository", "DownloadsScreen": "downloads", "HardwareScreen": "hardware",
+           "SettingsScreen": "settings", "HelpScreen": "help"}  # fmt: skip
 
 
 def system_commands(app: ChatApp, screen: Screen[Any]) -> Iterable[SystemCommand]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from textual.binding import Binding, BindingType
 
 # Groups in the order in which help shows them.
-WRITE, ANSWER, CHATS, VIEW, APP, MODELS, HARDWARE, SETTINGS, DIALOG = (
-    "Write", "Answer", "Chats", "View", "App", "Models", "Hardware", "Settings", "Dialogs"
+WRITE, ANSWER, CHATS, VIEW, APP, MODELS, DOWNLOADS, HARDWARE, SETTINGS, DIALOG = (
+    "Write", "Answer", "Chats", "View", "App", "Models", "Downloads", "Hardware", "Settings", "Dialogs"
 )  # fmt: skip
 
 
@@ -19,8 +19,8 @@ WRITE, ANSWER, CHATS, VIEW, APP, MODELS, HARDWARE, SETTINGS, DIALOG = (
 class Key:
     """One thing the user can do.
 
-    `place` is who owns the binding ("app", "chat", "prompt", "chats", "models", "hardware", "settings", "help",
-    "dialog"), `keys` as Textual writes them, `label` the few words of the footer, `help` the line of the help screen
+    `place` is who owns the binding: "app", or a screen or widget that asks for its `bindings`. `keys` as Textual writes
+    them, `label` the few words of the footer, `help` the line of the help screen
     and the palette. `priority` wins over the focused widget (TextArea has bindings of its own on F6, F7 and others).
     """
 
@@ -55,6 +55,8 @@ KEYS: tuple[Key, ...] = (
     Key("app", "app.commands", "ctrl+p", "command_palette", "commands", "Search all commands", APP, footer=True,
         priority=True, palette=False),
     Key("app", "app.help", "f1", "help", "help", "Help: keys, and what the figures mean", APP, priority=True),
+    Key("chat", "chat.downloads", "ctrl+g", "downloads", "downloads", "Downloads: how far, pause, cancel, load", APP,
+        priority=True),
     Key("chat", "chat.settings", "f2", "settings", "settings", "Settings: sampling, drafting, engine, look", APP,
         priority=True),
     Key("chat", "chat.hardware", "f12", "hardware", "hardware",
@@ -86,17 +88,64 @@ KEYS: tuple[Key, ...] = (
     Key("app", "app.theme", "", "change_theme", "theme", "Change the theme, with a preview", VIEW),
     Key("app", "app.screenshot", "", "screenshot", "screenshot", "Save a picture of the screen (SVG)", APP),
     Key("app", "app.quit", "ctrl+q", "quit", "quit", "Quit; what was said is kept", APP, priority=True),
-    Key("models", "models.load", "enter", "load", "load", "Load the marked model", MODELS, footer=True, priority=True),
-    Key("models", "models.up", "up", "move(-1)", "up", "Mark the one above", MODELS, priority=True, palette=False),
-    Key("models", "models.down", "down", "move(1)", "down", "Mark the one below", MODELS, priority=True,
+    # Screens with a list that keeps no focus; before a box to type in, which has none of these keys.
+    Key("list", "list.up", "up", "move(-1)", "up", "In a list: mark the one above", MODELS, priority=True,
         palette=False),
-    Key("models", "models.page_up", "pageup", "move(-8)", "page up", "Eight up", MODELS, priority=True,
+    Key("list", "list.down", "down", "move(1)", "down", "In a list: mark the one below", MODELS, priority=True,
         palette=False),
-    Key("models", "models.page_down", "pagedown", "move(8)", "page down", "Eight down", MODELS, priority=True,
+    Key("list", "list.page_up", "pageup", "page(-1)", "page up", "In a list: a page up", MODELS, priority=True,
         palette=False),
-    Key("models", "models.rescan", "ctrl+r", "rescan", "look again", "Look for models again", MODELS, footer=True,
+    Key("list", "list.page_down", "pagedown", "page(1)", "page down", "In a list: a page down", MODELS, priority=True,
+        palette=False),
+    Key("details", "details.up", "shift+up", "scroll_details(-1)", "details up",
+        "Beside or below a list: scroll up in what is known of the marked one", MODELS, priority=True, palette=False),
+    Key("details", "details.down", "shift+down", "scroll_details(1)", "details down", "The same: scroll down", MODELS,
+        priority=True, palette=False),
+    Key("models", "models.choose", "enter", "choose", "choose", "Load the marked model, or go on to what it offers",
+        MODELS, footer=True, priority=True),
+    Key("models", "models.search", "ctrl+s", "search", "search hub", "Search Hugging Face for what is typed", MODELS,
+        footer=True, priority=True),
+    Key("models", "models.inspect", "f3", "inspect", "inspect", "Show everything that the model's header says", MODELS,
+        footer=True, priority=True),
+    Key("models", "models.drafts", "ctrl+l", "drafts", "drafts",
+        "What could draft for the loaded model, and what it would gain", MODELS, footer=True, priority=True),
+    Key("models", "models.quantize", "f5", "quantize", "quantize", "Make a smaller copy of the marked model", MODELS,
         priority=True),
+    # Not before the box to type in: it lets Del through where there is nothing to delete.
+    Key("models", "models.delete", "delete,f8", "delete", "delete", "Delete the marked model from the disk", MODELS),
+    Key("models", "models.downloads", "ctrl+g", "downloads", "downloads", "All downloads", MODELS, priority=True),
+    Key("models", "models.rescan", "ctrl+r", "rescan", "look again", "Look for models again", MODELS, priority=True),
     Key("models", "models.close", "escape", "close", "back", "Back to the chat", MODELS, footer=True),
+    Key("inspection", "inspection.close", "escape,f3", "close", "back", "Back to the models", MODELS, footer=True,
+        palette=False),
+    Key("draft_models", "draft_models.use", "enter", "use", "use it",
+        "Draft with the marked model from now on; it is downloaded if need be", MODELS, footer=True, priority=True),
+    Key("draft_models", "draft_models.close", "escape", "close", "back", "Back to the models", MODELS, footer=True),
+    Key("repository", "repository.choose", "enter", "choose", "get or load",
+        "Download the marked model of a repository, or load it when it is here", DOWNLOADS, footer=True, priority=True),
+    Key("repository", "repository.hold", "space", "hold", "pause", "Pause the marked one's download, or go on with it",
+        DOWNLOADS, footer=True),
+    Key("repository", "repository.inspect", "f3", "inspect", "inspect", "Everything that the marked one's header says",
+        DOWNLOADS, priority=True),
+    Key("repository", "repository.downloads", "ctrl+g", "downloads", "downloads", "All downloads", DOWNLOADS,
+        footer=True, priority=True),
+    Key("repository", "repository.again", "ctrl+r", "again", "ask again", "Ask the hub again", DOWNLOADS,
+        priority=True),
+    Key("repository", "repository.close", "escape", "close", "back", "Back; downloads go on", DOWNLOADS, footer=True),
+    Key("downloads", "downloads.load", "enter", "load", "load, retry",
+        "Load the marked download when it is done; try a failed one again", DOWNLOADS, footer=True, priority=True),
+    Key("downloads", "downloads.hold", "space", "hold", "pause or go on", "Pause the marked download, or go on with it",
+        DOWNLOADS, footer=True),
+    Key("downloads", "downloads.cancel", "delete,d", "cancel", "cancel", "Take the marked download off the list",
+        DOWNLOADS, footer=True),
+    Key("downloads", "downloads.close", "escape,ctrl+g", "close", "back", "Back; downloads go on", DOWNLOADS,
+        footer=True),
+    Key("quantize", "quantize.make", "enter", "make", "make it", "Write the model in the marked type", MODELS,
+        footer=True, priority=True, palette=False),
+    Key("quantize", "quantize.stop", "f8", "stop", "stop", "Stop what is being made", MODELS, footer=True,
+        priority=True, palette=False),
+    Key("quantize", "quantize.close", "escape", "close", "back", "Back to the models; the work goes on", MODELS,
+        footer=True, palette=False),
     Key("hardware", "hardware.apply", "enter", "apply", "use it",
         "Use the marked layout: measured before and after, the chat goes on", HARDWARE, footer=True, priority=True),
     Key("hardware", "hardware.undo", "u", "undo", "go back", "Go back to the layout before", HARDWARE, footer=True),

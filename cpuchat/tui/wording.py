@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+
 from cpuchat.chats.store import StoredMessage
 from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, Timings
 from cpuchat.telemetry import units
+from cpuchat.telemetry.units import size as size
 from cpuchat.tui.widgets.drafted import Spans
 from cpuchat.tui.widgets.transcript import TranscriptMessage
 
@@ -27,16 +30,20 @@ def plural(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
-def size(count: int) -> str:
-    """Bytes as people read file sizes: `808 KB`, `13.4 MB`, `1.6 GB` (decimal units)."""
-    if count < 1000:
-        return f"{count} B"
-    value = float(count)
-    for unit in ("KB", "MB", "GB", "TB"):
-        value /= 1000
-        if value < 999.5 or unit == "TB":
-            return f"{value:.0f} {unit}" if value >= 99.5 or unit == "KB" else f"{value:.1f} {unit}"
-    raise AssertionError
+def count(number: int) -> str:
+    """How often something was fetched, in at most five characters: `950`, `12.3k`, `1.2M`."""
+    if number < 1000:
+        return str(number)
+    value, unit = (number / 1e6, "M") if number >= 999_500 else (number / 1e3, "k")
+    return f"{value:.0f}{unit}" if value >= 99.95 else f"{value:.1f}{unit}"
+
+
+def ago(then: float, now: float) -> str:
+    """When that was, both in seconds since 1970: `today`, `yesterday`, `12 days ago`; `never` for 0."""
+    if not then:
+        return "never"
+    days = (datetime.date.fromtimestamp(now) - datetime.date.fromtimestamp(then)).days
+    return "today" if days <= 0 else "yesterday" if days == 1 else f"{days:,} days ago"
 
 
 def loading(name: str, event: LoadProgress) -> str:

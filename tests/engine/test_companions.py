@@ -20,6 +20,7 @@ from cpuchat.engine.model import Model
 from cpuchat.errors import UsageError
 from cpuchat.hardware.cpus import allowed_cpus
 from cpuchat.hardware.topology import Core, L3Group, Node, Topology, read_topology
+from cpuchat.models.drafts.calibrations import target_costs
 from cpuchat.models.library import DEMO_FILES
 from cpuchat.models.synthetic import SHAPES, write_model, write_pair
 from cpuchat.protocol import (
@@ -389,6 +390,10 @@ def test_costs_are_measured_once(
     again = chat.load(files[0], calibrate=True, **more)
     assert "calibrating" not in chat.phases() and again.pass_ms == first.pass_ms
     assert chat.load(files[0], **more).pass_ms == first.pass_ms  # what is known is used anyway
+    found = target_costs(files[0], folder)  # what tells the gain of a draft model before it is loaded
+    assert found.pass_ms == first.pass_ms
+    assert found.measured_draft(files[1]) > 0 == found.measured_draft(files[0])
+    assert len(list(folder.iterdir())) == 2  # the other is that of the target alone
     plain, _ = chat.ask()
     drafted, timings = chat.ask(Speculation(drafters=("draft", "suffix", "lookup")))
     assert drafted == plain

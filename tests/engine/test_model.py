@@ -264,15 +264,20 @@ def test_unknown_architecture(load: Load, tiny_model: Path, tmp_path: Path) -> N
         load(path)
 
 
-def test_projector_is_no_model(load: Load, tmp_path: Path) -> None:
-    path = tmp_path / "mmproj.gguf"
-    writer = gguf.GGUFWriter(path, "clip")
+@pytest.mark.parametrize(
+    ("arch", "kind", "words"),
+    [("clip", "mmproj", "image or audio part"), ("llama", "adapter", "adapter"), ("llama", "imatrix", "importance")],
+)
+def test_what_goes_with_a_model_is_none(load: Load, tmp_path: Path, arch: str, kind: str, words: str) -> None:
+    path = tmp_path / "part.gguf"
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_type(kind)
     writer.add_tensor("v.patch_embd.weight", np.zeros((8, 8), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelUnsupported, match="image or audio"):
+    with pytest.raises(ModelUnsupported, match=f"part.gguf is an .*{words}.*of a model, no language model"):
         load(path)
 
 

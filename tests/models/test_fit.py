@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from cpuchat.errors import DoesNotFit, ModelNotFound
+from cpuchat.errors import DoesNotFit
+from cpuchat.hardware.instructions import Instructions
 from cpuchat.models import fit
 from cpuchat.models.gguf import GGUFHeader, LazyArray, TensorInfo, read_header
 from cpuchat.models.synthetic import SHAPES, write_model
@@ -43,7 +42,7 @@ def options_for(n_ubatch: int, flash: bool = True) -> LoadOptions:
 @pytest.mark.parametrize(("n_ctx", "n_ubatch", "flash"), [(512, 512, True), (4096, 128, True), (2048, 256, False)])
 def test_sizes_agree_with_llama_cpp(models: dict[str, Path], name: str, n_ctx: int, n_ubatch: int, flash: bool) -> None:
     header = read_header(models[name])
-    need = fit.required_memory(header, options_for(n_ubatch, flash), n_ctx)
+    need = fit.required_memory(header, options_for(n_ubatch, flash), n_ctx, n_outputs=1)
     with Llama(models[name], n_ctx=n_ctx, n_ubatch=n_ubatch, flash_attn=-1 if flash else 0) as llama:
         assert need.kv / MIB == pytest.approx(llama.mebibytes("KV buffer size"), abs=0.01)
         compute = llama.mebibytes("compute buffer size") + llama.mebibytes("output buffer size")
@@ -103,7 +102,7 @@ def test_recurrent_layers_have_a_state_and_no_kv() -> None:
 
 
 def test_repacked_weights_count_once_unless_locked(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(fit, "_this_cpu", lambda: Instructions(frozenset({"AVX2"})))
     header = read_header(models["llama"])
     plain = fit.required_memory(header, LoadOptions(use_repack=False), 512)
     repacked = fit.required_memory(header, LoadOptions(), 512)
@@ -111,8 +110,16 @@ def test_repacked_weights_count_once_unless_locked(models: dict[str, Path], monk
     assert repacked.repack > 0 == plain.repack
     assert repacked.least == plain.least
     assert locked.least == repacked.total == plain.total + repacked.repack
-    assert fit.repack_types("riscv64") == frozenset()
-    assert "Q8_0" in fit.repack_types("aarch64")
+
+
+def test_a_copy_that_is_larger_replaces_no_more_than_it_copies(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    amx = frozenset({"AVX2", "AVX512", "AVX512_VNNI", "AMX_INT8"})
+    monkeypatch.setattr(fit, "_this_cpu", lambda: Instructions(amx))
+    need = fit.required_memory(read_header(models["llama"]), LoadOptions(), 512)
+    assert need.repack > need.reclaimable > 0
+    assert need.least > fit.required_memory(read_header(models["llama"]), LoadOptions(use_repack=False), 512).least
 
 
 def test_the_largest_context_is_the_largest(models: dict[str, Path]) -> None:
@@ -138,7 +145,7 @@ def test_a_refusal_holds_the_sum_and_a_way_out(models: dict[str, Path]) -> None:
     with pytest.raises(DoesNotFit) as caught:
         fit.check_fit(need, available, header, options)
     largest = fit.largest_context(header, options, available)
-    assert "2.2 GB = weights 0.0" in caught.value.message
+    assert "2.3 GB = weights 0.0" in caught.value.message
     assert "KV cache 1.0 (1000000 tokens)" in caught.value.message
     assert f"{fit.gigabytes(available)} GB are available" in caught.value.message
     assert f"--ctx {largest} would fit" in caught.value.hint
@@ -147,31 +154,6 @@ def test_a_refusal_holds_the_sum_and_a_way_out(models: dict[str, Path]) -> None:
         fit.check_fit(need, 1_000_000, header, options)
     with pytest.raises(DoesNotFit, match="smaller --ctx"):
         fit.check_fit(need, need.least - 1)
-
-
-def test_fingerprints_tell_content_apart(models: dict[str, Path], tmp_path: Path) -> None:
-    original = fit.file_fingerprint(models["half"])
-    copy = Path(shutil.copy(models["half"], tmp_path / "copy.gguf"))
-    copy.touch()
-    assert fit.file_fingerprint(copy) == original
-    assert len({fit.file_fingerprint(path) for path in models.values()}) == len(models)
-    other = write_model(tmp_path / "other.gguf", "tiny", "Q8_0", seed=1)
-    assert fit.file_fingerprint(other) != fit.file_fingerprint(models["tiny"])
-    with copy.open("r+b") as file:
-        file.truncate(copy.stat().st_size - 1)
-    assert fit.file_fingerprint(copy) != original
-    with pytest.raises(ModelNotFound):
-        fit.file_fingerprint(tmp_path / "nowhere.gguf")
-
-
-def test_fingerprint_covers_all_parts_of_a_split_model(tmp_path: Path) -> None:
-    for no in (1, 2):
-        (tmp_path / f"m-0000{no}-of-00002.gguf").write_bytes(random.Random(no).randbytes(2 << 20))
-    first, second = sorted(tmp_path.iterdir())
-    before = fit.file_fingerprint(first)
-    assert fit.file_fingerprint(second) == before
-    second.write_bytes(random.Random(3).randbytes(2 << 20))
-    assert fit.file_fingerprint(first) != before
 
 
 def test_the_reference_knows_the_cache_types_too() -> None:

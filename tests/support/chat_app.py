@@ -18,6 +18,7 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
 from cpuchat.models.library import Library
 from cpuchat.tui.app import ChatApp
+from cpuchat.tui.downloading import Opener, open_downloads
 from cpuchat.tui.screens.chat import ChatScreen
 from cpuchat.tui.widgets.prompt import Prompt
 from cpuchat.tui.widgets.status import StatusLine
@@ -133,13 +134,17 @@ async def running(
     folders: tuple[Path, ...] = (),
     prepare: Callable[[Conversation], None] | None = None,
     store: ChatStore | None = None,
+    hub: Any = None,
+    downloads: Opener = open_downloads,
 ) -> AsyncIterator[RunningApp]:
-    """Start the app; `prepare` may fill the store before."""
+    """Start the app; `prepare` may fill the store before. `hub` and `downloads` take the place of the real ones."""
     backend = backend or ScriptedBackend()
     conversation = Conversation(settings=settings.load(), backend=backend, store=store or ChatStore(paths.chats_db()))
     if prepare is not None:
         prepare(conversation)
-    app = ChatApp(conversation, Library(folders, cache=paths.cache_dir() / "no-hub"), model)
+    app = ChatApp(conversation, Library(folders, cache=paths.cache_dir() / "no-hub"), model, downloads=downloads)
+    if hub is not None:
+        app.hub = hub
     seen = asyncio.Event()
 
     def hook(message: Message) -> None:

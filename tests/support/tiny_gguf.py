@@ -56,7 +56,6 @@ def write_tiny_gguf(
     eos_bias: float = _NEVER,
     likely: str | None = None,
     name: str = "tiny",
-    extra: dict[str, int] | None = None,
 ) -> Path:
     """Write a model to `path` and return it.
 
@@ -64,7 +63,7 @@ def write_tiny_gguf(
     ("jamba"), short convolutions ("lfm2"), Mamba-2 ("nemotron_h") or gated delta nets ("qwen35"). "gemma3" has sliding
     windows, "deepseek2" latent attention and a mixture of experts.
     `eos_bias` 0 makes `<|im_end|>` as likely as a letter. `likely` names the only characters that it writes (default:
-    printable ASCII). `extra` adds integer header values.
+    printable ASCII).
     Larger `n_embd`/`n_layer` make it slow enough to be stopped in the middle of something.
     """
     rng = np.random.default_rng(seed)
@@ -78,8 +77,6 @@ def write_tiny_gguf(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_vocab_size(n_vocab)
-    for key, value in (extra or {}).items():
-        writer.add_uint32(key, value)
 
     embeddings = (rng.standard_normal((n_vocab, n_embd)) * 0.5).astype(np.float32)
     embeddings[:, 0] = 8.0

@@ -9,9 +9,15 @@ from cpuchat.tui import keys
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.screens.chat import ChatScreen
 from cpuchat.tui.screens.confirm import ConfirmScreen
+from cpuchat.tui.screens.downloads import DownloadsScreen
+from cpuchat.tui.screens.draft_models import DraftModelsScreen
 from cpuchat.tui.screens.hardware import HardwareScreen
 from cpuchat.tui.screens.help import HelpScreen
+from cpuchat.tui.screens.inspection import InspectionScreen
+from cpuchat.tui.screens.list_screen import DetailsScreen, ListScreen
 from cpuchat.tui.screens.models import ModelsScreen
+from cpuchat.tui.screens.quantize import QuantizeScreen
+from cpuchat.tui.screens.repository import RepositoryScreen
 from cpuchat.tui.screens.settings import SettingsScreen
 from cpuchat.tui.widgets.chat_list import Chats
 from cpuchat.tui.widgets.prompt import Prompt
@@ -29,14 +35,16 @@ def test_ids_and_keys_are_unique() -> None:
         single = [k for key in keys.KEYS if key.place == place and key.keys for k in key.keys.split(",")]
         assert len(single) == len(set(single)), place
     everywhere = {k for key in keys.KEYS if key.place == "app" and key.keys for k in key.keys.split(",")}
-    for place in ("chat", "prompt", "models", "hardware", "settings"):
+    for place in {key.place for key in keys.KEYS} - {"app", "help"}:
         assert not everywhere & {k for key in keys.KEYS if key.place == place for k in key.keys.split(",") if k}
 
 
 def test_every_action_of_the_table_exists() -> None:
     owners = {"app": ChatApp, "chat": ChatScreen, "prompt": Prompt, "chats": Chats, "models": ModelsScreen,
-              "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen, "dialog": ConfirmScreen,
-              "transcript": Transcript}  # fmt: skip
+              "repository": RepositoryScreen, "downloads": DownloadsScreen, "inspection": InspectionScreen,
+              "draft_models": DraftModelsScreen, "list": ListScreen, "details": DetailsScreen,
+              "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
+              "dialog": ConfirmScreen, "transcript": Transcript}  # fmt: skip
     for key in keys.KEYS:
         assert hasattr(owners[key.place], f"action_{key.action.partition('(')[0]}"), key.id
 

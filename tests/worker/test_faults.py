@@ -11,6 +11,7 @@ import pytest
 
 from cpuchat.protocol import LoadOptions, TextDelta
 from tests.support.chatting import chat, collect, load, worker
+from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import write_tiny_gguf
 
 
@@ -38,12 +39,13 @@ async def test_killed_while_idle_is_healed_by_the_next_message(tiny_model: Path)
 
 
 async def test_assertion_in_llama_cpp_is_quoted(tmp_path: Path) -> None:
-    # More experts used than there are: llama.cpp checks that with GGML_ASSERT, which aborts its process.
-    model = write_tiny_gguf(tmp_path / "experts.gguf", extra={"llama.expert_count": 2, "llama.expert_used_count": 9})
+    # Heads that are all position: llama.cpp checks that with GGML_ASSERT, which aborts its process.
+    sound = write_tiny_gguf(tmp_path / "sound.gguf", arch="deepseek2")
+    model = edited(sound, tmp_path / "heads.gguf", {"deepseek2.rope.dimension_count": 32})
     async with worker() as backend:
         failed = (await collect(backend.load(model, LoadOptions(n_ctx=512)))).failed
         assert failed.code == "worker_died"
-        assert "GGML_ASSERT(n_expert_used" in failed.message
+        assert "GGML_ASSERT(n_embd_head_qk_nope" in failed.message
         assert "choose another" in failed.hint
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -10,57 +11,97 @@ from cpuchat.cli.models.specs import specs_of
 
 if TYPE_CHECKING:
     from cpuchat.models.library import LocalModel
+    from cpuchat.models.machine import Machine
 
-_LIST_EPILOG = """The last column is what --model takes. More folders are searched if config.toml names them:
+_LIST_EPILOG = """The last column is what --model takes. tok/s is what plain decoding last reached here, with ≈ what is
+to be expected. More folders are searched if config.toml names them:
 
 \b
   [model]
   folders = ["~/models"]"""
+_HEADINGS = ("NAME", "ARCH", "PARAMS", "QUANT", "CONTEXT", "SIZE", "TOK/S", "USED", "--model")
 
 
 @click.command("list", epilog=_LIST_EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in bytes.")
 def list_models(as_json: bool) -> int:
-    """List the models of the package, the Hugging Face cache and your folders."""
+    """List the models of the package, the Hugging Face cache and your folders, the one used last first."""
     import msgspec
 
     from cpuchat import settings
     from cpuchat.cli.render import json_line
+    from cpuchat.cli.table import table
     from cpuchat.models.library import Library
-    from cpuchat.text import clean
+    from cpuchat.models.machine import this_machine
 
-    found = Library(settings.load().model.folders).local_models()
+    chosen = settings.load()
+    found = Library(chosen.model.folders).local_models()
+    found.sort(key=lambda model: (model.damaged is not None, -model.last_used))
     specs = specs_of(found)
     if as_json:
         rows = [
-            {**msgspec.structs.asdict(model), "path": str(model.path), "spec": spec}
-            for model, spec in zip(found, specs, strict=True)
+            {**msgspec.to_builtins(model, enc_hook=str), "spec": spec} for model, spec in zip(found, specs, strict=True)
         ]
         print(json_line(rows))
         return 0
     if not found:
-        click.echo("cpuchat: no models found; download one, for instance with `hf download OWNER/REPO`.", err=True)
+        click.echo("cpuchat: no models found; `cpuchat models search WORDS` looks for some.", err=True)
         return 0
-    table = [("NAME", "QUANT", "PARAMS", "SIZE", "--model"), *map(_row, found, specs)]
-    cleaned = [[clean(cell).replace("\n", " ") for cell in row] for row in table]
-    widths = [max(map(len, column)) for column in zip(*cleaned, strict=True)]
-    for name, quant, params, size, spec in cleaned:
-        fixed = f"{name:<{widths[0]}}  {quant:<{widths[1]}}  {params:>{widths[2]}}  {size:>{widths[3]}}"
-        click.echo(f"{fixed}  {spec}")
+    machine = this_machine(chosen)
+    rows = [_row(model, spec, machine) for model, spec in zip(found, specs, strict=True)]
+    for line in table([_HEADINGS, *rows], right=(2, 4, 5, 6)):
+        click.echo(line)
+    if not machine.peak:
+        click.echo(f"cpuchat: no speed is predicted: {machine.peak_words}.", err=True)
     return 0
 
 
-def _row(model: LocalModel, spec: str) -> tuple[str, str, str, str, str]:
+def _row(model: LocalModel, spec: str, machine: Machine) -> tuple[str, ...]:
     from cpuchat.cli.render import size
 
     if model.damaged is not None:
-        return model.name, "damaged", "", "", f"{spec}  ({model.damaged})"
-    return model.name, model.quantization, _count(model.n_params), size(model.size), spec
+        state = "damaged" if model.unfinished is None else "unfinished"
+        return (
+            model.name, model.architecture, _parameters(model), state, "", size(model.size), "", _day(model.last_used),
+            f"{spec} ({model.damaged})",
+        )  # fmt: skip
+    return (
+        model.name,
+        model.architecture,
+        _parameters(model),
+        model.quantization,
+        f"{model.n_ctx_train:,}" if model.n_ctx_train else "",
+        size(model.size),
+        _speed(model, machine),
+        _day(model.last_used),
+        spec if model.has_template else f"{spec} (no chat template)",
+    )
 
 
-def _count(n: int) -> str:
-    """`8.1M`, `1.5B`: parameters as model names give them."""
-    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if n >= unit:
-            return f"{n / unit:.1f}{letter}"
-    return str(n)
+def _parameters(model: LocalModel) -> str:
+    """`1.5B`, for a mixture of experts `30.5B/3.3B`: in all, and those that a token uses."""
+    from cpuchat.telemetry.units import parameters
+
+    if not model.n_params:
+        return ""
+    active = f"/{parameters(model.n_params_active)}" if model.n_params_active < model.n_params else ""
+    return parameters(model.n_params) + active
+
+
+def _speed(model: LocalModel, machine: Machine) -> str:
+    """`31.2` as measured, `≈41` as predicted, or that it is too large."""
+    from cpuchat.models.outlook import estimate
+    from cpuchat.telemetry.units import about, rate
+
+    if model.measured_tok_s:
+        return rate(model.measured_tok_s)
+    active = model.weights_per_token / model.size if model.size else 1.0
+    expected = estimate(model.size, machine, active=active, quantization=model.quantization)
+    if expected.tok_s is not None:
+        return f"≈{about(expected.tok_s)}"
+    return expected.verdict if expected.verdict == "too large" else ""
+
+
+def _day(seconds: float) -> str:
+    """`2026-11-21` in local time, "" for never."""
+    return time.strftime("%Y-%m-%d", time.localtime(seconds)) if seconds else ""

@@ -1,9 +1,9 @@
-"""`cpuchat models pair`: which draft model fits which target."""
+"""`cpuchat models pair`: which draft model fits which target, and what it would gain."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,37 +11,45 @@ from cpuchat.cli.models.specs import specs_of
 from cpuchat.errors import DraftMismatch
 
 if TYPE_CHECKING:
+    from cpuchat.models.drafts.candidates import Candidate
+    from cpuchat.models.drafts.gain import Expectation
+    from cpuchat.models.gguf import GGUFHeader
     from cpuchat.models.library import Library
+    from cpuchat.settings import Settings
 
 _PAIR_EPILOG = f"""\b
 Examples:
   cpuchat models pair demo demo-draft
   cpuchat models pair ~/models/big.gguf
+  cpuchat models pair ~/models/big.gguf --hub
 
-TARGET and DRAFT are what --model takes. Exit codes: 0 the draft fits (without DRAFT: there is one),
+TARGET and DRAFT are what --model takes. The gain is told from what passes of the target cost on this machine, which is
+measured when it is loaded with drafting on. Exit codes: 0 the draft fits (without DRAFT: there is one),
 {DraftMismatch.exit_code} it does not, 3 no such model, 4 damaged model."""
 
 
 @click.command("pair", epilog=_PAIR_EPILOG)
 @click.argument("target")
 @click.argument("draft", required=False)
+@click.option("--hub", "ask_hub", is_flag=True, help="Check those on the hub, too: reads some MB of each.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def pair(target: str, draft: str | None, as_json: bool) -> int:
-    """Say whether DRAFT can draft for TARGET; without DRAFT, list the models of this machine that can.
+def pair(target: str, draft: str | None, ask_hub: bool, as_json: bool) -> int:
+    """Say whether DRAFT can draft for TARGET; without DRAFT, list the models that can, those of the catalog included.
 
     A draft model must have the target's vocabulary. Only the headers of the files are read.
     """
     from cpuchat import settings
     from cpuchat.models.library import Library
 
-    library = Library(settings.load().model.folders)
+    chosen = settings.load()
+    library = Library(chosen.model.folders)
     path = library.resolve(target)
     if draft is None:
-        return _print_fitting(path, library, as_json=as_json)
-    return _print_verdict(path, library.resolve(draft), library, as_json=as_json)
+        return _print_candidates(path, library, chosen, ask_hub=ask_hub, as_json=as_json)
+    return _print_verdict(path, library.resolve(draft), library, chosen, as_json=as_json)
 
 
-def _print_verdict(target: Path, draft: Path, library: Library, *, as_json: bool) -> int:
+def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings, *, as_json: bool) -> int:
     import msgspec
 
     from cpuchat.cli.render import json_line
@@ -49,33 +57,161 @@ def _print_verdict(target: Path, draft: Path, library: Library, *, as_json: bool
     from cpuchat.text import clean_line
 
     verdict = check_files(target, draft, library=library)
+    expected = _expectation(target, draft, chosen) if verdict.ok else None
     if as_json:
-        click.echo(json_line({"target": str(target), "draft": str(draft), **msgspec.structs.asdict(verdict)}))
+        facts = {"target": str(target), "draft": str(draft), **msgspec.structs.asdict(verdict)}
+        click.echo(json_line({**facts, "expected": _expected_json(expected)}))
     elif verdict.ok:
         click.echo(f"{clean_line(draft.name)} can draft for {clean_line(target.name)}.")
     else:
         click.echo(f"{clean_line(draft.name)} cannot draft for {clean_line(target.name)}: {verdict.reason}.")
-    for line in (verdict.note, verdict.hint):
+    for line in (verdict.note, verdict.hint, f"Expected: {expected.words}." if expected is not None else ""):
         if line and not as_json:
             click.echo(f"  {line}")
     return 0 if verdict.ok else DraftMismatch.exit_code
 
 
-def _print_fitting(target: Path, library: Library, *, as_json: bool) -> int:
-    from cpuchat.cli.render import json_line, size
-    from cpuchat.models.drafts.pairing import fitting_drafts, suggestion
+def _expectation(target: Path, draft: Path, chosen: Settings) -> Expectation:
+    from cpuchat.models.drafts.calibrations import target_costs
+    from cpuchat.models.drafts.candidates import expected_of
+    from cpuchat.models.gguf import read_model
+    from cpuchat.models.machine import this_machine
+    from cpuchat.models.traffic import traffic_of
+    from cpuchat.telemetry.traffic import pass_bytes
+
+    header = read_model(draft)
+    per_token = round(pass_bytes(traffic_of(header), 1, 0))
+    return expected_of(draft, per_token, header.quantization, target_costs(target), this_machine(chosen))
+
+
+def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_hub: bool, as_json: bool) -> int:
+    from cpuchat.models.catalog import load_catalog
+    from cpuchat.models.drafts.calibrations import target_costs
+    from cpuchat.models.drafts.candidates import candidates, recommended
+    from cpuchat.models.gguf import read_model
+    from cpuchat.models.machine import this_machine
+
+    header, costs, models = read_model(target), target_costs(target), library.local_models()
+    found = candidates(header, models, load_catalog(), costs, this_machine(chosen))
+    found = _checked(found, header, ask_hub=ask_hub)
+    best = recommended(found)
+    specs = dict(zip((model.path for model in models), specs_of(models), strict=True))
+    here = {specs[one.path]: one for one in found if one.path is not None and one.fits}
+    on_hub = {one.spec: one for one in found if one.path is None}
+    if as_json:
+        _print_json(target, here, on_hub, best)
+    else:
+        _print_tables(target, here, on_hub, best)
+    return 0 if here else DraftMismatch.exit_code
+
+
+def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> list[Candidate]:
+    from cpuchat.cli.render import Terminal
+    from cpuchat.models.drafts.candidates import check
+    from cpuchat.models.drafts.pair_cache import PairCache
+    from cpuchat.models.hub.client import Hub
     from cpuchat.text import clean_line
 
-    found = fitting_drafts(target, library)
-    if as_json:
-        rows = [
-            {"spec": spec, "path": str(m.path), "size": m.size} for m, spec in zip(found, specs_of(found), strict=True)
-        ]
-        click.echo(json_line({"target": str(target), "drafts": rows}))
+    cache, hub, terminal = PairCache(), Hub() if ask_hub else None, Terminal()
+    checked: list[Candidate] = []
+    try:
+        for one in found:
+            terminal.status(f"comparing {clean_line(one.name)}")
+            checked.append(check(one, target, hub=hub, cache=cache))
+    finally:
+        terminal.clear_progress()
+        cache.save()
+    return checked
+
+
+def _print_tables(
+    target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None
+) -> None:
+    from cpuchat.cli.render import paragraph, size
+    from cpuchat.cli.table import table
+    from cpuchat.models.drafts.pairing import suggestion
+    from cpuchat.text import clean_line
+
+    headings = ("DRAFT MODEL", "SIZE", "EXPECTED", "")
+    if here:
+        rows = [(spec, size(one.size), _gain(one), _mark(one, best)) for spec, one in here.items()]
+        for line in table([headings, *rows], right=(1,)):
+            click.echo(line)
     else:
-        for model, spec in zip(found, specs_of(found), strict=True):
-            click.echo(f"{clean_line(spec)}  {size(model.size)}")
-        if not found:
-            click.echo(f"cpuchat: No smaller model here can draft for {clean_line(target.name)}.", err=True)
-            click.echo(f"  {suggestion(target, found)}", err=True)
-    return 0 if found else DraftMismatch.exit_code
+        click.echo(f"cpuchat: No smaller model here can draft for {clean_line(target.name)}.", err=True)
+        if not on_hub:
+            click.echo(f"  {suggestion(target, [])}", err=True)
+    if on_hub:
+        if here:
+            click.echo()
+        click.echo("On the hub, named by the catalog:")
+        rows = [(spec, _size(one), _gain(one), f"{_state(one)} {_mark(one, best)}") for spec, one in on_hub.items()]
+        for line in table([headings, *rows], right=(1,)):
+            click.echo(line)
+    notes = [_note(spec, one) for spec, one in on_hub.items()]
+    shown = [one for one in (*here.values(), *on_hub.values()) if one.fits is not False]
+    notes += [f"No gain can be told: {one.expected.why}." for one in shown if not one.expected.gains]
+    for note in dict.fromkeys(filter(None, notes)):
+        click.echo()
+        for line in paragraph(clean_line(note)):
+            click.echo(line)
+
+
+def _size(candidate: Candidate) -> str:
+    """Of one on the hub: as its repository tells it, before that about what the catalog does."""
+    from cpuchat.cli.render import size
+
+    if not candidate.size:
+        return ""
+    return f"{'≈ ' if candidate.verdict is None else ''}{size(candidate.size)}"
+
+
+def _gain(candidate: Candidate) -> str:
+    """ "" where none can be told, or it does not matter."""
+    return candidate.expected.words if candidate.expected.gains and candidate.fits is not False else ""
+
+
+def _mark(candidate: Candidate, best: Candidate | None) -> str:
+    return "← take this one" if candidate is best else ""
+
+
+def _state(candidate: Candidate) -> str:
+    if candidate.verdict is None:
+        return "not checked"
+    return "fits" if candidate.verdict.ok else "does not fit"
+
+
+def _note(spec: str, candidate: Candidate) -> str:
+    """Why it does not fit or was not checked; "" when it fits."""
+    if candidate.failed:
+        return f"Not checked: {candidate.failed}"
+    if candidate.verdict is None:
+        return "Not checked: --hub does that, and reads some MB of each."
+    return "" if candidate.verdict.ok else f"{spec} does not fit: {candidate.verdict.reason}."
+
+
+def _print_json(target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None) -> None:
+    from cpuchat.cli.render import json_line
+
+    def row(spec: str, one: Candidate) -> dict[str, Any]:
+        return {
+            "spec": spec,
+            "path": str(one.path) if one.path is not None else None,
+            "size": one.size,
+            "name": one.name,
+            "named_by_catalog": one.named,
+            "fits": one.fits,
+            "reason": one.verdict.reason if one.verdict is not None else one.failed,
+            "expected": _expected_json(one.expected),
+            "recommended": one is best,
+        }
+
+    rows = [[row(spec, one) for spec, one in group.items()] for group in (here, on_hub)]
+    click.echo(json_line({"target": str(target), "drafts": rows[0], "hub": rows[1]}))
+
+
+def _expected_json(expected: Expectation | None) -> dict[str, Any] | None:
+    """`gains` is empty when nothing can be told, and `why` says what is missing."""
+    import msgspec
+
+    return None if expected is None else msgspec.to_builtins(expected)

@@ -7,24 +7,26 @@ from collections.abc import Callable, Iterator
 from cpuchat.hardware.checkup.facts import Facts
 from cpuchat.hardware.checkup.findings import Finding, Level
 from cpuchat.hardware.counters.ladder import worth_trying
+from cpuchat.hardware.instructions import FEATURES
 
-# Flag in /proc/cpuinfo: (feature as llama.cpp prints it, how much its absence matters).
-# ggml/src/ggml-cpu/ggml-cpu.cpp (ggml_backend_cpu_get_features); arch/{x86,arm64}/include/asm/{cpufeatures,hwcap}.h.
-_FEATURES: dict[str, tuple[str, Level]] = {
-    "avx": ("AVX", "problem"),
-    "avx2": ("AVX2", "problem"),
-    "avx_vnni": ("AVX_VNNI", "advice"),
-    "fma": ("FMA", "problem"),
-    "f16c": ("F16C", "problem"),
-    "bmi2": ("BMI2", "advice"),
-    "avx512f": ("AVX512", "warning"),
-    "avx512_vnni": ("AVX512_VNNI", "warning"),
-    "avx512_bf16": ("AVX512_BF16", "advice"),
-    "avx512vbmi": ("AVX512_VBMI", "advice"),
-    "amx_int8": ("AMX_INT8", "warning"),
-    "asimddp": ("DOTPROD", "problem"),
-    "i8mm": ("MATMUL_INT8", "warning"),
-    "asimdhp": ("FP16_VA", "advice"),
+# How much it matters that the engine was built without a feature that the CPU has.
+_LEVELS: dict[str, Level] = {
+    "AVX": "problem",
+    "AVX2": "problem",
+    "AVX_VNNI": "advice",
+    "FMA": "problem",
+    "F16C": "problem",
+    "BMI2": "advice",
+    "AVX512": "warning",
+    "AVX512_VNNI": "warning",
+    "AVX512_BF16": "advice",
+    "AVX512_VBMI": "advice",
+    "AMX_INT8": "warning",
+    "NEON": "problem",
+    "DOTPROD": "problem",
+    "MATMUL_INT8": "warning",
+    "FP16_VA": "advice",
+    "SVE": "advice",
 }
 _REBUILD = "Build it for this machine: `make setup`, or reinstall llama-cpp-python with CMAKE_ARGS=-DGGML_NATIVE=ON."
 _SHOWN = 4
@@ -40,8 +42,8 @@ def engine(facts: Facts) -> Iterator[Finding]:
     flags, features = facts.topology.flags, set(facts.engine.features)
     if not flags:
         return
-    missing = {name: level for flag, (name, level) in _FEATURES.items() if flag in flags and name not in features}
-    foreign = [name for flag, (name, _) in _FEATURES.items() if name in features and flag not in flags]
+    missing = {name: _LEVELS[name] for flag, name in FEATURES.items() if flag in flags and name not in features}
+    foreign = [name for flag, name in FEATURES.items() if name in features and flag not in flags]
     has = ", ".join(facts.engine.features) or "no optional features"
     if foreign:
         evidence = f"built with {', '.join(foreign)}, which this CPU does not have; it may end at any moment"

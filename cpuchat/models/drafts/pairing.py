@@ -13,29 +13,16 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat import paths
 from cpuchat.errors import CpuchatError, DraftMismatch, ModelNotFound
 from cpuchat.models.drafts.pair_cache import PairCache, pair_key
-from cpuchat.models.gguf import GGUFHeader, LazyArray, read_header, split_parts
-from cpuchat.models.library import DEMO_FILES, Library, LocalModel
+from cpuchat.models.gguf import GGUFHeader, read_header, split_parts
+from cpuchat.models.gguf.vocabulary import Vocabulary, vocabulary
+from cpuchat.models.library import Library, LocalModel
 from cpuchat.text import clean_line
 
 MAX_SIZE_DIFFERENCE = 128
 FIRST_CHECKED_TOKEN = 5
 
-# tokenizer.ggml.model -> vocab type of llama.cpp.
-_KINDS = {
-    "llama": "SPM", "bert": "WPM", "gpt2": "BPE", "hybriddna": "BPE", "whitespace": "BPE", "gemma4": "BPE",
-    "t5": "UGM", "rwkv": "RWKV", "plamo2": "PLaMo2", "test": "test", "none": "none", "no_vocab": "none",
-}  # fmt: skip
-# (bos, eos) of a vocabulary that does not name them; -1 is none.
-_DEFAULT_IDS = {"llama": (1, 2), "bert": (101, -1), "gpt2": (11, 11), "hybriddna": (11, 11), "whitespace": (11, 11),
-                "t5": (-1, 1), "plamo2": (1, 2)}  # fmt: skip
-# Pre-tokenizers of BPE vocabularies that begin a text with bos unless the header says otherwise.
-_PRE_WITH_BOS = frozenset(
-    {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
-     "tekken", "chameleon"}
-)  # fmt: skip
 # llm_arch_is_recurrent and llm_arch_is_hybrid in llama-arch.cpp: they keep a running state beside or instead of KV.
 _RUNNING_STATE = frozenset(
     {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "jamba", "falcon-h1", "plamo2", "granitehybrid",
@@ -57,54 +44,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     hint: str = ""
     note: str = ""
-
-
-class Vocabulary(msgspec.Struct, frozen=True):
-    """What the rule looks at. `bos` and `eos` are -1 when there is none. `tokens` None: a model without texts."""
-
-    model: str
-    add_bos: bool
-    add_eos: bool
-    bos: int
-    eos: int
-    n_tokens: int
-    tokens: LazyArray | None
-
-    @property
-    def kind(self) -> str:
-        return _KINDS.get(self.model, self.model)
-
-
-def vocabulary(header: GGUFHeader) -> Vocabulary:
-    """The vocabulary of a model, completed as llama.cpp does it."""
-    metadata = header.metadata
-    model = header.text("tokenizer.ggml.model")
-    kind = _KINDS.get(model, model)
-    texts = metadata.get("tokenizer.ggml.tokens")
-    tokens = texts if isinstance(texts, LazyArray) and kind != "none" else None
-    n_tokens = header.number("vocab_size") if tokens is None else len(tokens)
-    pre = header.text("tokenizer.ggml.pre")
-
-    def token(key: str, default: int) -> int:
-        default = default if default < n_tokens else -1
-        value = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        return value if isinstance(value, int) and 0 <= value < n_tokens else default
-
-    def flag(key: str, default: bool) -> bool:
-        value = metadata.get(f"tokenizer.ggml.add_{key}_token")
-        return value if isinstance(value, bool) else default
-
-    bos, eos = _DEFAULT_IDS.get(model, (-1, -1))
-    begins = kind in ("SPM", "WPM") or (kind == "BPE" and pre in _PRE_WITH_BOS)
-    return Vocabulary(
-        model=model,
-        add_bos=kind != "none" and (flag("bos", begins) or "gemma4" in (model, pre)),
-        add_eos=kind != "none" and flag("eos", kind == "UGM"),
-        bos=token("bos", bos),
-        eos=token("eos", eos),
-        n_tokens=n_tokens,
-        tokens=tokens,
-    )
 
 
 def check_pair(target: GGUFHeader, draft: GGUFHeader) -> Verdict:
@@ -130,8 +69,8 @@ def _verdict(reason: str, target_size: int, draft_size: int) -> Verdict:
 
 def _difference(target: GGUFHeader, draft: GGUFHeader) -> str:
     """The first thing that does not fit; "" when all does."""
-    if draft.is_projector:
-        return "it is an image or audio part of a model"
+    if draft.other:
+        return f"it is {draft.other}"
     if draft.architecture in _RUNNING_STATE:
         return f"it is a recurrent model ({_shown(draft.architecture)}), which cannot take back a token that is refused"
     ours, theirs = vocabulary(target), vocabulary(draft)
@@ -276,14 +215,3 @@ def suggestion(target: Path, fitting: Sequence[LocalModel]) -> str:
         "Look for a small model of the target's own family and generation, with the same "
         f"{ours.n_tokens:,} tokens; prompt lookup and suffix decoding need none."
     )
-
-
-def find_draft(target: Path, library: Library) -> Path | None:
-    """The draft model that belongs to `target`: known for the demo models only.
-
-    Raises:
-        ModelNotFound: it should be there, and is not.
-    """
-    real = os.path.realpath(target)
-    targets = [os.path.realpath(paths.demo_dir() / DEMO_FILES[name]) for name in ("demo", "demo-q4")]
-    return library.resolve("demo-draft") if real in targets else None

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from cpuchat.errors import ModelDamaged, ModelNotFound
-from cpuchat.models.gguf.parse import LazyArray, TensorInfo, parse
+from cpuchat.errors import ModelDamaged
+from cpuchat.models.gguf.arrays import LazyArray
+from cpuchat.models.gguf.parse import TensorInfo, parse
+from cpuchat.models.gguf.source import FileSource, Source
 from cpuchat.models.gguf.types import FILE_TYPES
 
-__all__ = ["GGUFHeader", "LazyArray", "TensorInfo", "read_header", "read_model", "split_parts"]
-
 _MAX_LAYERS = 4096
+_MAX_PARTS = 1000
+# general.type (GGUFType of gguf-py) of files that are used with a model
+_COMPANIONS = {
+    "mmproj": "an image or audio part of a model",
+    "adapter": "an adapter of a model",
+    "imatrix": "an importance matrix of a model",
+}
 _SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 
 
@@ -64,6 +71,14 @@ class GGUFHeader(msgspec.Struct, frozen=True):
     @property
     def n_params(self) -> int:
         return sum(t.n_elements for t in self.tensors)
+
+    @property
+    def n_params_active(self) -> int:
+        """Those that one token uses: all, but for the experts of a mixture that it is not sent to."""
+        n_expert, used = self.number("expert_count"), self.number("expert_used_count")
+        if not 0 < used < n_expert:
+            return self.n_params
+        return sum(t.n_elements * used // n_expert if t.is_routed else t.n_elements for t in self.tensors)
 
     @property
     def size(self) -> int:
@@ -115,7 +130,9 @@ class GGUFHeader(msgspec.Struct, frozen=True):
 
     @property
     def heads_kv(self) -> list[int]:
-        """K/V heads of every layer."""
+        """K/V heads of every layer: as many as Q heads where the header doesn't say."""
+        if self.value("attention.head_count_kv") is None:
+            return self.per_layer("attention.head_count", 0)
         return self.per_layer("attention.head_count_kv", self.n_head)
 
     @property
@@ -142,8 +159,27 @@ class GGUFHeader(msgspec.Struct, frozen=True):
 
     @property
     def is_projector(self) -> bool:
-        """A vision or audio part (mmproj) and no language model."""
-        return self.architecture == "clip" or self.text("general.type") in ("mmproj", "adapter", "imatrix")
+        """A vision or audio part (mmproj), or what else is used with a model, and no language model."""
+        return self.architecture == "clip" or self.text("general.type") in _COMPANIONS
+
+    @property
+    def other(self) -> str:
+        """What the file is when it is no language model ("an adapter of a model"); "" when it is one."""
+        if self.is_projector:
+            return _COMPANIONS.get(self.text("general.type"), _COMPANIONS["mmproj"])
+        return "" if self.tensors else "a vocabulary without weights"
+
+
+def header_from(source: Source, path: Path) -> GGUFHeader:
+    """Read a header from any source; `path` is only what the result calls its file.
+
+    Raises:
+        ModelDamaged: no GGUF file, cut short, or contradictory.
+        ModelUnsupported: its tensors are of a type that ggml no longer knows.
+        Whatever `source.read` raises.
+    """
+    parsed = parse(source)
+    return GGUFHeader(path=path, **{name: getattr(parsed, name) for name in parsed.__struct_fields__})
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -152,18 +188,13 @@ def read_header(path: Path) -> GGUFHeader:
     Raises:
         ModelNotFound: there is no such file or it may not be read.
         ModelDamaged: no GGUF file, cut short, or contradictory.
+        ModelUnsupported: its tensors are of a type that ggml no longer knows.
     """
-    try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
-    except OSError as error:
-        raise ModelNotFound(f"Cannot open {path}: {error.strerror}.", "Check the path.") from None
-    try:
-        parsed = parse(path, handle)
-    except OSError as error:
-        raise ModelDamaged(f"Cannot read {path}: {error.strerror}.", "Check the path and the disk.") from None
-    finally:
-        os.close(handle)
-    return GGUFHeader(path=path, **{name: getattr(parsed, name) for name in parsed.__struct_fields__})
+    with FileSource(path) as source:
+        try:
+            return header_from(source, path)
+        except OSError as error:
+            raise ModelDamaged(f"Cannot read {path}: {error.strerror}.", "Check the path and the disk.") from None
 
 
 def split_parts(path: Path) -> list[Path] | None:
@@ -172,6 +203,8 @@ def split_parts(path: Path) -> list[Path] | None:
     if match is None:
         return None
     count = int(match["count"])
+    if not 1 <= int(match["no"]) <= count <= _MAX_PARTS:
+        return None
     return [path.with_name(f"{match['stem']}-{no:05d}-of-{count:05d}{path.suffix}") for no in range(1, count + 1)]
 
 
@@ -181,7 +214,7 @@ def read_model(path: Path) -> GGUFHeader:
     Tensor offsets stay those of their own part.
 
     Raises:
-        ModelNotFound, ModelDamaged: as `read_header`; ModelDamaged when a part is missing, too.
+        ModelNotFound, ModelDamaged, ModelUnsupported: as `read_header`; ModelDamaged when a part is missing, too.
     """
     parts = split_parts(path)
     if parts is not None:
@@ -200,7 +233,10 @@ def read_model(path: Path) -> GGUFHeader:
             f"{path.name}: {len(missing)} of {len(parts)} parts are missing ({missing[0]}).",
             "Download the missing parts.",
         )
-    others = [read_header(part) for part in parts[1:]]
-    tensors = header.tensors + [t for other in others for t in other.tensors]
-    size = header.file_size + sum(other.file_size for other in others)
-    return msgspec.structs.replace(header, tensors=tensors, file_size=size)
+    return join_parts([header, *(read_header(part) for part in parts[1:])])
+
+
+def join_parts(parts: Sequence[GGUFHeader]) -> GGUFHeader:
+    """One header for a split model: the first part's metadata, the tensors and bytes of all."""
+    tensors = [tensor for part in parts for tensor in part.tensors]
+    return msgspec.structs.replace(parts[0], tensors=tensors, file_size=sum(part.file_size for part in parts))

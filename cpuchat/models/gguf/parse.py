@@ -1,33 +1,36 @@
 """Walks through the bytes of a GGUF header. The file is untrusted: lengths are checked before anything is allocated.
 
 Format: docs/gguf.md of ggml, versions 2 and 3, little-endian; the checks are those of llama.cpp's gguf.cpp, so what
-passes here is accepted there.
+passes here is accepted there. The limits keep the worst header below 200 MB and 1 s of reading, arrays decoded or not.
 """
 
 from __future__ import annotations
 
-import os
+import re
 import struct
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 
-from cpuchat.errors import ModelDamaged
-from cpuchat.models.gguf.types import TYPES
+from cpuchat.errors import ModelDamaged, ModelUnsupported
+from cpuchat.models.gguf.arrays import SCALARS, STRING, LazyArray
+from cpuchat.models.gguf.source import Source
+from cpuchat.models.gguf.types import ALIGNMENT, RETIRED, TYPES
 
-# Far above anything real (20 MB for 260k tokens with merges; 60 settings; 3,000 tensors), but small enough to hold.
-MAX_HEADER = 128 << 20
-MAX_SETTINGS = 1 << 16
-MAX_TENSORS = 1 << 18
+# Far above anything real: 20 MB with 262k tokens and 515k merges, 60 settings, 100 kB of texts, 3,000 tensors. Some
+# carry a whole tokenizer.json of up to 35 MB as one text: nobody needs it, so long texts are cut.
+MAX_HEADER = 64 << 20
+MAX_SETTINGS = 1 << 14
+MAX_TENSORS = 1 << 14
+MAX_VALUES = 1 << 22  # numbers of one array
+MAX_STRINGS = 5 << 18  # of all arrays
+MAX_TEXT = 8 << 20  # bytes of all strings outside of arrays
+LONGEST_TEXT = 1 << 20  # bytes that are kept of one of them
 MAX_DIMS = 4
 MAX_TENSOR_NAME = 64
+_ROUTED = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps\.")  # LLM_FFN_EXPS_REGEX in llama.cpp's common.h
 _CHUNK = 1 << 20
-_STRING = 8
 _ARRAY = 9
-# GGUF value type -> struct code; 7 is bool.
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _u32 = struct.Struct("<I").unpack_from
 _u64 = struct.Struct("<Q").unpack_from
 
@@ -59,84 +62,25 @@ class TensorInfo(msgspec.Struct, frozen=True):
             n *= size
         return n
 
-
-class LazyArray(Sequence[Any]):
-    """A metadata array, decoded on first use: a vocabulary of 150k strings costs nothing until someone asks."""
-
-    __slots__ = ("_count", "_raw", "_values", "value_type")
-
-    def __init__(self, value_type: int, count: int, raw: bytes) -> None:
-        self.value_type = value_type
-        self._count = count
-        self._raw = raw
-        self._values: list[Any] | None = None
-
-    def first(self, count: int) -> list[Any]:
-        """The first `count` values at most, without decoding the others."""
-        count = min(count, self._count)
-        if self._values is not None:
-            return self._values[:count]
-        if self.value_type != _STRING:
-            return list(struct.unpack_from(f"<{count}{_SCALARS[self.value_type]}", self._raw))
-        values: list[Any] = []
-        at = 0
-        for _ in range(count):
-            (length,) = _u64(self._raw, at)
-            at += 8 + length
-            values.append(self._raw[at - length : at].decode("utf-8", "replace"))
-        return values
-
-    def shares_strings(self, other: LazyArray, start: int) -> bool:
-        """Whether both hold the same strings from `start` to the end of the shorter one, told by their bytes.
-
-        False also where only decoding could tell. Under 1 ms for 150k tokens.
-        """
-        tails: list[bytes] = []
-        for array in (self, other):
-            if array.value_type != _STRING or array._values is not None or start > array._count:
-                return False
-            at = 0
-            for _ in range(start):
-                at += 8 + _u64(array._raw, at)[0]
-            tails.append(array._raw[at:])
-        short, long = sorted(tails, key=len)
-        return long.startswith(short)
-
-    def _decode(self) -> list[Any]:
-        if self._values is None:
-            self._values = self.first(self._count)
-            self._raw = b""
-        return self._values
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        return self._decode()[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._decode())
-
-    def __repr__(self) -> str:
-        return f"LazyArray({self._count} values of type {self.value_type})"
+    @property
+    def is_routed(self) -> bool:
+        """Weights of a mixture's experts, of which a token uses some."""
+        return _ROUTED.search(self.name) is not None
 
 
 class _Reader:
-    """Reads forward through the file; the buffer holds what has been read so far."""
+    """Reads forward through the source; the buffer holds what has been read so far."""
 
-    def __init__(self, path: Path, handle: int, size: int) -> None:
-        self.path = path
-        self.handle = handle
-        self.size = size
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.size = source.size
         self.buffer = bytearray()
         self.at = 0
+        self.text_left = MAX_TEXT
+        self.strings_left = MAX_STRINGS
 
     def damaged(self, what: str) -> ModelDamaged:
-        return ModelDamaged(f"{self.path.name} is damaged: {what}.", "Download the file again or choose another one.")
+        return ModelDamaged(f"{self.source.name} is damaged: {what}.", "Download the file again or choose another one.")
 
     def need(self, count: int, what: str) -> int:
         """Make `count` more bytes available and step over them; returns where they start."""
@@ -153,7 +97,7 @@ class _Reader:
     def _fill(self, end: int, what: str) -> None:
         wanted = min(self.size, MAX_HEADER, max(end, 2 * len(self.buffer), _CHUNK))
         while len(self.buffer) < wanted:
-            piece = os.pread(self.handle, wanted - len(self.buffer), len(self.buffer))
+            piece = self.source.read(len(self.buffer), wanted - len(self.buffer))
             if not piece:
                 break
             self.buffer += piece
@@ -169,15 +113,19 @@ class _Reader:
     def string(self, what: str) -> str:
         length = self.u64(what)
         start = self.need(length, what)
-        return self.buffer[start : start + length].decode("utf-8", "replace")
+        kept = min(length, LONGEST_TEXT)
+        self.text_left -= kept
+        if self.text_left < 0:
+            raise self.damaged(f"{what} has {length} bytes, no header has that much text")
+        return self.buffer[start : start + kept].decode("utf-8", "replace")
 
     def value(self, what: str) -> Any:
         kind = self.u32(what)
-        if kind == _STRING:
+        if kind == STRING:
             return self.string(what)
         if kind == _ARRAY:
             return self.array(what)
-        code = _SCALARS.get(kind)
+        code = SCALARS.get(kind)
         if code is None:
             raise self.damaged(f"{what} has the unknown type {kind} at byte {self.at - 4}")
         size = struct.calcsize("<" + code)
@@ -186,11 +134,13 @@ class _Reader:
     def array(self, what: str) -> LazyArray:
         kind = self.u32(what)
         count = self.u64(what)
-        if kind == _STRING:
+        if kind != STRING and count > MAX_VALUES:
+            raise self.damaged(f"{what} has {count} values, no header has that many")
+        if kind == STRING:
             start = self.at
             self.skip_strings(count, what)
-        elif kind in _SCALARS:
-            start = self.need(count * struct.calcsize("<" + _SCALARS[kind]), what)
+        elif kind in SCALARS:
+            start = self.need(count * struct.calcsize("<" + SCALARS[kind]), what)
         else:
             raise self.damaged(f"{what} is an array of the unknown type {kind}")
         return LazyArray(kind, count, bytes(memoryview(self.buffer)[start : self.at]))
@@ -199,6 +149,9 @@ class _Reader:
         """Step over `count` strings. The one loop that runs for every token of a vocabulary: kept tight."""
         if count * 8 > self.size - self.at:
             raise self.damaged(f"{what} claims {count} strings at byte {self.at}; the file has {self.size} bytes")
+        self.strings_left -= count
+        if self.strings_left < 0:
+            raise self.damaged(f"{what} has {count} strings, no vocabulary is that large")
         buffer, unpack, at, left = self.buffer, _u64, self.at, count
         while left:
             have = len(buffer) - 8
@@ -222,13 +175,22 @@ def _tensor(reader: _Reader, index: int, expected: int, alignment: int) -> Tenso
     shape = struct.unpack_from(f"<{n_dims}Q", reader.buffer, reader.need(8 * n_dims, what)) or (1,)
     kind = TYPES.get(number := reader.u32(what))
     offset = reader.u64(what)
+    if number in RETIRED:
+        raise ModelUnsupported(
+            f"{reader.source.name} is of the retired type {RETIRED[number]}.",
+            f"Take the {RETIRED[number][:-4]} file: it is rearranged for this CPU when it is loaded, and as fast.",
+        )
     if kind is None:
-        raise reader.damaged(f"tensor {name!r} has the unknown type {number}")
+        raise ModelUnsupported(
+            f"{reader.source.name} has weights of the type {number}, which llama.cpp does not know.",
+            "It is damaged, or made for another program (as Q8R16 and Q4_K_4 for Ampere's): take a standard file, "
+            "which is rearranged for this CPU when it is loaded.",
+        )
     elements = 1
     for size in shape:
         elements *= size
-    if elements >= 1 << 63:
-        raise reader.damaged(f"tensor {name!r} claims {elements} values")
+    if max(elements, *shape) >= 1 << 63:
+        raise reader.damaged(f"tensor {name!r} claims the shape {shape}")
     if shape[0] % kind.block:
         raise reader.damaged(f"tensor {name!r} of type {kind.name} has rows of {shape[0]}, not of {kind.block}s")
     if offset != expected:
@@ -236,17 +198,18 @@ def _tensor(reader: _Reader, index: int, expected: int, alignment: int) -> Tenso
     return TensorInfo(name, tuple(shape), kind.name, offset, elements // kind.block * kind.nbytes)
 
 
-def parse(path: Path, handle: int) -> Parsed:
-    """Parse the header of the open file `handle`; `path` is for messages.
+def parse(source: Source) -> Parsed:
+    """Parse the header of a file.
 
     Raises:
         ModelDamaged: see module.
-        OSError: the disk failed.
+        ModelUnsupported: its tensors are of a type that ggml no longer knows.
+        Whatever `source.read` raises.
     """
-    reader = _Reader(path, handle, os.fstat(handle).st_size)
+    reader = _Reader(source)
     magic = bytes(reader.buffer[(start := reader.need(4, "the first bytes")) : start + 4])
     if magic != b"GGUF":
-        raise ModelDamaged(f"{path.name} is no GGUF file: it starts with {magic!r}.", "Choose a file in GGUF format.")
+        raise ModelDamaged(f"{source.name} is no GGUF file: it starts with {magic!r}.", "Choose a file in GGUF format.")
     version = reader.u32("the version")
     if version not in (2, 3):
         hint = " (big-endian?)" if version & 0xFFFF == 0 else ""
@@ -261,7 +224,7 @@ def parse(path: Path, handle: int) -> Parsed:
         if not key or key in metadata:
             raise reader.damaged(f"setting {i} has {'a repeated' if key else 'no'} name {key[:64]!r}")
         metadata[key] = reader.value(f"setting {key[:64]!r}")
-    alignment = metadata.get("general.alignment", 32)
+    alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise reader.damaged(f"an alignment of {alignment!r}, it must be a power of 2")
     tensors: list[TensorInfo] = []

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+ALIGNMENT = 32
+"""Of tensors in a file that names no other, in bytes (GGUF_DEFAULT_ALIGNMENT)."""
+
 
 class GGMLType(NamedTuple):
     """`block` values are stored together in `nbytes` bytes."""
@@ -62,6 +65,15 @@ _TABLE = (
 
 TYPES: dict[int, GGMLType] = {t.id: t for t in _TABLE}
 BY_NAME: dict[str, GGMLType] = {t.name: t for t in _TABLE}
+# Removed from ggml: rearranged forms of Q4_0 and IQ4_NL, which are made when a model is loaded since.
+RETIRED: dict[int, str] = {
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
 
 # general.file_type
 FILE_TYPES: dict[int, str] = {

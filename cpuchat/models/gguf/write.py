@@ -12,9 +12,8 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from cpuchat.models.gguf.types import BY_NAME
+from cpuchat.models.gguf.types import ALIGNMENT, BY_NAME
 
-ALIGNMENT = 32
 Chunks = Iterable["np.ndarray[Any, Any] | bytes | memoryview"]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from cpuchat.models.quantization_names import without_quantization
+
 
 class Data(msgspec.Struct, frozen=True, kw_only=True):
     """Base of what travels between the rooms of `models`."""
@@ -44,8 +46,8 @@ class RepoModel(Data, frozen=True):
     """One model of a repository: a GGUF file, or all parts of a split one, in order.
 
     `name` is the file's name without folder, `.gguf` and the part number. `quantization` as the name says it, upper
-    case ("Q4_K_M", "UD-Q4_K_XL"); "" when it doesn't. `kind`: "projector" is the image or audio part of a model.
-    `complete` is False when parts are missing in the repository.
+    case ("Q4_K_M", "UD-Q4_K_XL"); "" when it doesn't. `kind`: "model"; "projector" is the image or audio part of a
+    model, "imatrix" holds weights for quantizing. `complete` is False when parts are missing in the repository.
     """
 
     name: str
@@ -59,9 +61,17 @@ class RepoModel(Data, frozen=True):
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def base(self) -> str:
+        """The name without the quantization: the same for all quantizations of one model."""
+        return without_quantization(self.name)
+
 
 class Repository(Data, frozen=True):
-    """A repository at one revision (`revision`: the commit, 40 hex digits), its models the smallest first."""
+    """A repository at one revision (`revision`: the commit, 40 hex digits), its models the smallest first.
+
+    `problems`: what was left out of `models`, and why, in sentences.
+    """
 
     id: str
     revision: str
@@ -73,3 +83,4 @@ class Repository(Data, frozen=True):
     updated: str = ""
     license: str = ""
     base_model: str = ""
+    problems: tuple[str, ...] = ()

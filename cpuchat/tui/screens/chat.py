@@ -23,10 +23,13 @@ from cpuchat.tui import keys, wording
 from cpuchat.tui.screens import drafts
 from cpuchat.tui.screens.answering import Answering
 from cpuchat.tui.screens.confirm import ConfirmScreen
+from cpuchat.tui.screens.copying import Copying
 from cpuchat.tui.screens.figures import LiveFigures
 from cpuchat.tui.screens.history import HistoryScreen
 from cpuchat.tui.widgets.chat_list import ChatList, Chats
+from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.quantize_line import QuantizeLine
 from cpuchat.tui.widgets.status import StatusLine
 from cpuchat.tui.widgets.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.widgets.transcript import Transcript
@@ -55,7 +58,6 @@ class ChatScreen(HistoryScreen):
         self._editing = False
         self._queued = False
         self._draft = ""
-        self._next_block = 0
         self._leave_apart: Callable[[], None] | None = None
 
     # What it is made of
@@ -70,6 +72,8 @@ class ChatScreen(HistoryScreen):
                     yield TelemetryPanel(id="telemetry")
                 yield TelemetryLine(id="telemetry-line")
                 yield Prompt(id="prompt")
+        yield DownloadLine(id="download-line")
+        yield QuantizeLine()
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -78,6 +82,7 @@ class ChatScreen(HistoryScreen):
         self._prompt = self.query_one(Prompt)
         self._chats = self.query_one(ChatList)
         self._answering = Answering(self.conversation, self._transcript, self._status, self.tell, self._begun)
+        self._copying = Copying(self._app, self._transcript, self.tell)
         self._figures = LiveFigures(self, self.conversation)
         self._apply_ui_settings()
         if self.conversation.settings.ui.show_reasoning:
@@ -208,7 +213,7 @@ class ChatScreen(HistoryScreen):
         self._send(event.text)
 
     def _send(self, text: str) -> None:
-        self._next_block = 0
+        self._copying.begin_again()
         self._prompt.accept()
         if self._editing:
             self._leave_editing()
@@ -256,7 +261,7 @@ class ChatScreen(HistoryScreen):
         self._show_prompt_title()
         self._prompt.set_history([m.content for m in self.conversation.messages if m.role == "user"])
         self._answering.show_context()
-        self._next_block = 0
+        self._copying.begin_again()
         self._prompt.focus()
 
     def _show_messages(self, before_last_user: bool = False, before_answer: bool = False) -> None:
@@ -312,7 +317,7 @@ class ChatScreen(HistoryScreen):
         if not self._loaded:
             self.tell("No model is loaded. Ctrl+O chooses one.", "warning")
             return
-        self._next_block = 0
+        self._copying.begin_again()
         self._show_messages(before_answer=True)
         self._run(self._answer(self.conversation.regenerate))
 
@@ -337,25 +342,10 @@ class ChatScreen(HistoryScreen):
         self.refresh_bindings()
 
     def action_copy_answer(self) -> None:
-        if text := self._transcript.current_message_text():
-            self.copy(text, "")
-        else:
-            self.tell("There is no answer to copy yet.")
+        self._copying.answer()
 
     def action_copy_code(self) -> None:
-        blocks = self._transcript.code_blocks()
-        if not blocks:
-            self.tell("There is no code block to copy.")
-            return
-        index = len(blocks) - 1 - self._next_block % len(blocks)
-        self._next_block += 1
-        which = f" (block {index + 1} of {len(blocks)})" if len(blocks) > 1 else ""
-        self.copy(blocks[index], which)
-
-    def copy(self, text: str, what: str) -> None:
-        """Put text on the terminal's clipboard (OSC 52) and say so."""
-        self.app.copy_to_clipboard(text)
-        self.tell(f"Copied {wording.plural(len(text), 'character')}{what}.")
+        self._copying.code()
 
     def action_reasoning(self) -> None:
         self._transcript.toggle_reasoning()
@@ -387,9 +377,18 @@ class ChatScreen(HistoryScreen):
 
     @work
     async def action_models(self) -> None:
-        from cpuchat.tui.screens.models import ModelsScreen
+        from cpuchat.tui.screens.models import ModelsReader, ModelsScreen
 
-        path = await self.app.push_screen_wait(ModelsScreen(self._app.library, self.conversation.model))
+        reader = ModelsReader(self._app.library, self.conversation.settings, self.conversation.model)
+        await self._change_model(await self.app.push_screen_wait(ModelsScreen(reader)))
+
+    @work
+    async def action_downloads(self) -> None:
+        from cpuchat.tui.screens.downloads import DownloadsScreen
+
+        await self._change_model(await self.app.push_screen_wait(DownloadsScreen()))
+
+    async def _change_model(self, path: Path | None) -> None:
         if path is not None:
             if self._answering.loading:
                 await self.finish()  # the other model is not wanted any more

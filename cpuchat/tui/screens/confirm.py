@@ -1,7 +1,9 @@
-"""Small dialogs: a question, and a line of text."""
+"""Small dialogs: questions, and a line of text."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import on
@@ -51,6 +53,50 @@ class ConfirmScreen(ModalScreen[bool]):
 
     def action_cancel(self) -> None:
         self.dismiss(False)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer of a `ChoiceScreen`; `danger` marks what cannot be undone."""
+
+    id: str
+    label: str
+    danger: bool = False
+
+
+class ChoiceScreen(ModalScreen[str | None]):
+    """A question with several answers, the safe one first; it has the focus. Returns the id of one, or None."""
+
+    CSS_PATH = "confirm.tcss"
+    AUTO_FOCUS = "Button"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *keys.bindings("dialog"),
+        ("left,up", "app.focus_previous", "before"),
+        ("right,down", "app.focus_next", "next"),
+    ]
+
+    def __init__(self, title: str, question: str, choices: Sequence[Choice]) -> None:
+        super().__init__()
+        self._title = title
+        self._question = question
+        self._choices = tuple(choices)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = self._title
+            dialog.border_subtitle = "Enter chooses · Esc leaves it"
+            yield Label(self._question, id="question", markup=False)
+            with Horizontal(id="buttons"):
+                for choice in self._choices:
+                    variant = "error" if choice.danger else "default"
+                    yield Button(choice.label, id=f"choice-{choice.id}", variant=variant, compact=True)
+
+    @on(Button.Pressed)
+    def _pressed(self, event: Button.Pressed) -> None:
+        self.dismiss((event.button.id or "").removeprefix("choice-"))
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
 
 
 class AskTextScreen(ModalScreen[str | None]):

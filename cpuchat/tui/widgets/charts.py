@@ -54,6 +54,14 @@ def bar(fraction: float, width: int, peak: float | None = None) -> list[tuple[st
     return merged
 
 
+def rule(fraction: float, width: int) -> list[tuple[str, str]]:
+    """A bar as thin as a line, in steps of half a cell, for rows that stand close: (text, "fill" or "track")."""
+    fraction = min(1.0, max(0.0, fraction))
+    full, half = divmod(int(fraction * width * 2), 2)
+    filled = "━" * full + "╸" * half
+    return [(filled, "fill"), (TRACK * (width - len(filled)), "track")]
+
+
 def squeeze(values: Sequence[float], count: int) -> list[float]:
     """At most `count` values: means of neighbours, the newest last."""
     size = len(values)

@@ -1,0 +1,183 @@
+"""What is told of a model before it is loaded, against what it then does: tok/s, and memory of the worker process.
+
+    python benchmarks/outlook.py [--quick] [--rounds N] [--tokens N] [--threads N] [--only Q8_0,Q4_K_M]
+
+"cpuchat" is what was predicted, "opponent" what was measured. Probe and decode take turns, so that each prediction
+rests on the bandwidth of that very minute. Speed is predicted twice: with the share of the bandwidth that is assumed as
+long as nothing was measured, and with the one that an answer of another model of the same quantization came to, as the
+app keeps it. Memory is what the system says of the worker: VmRSS, and RssAnon for what the model gives back when it is
+unloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import psutil
+from common import WORK, MeasureError, Row, Target, arguments, machine, report, run_main, say
+from models import FOLDER, model, words
+from product import answer, worker
+
+from cpuchat.hardware.bandwidth.probe import measure
+from cpuchat.hardware.cpus import default_threads
+from cpuchat.hardware.memory import available_bytes, total_bytes
+from cpuchat.models.gguf import GGUFHeader, read_model
+from cpuchat.models.library.usage import UsageLog
+from cpuchat.models.machine import ASSUMED_REACH, Machine, given_back
+from cpuchat.models.outlook import outlook
+from cpuchat.models.synthetic import write_model
+from cpuchat.protocol import LoadOptions, ModelInfo, Timings
+
+N_CTX = 4096
+PROMPT_TOKENS = 32
+QUANTIZATIONS = ("Q8_0", "Q4_K_M")
+MIXTURE_LAYERS = 4  # of 48: 1.9 GB
+NEAR = (0.85, 1.15)
+ROUGH = (0.6, 1.4)  # by what is assumed
+ENOUGH = (1.0, 1.25)  # never less than it takes
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to be loaded, with a draft model or without, and the header that all is told from."""
+
+    name: str
+    file: Path
+    draft: Path | None = None
+
+    @property
+    def header(self) -> GGUFHeader:
+        return read_model(self.file)
+
+    def options(self, n_threads: int) -> LoadOptions:
+        draft = str(self.draft) if self.draft is not None else ""
+        return LoadOptions(n_ctx=N_CTX, n_threads=n_threads, draft_path=draft)
+
+
+@dataclass
+class Told:
+    """Predicted and measured, one of each in a round. Rates in tok/s, sizes in GB."""
+
+    rates: list[float] = field(default_factory=list)
+    assumed: list[float] = field(default_factory=list)
+    known: list[float] = field(default_factory=list)
+    rss: list[float] = field(default_factory=list)
+    total: list[float] = field(default_factory=list)
+    own: list[float] = field(default_factory=list)
+    back: list[float] = field(default_factory=list)
+
+
+def cases(quantization: str) -> list[Case]:
+    """The first tells by its answers how fast the others will be."""
+    small, large = model("0.5b", quantization), model("1.5b", quantization)
+    found = [Case(f"0.5b {quantization}", small), Case(f"1.5b {quantization}", large)]
+    if quantization == "Q8_0":
+        found.append(Case("1.5b Q8_0 with a draft of 0.5b", large, small))
+    if quantization == "Q4_K_M":
+        mixture = FOLDER / f"mixture-{MIXTURE_LAYERS}-{quantization}.gguf"
+        if not mixture.is_file():
+            say(f"writing {mixture.name}")
+            write_model(mixture, "30b-a3b", quantization, layers=MIXTURE_LAYERS)
+        found.append(Case(f"30b-a3b {quantization}, {MIXTURE_LAYERS} layers", mixture))
+    return found
+
+
+async def observe(case: Case, told: Told, reach: float | None, number: int, n_tokens: int, n_threads: int) -> float:
+    """One round of one model; returns the share of the bandwidth that its answer came to."""
+    options = case.options(n_threads)
+    async with worker(case.file, options) as backend:
+        info = backend.model
+        if info is None or backend.pid is None:
+            raise MeasureError("the worker is gone")
+        peak = measure(info.cpus, rounds=3).bytes_per_s
+        done = await answer(backend, words(PROMPT_TOKENS, number), n_tokens, to_the_end=False)
+        memory = psutil.Process(backend.pid).memory_info()
+    here = Machine(available=available_bytes(), total=total_bytes(), peak=peak, peak_words="the probe beside it")
+    draft = read_model(case.draft) if case.draft is not None else None
+    seen = outlook(case.header, options, here, draft=draft)
+    if seen.tok_s is None:
+        raise MeasureError(seen.basis)
+    if draft is None:
+        told.rates.append(done.rate)
+        told.assumed.append(seen.tok_s)
+        told.own.append((memory.rss - memory.shared) / 1e9)
+        told.back.append(given_back(info, options) / 1e9)
+    if draft is None and reach is not None:
+        known = outlook(case.header, options, msgspec.structs.replace(here, reach=reach), draft=draft).tok_s
+        told.known.append(known or 0.0)
+    told.rss.append(memory.rss / 1e9)
+    told.total.append((seen.need.total + (seen.draft_need.total if seen.draft_need is not None else 0)) / 1e9)
+    say(f"  round {number + 1} {case.name}: {done.rate:.1f} tok/s of {seen.tok_s:.1f}, {memory.rss / 1e9:.2f} GB")
+    return share(info, peak, done.timings)
+
+
+def share(info: ModelInfo, peak: float, timings: Timings) -> float:
+    """As the app works it out and keeps it."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = UsageLog(Path(folder) / "usage.json")
+        log.answered(msgspec.structs.replace(info, peak_read=peak), timings)
+        reaches = log.read().reaches()
+    if not reaches:
+        raise MeasureError(f"{info.name}: decoding says nothing about the bandwidth")
+    return reaches[0][1]
+
+
+async def compare(quantization: str, rounds: int, n_tokens: int, n_threads: int) -> list[Row]:
+    """All models of one quantization, in turn."""
+    chosen = cases(quantization)
+    told = {case.name: Told() for case in chosen}
+    for number in range(rounds):
+        reach: float | None = None
+        for case in chosen:
+            found = await observe(case, told[case.name], reach, number, n_tokens, n_threads)
+            reach = found if reach is None else reach
+    return [row for case in chosen for row in rows_of(case.name, told[case.name])]
+
+
+def rows_of(name: str, told: Told) -> list[Row]:
+    rows = between(f"{name}: memory", "GB", told.total, told.rss, ENOUGH)
+    if told.rates:
+        rows += between(f"{name}: memory given back", "GB", told.back, told.own, NEAR)
+        rows += between(f"{name}: speed, {100 * ASSUMED_REACH:.0f} % assumed", "tok/s", told.assumed, told.rates, ROUGH)
+    if told.known:
+        rows += between(f"{name}: speed, by another model", "tok/s", told.known, told.rates, NEAR)
+    return rows
+
+
+def between(
+    what: str, unit: str, predicted: list[float], measured: list[float], limits: tuple[float, float]
+) -> list[Row]:
+    """Two rows: not below, not above."""
+    least, most = limits
+    return [
+        Row(what, unit, predicted, measured, Target(least)),
+        Row(f"{what}, not above", unit, predicted, measured, Target(most, at_least=False)),
+    ]
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", default=",".join(QUANTIZATIONS), help="quantizations, with commas between them")
+    parser.add_argument("--tokens", type=int, default=0, help="per answer (0: the script's choice)")
+    parser.add_argument("--threads", type=int, default=0, help="0: cpuchat's choice")
+
+
+def main() -> None:
+    options = arguments(__doc__, _options)
+    # What was measured here is kept apart from the user's own folder.
+    os.environ["CPUCHAT_CACHE_DIR"] = str(WORK / "cache")
+    where = machine()
+    rounds, tokens = (1, 16) if options.quick else (options.rounds or 5, options.tokens or 96)
+    rows: list[Row] = []
+    for quantization in options.only.split(","):
+        rows += asyncio.run(compare(quantization, rounds, tokens, options.threads or default_threads()))
+    report("outlook", where, rows, quick=options.quick)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,173 @@
+"""`cpuchat models catalog`: models that are worth knowing, and which of them fit here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from cpuchat.models.catalog import Catalog, CatalogModel
+    from cpuchat.models.machine import Machine
+    from cpuchat.models.outlook import Outlook
+
+_CATALOG_EPILOG = """\b
+Examples:
+  cpuchat models catalog                 all of them
+  cpuchat models catalog qwen3           those with these words in name, family, publisher or repository
+  cpuchat models catalog qwen3-8b        all about one, by its id
+  cpuchat models download qwen3-8b       get it, in its first repository
+
+FIT and TOK/S are estimated by the size of the file: `cpuchat models files REPO` tells by its header. Your own entries
+go into catalog.toml in the config folder, in the form of the one that comes with cpuchat."""
+
+
+@click.command("catalog", epilog=_CATALOG_EPILOG)
+@click.argument("words", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in GB by quantization.")
+def catalog(words: tuple[str, ...], as_json: bool) -> int:
+    """List chat models with their GGUF repositories, what fits this machine, and what drafts for them."""
+    from cpuchat import settings
+    from cpuchat.models.catalog import load_catalog, match_local
+    from cpuchat.models.library import Library
+    from cpuchat.models.machine import this_machine
+
+    known = load_catalog()
+    for problem in known.problems:
+        _complain(problem)
+    wanted = " ".join(words)
+    one = known.find(wanted.lower())
+    found = [one] if one is not None else known.search(wanted)
+    chosen = settings.load()
+    matches = (match_local(known, model) for model in Library(chosen.model.folders).local_models())
+    here = {entry.id for entry in matches if entry is not None}
+    machine = this_machine(chosen)
+    if as_json:
+        return _print_json(found, here, machine)
+    if not found:
+        _complain(f"No model of the catalog has all of these words: {wanted}.")
+        click.echo("  Look for it on the hub: cpuchat models search WORDS.", err=True)
+    elif len(found) == 1:
+        _print_one(found[0], known, here, machine)
+    else:
+        _print_all(found, here, machine)
+    return 0
+
+
+def _complain(text: str) -> None:
+    from cpuchat.text import clean_line
+
+    click.echo(f"cpuchat: {clean_line(text)}", err=True)
+
+
+def _print_all(found: list[CatalogModel], here: Collection[str], machine: Machine) -> None:
+    from cpuchat.cli.render import paragraph
+    from cpuchat.cli.table import table
+    from cpuchat.models.fit import gigabytes
+
+    headings = ("ID", "PARAMS", "SIZE", "FIT", "TOK/S")
+    for line in table([headings, *(_row(model, here, machine) for model in found)], right=(1, 2, 4)):
+        click.echo(line)
+    free = gigabytes(machine.available)
+    footnotes = [
+        f"FIT in the {free} GB that are free now. It and TOK/S are estimated by the size of the file.",
+        "○ is here. ? the repository was not verified. ≈ the size was not.",
+        "All about one, and how to get it: cpuchat models catalog ID.",
+    ]
+    if machine.peak <= 0:
+        footnotes.append(f"No TOK/S: {machine.peak_words}.")
+    click.echo()
+    for note in footnotes:
+        for line in paragraph(note):
+            click.echo(line)
+
+
+def _row(model: CatalogModel, here: Collection[str], machine: Machine) -> tuple[str, ...]:
+    expected = _expected(model, machine)
+    marks = f"{' ○' if model.id in here else ''}{'' if 'repo' in model.verified else ' ?'}"
+    return (
+        f"{model.id}{marks}",
+        _parameters(model),
+        _gigabytes(model, model.quantization) if model.size else "",
+        expected.verdict if expected is not None else "",
+        _speed(expected),
+    )
+
+
+def _expected(model: CatalogModel, machine: Machine) -> Outlook | None:
+    """None when the size is not known."""
+    from cpuchat.models.outlook import estimate
+
+    if not model.size:
+        return None
+    return estimate(model.size, machine, active=model.active_share, quantization=model.quantization)
+
+
+def _speed(expected: Outlook | None) -> str:
+    from cpuchat.telemetry import units
+
+    return units.about(expected.tok_s) if expected is not None and expected.tok_s is not None else ""
+
+
+def _parameters(model: CatalogModel) -> str:
+    """`7.6B`; `30.5B (3.3B)` for a mixture of experts of which a token uses so many."""
+    from cpuchat.telemetry import units
+
+    total = units.parameters(round(1e9 * model.params))
+    return f"{total} ({units.parameters(round(1e9 * model.active_params))})" if model.is_moe else total
+
+
+def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], machine: Machine) -> None:
+    from cpuchat.cli.render import paragraph
+    from cpuchat.text import clean_line
+
+    drafts = [f"{draft.name} ({draft.id}{', here' if draft.id in here else ''})" for draft in known.drafts_of(model)]
+    expected = _expected(model, machine)
+    speed = _speed(expected)
+    outlook = f"{expected.explained}{f'; ≈ {speed} tok/s' if speed else ''}" if expected is not None else ""
+    facts = (
+        ("", f"{model.name}{' · here' if model.id in here else ''}"),
+        ("", " · ".join(filter(None, (model.id, model.family, model.publisher, str(model.year), model.license)))),
+        ("parameters", f"{_parameters(model)}{', a mixture of experts' if model.is_moe else ''}"),
+        ("context", f"{model.context:,} tokens" if model.context else ""),
+        ("sizes", ", ".join(f"{name} {_gigabytes(model, name)}" for name in model.sizes)),
+        ("fit", outlook),
+        ("drafts", ", ".join(drafts) or (f"none: {model.no_draft}" if model.no_draft else "none known")),
+        ("made for", "drafting, not for chats" if model.use == "draft" else ""),
+        ("note", model.note),
+        ("repositories", ", ".join(model.repos)),
+        ("verified", ", ".join(model.verified) or "nothing: all of this is from memory or computed"),
+        ("download", f"cpuchat models download {model.spec}"),
+    )
+    for label, text in facts:
+        if text:
+            for line in paragraph(clean_line(text), f"{label:<14}" if label else "", " " * 14 if label else ""):
+                click.echo(line)
+
+
+def _gigabytes(model: CatalogModel, quantization: str) -> str:
+    from cpuchat.cli.render import size
+
+    return f"{'' if quantization in model.verified else '≈ '}{size(round(1e9 * model.sizes[quantization]))}"
+
+
+def _print_json(found: list[CatalogModel], here: Collection[str], machine: Machine) -> int:
+    import msgspec
+
+    from cpuchat.cli.render import json_line
+
+    rows: list[dict[str, Any]] = []
+    for model in found:
+        expected = _expected(model, machine)
+        rows.append(
+            {
+                **msgspec.to_builtins(model),
+                "spec": model.spec,
+                "here": model.id in here,
+                "fit": expected.verdict if expected is not None else None,
+                "tok_s": expected.tok_s if expected is not None else None,
+            }
+        )
+    click.echo(json_line(rows))
+    return 0

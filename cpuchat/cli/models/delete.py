@@ -1,0 +1,66 @@
+"""`cpuchat models delete`: make room."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from cpuchat.cli.models.specs import find_model
+from cpuchat.errors import Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from cpuchat.models.library import Deletion
+
+_DELETE_EPILOG = """\b
+Examples:
+  cpuchat models delete bartowski/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M
+  cpuchat models delete ~/models/old.gguf --yes
+
+Of the Hugging Face cache, what another model or revision shares stays. Nothing outside the cache and your folders is
+deleted."""
+
+
+@click.command("delete", epilog=_DELETE_EPILOG)
+@click.argument("spec", metavar="MODEL")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; needs --yes.")
+def delete_model(spec: str, yes: bool, as_json: bool) -> int:
+    """Delete MODEL, as `cpuchat models list` calls it, and say what room that makes."""
+    from cpuchat import settings
+    from cpuchat.cli.render import json_line, size
+    from cpuchat.models.library import Library, delete
+    from cpuchat.text import clean_line
+
+    library = Library(settings.load().model.folders)
+    deletion = library.deletion(find_model(library, spec))
+    if deletion.refused:
+        raise UsageError(f"{deletion.model.name} is not deleted. {deletion.refused}")
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise UsageError("Deleting needs your word for it.", "Add --yes.")
+        _explain(deletion)
+        if not click.confirm("Delete?", err=True):
+            raise Interrupted("Nothing was deleted.")
+    freed = delete(deletion)
+    if as_json:
+        files = [str(file) for file in deletion.files]
+        click.echo(json_line({"freed": freed, "files": files, "stays": list(deletion.stays)}))
+        return 0
+    if yes:  # else it was said before
+        for line in deletion.stays:
+            click.echo(f"  {clean_line(line)}")
+    click.echo(f"{size(freed)} are free now.")
+    return 0
+
+
+def _explain(deletion: Deletion) -> None:
+    from cpuchat.cli.render import size
+    from cpuchat.text import clean_line
+
+    click.echo(f"{clean_line(deletion.model.name)}: this makes {size(deletion.freed)} of room.", err=True)
+    for file in deletion.files:
+        click.echo(f"  goes   {clean_line(str(file))}", err=True)
+    for line in deletion.stays:
+        click.echo(f"  {clean_line(line)}", err=True)

@@ -1,0 +1,171 @@
+"""`cpuchat models download`: a model from the hub, checked, with what it needs here said first."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cpuchat.cli.options import ctx_option, laid_over
+from cpuchat.errors import Interrupted, UsageError, from_code
+
+if TYPE_CHECKING:
+    from cpuchat.cli.render import Terminal
+    from cpuchat.models.downloads.state import Download
+    from cpuchat.models.hub.client import Hub
+    from cpuchat.models.hub.repository import RepoModel, Repository
+    from cpuchat.models.prospects import Prospect
+    from cpuchat.settings import Settings
+
+_DOWNLOAD_EPILOG = f"""\b
+Examples:
+  cpuchat models download qwen2.5-1.5b-instruct               an id of `cpuchat models catalog`
+  cpuchat models download Qwen/Qwen2.5-1.5B-Instruct-GGUF
+  cpuchat models download bartowski/Qwen2.5-7B-Instruct-GGUF:Q8_0
+  cpuchat models download https://huggingface.co/OWNER/NAME/blob/main/x.gguf
+
+Without a quantization it is Q4_K_M, or the nearest to it that there is. Files go into the Hugging Face cache (HF_HOME,
+HF_HUB_CACHE); they count as downloaded when their SHA-256 is the one that the hub announced. What was interrupted goes
+on from its last byte. Exit code {Interrupted.exit_code} after Ctrl+C."""
+
+
+@click.command("download", epilog=_DOWNLOAD_EPILOG)
+@click.argument("repo", metavar="REPO[:QUANT]|ID[:QUANT]|URL")
+@click.option("--revision", metavar="REV", default="", help="A branch, tag or commit; default: the newest.")
+@ctx_option()
+@click.option("--yes", "-y", is_flag=True, help="Do not ask when it is too large for this machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object when it is done, sizes in bytes.")
+def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) -> int:
+    """Download a model and print the path of its (first) file."""
+    chosen = laid_over(values)
+
+    from cpuchat.cli.models.address import hub_address
+    from cpuchat.cli.render import Terminal
+    from cpuchat.models.hub.choice import choose
+    from cpuchat.models.hub.client import Hub
+
+    address = hub_address(repo)
+    hub, terminal = Hub(), Terminal()
+    repository = hub.repository(address.repo, revision or address.revision or "main")
+    model = choose(repository, address.wanted)
+    prospect = _prospect(hub, repository, model, chosen)
+    _explain(terminal, repository, model, prospect)
+    if prospect.damaged or prospect.outlook.verdict == "too large":
+        _ask(yes, as_json)
+    done = asyncio.run(_download(repository, model, _Shown(terminal)))
+    terminal.clear_progress()
+    if done.state == "failed":
+        raise from_code(done.code, done.message, done.hint)
+    if done.state != "done":
+        raise Interrupted(
+            f"Stopped at {_share(done)}; what arrived is kept.",
+            f"`cpuchat models download {repo}` goes on from there.",
+        )
+    _tell(terminal, repository, done, as_json=as_json)
+    return 0
+
+
+def _prospect(hub: Hub, repository: Repository, model: RepoModel, chosen: Settings) -> Prospect:
+    import msgspec
+
+    from cpuchat.models.machine import this_machine
+    from cpuchat.models.prospects import prospects
+
+    alone = msgspec.structs.replace(repository, models=(model,))
+    return next(prospects(hub, alone, chosen.load_options(), this_machine(chosen)))
+
+
+def _explain(terminal: Terminal, repository: Repository, model: RepoModel, prospect: Prospect) -> None:
+    from cpuchat.telemetry import units
+    from cpuchat.text import clean_line
+
+    files = f", {len(model.files)} files" if len(model.files) > 1 else ""
+    terminal.note(f"{clean_line(repository.id)}: {clean_line(model.name)} ({units.size(model.size)}{files})")
+    if prospect.problem:
+        terminal.warn(f"  ! {clean_line(prospect.problem)}")
+    if not prospect.damaged:
+        terminal.note(f"  {prospect.outlook.explained}")
+        speed = prospect.outlook.tok_s
+        about = f"≈ {units.about(speed)} tok/s: " if speed is not None else ""
+        terminal.note(f"  {about}{prospect.outlook.basis}")
+
+
+def _ask(yes: bool, as_json: bool) -> None:
+    """Raises Interrupted or UsageError when it is not to be downloaded nevertheless."""
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        raise UsageError("It cannot be loaded on this machine as it is now.", "Add --yes to download it nevertheless.")
+    if not click.confirm("Download it nevertheless?", err=True):
+        raise Interrupted("Nothing was downloaded.")
+
+
+async def _download(repository: Repository, model: RepoModel, shown: _Shown) -> Download:
+    """Its last state. Ctrl+C cancels this, and so pauses the download."""
+    from cpuchat.models.downloads.manager import Downloads
+
+    downloads = Downloads(changed=shown.show)
+    try:
+        id = downloads.start(repository.id, repository.revision, model).id
+        try:
+            return await downloads.wait(id)
+        except asyncio.CancelledError:
+            downloads.pause(id)
+            return await downloads.wait(id)
+    finally:
+        await downloads.close()
+
+
+class _Shown:
+    """How far it is: one moving line on a terminal, else a line for each tenth and for each fault."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._last = ""
+
+    def show(self, download: Download) -> None:
+        if self._terminal.moves:
+            self._terminal.status(_line(download))
+            return
+        tenth = int(10 * download.share)
+        step = download.message if download.state == "waiting" else f"{download.state} {tenth}"
+        if step != self._last and download.state in ("running", "waiting", "checking"):
+            self._terminal.note(_line(download))
+            self._last = step
+
+
+def _line(download: Download) -> str:
+    from cpuchat.telemetry import units
+
+    far = f"{_share(download):>5}  {units.size(download.done)} of {units.size(download.total)}"
+    match download.state:
+        case "running" if download.seconds_left is not None:
+            return f"{far}  {units.size(int(download.speed))}/s  {units.time_left(download.seconds_left)}"
+        case "waiting":
+            again = f" Next try in {download.retry_in:.0f} s." if download.retry_in else ""
+            return f"{far}  {download.message}{again}"
+        case "checking":
+            checked = 100 * download.checked // max(download.total, 1)
+            return f"{far}  checking {checked} %"
+        case _:
+            return far
+
+
+def _share(download: Download) -> str:
+    return f"{100 * download.done // max(download.total, 1)} %"
+
+
+def _tell(terminal: Terminal, repository: Repository, done: Download, *, as_json: bool) -> None:
+    from cpuchat.cli.render import json_line
+    from cpuchat.text import clean_line
+
+    if as_json:
+        files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in done.model.files]
+        facts = {"repo": done.repo, "revision": done.revision, "quantization": done.model.quantization}
+        click.echo(json_line({**facts, "path": done.path, "size": done.total, "files": files}))
+        return
+    terminal.line(clean_line(done.path))
+    spec = f"{repository.id}:{done.model.quantization}" if done.model.quantization else done.path
+    terminal.note(f"Checked and ready: `cpuchat --model {clean_line(spec)}`.")

@@ -1,0 +1,192 @@
+"""`cpuchat models files`: what a repository holds, and which of it fits here, before anything is downloaded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cpuchat.cli.options import ctx_option, laid_over
+from cpuchat.errors import UsageError
+
+if TYPE_CHECKING:
+    from cpuchat.models.gguf import GGUFHeader
+    from cpuchat.models.hub.client import Hub
+    from cpuchat.models.hub.repository import RepoModel, Repository
+    from cpuchat.models.prospects import Prospect
+    from cpuchat.settings import Settings
+
+_FILES_EPILOG = """\b
+Examples:
+  cpuchat models files unsloth/Qwen3-8B-GGUF
+  cpuchat models files unsloth/Qwen3-8B-GGUF:Q8_0
+  cpuchat models files unsloth/Qwen3-8B-GGUF --ctx 32768 --draft unsloth/Qwen3-0.6B-GGUF:Q8_0
+
+Of one quantization, the usual one or the one that is named, the header is read: some MB, which are kept. The others
+are judged by it and their sizes: "≈". FIT is for the context of --ctx (or of the settings) in the memory that is free
+now."""
+
+
+@click.command("files", epilog=_FILES_EPILOG)
+@click.argument("repo", metavar="REPO[:QUANT]")
+@ctx_option()
+@click.option("--draft", metavar="FILE|REPO", help="Count this draft model, too; it may be on the hub.")
+@click.option("--revision", metavar="REV", default="", help="A branch, tag or commit; default: the newest.")
+@click.option("--no-header", is_flag=True, help="Judge by the sizes of the files alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, sizes in bytes.")
+def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json: bool, **values: Any) -> int:
+    """List the models of the repository REPO by quantization, with size, fit and expected speed on this machine.
+
+    REPO is OWNER/NAME, the link of its page on Hugging Face, or an id of `cpuchat models catalog`.
+    """
+    chosen = laid_over(values)
+    if no_header and draft:
+        raise UsageError("With --no-header a draft model is not counted.", "Leave one of the two out.")
+
+    from cpuchat.cli.models.address import hub_address
+    from cpuchat.cli.models.headers import find_header
+    from cpuchat.cli.render import Terminal
+    from cpuchat.models.hub.choice import choose
+    from cpuchat.models.hub.client import Hub
+
+    address = hub_address(repo)
+    hub, terminal = Hub(), Terminal()
+    terminal.status("asking the hub")
+    try:
+        repository = hub.repository(address.repo, revision or address.revision or "main")
+        named = address.quantization or address.path.lower().endswith(".gguf")  # not by the link of a folder
+        first = choose(repository, address.wanted) if named else None
+        header = find_header(draft, chosen.model.folders, hub) if draft else None
+        found = _prospects(None if no_header else hub, repository, chosen, first, header)
+    finally:
+        terminal.clear_progress()
+    if as_json:
+        return _print_json(repository, found)
+    return _print(repository, found)
+
+
+def _prospects(
+    hub: Hub | None, repository: Repository, chosen: Settings, first: RepoModel | None, draft: GGUFHeader | None
+) -> dict[str, Prospect]:
+    """By the path of the model's first file."""
+    from cpuchat.models.machine import this_machine
+    from cpuchat.models.prospects import prospects
+
+    told = prospects(hub, repository, chosen.load_options(), this_machine(chosen), first=first, draft=draft)
+    return {one.model.files[0].path: one for one in told}
+
+
+def _print(repository: Repository, found: Mapping[str, Prospect]) -> int:
+    from cpuchat.cli.render import size
+    from cpuchat.cli.table import table
+    from cpuchat.text import clean_line
+
+    facts = (repository.id, repository.license, repository.updated, "gated" if repository.gated else "")
+    click.echo(" · ".join(clean_line(fact) for fact in facts if fact))
+    models = [model for model in repository.models if model.kind == "model"]
+    others = [model for model in repository.models if model.kind != "model"]
+    if models:
+        names = Counter(model.quantization for model in models)
+        rows = [_row(repository, model, found.get(model.files[0].path), names) for model in models]
+        headings = ("MODEL", "SIZE", "FIT", "NEEDS", "TOK/S", "FILES", "HERE")
+        click.echo("")
+        for line in table([headings, *rows], right=(1, 3, 4, 5)):
+            click.echo(line)
+    else:
+        click.echo("cpuchat: There is no GGUF model in it.", err=True)
+    for model in others:
+        click.echo(f"{model.kind}: {clean_line(model.files[0].path)}  {size(model.size)}")
+    notes = _notes(repository, found)
+    for note in ("", *notes) if notes else ():
+        click.echo(clean_line(note))
+    return 0
+
+
+def _row(
+    repository: Repository, model: RepoModel, prospect: Prospect | None, names: Mapping[str, int]
+) -> tuple[str, ...]:
+    from cpuchat.cli.render import size
+    from cpuchat.telemetry import units
+
+    name = model.quantization if model.quantization and names[model.quantization] == 1 else model.name
+    count = str(len(model.files)) if len(model.files) > 1 else ""
+    here = _share(_bytes_here(repository, model), model.size)
+    if prospect is None or prospect.damaged:
+        fault = "damaged" if prospect is not None else "parts are missing"
+        return name, size(model.size), fault, "", "", count, here
+    expected = prospect.outlook
+    about = "" if expected.exact else "≈ "
+    return (
+        name,
+        size(model.size),
+        f"{about}{expected.verdict}",
+        f"{about}{size(expected.needed)}",
+        f"≈ {units.about(expected.tok_s)}" if expected.tok_s is not None else "",
+        count,
+        here,
+    )
+
+
+def _bytes_here(repository: Repository, model: RepoModel) -> int:
+    from cpuchat.models.downloads.layout import bytes_here
+    from cpuchat.models.library import hub_cache
+
+    return bytes_here(hub_cache(), repository.id, model.files)
+
+
+def _share(done: int, total: int) -> str:
+    """`here`; `61 %` of an unfinished download; "" when there is nothing of it."""
+    return "" if not done else "here" if done == total else f"{100 * done // total} %"
+
+
+def _notes(repository: Repository, found: Mapping[str, Prospect]) -> list[str]:
+    """What the figures rest on, and what went wrong, each once."""
+    from cpuchat.models.fit import gigabytes
+
+    notes: list[str] = []
+    judged = [one.outlook for one in found.values() if not one.damaged]
+    if judged:
+        expected = max(judged, key=lambda one: (one.exact, one.tok_s or 0))
+        context = f" with {expected.n_ctx:,} tokens of context" if expected.exact else ""
+        draft = f" and the draft model ({gigabytes(expected.draft_need.least)} GB)" if expected.draft_need else ""
+        notes.append(f"FIT{context}{draft} in the {gigabytes(expected.available)} GB that are free now.")
+        notes.append(f"TOK/S: {expected.basis}.")
+    notes += [f"! {problem}" for problem in repository.problems]
+    notes += dict.fromkeys(f"! {one.problem}" for one in found.values() if one.problem)
+    return notes
+
+
+def _print_json(repository: Repository, found: Mapping[str, Prospect]) -> int:
+    import msgspec
+
+    from cpuchat.cli.render import json_line
+
+    rows: list[dict[str, Any]] = []
+    for model in repository.models:
+        row = {**msgspec.to_builtins(model), "size": model.size, "here": _bytes_here(repository, model)}
+        prospect = found.get(model.files[0].path)
+        if prospect is not None:
+            row["outlook"] = _outlook_json(prospect)
+        rows.append(row)
+    click.echo(json_line({**msgspec.to_builtins(repository), "models": rows}))
+    return 0
+
+
+def _outlook_json(prospect: Prospect) -> dict[str, Any]:
+    expected = prospect.outlook
+    return {
+        "verdict": expected.verdict,
+        "exact": expected.exact,
+        "needed": expected.needed,
+        "available": expected.available,
+        "n_ctx": expected.n_ctx,
+        "context_that_fits": expected.context_that_fits,
+        "bytes_per_token": expected.bytes_per_token,
+        "tok_s": expected.tok_s,
+        "basis": expected.basis,
+        "explained": expected.explained,
+        "problem": prospect.problem,
+        "damaged": prospect.damaged,
+    }

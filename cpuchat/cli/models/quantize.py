@@ -1,0 +1,238 @@
+"""`cpuchat models quantize`: a smaller file of a model."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cpuchat.errors import DiskFull, Interrupted, QuantizeFailed, UsageError
+from cpuchat.paths import made_models_dir, shown
+
+if TYPE_CHECKING:
+    from cpuchat.hardware.instructions import Instructions
+    from cpuchat.models.library import Library
+    from cpuchat.models.quantize.make import Job, QuantizeProgress
+    from cpuchat.models.quantize.types import QuantType
+
+_EPILOG = f"""\b
+Examples:
+  cpuchat models quantize ~/models/big-F16.gguf Q4_K_M
+  cpuchat models quantize owner/repo:F16 Q4_0 /data/small.gguf --threads 8
+  cpuchat models quantize --list ~/models/big-F16.gguf
+
+SOURCE is what --model takes. Without OUT the file gets SOURCE's name and lies beside it; where SOURCE is in the
+Hugging Face cache, it goes to the first of your folders, or to {shown(made_models_dir())}.
+It is there only when it is whole; Ctrl+C leaves nothing behind.
+
+Exit codes: 2 what is asked for cannot be, 3 no such model, 4 damaged model, {DiskFull.exit_code} no room on the disk,
+{QuantizeFailed.exit_code} llama.cpp gave up, {Interrupted.exit_code} stopped."""
+
+
+@click.command("quantize", epilog=_EPILOG)
+@click.argument("source", required=False)
+@click.argument("kind", metavar="[TYPE]", required=False)
+@click.argument("out", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--list", "as_list", is_flag=True,
+    help="List the types; with SOURCE how large, how fast and how each would be arranged here.",
+)  # fmt: skip
+@click.option(
+    "--imatrix", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Importance matrix, as llama-imatrix writes it; the smallest types need one.",
+)  # fmt: skip
+@click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Default: one for each core.")
+@click.option("--allow-requantize", is_flag=True, help="Take a SOURCE that is below Q8_0 already: loses quality twice.")
+@click.option("--force", is_flag=True, help="Replace OUT if it is there already.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")
+def quantize(
+    source: str | None,
+    kind: str | None,
+    out: Path | None,
+    as_list: bool,
+    imatrix: Path | None,
+    threads: int,
+    allow_requantize: bool,
+    force: bool,
+    as_json: bool,
+) -> int:
+    """Write SOURCE as TYPE (Q4_K_M, Q8_0, ...) to OUT, from F32, F16, BF16 or Q8_0.
+
+    It runs at low priority in a process of its own.
+    """
+    if as_list:
+        return _list_types(source, as_json=as_json)
+    if source is None or kind is None:
+        raise UsageError("SOURCE and TYPE are missing.", "`cpuchat models quantize --list` names the types.")
+    from cpuchat.models.gguf import read_header
+    from cpuchat.models.quantize.make import Job
+    from cpuchat.models.quantize.place import is_folder, suggested_folder, suggested_path
+    from cpuchat.models.quantize.types import quant_type
+
+    wanted, library = quant_type(kind), _library()
+    path = library.resolve(source)
+    if out is None or is_folder(out):
+        out = suggested_path(read_header(path), wanted, out or suggested_folder(path, library))
+    elif out.suffix.lower() != ".gguf":
+        raise UsageError(f"{out} is no name for a model file.", "Give one that ends in .gguf.")
+    job = Job(
+        source=path, out=out, type=wanted, threads=threads, imatrix=imatrix, requantize=allow_requantize, force=force
+    )  # fmt: skip
+    return _make(job, library, as_json=as_json)
+
+
+def _library() -> Library:
+    from cpuchat import settings
+    from cpuchat.models.library import Library
+
+    return Library(settings.load().model.folders)
+
+
+def _make(job: Job, library: Library, *, as_json: bool) -> int:
+    from cpuchat.cli.render import Terminal, json_line, size
+    from cpuchat.models.library.places import is_inside
+    from cpuchat.models.quantize.make import quantize
+
+    terminal = Terminal(quiet=as_json)
+    terminal.note(f"{job.source.name} → {job.out.name}")
+    try:
+        path = asyncio.run(quantize(job, lambda progress: terminal.status(_status(progress))))
+    except KeyboardInterrupt:
+        raise Interrupted("Stopped; no file was left behind.") from None
+    finally:
+        terminal.clear_progress()
+    n_bytes = path.stat().st_size
+    if as_json:
+        click.echo(json_line({"path": str(path), "type": job.type.name, "size": n_bytes}))
+        return 0
+    terminal.line(f"{path}  {size(n_bytes)}")
+    terminal.note(_arrangement(job.type))
+    if not any(is_inside(path.parent, folder) for folder in library.folders):
+        terminal.note("`cpuchat models list` does not look there: name the folder in config.toml, [model] folders.")
+    return 0
+
+
+def _status(progress: QuantizeProgress) -> str:
+    """`tensor 87 of 291 · 1.0 GB read · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
+    from cpuchat.cli.render import size
+    from cpuchat.telemetry.units import time_left
+
+    parts = [
+        f"tensor {progress.done_tensors + 1} of {progress.tensors}",
+        f"{size(progress.bytes_in)} read",
+        f"{size(progress.bytes_out)} of {size(progress.total_out)} written",
+    ]
+    if progress.seconds_left is not None:
+        parts.append(time_left(progress.seconds_left))
+    return " · ".join([*parts, progress.tensor])
+
+
+def _arrangement(kind: QuantType) -> str:
+    """What becomes of it at load on this CPU, in one sentence."""
+    from cpuchat.hardware.instructions import instructions
+    from cpuchat.models.repack import layout_of
+
+    layout = layout_of(kind.tensor, instructions())
+    return f"On this CPU, {kind.tensor} is {layout.words if layout is not None else 'used as it is'} when it is loaded."
+
+
+def _list_types(spec: str | None, *, as_json: bool) -> int:
+    from cpuchat.cli.render import json_line, paragraph
+    from cpuchat.cli.table import table
+    from cpuchat.hardware.instructions import instructions
+    from cpuchat.models.repack import advice
+
+    cpu = instructions()
+    rows = asyncio.run(_forecasts(_library().resolve(spec), cpu)) if spec is not None else _types(cpu)
+    if as_json:
+        click.echo(json_line(rows))
+        return 0
+    headings = [("TYPE", "BITS", "SIZE", "FIT", "SPEED", "tok/s", "AT LOAD", "")]
+    for line in table(headings + [_cells(row) for row in rows], right=(1, 2, 4, 5)):
+        click.echo(line)
+    click.echo()
+    notes = [advice(cpu)]
+    if spec is not None:
+        notes.append("SPEED is against SOURCE, where reading the weights sets the pace.")
+    for note in notes:
+        click.echo("\n".join(paragraph(note)))
+    return 0
+
+
+def _types(cpu: Instructions) -> list[dict[str, Any]]:
+    from cpuchat.models.quantize.types import TYPES
+    from cpuchat.models.repack import layout_of
+
+    return [
+        {
+            "type": kind.name,
+            "bits_per_weight": kind.bits,
+            "needs_imatrix": kind.needs_imatrix,
+            "at_load": layout.words if (layout := layout_of(kind.tensor, cpu)) is not None else "as it is",
+            "about": kind.about,
+        }
+        for kind in TYPES
+    ]
+
+
+async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
+    """`_types` with what each would make of the model; bits per weight are those of the file."""
+    from cpuchat import settings
+    from cpuchat.models.machine import this_machine
+    from cpuchat.models.outlook import outlook
+    from cpuchat.models.quantize.forecast import foresee, source_header, speed_up
+    from cpuchat.models.quantize.process import QuantizeProcess
+    from cpuchat.models.quantize.types import TYPES
+    from cpuchat.models.repack import arrangement
+
+    config = settings.load()
+    machine, options = this_machine(config), config.engine.load_options()
+    source = await source_header(path)
+    rows: list[dict[str, Any]] = []
+    async with QuantizeProcess() as process:
+        for kind, row in zip(TYPES, _types(cpu), strict=True):
+            try:
+                forecast = await foresee(process, source, kind)
+            except QuantizeFailed as error:  # its rows have a length that this type cannot hold
+                rows.append(row | {"problem": error.message})
+                continue
+            expected = outlook(forecast.header, options, machine)
+            rows.append(
+                row
+                | {
+                    "bits_per_weight": forecast.bits,
+                    "size": forecast.file_size,
+                    "needs_imatrix": forecast.needs_imatrix,
+                    "requantizes": list(forecast.lossy),
+                    "speed_up": speed_up(source, forecast.header),
+                    "fit": expected.verdict,
+                    "tok_s": expected.tok_s,
+                    "at_load": arrangement(forecast.header, cpu),
+                }
+            )
+    if all("problem" in row for row in rows):
+        raise QuantizeFailed(rows[0]["problem"])
+    return rows
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    from cpuchat.cli.render import size
+    from cpuchat.telemetry import units
+
+    notes = [row.get("problem") or row["about"]]
+    if row["needs_imatrix"]:
+        notes.append("needs --imatrix")
+    if row.get("requantizes"):
+        notes.append(f"again from {', '.join(row['requantizes'])}: needs --allow-requantize")
+    return (
+        row["type"],
+        f"{row['bits_per_weight']:.2f}",
+        size(row["size"]) if "size" in row else "",
+        row.get("fit", ""),
+        units.factor(row["speed_up"]) if "speed_up" in row else "",
+        f"≈{units.rate(row['tok_s'])}" if row.get("tok_s") else "",
+        row["at_load"],
+        "; ".join(notes),
+    )

@@ -1,0 +1,55 @@
+"""`cpuchat models search`: GGUF repositories on the hub."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from cpuchat.models.hub.repository import FoundRepository
+
+_SEARCH_EPILOG = """\b
+Examples:
+  cpuchat models search qwen3 8b
+  cpuchat models files unsloth/Qwen3-8B-GGUF      what is in one of them
+
+HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are respected."""
+
+
+@click.command("search", epilog=_SEARCH_EPILOG)
+@click.argument("words", nargs=-1, required=True)
+@click.option(
+    "--limit", type=click.IntRange(1, 100), default=30, show_default=True, metavar="N", help="At most N repositories."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
+    """Look for repositories with GGUF files on Hugging Face, what is downloaded most first."""
+    import msgspec
+
+    from cpuchat.cli.render import json_line
+    from cpuchat.cli.table import table
+    from cpuchat.models.hub.client import Hub
+    from cpuchat.text import clean_line
+
+    query = " ".join(words)
+    found = Hub().search(query, limit=limit)
+    if as_json:
+        click.echo(json_line(msgspec.to_builtins(found)))
+        return 0
+    if not found:
+        click.echo(f"cpuchat: No repository with GGUF files is called {clean_line(query)!r}.", err=True)
+        click.echo("  Use fewer words: all of them must be in its name.", err=True)
+        return 0
+    headings = ("REPOSITORY", "PARAMS", "ARCH", "DOWNLOADS", "UPDATED", "ACCESS")
+    for line in table([headings, *map(_row, found)], right=(1, 3)):
+        click.echo(line)
+    return 0
+
+
+def _row(found: FoundRepository) -> tuple[str, ...]:
+    from cpuchat.telemetry import units
+
+    params = units.parameters(found.n_params) if found.n_params else ""
+    access = "private" if found.private else "gated" if found.gated else ""
+    return found.id, params, found.architecture, f"{found.downloads:,}", found.updated, access

@@ -1,0 +1,106 @@
+"""`cpuchat models show`: what the header of a model says, here or on the hub."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from cpuchat.errors import ModelNotFound, UsageError
+
+if TYPE_CHECKING:
+    from cpuchat.models.gguf import GGUFHeader
+    from cpuchat.models.inspect import Inspection
+
+_SHOW_EPILOG = """\b
+Examples:
+  cpuchat models show ~/models/big.gguf
+  cpuchat models show unsloth/Qwen3-8B-GGUF:Q4_K_M --tensors
+  cpuchat models show demo --template
+
+MODEL is what --model takes, or a model on the hub, of which only the header is fetched (some MB). A repository
+that is not here, named without a quantization, is listed as `models files` does."""
+
+
+@click.command("show", epilog=_SHOW_EPILOG)
+@click.argument("model")
+@click.option("--tensors", is_flag=True, help="List every tensor, too.")
+@click.option("--metadata", is_flag=True, help="List everything that the header says, too.")
+@click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, sizes in bytes.")
+def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: bool) -> int:
+    """Say what MODEL is: architecture, tensors by type, bytes per token, experts, tokenizer, chat template.
+
+    Nothing is loaded, only the header is read.
+    """
+    if template and (as_json or tensors or metadata):
+        raise UsageError("--template prints the template and nothing else.", "Leave the other options out.")
+    from cpuchat import settings
+    from cpuchat.cli.models.headers import find_header
+    from cpuchat.models.hub.client import Hub
+    from cpuchat.models.inspect import inspect
+
+    header = find_header(model, settings.load().model.folders, Hub(), listed=True)
+    if header is None:
+        return _list_files(model, as_json=as_json)
+    found = inspect(header)
+    if template:
+        return _print_template(found)
+    if as_json:
+        return _print_json(found, header, tensors=tensors)
+    return _print(found, header, tensors=tensors, metadata=metadata)
+
+
+def _list_files(repo: str, *, as_json: bool) -> int:
+    from cpuchat.cli.models.files import files
+
+    return click.get_current_context().invoke(files, repo=repo, as_json=as_json)
+
+
+def _print_template(found: Inspection) -> int:
+    """Unchanged into files and pipes, harmless on a terminal."""
+    from cpuchat.text import clean
+
+    if not found.templates:
+        click.echo("cpuchat: This model has no chat template.", err=True)
+        return ModelNotFound.exit_code
+    text = found.templates[0].text
+    click.echo(clean(text) if sys.stdout.isatty() else text)
+    return 0
+
+
+def _print_json(found: Inspection, header: GGUFHeader, *, tensors: bool) -> int:
+    import msgspec
+
+    from cpuchat.cli.render import json_line
+
+    plain = msgspec.to_builtins(found) | {"settings": dict(found.settings), "path": str(header.path)}
+    if tensors:
+        plain["tensor_list"] = msgspec.to_builtins(header.tensors)
+    click.echo(json_line(plain))
+    return 0
+
+
+def _print(found: Inspection, header: GGUFHeader, *, tensors: bool, metadata: bool) -> int:
+    from cpuchat.models.inspection_words import sections
+
+    shown = sections(found, settings=metadata)
+    for number, (heading, rows) in enumerate(shown):
+        click.echo(f"{heading}" if not number else f"\n{heading}")
+        width = max(len(label) for label, _ in rows)
+        for label, text in rows:
+            click.echo(f"  {label:<{width}}  {text}" if width else f"  {text}")
+    if tensors:
+        _print_tensors(header)
+    return 0
+
+
+def _print_tensors(header: GGUFHeader) -> None:
+    from cpuchat.cli.render import size
+    from cpuchat.cli.table import table
+
+    rows = [(t.name, t.type, " × ".join(map(str, t.shape)), size(t.nbytes)) for t in header.tensors]
+    click.echo("")
+    for line in table([("TENSOR", "TYPE", "SHAPE", "SIZE"), *rows], right=(3,)):
+        click.echo(line)

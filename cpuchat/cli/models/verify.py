@@ -1,0 +1,58 @@
+"""`cpuchat models verify`: is what is on the disk what was published?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cpuchat.cli.models.specs import find_model, specs_of
+from cpuchat.errors import ModelDamaged, UsageError
+
+if TYPE_CHECKING:
+    from cpuchat.cli.render import Terminal
+    from cpuchat.models.library import Library, LocalModel
+    from cpuchat.models.library.verifying import Verification
+
+_VERIFY_EPILOG = f"""Files of the Hugging Face cache are compared with the SHA-256 under which the hub announced them;
+of others only the header can be checked. Exit codes: 0 nothing is damaged, {ModelDamaged.exit_code} something is."""
+
+
+@click.command("verify", epilog=_VERIFY_EPILOG)
+@click.argument("specs", nargs=-1, metavar="[MODEL]...")
+@click.option("--all", "everything", is_flag=True, help="Check all models of this machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def verify(specs: tuple[str, ...], everything: bool, as_json: bool) -> int:
+    """Read each MODEL whole and compare its checksum; damaged ones are marked in the list from then on."""
+    from cpuchat import settings
+    from cpuchat.cli.render import Terminal, json_line
+    from cpuchat.models.library import Library
+    from cpuchat.text import clean_line
+
+    if bool(specs) == everything:
+        raise UsageError("Say which models to check.", "Name them, or give --all.")
+    library = Library(settings.load().model.folders)
+    models = library.local_models() if everything else [find_model(library, spec) for spec in specs]
+    terminal = Terminal(quiet=as_json)
+    checked: list[Verification] = []
+    for model, spec in zip(models, specs_of(models), strict=True):
+        result = _check(library, model, terminal)
+        checked.append(result)
+        if not as_json:
+            terminal.line(f"{result.state:<9}  {clean_line(spec)}  ({clean_line(result.words)})")
+    if as_json:
+        rows = [
+            {"spec": spec, "path": str(one.model.path), "state": one.state, "words": one.words}
+            for one, spec in zip(checked, specs_of(models), strict=True)
+        ]
+        click.echo(json_line(rows))
+    return ModelDamaged.exit_code if any(one.state == "damaged" for one in checked) else 0
+
+
+def _check(library: Library, model: LocalModel, terminal: Terminal) -> Verification:
+    def progress(done: int, total: int) -> None:
+        terminal.status(f"checking {model.path.name} {100 * done // max(total, 1)} %")
+
+    result = library.verify(model, progress)
+    terminal.clear_progress()
+    return result

@@ -1,0 +1,61 @@
+"""What a vocabulary cannot write. Most can write every text; some SentencePiece ones have no tokens for single bytes.
+
+llama.cpp writes a character that is no token byte by byte, and ends the process where there is no token for a byte
+(llama_vocab::byte_to_token throws, and nothing catches it). SentencePiece itself makes its unknown token of it.
+"""
+
+from __future__ import annotations
+
+from cpuchat.models.gguf import GGUFHeader, LazyArray
+from cpuchat.models.gguf.vocabulary import vocabulary
+
+_SPACE = "▁"
+_LONGEST = 6  # bytes of "<0x0A>"; a character has 4 at most
+_MARKERS = frozenset({2, 3, 4})  # LLAMA_TOKEN_TYPE_UNKNOWN, CONTROL, USER_DEFINED: found in a text before all others
+
+
+class Alphabet:
+    """The characters that can be written.
+
+    Args:
+        words: tokens that are one character.
+        missing: bytes without a token.
+        markers: tokens that are taken out of a text as they are.
+        spaced: a space is put in front of what is left.
+    """
+
+    def __init__(
+        self, words: frozenset[bytes], missing: frozenset[int], markers: tuple[bytes, ...], *, spaced: bool
+    ) -> None:
+        self._words = words
+        self._missing = missing
+        self._markers = markers
+        self._spaced = spaced
+
+    def unknown(self, text: bytes) -> str:
+        """A character of `text` that cannot be written; "" if there is none."""
+        for marker in self._markers:
+            text = text.replace(marker, b"")
+        if text and self._spaced:
+            text = b" " + text
+        for character in sorted(set(text.decode("utf-8", "replace").replace(" ", _SPACE))):
+            encoded = character.encode()
+            if encoded not in self._words and not self._missing.isdisjoint(encoded):
+                return character
+        return ""
+
+
+def alphabet_of(header: GGUFHeader) -> Alphabet | None:
+    """None for a vocabulary that can write everything."""
+    found = vocabulary(header)
+    if found.kind != "SPM" or found.tokens is None:
+        return None
+    words = frozenset(word for word in found.tokens.raw_strings() if len(word) <= _LONGEST)
+    missing = frozenset(b for b in range(256) if b"<0x%02X>" % b not in words and bytes([b]) not in words)
+    if not missing:
+        return None
+    types = header.metadata.get("tokenizer.ggml.token_type")
+    kinds = types if isinstance(types, LazyArray) else ()
+    markers = {word for word, kind in zip(found.tokens.raw_strings(), kinds, strict=False) if kind in _MARKERS and word}
+    spaced = header.metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
+    return Alphabet(words, missing, tuple(sorted(markers, key=len, reverse=True)), spaced=spaced)

@@ -1,0 +1,249 @@
+"""The catalog: chat models that are worth knowing, where their GGUF files are, and which of them draft for which.
+
+`catalog.toml` beside this file comes with the program; `catalog.toml` in the config folder holds the user's own
+entries in the same form, and one with a known id replaces ours. Sizes and contexts are for choosing what to look at;
+what counts is read from the header of the file itself (`gguf`, `hub`).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from cpuchat import paths
+from cpuchat.errors import CatalogError
+from cpuchat.models.gguf import GGUFHeader
+from cpuchat.models.library import LocalModel
+from cpuchat.models.quantization_names import PREFERRED
+from cpuchat.settings import explained
+
+PACKAGED = Path(__file__).with_name("catalog.toml")
+MAX_BYTES = 1 << 20
+"""A longer catalog is not read."""
+
+_SAME_SIZE = 0.3
+"""Two models of one name are the same when their parameters differ by no more than this share: some files hold the
+embedding table once, some twice."""
+
+Text = Annotated[str, msgspec.Meta(max_length=400)]
+Repo = Annotated[str, msgspec.Meta(pattern=r"^[\w.-]+/[\w.-]+\Z", max_length=200)]
+Id = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]*\Z", max_length=80)]
+Billions = Annotated[float, msgspec.Meta(gt=0, le=100_000)]
+GB = Annotated[float, msgspec.Meta(gt=0, le=100_000)]
+
+
+class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model. `params` and `active_params` in billions; the latter is 0 when every token uses all of them.
+
+    `context` in tokens, as trained. `repos` hold its GGUF files, the first one those of `sizes` (GB of 1e9 bytes by
+    quantization). `vocabulary` names the tokenizer: models with another one cannot draft. `drafts` are ids of models
+    that can draft for this one, the best first; `no_draft` is why there are none. `use` "draft": made to draft, not to
+    chat with. `verified` names the facts that were found in public listings and reports: "repo" (the first one),
+    "params", "context", "drafts", and quantizations for their sizes; all others are from memory or computed.
+    """
+
+    id: Id
+    name: Text
+    family: Text
+    publisher: Text = ""
+    year: Annotated[int, msgspec.Meta(ge=2018, le=2100)] = 2026
+    params: Billions
+    active_params: Annotated[float, msgspec.Meta(ge=0, le=100_000)] = 0.0
+    context: Annotated[int, msgspec.Meta(ge=0)] = 0
+    vocabulary: Text = ""
+    repos: Annotated[tuple[Repo, ...], msgspec.Meta(min_length=1)]
+    sizes: dict[str, GB] = {}
+    drafts: tuple[Id, ...] = ()
+    no_draft: Text = ""
+    license: Text = ""
+    use: Literal["chat", "draft"] = "chat"
+    note: Text = ""
+    verified: tuple[Text, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.active_params > self.params:
+            raise ValueError("active_params: there cannot be more than params")
+        if self.id in self.drafts:
+            raise ValueError("drafts: a model does not draft for itself")
+        if self.drafts and self.no_draft:
+            raise ValueError("no_draft: there are drafts")
+        unknown = set(self.verified) - {"repo", "params", "context", "drafts", *self.sizes}
+        if unknown:
+            raise ValueError(f"verified: {sorted(unknown)[0]!r} is neither a fact nor one of the sizes")
+
+    @property
+    def is_moe(self) -> bool:
+        """A mixture of experts: a token uses only some of the weights."""
+        return 0 < self.active_params < self.params
+
+    @property
+    def active_share(self) -> float:
+        """Share of the weights that one token uses."""
+        return self.active_params / self.params if self.is_moe else 1.0
+
+    @property
+    def quantization(self) -> str:
+        """The one to take when nothing else is said; "" when no size is known."""
+        return next((name for name in PREFERRED if name in self.sizes), next(iter(self.sizes), ""))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file of `quantization`; 0 when not known."""
+        return round(self.sizes.get(self.quantization, 0.0) * 1e9)
+
+    @property
+    def spec(self) -> str:
+        """What `models download` takes: `owner/name:Q4_K_M`."""
+        return f"{self.repos[0]}:{self.quantization}" if self.quantization else self.repos[0]
+
+
+class Catalog(msgspec.Struct, frozen=True):
+    """Models in the order of the files, the user's own first. `problems`: what could not be used, a sentence each."""
+
+    models: tuple[CatalogModel, ...]
+    problems: tuple[str, ...] = ()
+
+    def find(self, wanted: str) -> CatalogModel | None:
+        """The model of that id."""
+        return next((model for model in self.models if model.id == wanted), None)
+
+    def drafts_of(self, model: CatalogModel) -> list[CatalogModel]:
+        """The models that can draft for it, the best first."""
+        return [draft for wanted in model.drafts if (draft := self.find(wanted)) is not None]
+
+    def search(self, words: str) -> list[CatalogModel]:
+        """The models in which every word occurs, in the name, family, publisher or a repository."""
+        wanted = words.lower().split()
+        return [model for model in self.models if all(word in _searched(model) for word in wanted)]
+
+
+def _searched(model: CatalogModel) -> str:
+    return " ".join((model.id, model.name, model.family, model.publisher, *model.repos)).lower()
+
+
+def load_catalog(user_file: Path | None = None) -> Catalog:
+    """Read both catalogs. Never fails: what is wrong is left out and told in `problems`.
+
+    Args:
+        user_file: replaces `catalog.toml` in the config folder, which need not exist.
+    """
+    problems: list[str] = []
+    ours = _read(PACKAGED, problems)
+    file = user_file or paths.user_catalog()
+    theirs = _read(file, problems) if file.exists() else {}
+    models = (*theirs.values(), *(model for model in ours.values() if model.id not in theirs))
+    known = {model.id for model in models}
+    for model in theirs.values():
+        for draft in model.drafts:
+            if draft not in known:
+                problems.append(str(_error(file, f"{model.id}, drafts", f"there is no model {draft!r}")))
+    return Catalog(models, tuple(problems))
+
+
+def _read(file: Path, problems: list[str]) -> dict[str, CatalogModel]:
+    """The models of one file by id. What is wrong with the others goes to `problems`."""
+    found: dict[str, CatalogModel] = {}
+    try:
+        entries = _entries(file)
+    except CatalogError as error:
+        problems.append(str(error))
+        return found
+    for number, entry in enumerate(entries, 1):
+        try:
+            model = _model(file, entry, f"model {number}")
+            if model.id in found:
+                raise _error(file, f"model {number}, id", f"{model.id!r} is there twice")
+        except CatalogError as error:
+            problems.append(str(error))
+        else:
+            found[model.id] = model
+    return found
+
+
+def _entries(file: Path) -> list[Any]:
+    """Raises CatalogError when the file cannot be read, is no TOML, or is not made of `[[model]]` tables."""
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise _error(file, "", f"it is larger than {MAX_BYTES >> 20} MiB")
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _error(file, "", f"it cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8
+        raise _error(file, "", f"it is not valid TOML: {error}") from None
+    for key in tables:
+        if key != "model":
+            raise _error(file, key, "the only table of a catalog is [[model]]")
+    entries = tables.get("model", [])
+    if not isinstance(entries, list):
+        raise _error(file, "model", "write [[model]] with two brackets")
+    return entries
+
+
+def _model(file: Path, entry: Any, where: str) -> CatalogModel:
+    """Raises CatalogError, which names the entry by its id or else by `where`, and the key."""
+    named = entry.get("id") if isinstance(entry, dict) else None
+    try:
+        return msgspec.convert(entry, CatalogModel)
+    except msgspec.ValidationError as error:
+        key, reason = explained(error)
+        label = f"{where} ({named})" if isinstance(named, str) else where
+        raise _error(file, f"{label}, {key}" if key else label, reason) from None
+
+
+def _error(file: Path, key: str, reason: str) -> CatalogError:
+    where = f"{paths.shown(file)}, {key}" if key else paths.shown(file)
+    return CatalogError(f"{where}: {reason}.", "Mend or remove it; the rest of the catalog works.")
+
+
+# --- which entry a file on this machine is ---------------------------------------------------------------------------
+
+# With the context before it that draft models have in their names (`-32k-Q4_0`).
+_QUANTIZATION = re.compile(
+    r"(?:-\d+k)?[-_. ](?:i1-|ud-)?(?:[it]?q\d\w*|bf16|fp?16|f32|mxfp4\w*|i1)(?:[-_. ].*)?$", re.IGNORECASE
+)
+# Words that publishers add or leave out without meaning another model.
+_FILLER = frozenset(
+    {"gguf", "meta", "google", "mistralai", "microsoft", "ibm", "nvidia", "huggingfacetb", "allenai", "liquidai",
+     "thudm", "zai", "org", "ai", "hf"}
+)  # fmt: skip
+_LONGEST_NAME = 200  # of a model; one inside a file may have any length
+_WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
+
+
+def match_local(catalog: Catalog, model: LocalModel | GGUFHeader) -> CatalogModel | None:
+    """The entry of the catalog that a file is a copy of, by its repository or else by its names; None if unknown.
+
+    A name alone is not believed: the parameters must agree too. Fine-tunes have names of their own and do not match.
+    The name inside the file counts last: publishers leave that of another version there.
+    """
+    possible = [entry for entry in catalog.models if _same_size(entry, model.n_params)]
+    repo = model.repo.lower() if isinstance(model, LocalModel) else ""
+    for entry in possible:
+        if repo in (known.lower() for known in entry.repos):
+            return entry
+    for name in (model.path.stem, repo.rpartition("/")[2], model.name):
+        key = _key(name[:_LONGEST_NAME])
+        for entry in possible:
+            if key and key in _keys(entry):
+                return entry
+    return None
+
+
+def _same_size(entry: CatalogModel, n_params: int) -> bool:
+    return abs(n_params / 1e9 - entry.params) <= _SAME_SIZE * entry.params
+
+
+def _keys(entry: CatalogModel) -> set[frozenset[str]]:
+    return {_key(name) for name in (entry.id, entry.name, *(repo.rpartition("/")[2] for repo in entry.repos))}
+
+
+@lru_cache(maxsize=4096)
+def _key(name: str) -> frozenset[str]:
+    """The words and numbers of a model's name that tell it from others, in any order and spelling."""
+    plain = _QUANTIZATION.sub("", name)
+    return frozenset(_WORDS.findall(plain.lower())) - _FILLER

@@ -1,0 +1,85 @@
+"""The app's end of the process of one download."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from cpuchat import paths
+from cpuchat.models.downloads.wire import Order, Report
+
+_STOP_SECONDS = 5.0
+_MAX_LOG = 1 << 20
+# Read by huggingface_hub when it is imported: no second way of transfer, nothing asked or told beside the download.
+_ENVIRONMENT = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+
+class DownloadProcess:
+    """A running one; made by `start`. Use from one event loop."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, order: Order) -> DownloadProcess:
+        """Raises OSError."""
+        with _open_log() as log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "cpuchat.models.downloads.child"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **_ENVIRONMENT},
+                start_new_session=True,  # Ctrl+C in the terminal is for us: we then end it in order
+                limit=1 << 20,
+            )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(order) + b"\n")
+        return cls(process)
+
+    async def reports(self, silence: float) -> AsyncIterator[Report | None]:
+        """Its reports until it is gone; None whenever there was none for `silence` seconds."""
+        stream = self._process.stdout
+        assert stream is not None
+        while True:
+            try:
+                line = await asyncio.wait_for(stream.readline(), silence)
+            except TimeoutError:
+                yield None
+                continue
+            if not line:
+                break
+            with contextlib.suppress(msgspec.DecodeError):  # the last line of one that was killed
+                yield msgspec.json.decode(line, type=Report)
+        await self._process.wait()
+
+    def terminate(self) -> None:
+        """Have it end in order; it has a few seconds for that."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        asyncio.get_running_loop().call_later(_STOP_SECONDS, self._kill)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._process.returncode is None:
+                self._process.kill()
+
+
+def log_file() -> Path:
+    """Where unexpected errors of all downloads go."""
+    return paths.log_dir() / "downloads.log"
+
+
+def _open_log() -> BinaryIO:
+    file = log_file()
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if file.exists() and file.stat().st_size > _MAX_LOG:
+        file.unlink()
+    return file.open("ab")

@@ -1,0 +1,106 @@
+"""What passes of a model cost on this machine, as the engine measured and kept it: small files in the cache folder.
+
+The engine writes them and looks them up by everything that the costs depend on. Here the latest of a model is read, to
+tell what a draft model would gain before it is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+
+from cpuchat import paths
+from cpuchat.errors import ModelNotFound
+from cpuchat.models.fingerprint import file_fingerprint
+
+FORMAT = 1
+_MOST = 500  # files looked at, the latest ones
+_MAX_BYTES = 1 << 16
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """One file. `verify_ms[n - 1]`: milliseconds of a pass of the target over n tokens.
+
+    `draft_ms` is that of one drafted token (0: measured without a draft model). The rest is as in the engine's
+    `PassCosts`; `overlap` (T(n), draft ms) if measured. `target` and `draft` are the fingerprints of both files ("" in
+    older files, or without a draft model).
+    """
+
+    format: int
+    key: str
+    verify_ms: tuple[float, ...]
+    draft_ms: float
+    read_ms: float
+    rollback_ms: float
+    overlap: tuple[tuple[float, ...], float] | None
+    target: str = ""
+    draft: str = ""
+
+
+class TargetCosts(msgspec.Struct, frozen=True):
+    """What is known of a target: milliseconds of passes over 1, 2, ... tokens (() when it was never calibrated), and of
+    a drafted token by the fingerprint of the draft model."""
+
+    pass_ms: tuple[float, ...] = ()
+    draft_ms: dict[str, float] = {}
+
+    def measured_draft(self, draft: Path) -> float:
+        """Milliseconds for a token of that draft model beside this target; 0 when not measured."""
+        if not self.draft_ms:
+            return 0.0
+        try:
+            return self.draft_ms.get(file_fingerprint(draft), 0.0)
+        except ModelNotFound:
+            return 0.0
+
+
+UNKNOWN = TargetCosts()
+
+
+def target_costs(target: Path, folder: Path | None = None) -> TargetCosts:
+    """The latest measurements of a model file on this machine, with whatever cores they were made.
+
+    Args:
+        folder: replaces the one in the cache folder.
+    """
+    try:
+        fingerprint = file_fingerprint(target)
+    except ModelNotFound:
+        return UNKNOWN
+    pass_ms: tuple[float, ...] = ()
+    draft_ms: dict[str, float] = {}
+    for file in _latest_first(folder or paths.calibration_dir()):
+        known = _read(file)
+        if known is None or known.target != fingerprint:
+            continue
+        pass_ms = pass_ms or known.verify_ms
+        if known.draft and known.draft_ms > 0:
+            draft_ms.setdefault(known.draft, known.draft_ms)
+    return TargetCosts(pass_ms, draft_ms)
+
+
+def _latest_first(folder: Path) -> list[Path]:
+    try:
+        files = list(folder.glob("*.json"))
+    except OSError:
+        return []
+    dated: list[tuple[int, Path]] = []
+    for file in files:
+        with contextlib.suppress(OSError):  # gone by now, or a broken link
+            status = file.stat()
+            if status.st_size <= _MAX_BYTES:
+                dated.append((status.st_mtime_ns, file))
+    return [file for _, file in sorted(dated, reverse=True)[:_MOST]]
+
+
+def _read(file: Path) -> Calibration | None:
+    """None for what cannot be read, or holds times that are none."""
+    try:
+        known = msgspec.json.decode(file.read_bytes(), type=Calibration)
+    except (OSError, ValueError):  # msgspec's errors are ValueErrors
+        return None
+    if known.format != FORMAT or not known.verify_ms or min(known.verify_ms) <= 0:
+        return None
+    return known

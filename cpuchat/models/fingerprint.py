@@ -1,0 +1,42 @@
+"""Tells model files apart by their content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from cpuchat.errors import ModelNotFound
+from cpuchat.models.gguf import split_parts
+
+
+def file_fingerprint(path: Path) -> str:
+    """Identify a model file by content: 32 hex digits, the same wherever and whenever the file was copied.
+
+    A hash over the length, the first MiB (the header), the last 64 KiB and 64 blocks of 4 KiB spread evenly
+    between; all parts of a split model. Under 50 ms for a file of any size on a solid-state disk. It tells models
+    apart; it does not prove that a file is undamaged.
+
+    Raises:
+        ModelNotFound: the file or one of its parts cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for part in split_parts(path) or [path]:
+        try:
+            _sample(part, digest)
+        except OSError as error:
+            raise ModelNotFound(f"Cannot read {part}: {error.strerror}.", "Check the path.") from None
+    return digest.hexdigest()
+
+
+def _sample(path: Path, digest: hashlib.blake2b, head: int = 1 << 20, tail: int = 1 << 16, blocks: int = 64) -> None:
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        digest.update(size.to_bytes(8, "little"))
+        digest.update(file.read(head))
+        step = max((size - head - tail) // blocks, 4096)
+        for at in range(head, max(size - tail, head), step):
+            file.seek(at)
+            digest.update(file.read(4096))
+        file.seek(max(size - tail, 0))
+        digest.update(file.read(tail))

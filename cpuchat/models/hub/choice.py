@@ -1,0 +1,54 @@
+"""Which model of a repository is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cpuchat.errors import NotOnHub
+from cpuchat.models.hub.repository import RepoModel, Repository
+from cpuchat.models.quantization_names import rank, without_prefix
+from cpuchat.text import clean_line
+
+
+def choose(repository: Repository, wanted: str = "") -> RepoModel:
+    """The model that `wanted` names: a quantization, a model's or a file's name; "": the usual trade-off.
+
+    A quantization without its prefix finds `UD-` and `QAT-` forms when there is no plain one. Of several models of
+    the same quantization, the largest of those that lie in no folder is meant: others belong to it.
+
+    Raises:
+        NotOnHub: there is no such model; the message says which there are.
+    """
+    listed = loadable(repository.models)
+    models = usual_first(listed)
+    if not models:
+        raise NotOnHub(f"{repository.id} holds no GGUF model.", f"See `cpuchat models search {_name(repository)}`.")
+    if not wanted:
+        return models[0]
+    for model in models:
+        if wanted.lower() in _exact_names(model):
+            return model
+    for model in models:
+        if wanted.upper() == without_prefix(model.quantization):
+            return model
+    there = ", ".join(dict.fromkeys(clean_line(model.quantization or model.name) for model in listed))
+    raise NotOnHub(f"{repository.id} has no {clean_line(wanted)}.", f"There is {there}.")
+
+
+def loadable(models: Iterable[RepoModel]) -> list[RepoModel]:
+    """Without projectors and the like, and without models of which parts are missing."""
+    return [model for model in models if model.kind == "model" and model.complete]
+
+
+def usual_first(models: Iterable[RepoModel]) -> list[RepoModel]:
+    """In the order in which they are taken when nothing was named."""
+    return sorted(models, key=lambda one: (rank(one.quantization), one.files[0].path.count("/"), -one.size))
+
+
+def _exact_names(model: RepoModel) -> set[str]:
+    paths = [file.path for file in model.files]
+    return {name.lower() for name in (model.quantization, model.name, f"{model.name}.gguf", *paths) if name}
+
+
+def _name(repository: Repository) -> str:
+    return repository.id.rpartition("/")[2]

@@ -1,0 +1,68 @@
+"""The Hugging Face hub, as the rest of the program sees it: search, look into a repository, read a model's header."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpuchat.errors import ModelDamaged
+from cpuchat.models.gguf import GGUFHeader, join_parts
+from cpuchat.models.hub import answers, connection
+from cpuchat.models.hub.address import parse_address
+from cpuchat.models.hub.kept_headers import KeptHeaders
+from cpuchat.models.hub.remote_header import read_remote_header
+from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ExpandModelProperty_T
+
+_FACTS: list[ExpandModelProperty_T] = ["downloads", "likes", "gated", "private", "lastModified", "gguf"]
+
+
+class Hub:
+    """All methods block, for up to two minutes on a bad line, and may be called from several threads at once.
+
+    They raise `errors.HubError` or one of its kinds: HubOffline, RateLimited, NotOnHub, AccessDenied.
+    """
+
+    def __init__(self, cache: Path | None = None) -> None:
+        """`cache` replaces the folder in which headers are kept."""
+        self._kept = KeptHeaders(cache)
+
+    def search(self, query: str, *, limit: int = 30) -> list[FoundRepository]:
+        """Repositories with GGUF files whose name contains the words, what is downloaded most first.
+
+        The link of a repository's page finds that repository. `limit`: how many at most.
+        """
+        if "://" in query:
+            query = parse_address(query).repo
+        query = query.strip()
+        return answers.found(
+            connection.ask(
+                lambda api: list(
+                    api.list_models(search=query, filter="gguf", sort="downloads", limit=limit, expand=_FACTS)
+                )
+            )
+        )
+
+    def repository(self, repo_id: str, revision: str = "main") -> Repository:
+        """What is in it at `revision`: a branch, a tag or a commit.
+
+        Raises:
+            UsageError: `repo_id` is no "owner/name".
+        """
+        repo = parse_address(repo_id).repo
+        return answers.repository(
+            connection.ask(lambda api: api.model_info(repo, revision=revision, files_metadata=True), repo)
+        )
+
+    def header(self, repo: Repository, model: RepoModel) -> GGUFHeader:
+        """Its header, with the tensors of all parts of a split one; only some MB are fetched, and kept for ever.
+
+        Raises:
+            ModelDamaged: no GGUF file, a contradictory header, or parts that are missing.
+        """
+        headers = [read_remote_header(repo.id, repo.revision, file, self._kept) for file in model.files]
+        if not model.complete or headers[0].split_count != len(headers):
+            raise ModelDamaged(f"{model.name}: parts of it are missing in {repo.id}.", "Choose another file.")
+        return join_parts(headers)

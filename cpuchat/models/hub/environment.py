@@ -1,0 +1,31 @@
+"""Where the hub is and whether it may be asked: the environment variables of huggingface_hub.
+
+They are read when they are needed; huggingface_hub reads them once, when it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+_TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # constants.ENV_VARS_TRUE_VALUES of huggingface_hub
+
+
+def endpoint() -> str:
+    """`HF_ENDPOINT`, else the public hub. Without a slash at its end."""
+    return os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or DEFAULT_ENDPOINT
+
+
+def host() -> str:
+    """The endpoint's host and port, as messages name it: without a password that the address may hold."""
+    try:
+        return urlsplit(endpoint()).netloc.rpartition("@")[2] or "HF_ENDPOINT"
+    except ValueError:  # brackets that are no IPv6 address
+        return "HF_ENDPOINT"
+
+
+def is_offline() -> bool:
+    """Whether `HF_HUB_OFFLINE` (or `TRANSFORMERS_OFFLINE`) forbids all requests."""
+    value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in _TRUE

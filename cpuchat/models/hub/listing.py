@@ -1,0 +1,91 @@
+"""From the names of a repository's files to its models: quantizations, split files, projectors. Pure.
+
+The names are those that publishers really use: `Model-Q4_K_M.gguf` (bartowski, lmstudio-community), `Model-UD-Q4_K_XL`
+and `BF16/Model-BF16-00001-of-00002` (unsloth), `Model.i1-IQ3_M` and `Model.mmproj-f16` (mradermacher),
+`model-mxfp4` and `mmproj-model-f16` (ggml-org), `model-q4_0` (Qwen, Google).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+
+from cpuchat.errors import HubError
+from cpuchat.models.hub.repository import HubFile, RepoModel
+from cpuchat.models.quantization_names import quantization_of
+from cpuchat.text import clean_line
+
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})$", re.IGNORECASE)
+_SUFFIX = ".gguf"
+_DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM\d|LPT\d)(\.|$)", re.IGNORECASE)  # Windows: names of devices
+_MAX_PART = 255  # bytes of one name on every usual file system
+_MAX_PATH = 1024
+
+
+def safe_path(path: str) -> str:
+    """`path` itself, if it names a file inside the folder it will be put into, on any operating system.
+
+    Raises:
+        HubError: it leads out of the folder, or is no name that can be written and shown: absolute, `..`, a drive,
+            backslashes, control and invisible characters, device names, too long. The message says which.
+    """
+    fault = _path_fault(path)
+    if fault:
+        raise HubError(
+            f"The repository holds a file with an unsafe name ({fault}): {clean_line(path)[:100]!r}.",
+            "Don't trust this repository; choose another one.",
+        )
+    return path
+
+
+def _path_fault(path: str) -> str:
+    """What is wrong with it; "" when it is safe."""
+    parts = path.split("/")
+    if not path.isprintable():
+        return "control or invisible characters"
+    if "\\" in path or ":" in path:
+        return "a backslash or colon"
+    if path.startswith("/"):
+        return "an absolute path"
+    if any(part in ("", ".", "..") for part in parts):
+        return "it leaves the folder"
+    if any(part != part.rstrip(" .") or _DEVICE.match(part) for part in parts):
+        return "a name that Windows reserves"
+    if len(path.encode()) > _MAX_PATH or any(len(part.encode()) > _MAX_PART for part in parts):
+        return "too long"
+    return ""
+
+
+def models_of(files: Iterable[HubFile]) -> tuple[RepoModel, ...]:
+    """The GGUF models among a repository's files, the smallest first; the parts of a split one are one model.
+
+    What belongs to no model (texts, pictures, other formats) is left out.
+    """
+    groups: dict[tuple[str, int], dict[int, HubFile]] = {}
+    for file in files:
+        if not file.path.lower().endswith(_SUFFIX):
+            continue
+        stem, number, count = file.path[: -len(_SUFFIX)], 1, 1
+        part = _PART.match(stem)
+        if part is not None:
+            stem, number, count = part["stem"], int(part["number"]), int(part["count"])
+        groups.setdefault((stem, count), {})[number] = file
+    models = [_model(stem, count, parts) for (stem, count), parts in groups.items()]
+    return tuple(sorted(models, key=lambda model: (model.size, model.name)))
+
+
+def _model(stem: str, count: int, parts: Mapping[int, HubFile]) -> RepoModel:
+    name, quantization = PurePosixPath(stem).name, quantization_of(stem)
+    kind = "model"
+    if "mmproj" in name.lower():
+        kind = "projector"
+    elif "imatrix" in name.lower() and not quantization:
+        kind = "imatrix"
+    return RepoModel(
+        name=name,
+        files=tuple(parts[number] for number in sorted(parts)),
+        quantization=quantization,
+        kind=kind,
+        complete=len(parts) == count and min(parts) == 1 and max(parts) == count,
+    )

@@ -1,0 +1,296 @@
+"""All that a user may want to know about a model before using it, out of its header.
+
+Texts come from the file as they are: clean them before they are shown.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import Any
+
+from cpuchat.models import fit
+from cpuchat.models.gguf import GGUFHeader, LazyArray
+from cpuchat.models.gguf.checks import problems_of
+from cpuchat.models.gguf.types import BY_NAME
+from cpuchat.models.gguf.vocabulary import vocabulary
+from cpuchat.models.hub.repository import Data
+from cpuchat.models.traffic import traffic_of, windows_of
+from cpuchat.telemetry.traffic import pass_bytes
+
+# Names of llama-arch.cpp (LLM_KV_TOKENIZER_*), "seperator" as it stands there.
+_SPECIAL = {
+    "bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unknown": "unk", "seperator": "sep", "padding": "pad",
+    "mask": "mask", "fim_pre": "fim prefix", "fim_suf": "fim suffix", "fim_mid": "fim middle", "fim_pad": "fim pad",
+    "fim_rep": "fim repository", "fim_sep": "fim file",
+}  # fmt: skip
+# A template that writes any role as it comes takes the system's, too.
+_FEATURES = {
+    "system": re.compile(r"\bsystem\b|\{\{[^{}]*\brole\b"),
+    "tools": re.compile(r"\btools\b"),
+    "thinking": re.compile(r"\b(enable_thinking|thinking|reasoning_content|reasoning_effort)\b|<think>"),
+    "images": re.compile(r"\bimages?\b"),
+}
+_MAX_TEMPLATE = 1 << 20  # characters searched for features
+_SHOWN_VALUES = 4
+_SHOWN_TEXT = 120
+_MAX_LISTED = 16
+
+
+class TensorKind(Data, frozen=True):
+    """All tensors of one type. `nbytes` of their data."""
+
+    type: str
+    count: int
+    n_params: int
+    nbytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        return BY_NAME[self.type].bits_per_weight
+
+
+class Experts(Data, frozen=True):
+    """A mixture: a token is sent to `used` of `count` experts, and to all `shared` ones."""
+
+    count: int
+    used: int
+    shared: int
+
+
+class SpecialToken(Data, frozen=True):
+    """`role` as llama.cpp's log calls it ("bos", "eot", ...). `text` "" when the vocabulary has no such id."""
+
+    role: str
+    id: int
+    text: str
+
+
+class Tokenizer(Data, frozen=True):
+    """`kind` is llama.cpp's ("BPE", "SPM"), `pre` the name of the rules by which a text is cut first."""
+
+    model: str
+    kind: str
+    pre: str
+    n_tokens: int
+    n_merges: int
+    add_bos: bool
+    add_eos: bool
+    special: tuple[SpecialToken, ...]
+
+
+class Template(Data, frozen=True):
+    """A chat template. `features`: what it takes, told by its words, of "system", "tools", "thinking", "images"."""
+
+    name: str
+    text: str
+    features: tuple[str, ...]
+
+
+class Origin(Data, frozen=True):
+    """Where a model comes from, as its file says; "" and () where it does not."""
+
+    author: str = ""
+    organization: str = ""
+    url: str = ""
+    license: str = ""
+    license_link: str = ""
+    quantized_by: str = ""
+    base_models: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+
+class Inspection(Data, frozen=True):
+    """What the header of a model says.
+
+    `kind`: "model", or what it is instead ("an adapter of a model").
+    Sizes in bytes; `size` of all tensors, `file_size` of all files. `bytes_per_token` is what a plain pass reads with
+    an empty context, `kv_per_token` what a token of context takes and `state` a recurrent model's state, both as F16
+    (the latter F32). `heads` and `heads_kv` are the largest of all layers. `window`: the sliding window of
+    `windowed_layers` layers, in tokens, 0 for none. `problems` are clauses ("it claims 0 layers"), see `gguf.checks`.
+    """
+
+    name: str
+    file: str
+    version: int
+    architecture: str
+    quantization: str
+    kind: str
+    size: int
+    file_size: int
+    parts: int
+    n_params: int
+    n_params_active: int
+    n_ctx_train: int
+    n_layer: int
+    n_embd: int
+    n_ff: int
+    heads: int
+    heads_kv: int
+    key_length: int
+    value_length: int
+    window: int
+    windowed_layers: int
+    kv_per_token: int
+    state: int
+    bytes_per_token: int
+    experts: Experts | None
+    tensors: tuple[TensorKind, ...]
+    tokenizer: Tokenizer | None
+    templates: tuple[Template, ...]
+    origin: Origin
+    settings: tuple[tuple[str, str], ...]
+    problems: tuple[str, ...]
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of all tensors; 0 when there are none."""
+        return 8 * self.size / self.n_params if self.n_params else 0.0
+
+
+def inspect(header: GGUFHeader) -> Inspection:
+    """Describe the model of `header` (of all parts, from `gguf.read_model`). About 0.1 s for 150k tokens."""
+    windows = [window for window in windows_of(header) if window]
+    return Inspection(
+        name=header.name,
+        file=header.path.name,
+        version=header.version,
+        architecture=header.architecture,
+        quantization=header.quantization,
+        kind=header.other or "model",
+        size=header.size,
+        file_size=header.file_size,
+        parts=header.split_count,
+        n_params=header.n_params,
+        n_params_active=header.n_params_active,
+        n_ctx_train=header.n_ctx_train,
+        n_layer=header.n_layer,
+        n_embd=header.n_embd,
+        n_ff=header.n_ff,
+        heads=header.n_head,
+        heads_kv=max(header.heads_kv, default=0),
+        key_length=header.key_length,
+        value_length=header.value_length,
+        window=max(windows, default=0),
+        windowed_layers=len(windows),
+        kv_per_token=(fit.kv_bytes(header, fit.CONTEXT_STEP) - fit.state_bytes(header)) // fit.CONTEXT_STEP,
+        state=fit.state_bytes(header),
+        bytes_per_token=round(pass_bytes(traffic_of(header), 1, 0)),
+        experts=_experts(header),
+        tensors=_tensors(header),
+        tokenizer=_tokenizer(header),
+        templates=_templates(header),
+        origin=_origin(header),
+        settings=tuple((key, _brief(value)) for key, value in header.metadata.items()),
+        problems=tuple(problems_of(header)),
+    )
+
+
+def _experts(header: GGUFHeader) -> Experts | None:
+    count = header.number("expert_count")
+    if not count:
+        return None
+    # Some models give the size of their shared expert and not the number, which is 1 then.
+    has_shared = any("_shexp." in tensor.name for tensor in header.tensors)
+    shared = header.number("expert_shared_count") or int(has_shared)
+    return Experts(count=count, used=header.number("expert_used_count"), shared=shared)
+
+
+def _tensors(header: GGUFHeader) -> tuple[TensorKind, ...]:
+    """The type that holds most bytes first."""
+    totals: dict[str, tuple[int, int, int]] = {}
+    for tensor in header.tensors:
+        count, n_params, nbytes = totals.get(tensor.type, (0, 0, 0))
+        totals[tensor.type] = count + 1, n_params + tensor.n_elements, nbytes + tensor.nbytes
+    kinds = [TensorKind(type=name, count=c, n_params=n, nbytes=b) for name, (c, n, b) in totals.items()]
+    return tuple(sorted(kinds, key=lambda kind: -kind.nbytes))
+
+
+def _tokenizer(header: GGUFHeader) -> Tokenizer | None:
+    found = vocabulary(header)
+    if not found.n_tokens:
+        return None
+    merges = header.metadata.get("tokenizer.ggml.merges")
+    return Tokenizer(
+        model=found.model,
+        kind=found.kind,
+        pre=header.text("tokenizer.ggml.pre"),
+        n_tokens=found.n_tokens,
+        n_merges=len(merges) if isinstance(merges, LazyArray) else 0,
+        add_bos=found.add_bos,
+        add_eos=found.add_eos,
+        special=tuple(_special(header, {"bos": found.bos, "eos": found.eos}, found.tokens)),
+    )
+
+
+def _special(header: GGUFHeader, default: dict[str, int], tokens: LazyArray | None) -> list[SpecialToken]:
+    ids: dict[str, int] = {}
+    for key, role in _SPECIAL.items():
+        number = header.metadata.get(f"tokenizer.ggml.{key}_token_id", default.get(key, -1))
+        if isinstance(number, int) and number >= 0:
+            ids[role] = number
+    # Few of many, so without decoding the others.
+    wanted = {number for number in ids.values() if tokens is not None and number < len(tokens)}
+    strings = islice(tokens.raw_strings(), max(wanted) + 1) if tokens is not None and wanted else ()
+    texts = {i: raw.decode("utf-8", "replace") for i, raw in enumerate(strings) if i in wanted}
+    return [SpecialToken(role=role, id=number, text=texts.get(number, "")) for role, number in ids.items()]
+
+
+def _templates(header: GGUFHeader) -> tuple[Template, ...]:
+    """The one that is used (name "") first; others are for a purpose that their name tells."""
+    base = "tokenizer.chat_template"
+    names = sorted(key for key in header.metadata if key.startswith(f"{base}.") and header.text(key))
+    keys = [*([base] if header.chat_template else []), *names]
+    return tuple(
+        Template(name=key.removeprefix(base).lstrip("."), text=header.text(key), features=_features(header.text(key)))
+        for key in keys
+    )
+
+
+def _features(template: str) -> tuple[str, ...]:
+    searched = template[:_MAX_TEMPLATE]
+    return tuple(name for name, pattern in _FEATURES.items() if pattern.search(searched))
+
+
+def _origin(header: GGUFHeader) -> Origin:
+    def general(*names: str) -> str:
+        return next((text for name in names if (text := header.text(f"general.{name}"))), "")
+
+    return Origin(
+        author=general("author"),
+        organization=general("organization"),
+        url=general("source.huggingface.repository", "repo_url", "source.repo_url", "url", "source.url"),
+        license=general("license", "license.name"),
+        license_link=general("license.link"),
+        quantized_by=general("quantized_by"),
+        base_models=_base_models(header),
+        languages=_texts(header.metadata.get("general.languages")),
+        tags=_texts(header.metadata.get("general.tags")),
+    )
+
+
+def _base_models(header: GGUFHeader) -> tuple[str, ...]:
+    """`general.base_model.0.repo_url` and the like, as `owner/name` where there is an address."""
+    count = header.metadata.get("general.base_model.count", 0)
+    names: list[str] = []
+    for i in range(min(count, _MAX_LISTED) if isinstance(count, int) else 0):
+        url = header.text(f"general.base_model.{i}.repo_url")
+        name = "/".join(url.rstrip("/").split("/")[-2:]) if url else header.text(f"general.base_model.{i}.name")
+        if name:
+            names.append(name)
+    return tuple(names)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(value.first(_MAX_LISTED)) if isinstance(value, LazyArray) and value.is_text else ()
+
+
+def _brief(value: Any) -> str:
+    """A value of the metadata, short: the first of an array, the beginning of a text."""
+    if isinstance(value, LazyArray):
+        shown = ", ".join(_brief(item) for item in value.first(_SHOWN_VALUES))
+        return f"{len(value):,} values: {shown}{', …' if len(value) > _SHOWN_VALUES else ''}"
+    if isinstance(value, str):
+        return value if len(value) <= _SHOWN_TEXT else f"{value[: _SHOWN_TEXT - 1]}…"
+    return f"{value:g}" if isinstance(value, float) else str(value)

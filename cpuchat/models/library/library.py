@@ -1,0 +1,84 @@
+"""The models of this machine as one list, and what people mean when they name one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from cpuchat import paths
+from cpuchat.errors import ModelDamaged
+from cpuchat.models.library.deleting import Deletion, plan_deletion
+from cpuchat.models.library.facts import FactsCache
+from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.places import Place, all_places, hub_cache, is_inside, model_files, repo_folder
+from cpuchat.models.library.resolving import Resolver
+from cpuchat.models.library.usage import UsageLog, UsageRead
+from cpuchat.models.library.verifying import Progress, Verification, check_content
+
+
+class Library:
+    """The models of this machine. Reading takes a while with many files: not for the UI's own thread."""
+
+    def __init__(self, settings_folders: Iterable[Path | str] = (), cache: Path | None = None) -> None:
+        """`settings_folders` are the user's; `cache` replaces the Hugging Face cache."""
+        self.folders = (*(Path(folder).expanduser() for folder in settings_folders), paths.made_models_dir())
+        self.cache = cache or hub_cache()
+        self._facts = FactsCache()
+
+    def places(self) -> Iterator[Place]:
+        """Every file that may be a model."""
+        return all_places(self.cache, self.folders)
+
+    def local_models(self) -> list[LocalModel]:
+        """All models: demo first, then the cache, then folders. Damaged ones are in, and say so."""
+        self._facts.refresh()
+        found = [self._facts.model(place) for place in self.places()]
+        self._facts.save()
+        usage = UsageLog().read()
+        return [_with_usage(model, usage) for model in found if model is not None]
+
+    def resolve(self, spec: str) -> Path:
+        """The file that `spec` means: a path; "demo", "demo-q4" or "demo-draft"; "owner/name" or
+        "owner/name:QUANT" of the Hugging Face cache; or the name of a model file that the library knows.
+
+        Raises:
+            ModelNotFound: nothing fits; the message names what is close and what to do.
+        """
+        return Resolver(self.cache, self.places, self._facts).resolve(spec)
+
+    def verify(self, model: LocalModel, progress: Progress = lambda done, total: None) -> Verification:
+        """Read the whole model and compare it with the checksum that the Hugging Face cache keeps it under.
+
+        What is found is remembered while the files stay as they are: `local_models` marks the damaged ones.
+        """
+        parts = model_files(model.path)
+        try:
+            state, words = check_content(parts, progress)
+        except ModelDamaged as error:
+            return Verification(model=model, state="damaged", words=model.damaged or error.message)
+        if state != "unchecked":
+            self._facts.judge(parts, words if state == "damaged" else None)
+            self._facts.save()
+        now = self._facts.model(Place(path=model.path, source=model.source, root=model.path.parent))
+        if state != "damaged" and now is not None and now.damaged:  # its header, or half a download
+            state, words = "damaged", now.damaged
+        return Verification(model=model, state=state, words=words)
+
+    def deletion(self, model: LocalModel, in_use: Collection[Path] = ()) -> Deletion:
+        """What deleting `model` would do, for `delete`. `in_use` are the files of loaded models: they stay."""
+        return plan_deletion(model, self._root(model), in_use)
+
+    def _root(self, model: LocalModel) -> Path | None:
+        """The folder of the user, or the repository of the cache, that a model belongs to."""
+        if model.source == "huggingface":
+            return repo_folder(self.cache, model.repo)
+        return next((folder for folder in self.folders if is_inside(model.path.parent, folder)), None)
+
+
+def _with_usage(model: LocalModel, usage: UsageRead) -> LocalModel:
+    known = usage.of(model_files(model.path))
+    return msgspec.structs.replace(
+        model, last_used=known.used, measured_tok_s=known.plain_tok_s, drafted_tok_s=known.drafted_tok_s
+    )

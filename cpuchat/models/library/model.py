@@ -1,0 +1,46 @@
+"""One model on this machine, as plain data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+Source = Literal["demo", "huggingface", "folder"]
+
+
+class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One model on this machine. Sizes in bytes, of all parts of a split one.
+
+    `path` is its first file, `parts` how many there are, `projector` the image or audio part that lies beside it.
+    `repo` is "owner/name" for files of the Hugging Face cache, else "". `n_params_active` are the parameters that one
+    token uses, `weights_per_token` the bytes of these: all of them, but for experts that it is not sent to. `damaged`:
+    what is wrong with it, None when nothing is. `unfinished`: of a download that was not finished (always `damaged`
+    then, too), the share that is here, 0 to 1; -1 when that cannot be told.
+
+    `last_used` is when it was loaded last, in seconds since 1970 (0: never). `measured_tok_s` is what plain decoding
+    last reached here, `drafted_tok_s` an answer with drafts (0: not measured).
+    """
+
+    path: Path
+    name: str
+    source: Source
+    repo: str = ""
+    architecture: str = ""
+    quantization: str = ""
+    n_params: int = 0
+    n_params_active: int = 0
+    n_expert: int = 0
+    n_expert_used: int = 0
+    n_ctx_train: int = 0
+    has_template: bool = False
+    size: int = 0
+    weights_per_token: int = 0
+    parts: int = 1
+    projector: Path | None = None
+    damaged: str | None = None
+    unfinished: float | None = None
+    last_used: float = 0.0
+    measured_tok_s: float = 0.0
+    drafted_tok_s: float = 0.0

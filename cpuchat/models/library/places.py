@@ -1,0 +1,207 @@
+"""Where models lie: in the package, in the Hugging Face cache, in folders of the user.
+
+The cache is walked directly: importing huggingface_hub costs more than the whole of `cpuchat --help`. Its layout is
+that of huggingface_hub 1.x: `models--OWNER--NAME/refs/main` names a revision, `snapshots/REVISION/` holds links to
+the files of `blobs/`, where a download that is not finished is called `*.incomplete`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from cpuchat import paths
+from cpuchat.models.gguf import split_parts
+from cpuchat.models.library.model import Source
+
+DEMO_FILES = {
+    "demo": "cpuchat-demo-8m-q8_0.gguf",
+    "demo-q4": "cpuchat-demo-8m-q4_k_m.gguf",
+    "demo-draft": "cpuchat-demo-draft-1m-q8_0.gguf",
+}
+INCOMPLETE = ".incomplete"
+_MAGIC = b"GGUF"
+_REPO, _BLOBS = "models--", "blobs"
+_MAX_FOLDERS = 50_000
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that may be a model. `root` is the folder that it was found under: nothing outside is ever deleted."""
+
+    path: Path
+    source: Source
+    root: Path
+    repo: str = ""
+    projector: Path | None = None
+
+    @property
+    def name_in_repo(self) -> str:
+        """`Q8_0/m.gguf` of a file in the Hugging Face cache, in whatever revision."""
+        return str(Path(*self.path.relative_to(self.root / "snapshots").parts[1:]))
+
+    @property
+    def is_unfinished(self) -> bool:
+        """The beginning of a download, or all of one that never got its name."""
+        folder = self.path.parent
+        return folder.name == _BLOBS and folder.parent.name.startswith(_REPO)
+
+
+def hub_cache() -> Path:
+    """The Hugging Face cache, found as huggingface_hub finds it."""
+    for variable, inside in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
+        value = os.environ.get(variable)
+        if value:
+            return Path(os.path.expandvars(value)).expanduser() / inside
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(os.path.expandvars(base)) if base else Path("~/.cache")).expanduser() / "huggingface/hub"
+
+
+def model_files(path: Path) -> list[Path]:
+    """All files of a model by the path of one of them, whether they are there or not."""
+    return split_parts(path) or [path]
+
+
+def repo_folder(cache: Path, repo: str) -> Path:
+    """Where the cache keeps the repository "owner/name"."""
+    return cache / f"{_REPO}{repo.replace('/', '--', 1)}"
+
+
+def entry(path: Path) -> Path:
+    """`path` with the links in its folder followed, but not `path` itself: the same for all ways to one entry."""
+    return Path(os.path.realpath(path.parent), path.name)
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether `path` really is in `folder`, with all links followed."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def linked(link: Path) -> Path:
+    """The entry that a link names, which may be a link itself.
+
+    Raises:
+        OSError: it is no link.
+    """
+    return entry(link.parent / link.readlink())
+
+
+def links(root: Path) -> dict[Path, list[Path]]:
+    """The links of all revisions of a cached repository, by the entry that each names."""
+    found: dict[Path, list[Path]] = {}
+    for base, _, names in os.walk(root / "snapshots"):
+        for path in (Path(base, name) for name in names):
+            with contextlib.suppress(OSError):  # no link
+                found.setdefault(linked(path), []).append(path)
+    return found
+
+
+def all_places(cache: Path, folders: Iterable[Path]) -> Iterator[Place]:
+    """Every model once, also when it can be reached in several ways: demo, cache, folders."""
+    seen: set[str] = set()
+    for place in (*_demo(), *_in_cache(cache), *_in_folders(folders, cache)):
+        real = os.path.realpath(place.path)
+        if real not in seen:
+            seen.add(real)
+            yield place
+
+
+def _demo() -> Iterator[Place]:
+    demo = paths.demo_dir()
+    for name in DEMO_FILES.values():
+        if (demo / name).is_file():
+            yield Place(path=demo / name, source="demo", root=demo)
+
+
+def _in_folders(folders: Iterable[Path], cache: Path) -> Iterator[Place]:
+    real_cache = os.path.realpath(cache)
+    for folder in folders:
+        for path, beside in walk(folder):
+            real = entry(path)
+            inside = real.relative_to(real_cache).parts if real.is_relative_to(real_cache) else ("",)
+            if not inside[0].startswith(_REPO):  # a folder around the cache: what is in there is the cache's
+                yield Place(path=path, source="folder", root=folder, projector=beside)
+
+
+def _in_cache(cache: Path) -> Iterator[Place]:
+    for folder in sorted(cache.glob(f"{_REPO}*")):
+        repo = folder.name.removeprefix(_REPO).replace("--", "/", 1)
+        yield from repo_places(folder, repo)
+        for path in _nameless(folder):
+            yield Place(path=path, source="huggingface", root=folder, repo=repo)
+
+
+def repo_places(folder: Path, repo: str) -> list[Place]:
+    """Models of a cached repository, each in its current revision."""
+    try:
+        main = (folder / "refs/main").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        main = ""
+    try:
+        revisions = [path for path in (folder / "snapshots").iterdir() if path.is_dir()]
+        revisions.sort(key=lambda path: (path.name == main, path.stat().st_mtime), reverse=True)
+    except OSError:
+        return []
+    found: dict[Path, Place] = {}
+    for revision in revisions:
+        for path, projector in walk(revision):
+            place = Place(path=path, source="huggingface", root=folder, repo=repo, projector=projector)
+            found.setdefault(path.relative_to(revision), place)
+    return [found[name] for name in sorted(found)]
+
+
+def walk(folder: Path) -> Iterator[tuple[Path, Path | None]]:
+    """Models under `folder` by their first file, with the image or audio part beside each.
+
+    Follows links, but enters no folder twice: links can form circles.
+    """
+    seen: set[tuple[int, int]] = set()
+    for base, folders, files in os.walk(folder, followlinks=True):
+        entered: list[str] = []
+        for name in sorted(folders):
+            try:
+                status = Path(base, name).stat()
+            except OSError:
+                continue
+            key = (status.st_dev, status.st_ino)
+            if key not in seen and not name.startswith(".") and len(seen) < _MAX_FOLDERS:
+                seen.add(key)
+                entered.append(name)
+        folders[:] = entered
+        names = sorted(name for name in files if name.lower().endswith(".gguf"))
+        projectors = [name for name in names if "mmproj" in name.lower()]
+        projector = Path(base, projectors[0]) if projectors else None
+        yield from ((Path(base, name), projector) for name in _first_files(names) if name not in projectors)
+
+
+def _first_files(names: list[str]) -> Iterator[str]:
+    """`names`, of a split model only the first part that is there."""
+    seen: set[str] = set()
+    for name in names:
+        parts = split_parts(Path(name))
+        whole = name if parts is None else parts[0].name
+        if whole not in seen:
+            seen.add(whole)
+            yield name
+
+
+def _nameless(root: Path) -> list[Path]:
+    """GGUF contents that no revision has a link to: still downloaded, never were to the end, or left behind."""
+    blobs = root / _BLOBS
+    try:
+        names = sorted(one.name for one in os.scandir(blobs) if one.is_file(follow_symlinks=False))
+    except OSError:
+        return []
+    named = {content.name for content in links(root)} if names else set()
+    return [blobs / name for name in names if name not in named and _is_gguf(blobs / name)]
+
+
+def _is_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False

@@ -1,0 +1,97 @@
+"""From what people call a model to its file."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from cpuchat import paths
+from cpuchat.errors import ModelNotFound
+from cpuchat.models.library.facts import FactsCache
+from cpuchat.models.library.places import DEMO_FILES, Place, model_files, repo_folder, repo_places, walk
+from cpuchat.models.quantization_names import quantization_of, rank, without_prefix
+
+_REPO = re.compile(r"^(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?::(?P<quant>[\w.-]+))?$")
+
+
+class Resolver:
+    """`Library.resolve`, step by step. `places` walks through all models; it takes a while."""
+
+    def __init__(self, cache: Path, places: Callable[[], Iterable[Place]], facts: FactsCache) -> None:
+        self._cache = cache
+        self._places = places
+        self._facts = facts
+
+    def resolve(self, spec: str) -> Path:
+        """Raises ModelNotFound as `Library.resolve`."""
+        spec = spec.strip()
+        if spec in DEMO_FILES:
+            return _demo(spec)
+        path = Path(spec).expanduser()
+        try:
+            if spec and path.is_file():
+                return model_files(path)[0]
+            if spec and path.is_dir():
+                return _only_one(path)
+        except (OSError, ValueError):  # such as a name that is too long, or with a NUL in it
+            pass
+        match = _REPO.match(spec)
+        if match is not None:
+            found = repo_places(repo_folder(self._cache, match["repo"]), match["repo"])
+            if found:
+                return self._choose(match["repo"], found, match["quant"])
+        return self._by_name(spec, match["repo"] if match is not None else "")
+
+    def _by_name(self, spec: str, repo: str) -> Path:
+        names: dict[str, Path] = {}
+        for place in self._places():
+            if not place.is_unfinished:
+                for name in (place.path.name, place.path.stem, place.repo):
+                    if name:
+                        names.setdefault(name.lower(), place.path)
+        if spec.lower() in names:
+            return names[spec.lower()]
+        close = difflib.get_close_matches(spec.lower(), [*names, *DEMO_FILES], n=3, cutoff=0.5)
+        hints = [f"Did you mean {' or '.join(close)}?"] if close else []
+        if "/" in repo and not spec.lower().endswith(".gguf"):
+            hints.append(f"If it is a Hugging Face repository, download it first: cpuchat models download {spec}.")
+        hints = hints or ["Give the path of a GGUF file, or `demo` for the model that comes with cpuchat."]
+        raise ModelNotFound(f"There is no model {spec!r} on this machine.", " ".join(hints))
+
+    def _choose(self, repo: str, places: list[Place], quant: str | None) -> Path:
+        """The file of a repository with the quantization `quant`, or that of the usual trade-off."""
+        named = [(quantization_of(place.name_in_repo), place) for place in places]
+        if quant is None:
+            return min(named, key=lambda one: (rank(one[0]), one[1].name_in_repo.count("/")))[1].path
+        wanted = quant.upper()
+        fitting = [place.path for name, place in named if name == wanted]
+        fitting += [place.path for name, place in named if without_prefix(name) == wanted]
+        if not fitting:
+            models = [self._facts.model(place) for place in places]
+            fitting = [model.path for model in models if model is not None and model.quantization == wanted]
+        if fitting:
+            return fitting[0]
+        raise ModelNotFound(
+            f"{repo} is in the cache, but not as {quant}.",
+            f"There is {', '.join(place.path.name for place in places)}.",
+        )
+
+
+def _demo(spec: str) -> Path:
+    path = paths.demo_dir() / DEMO_FILES[spec]
+    if not path.is_file():
+        raise ModelNotFound(f"The demo model {path.name} is missing.", "Install cpuchat again, or give --model FILE.")
+    return path
+
+
+def _only_one(folder: Path) -> Path:
+    files = [path for path, _ in walk(folder)]
+    if len(files) == 1:
+        return files[0]
+    listed = ", ".join(path.name for path in files[:5])
+    raise ModelNotFound(
+        f"The folder {folder} holds {len(files)} models{': ' + listed if listed else ''}.",
+        "Give the path of one GGUF file.",
+    )

@@ -1,0 +1,126 @@
+"""When each model was loaded last, and how fast it answered: `usage.json` of the cache folder.
+
+A file is known by its real path and its size: who touches it has not made another model of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from cpuchat import paths
+from cpuchat.models.library.kept import Kept, identity
+from cpuchat.models.library.places import model_files
+from cpuchat.protocol import LEAST_TOKENS, ModelInfo, Timings
+from cpuchat.telemetry.roofline import OFF, PARTLY_CACHED
+from cpuchat.telemetry.traffic import pass_bytes
+
+_VERSION = 1
+_MOST = 1_000
+_MAX_BYTES = 1 << 20
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """One model. `used` in seconds since 1970; tok/s 0 where not measured.
+
+    `plain_tok_s` is the last plain decoding, `drafted_tok_s` the last answer with drafts. `reach` is the largest share
+    of the read bandwidth `peak` (bytes per second) that plain decoding came to (0: not known): an answer beside other
+    programs only shows what they left.
+    """
+
+    used: float = 0.0
+    quantization: str = ""
+    plain_tok_s: float = 0.0
+    reach: float = 0.0
+    peak: float = 0.0
+    drafted_tok_s: float = 0.0
+
+
+class UsageLog:
+    """Reads and writes the file; both take milliseconds. Several programs may do so at once."""
+
+    def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+        """`file` replaces the one in the cache folder."""
+        self._kept = Kept(file or paths.usage_file(), Usage, version=_VERSION, most=_MOST, max_bytes=_MAX_BYTES)
+        self._clock = clock
+
+    def loaded(self, models: Iterable[Path]) -> None:
+        """These were loaded now."""
+        now = self._clock()
+        for path in models:
+            self._change(path, lambda usage: msgspec.structs.replace(usage, used=now))
+
+    def answered(self, model: ModelInfo, timings: Timings) -> None:
+        """`model` wrote an answer. Answers of a few tokens say nothing about speed."""
+        rate = timings.predicted_per_second
+        if rate is None or timings.predicted_n < LEAST_TOKENS:
+            return
+        figures = timings.speculation
+        plain = rate
+        if timings.draft_n:
+            plain = 1e3 / figures.plain_ms if figures is not None and figures.plain_ms else 0.0
+
+        def changed(usage: Usage) -> Usage:
+            changes: dict[str, float | str] = {"quantization": model.quantization}
+            if timings.draft_n:
+                changes["drafted_tok_s"] = rate
+            if plain:
+                changes["plain_tok_s"] = plain
+            if reach := _reach(model, timings, plain):
+                best = usage.reach if usage.peak == model.peak_read else 0.0
+                changes |= {"reach": max(reach, best), "peak": model.peak_read}
+            return msgspec.structs.replace(usage, **changes)
+
+        self._change(Path(model.path), changed)
+
+    def read(self) -> UsageRead:
+        """What is known now."""
+        return UsageRead(self._kept.read())
+
+    def _change(self, path: Path, change: Callable[[Usage], Usage]) -> None:
+        try:
+            key = _key(model_files(path))
+        except OSError:  # it is gone
+            return
+
+        def put_last(entries: dict[str, Usage]) -> None:
+            entries[key] = change(entries.pop(key, Usage()))
+
+        self._kept.change(put_last)
+
+
+class UsageRead:
+    """The entries of the file at one moment, oldest first."""
+
+    def __init__(self, entries: dict[str, Usage]) -> None:
+        self._entries = entries
+
+    def of(self, parts: list[Path]) -> Usage:
+        """Of the model that these files are; all zero when it was never used as it is now."""
+        try:
+            return self._entries.get(_key(parts)) or Usage() if self._entries else Usage()
+        except OSError:
+            return Usage()
+
+    def reaches(self) -> list[tuple[str, float]]:
+        """(quantization, share of the measured read bandwidth) of every model whose plain decoding was measured."""
+        return [(usage.quantization, usage.reach) for usage in self._entries.values() if usage.reach > 0]
+
+
+def _key(parts: list[Path]) -> str:
+    return identity(parts, with_times=False)
+
+
+def _reach(model: ModelInfo, timings: Timings, plain_tok_s: float) -> float:
+    """The share of the read bandwidth that `plain_tok_s` came to; 0 where weights come from the L3 caches in part, the
+    bandwidth was not measured, is that of other cores, too (a draft model's), or its measurement is off."""
+    if model.traffic is None or model.peak_read <= 0 or not set(model.draft_cpus) <= set(model.cpus):
+        return 0.0
+    if model.traffic.weights + model.traffic.experts < PARTLY_CACHED * model.cache_bytes:
+        return 0.0
+    n_past = max(0, timings.n_past - timings.predicted_n // 2)
+    share = plain_tok_s * pass_bytes(model.traffic, 1, n_past) / model.peak_read
+    return share if share <= OFF else 0.0

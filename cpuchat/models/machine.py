@@ -1,0 +1,118 @@
+"""What this machine has for a model: memory, and how fast decoding reads it. Nothing is measured here."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.models.fit import PROCESS_BYTES, required_memory
+from cpuchat.models.gguf import read_model
+from cpuchat.models.library.usage import UsageLog
+
+if TYPE_CHECKING:
+    from cpuchat.hardware.numa.mempolicy import Policy
+    from cpuchat.hardware.topology import Topology
+    from cpuchat.protocol import LoadOptions, ModelInfo
+    from cpuchat.settings import Settings
+    from cpuchat.telemetry.machine import Peak
+
+ASSUMED_REACH = 0.7
+"""Share of the read bandwidth that plain decoding comes to, until it was measured here: good engines reach 55 to 75 %
+of what the memory modules could deliver; on two Zen 4 cores it was 70 % of the measured bandwidth with Q4_K_M, 79 %
+with Q8_0, 92 % with F16 (benchmarks/README.md)."""
+
+
+NOT_MEASURED = "the read bandwidth is not measured: `cpuchat probe`, or F12 in the app, does"
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory in bytes, `peak` in bytes per second (0: not measured, and `peak_words` says what to do about it).
+
+    `available` is what a model may take, `total` what there is. `reach` is the share of `peak` that plain decoding
+    comes to, `reach_words` how that is known, `reach_by` the same for quantizations that were measured. `cache_bytes`
+    are the L3 caches of the cores in use (0: not known): weights that stay in them are not read from memory.
+    """
+
+    available: int
+    total: int
+    peak: float = 0.0
+    peak_words: str = ""
+    reach: float = ASSUMED_REACH
+    reach_words: str = "assumed"
+    reach_by: dict[str, float] = {}
+    cache_bytes: int = 0
+
+    def reach_of(self, quantization: str) -> tuple[float, str]:
+        """The share for models of one quantization, and how it is known."""
+        known = self.reach_by.get(quantization)
+        return (self.reach, self.reach_words) if known is None else (known, f"as measured here with {quantization}")
+
+
+def this_machine(
+    settings: Settings, *, peak: Peak | None = None, loaded: ModelInfo | None = None, root: Path = Path("/")
+) -> Machine:
+    """The machine as it is now, with the cores and the memory policy of the settings. A few milliseconds.
+
+    Args:
+        peak: the read bandwidth, for those who know it already.
+        loaded: a model that is to be thought away; its header is read.
+        root: replaces `/` in tests.
+    """
+    from cpuchat.hardware.cpus import l3_bytes
+    from cpuchat.hardware.memory import available_bytes, available_on, total_bytes
+    from cpuchat.hardware.topology import read_topology
+
+    topology = read_topology(root)
+    cpus, policy, problem = _place(settings, topology)
+    if peak is None and policy is not None:
+        from cpuchat.hardware.bandwidth.probe import known_peak
+
+        peak = known_peak(cpus, policy.words, root=root)
+    total, available = total_bytes(root), available_bytes(root)
+    # The kernel ends a process that wants more than the nodes that it is bound to have.
+    bound = available_on(policy.nodes, root) if policy is not None and policy.mode == "bind" else None
+    freed = given_back(loaded, settings.load_options()) if loaded is not None else 0
+    reaches = UsageLog().read().reaches()
+    by: dict[str, list[float]] = {}
+    for quantization, share in reaches:
+        by.setdefault(quantization, []).append(share)
+    return Machine(
+        available=min((available if bound is None else min(bound, available)) + freed, total),
+        total=total,
+        peak=peak.bytes_per_s if peak is not None else 0.0,
+        peak_words=peak.source if peak is not None else problem or NOT_MEASURED,
+        reach=statistics.median(share for _, share in reaches) if reaches else ASSUMED_REACH,
+        reach_words="as measured here with other models" if reaches else "assumed",
+        reach_by={quantization: statistics.median(shares) for quantization, shares in by.items()},
+        cache_bytes=l3_bytes(topology, cpus),
+    )
+
+
+def given_back(loaded: ModelInfo, options: LoadOptions) -> int:
+    """Bytes that become available when `loaded`, with these options, is unloaded and its process stays.
+
+    Not the pages of its file: the system counts those as available while they are in use, unless they are locked.
+    """
+    try:
+        need = required_memory(read_model(Path(loaded.path)), options, loaded.n_ctx)
+    except CpuchatError:  # its file is gone
+        return loaded.kv_size
+    private = need.repack + need.kv + need.compute - PROCESS_BYTES
+    return private if options.load_mode == "mmap" and not options.mlock else private + need.weights - need.reclaimable
+
+
+def _place(settings: Settings, topology: Topology) -> tuple[tuple[int, ...], Policy | None, str]:
+    """The CPUs that would compute and where memory would be, or what is wrong with the settings."""
+    from cpuchat.hardware.cores import choose_cores
+    from cpuchat.hardware.numa.mempolicy import choose_policy
+
+    engine = settings.engine
+    try:
+        cpus = choose_cores(topology, engine.cores, engine.threads).cpus
+        return cpus, choose_policy(topology, engine.memory, cpus)[0], ""
+    except UsageError as error:
+        return (), None, str(error)

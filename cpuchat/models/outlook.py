@@ -1,0 +1,241 @@
+"""Does a model fit here, and how fast should it be? Told from its header, before it is downloaded or loaded.
+
+Decoding reads all weights that take part in it and the KV cache once for every token, so its speed is what the memory
+delivers, divided by the bytes of a pass. What is predicted is plain decoding; drafts come on top.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, gigabytes, largest_context, plan_memory
+from cpuchat.models.gguf import GGUFHeader
+from cpuchat.models.machine import Machine, this_machine
+from cpuchat.models.traffic import traffic_of
+from cpuchat.protocol import LoadOptions
+from cpuchat.telemetry import units
+from cpuchat.telemetry.roofline import PARTLY_CACHED
+from cpuchat.telemetry.traffic import pass_bytes
+
+__all__ = ["Machine", "Outlook", "Verdict", "estimate", "outlook", "outlook_like", "this_machine"]
+
+Verdict = Literal["fits", "tight", "too large"]
+N_PAST = 512
+"""Tokens in the context at which speed is predicted: an answer of a short chat."""
+_SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000
+# KV cache and buffers of a model of which only the size is known, as a share of its weights: at 8,192 tokens it is 0.25
+# for a Q4_K_M file of 0.5B parameters (Qwen2.5), 0.1 to 0.2 for 7B to 32B, 0.06 for 70B (Llama 3).
+_BESIDE_SHARE, _BESIDE_MOST = 0.2, 3_000_000_000
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be expected of a model on a machine. Sizes in bytes.
+
+    `need` is for a context of `n_ctx` tokens, `draft_need` for the draft model beside it. `verdict`:
+
+    - "too large": it needs more than is available now, and the engine would refuse it;
+    - "tight": it would be loaded, but leaves less than a twentieth of the memory (at least 0.5 GB) for all else, so
+      that the files of other programs, or its own weights, drop out of the page cache;
+    - "fits": it leaves more.
+
+    `bytes_per_token` is what a plain pass reads with 512 tokens in the context, `limit_tok_s` the read bandwidth
+    divided by that, and `tok_s` what of it is to be expected; None where one of them is not known. `basis` says in
+    words what the speed rests on, or why there is none. `context_that_fits` is the longest context in tokens (0: not
+    even a short one, or not known). `exact` False: estimated by the size of the file; to be shown with "≈".
+    """
+
+    need: MemoryNeed
+    draft_need: MemoryNeed | None = None
+    n_ctx: int
+    available: int
+    total_memory: int
+    verdict: Verdict
+    bytes_per_token: int
+    limit_tok_s: float | None = None
+    tok_s: float | None = None
+    basis: str = ""
+    context_that_fits: int = 0
+    exact: bool = True
+
+    @property
+    def needed(self) -> int:
+        """All that must be there, the draft model's share included."""
+        return self.need.least + (self.draft_need.least if self.draft_need is not None else 0)
+
+    @property
+    def fits_alone(self) -> bool:
+        """Whether the model without the draft fits into what is available now."""
+        return self.need.least <= self.available
+
+    @property
+    def explained(self) -> str:
+        """`weights 4.7 + KV cache 0.5 (8192 tokens) + draft 0.7 + buffers 0.4 = 6.3 of 21.4 GB free: fits`."""
+        need = self.need
+        parts = [f"weights {gigabytes(need.weights - need.reclaimable)}"]
+        if need.repack:
+            parts.append(f"rearranged copy {gigabytes(need.repack)}")
+        if need.kv:
+            parts.append(f"KV cache {gigabytes(need.kv)} ({self.n_ctx} tokens)")
+        if self.draft_need is not None:
+            parts.append(f"draft {gigabytes(self.draft_need.least)}")
+        parts.append(f"{'buffers' if need.kv else 'KV cache and buffers'} {gigabytes(need.compute)}")
+        total = f"{'' if self.exact else '≈ '}{gigabytes(self.needed)}"
+        return f"{' + '.join(parts)} = {total} of {gigabytes(self.available)} GB free: {self._end}"
+
+    @property
+    def _end(self) -> str:
+        if self.verdict != "too large":
+            return self.verdict
+        if self.draft_need is not None and self.fits_alone:
+            return "too large, but it fits without the draft model"
+        if self.needed <= self.total_memory - _spare(self.total_memory):
+            return f"too large while other programs use {gigabytes(self.total_memory - self.available)} GB"
+        return "too large"
+
+
+def outlook(
+    header: GGUFHeader,
+    options: LoadOptions,
+    machine: Machine,
+    *,
+    draft: GGUFHeader | None = None,
+    n_ctx: int = 0,
+) -> Outlook:
+    """What is to be expected of the model of `header` (all parts of a split one), loaded with `options`.
+
+    The memory is what the engine counts before it loads.
+
+    Args:
+        draft: header of a draft model to be loaded beside it.
+        n_ctx: the context in tokens instead of that of the options (0 there, too: as much as the engine would choose).
+    """
+    if n_ctx:
+        options = msgspec.structs.replace(options, n_ctx=n_ctx)
+    return _by_header(header, options, machine, draft, header.quantization)
+
+
+def outlook_like(
+    header: GGUFHeader,
+    size: int,
+    quantization: str,
+    options: LoadOptions,
+    machine: Machine,
+    *,
+    draft: GGUFHeader | None = None,
+) -> Outlook:
+    """As `outlook`, for the model of `header` in another quantization: all but the weights is the same.
+
+    The memory is what the header of that file would tell, too; the speed came within 1.2 % of that for the shapes of
+    `synthetic.shapes` from Q4_0 to F16.
+
+    Args:
+        size: bytes of its tensors.
+        quantization: as `Machine.reach_of` takes it.
+    """
+    share = size / max(header.size, 1)
+    tensors = [msgspec.structs.replace(tensor, nbytes=round(share * tensor.nbytes)) for tensor in header.tensors]
+    resized = msgspec.structs.replace(header, tensors=tensors)
+    return _by_header(resized, options, machine, draft, quantization, exact=False)
+
+
+def _by_header(
+    header: GGUFHeader,
+    options: LoadOptions,
+    machine: Machine,
+    draft: GGUFHeader | None,
+    quantization: str,
+    *,
+    exact: bool = True,
+) -> Outlook:
+    need, _ = plan_memory(header, options, machine.available)
+    traffic = traffic_of(
+        header,
+        type_k=options.type_k,
+        type_v=options.type_v,
+        n_experts=options.n_experts,
+        flash_attn=options.flash_attn != "off",
+    )
+    return _judged(
+        machine,
+        need,
+        draft_memory(draft, options, need.n_ctx) if draft is not None else None,
+        round(pass_bytes(traffic, 1, min(N_PAST, need.n_ctx))),
+        traffic.weights + traffic.experts,
+        quantization,
+        context_that_fits=largest_context(header, options, machine.available, draft),
+        exact=exact,
+    )
+
+
+def estimate(size: int, machine: Machine, *, active: float = 1.0, quantization: str = "") -> Outlook:
+    """As `outlook`, where only the size of the file is known.
+
+    Args:
+        size: bytes of the file, all parts of a split one.
+        active: share of the parameters that one token uses; below 1 for mixtures of experts.
+        quantization: as `Machine.reach_of` takes it.
+    """
+    beside = min(round(_BESIDE_SHARE * size), _BESIDE_MOST)
+    need = MemoryNeed(weights=size, repack=0, kv=0, compute=beside + PROCESS_BYTES)
+    return _judged(machine, need, None, round(size * active), size, quantization, exact=False)
+
+
+def _judged(
+    machine: Machine,
+    need: MemoryNeed,
+    draft_need: MemoryNeed | None,
+    per_token: int,
+    read_again: int,
+    quantization: str,
+    *,
+    context_that_fits: int = 0,
+    exact: bool = True,
+) -> Outlook:
+    """`read_again`: bytes of the weights that passes read, all experts of a mixture among them."""
+    needed = need.least + (draft_need.least if draft_need is not None else 0)
+    verdict: Verdict = "too large"
+    if needed <= machine.available:
+        verdict = "fits" if needed + _spare(machine.total) <= machine.available else "tight"
+    limit, tok_s, basis = _speed(per_token, read_again, quantization, machine)
+    if verdict == "too large":
+        tok_s, basis = None, "it does not fit, so its weights would be read from the disk"
+    return Outlook(
+        need=need,
+        draft_need=draft_need,
+        n_ctx=need.n_ctx,
+        available=machine.available,
+        total_memory=machine.total,
+        verdict=verdict,
+        bytes_per_token=per_token,
+        limit_tok_s=limit,
+        tok_s=tok_s,
+        basis=basis if exact else f"≈ by the size of the file: {basis}",
+        context_that_fits=context_that_fits,
+        exact=exact,
+    )
+
+
+def _spare(total: int) -> int:
+    """What is to be left of `total` bytes for all else."""
+    return max(round(_SPARE_SHARE * total), _SPARE_BYTES)
+
+
+def _speed(
+    per_token: int, read_again: int, quantization: str, machine: Machine
+) -> tuple[float | None, float | None, str]:
+    """(limit, what is to be expected, why), the first two in tok/s."""
+    if read_again <= machine.cache_bytes:
+        return None, None, "the weights stay in the L3 cache, so memory does not set the pace"
+    if machine.peak <= 0:
+        return None, None, machine.peak_words
+    limit = machine.peak / max(per_token, 1)
+    reach, known = machine.reach_of(quantization)
+    basis = (
+        f"{units.bandwidth(machine.peak)} GB/s ({machine.peak_words}) × {100 * reach:.0f} % ({known}) "
+        f"÷ {gigabytes(per_token)} GB per token"
+    )
+    if read_again < PARTLY_CACHED * machine.cache_bytes:
+        basis += "; more where a part of the weights stays in the L3 cache"
+    return limit, limit * reach, basis

@@ -1,0 +1,101 @@
+"""What quantizing a model would give: llama.cpp itself says so, in a dry run that reads no weights."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from cpuchat.errors import QuantizeFailed, UsageError
+from cpuchat.models.gguf import GGUFHeader, TensorInfo, read_model
+from cpuchat.models.gguf.types import ALIGNMENT, BY_NAME
+from cpuchat.models.quantize.messages import Foresee, Foreseen
+from cpuchat.models.quantize.process import QuantizeProcess
+from cpuchat.models.quantize.types import QuantType
+from cpuchat.models.traffic import traffic_of
+from cpuchat.telemetry.traffic import pass_bytes
+
+# Quantized from these, a model is as good as it can be, or nearly so.
+_SOUND = frozenset({"F32", "F16", "BF16", "Q8_0"})
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """The file that `type` would make. `header` is the one that it would have: fit and speed follow from it.
+
+    `file_size` in bytes, true within a few hundred. `needs_imatrix`: some of its tensors cannot be made without an
+    importance matrix. `lossy` are the types of tensors that were quantized coarsely before and would be again.
+    """
+
+    type: QuantType
+    header: GGUFHeader
+    needs_imatrix: bool
+    lossy: tuple[str, ...] = ()
+
+    @property
+    def file_size(self) -> int:
+        return self.header.file_size
+
+    @property
+    def bits(self) -> float:
+        """Bits per weight."""
+        return 8 * self.header.size / max(self.header.n_params, 1)
+
+
+def speed_up(source: GGUFHeader, made: GGUFHeader) -> float:
+    """How many times as fast `made` decodes as `source`, where reading the weights sets the pace."""
+    before, after = (pass_bytes(traffic_of(header), 1, 0) for header in (source, made))
+    return before / max(after, 1.0)
+
+
+async def source_header(source: Path) -> GGUFHeader:
+    """The header of a model that is to be quantized.
+
+    Raises:
+        ModelNotFound, ModelDamaged: as `read_model`.
+        UsageError: it is no language model, or a vocabulary only.
+    """
+    header = await asyncio.to_thread(read_model, source)
+    if header.other:
+        raise UsageError(
+            f"{source.name} is {header.other}, no language model.", "Give the GGUF file of a language model."
+        )
+    return header
+
+
+async def foresee(process: QuantizeProcess, source: GGUFHeader, kind: QuantType) -> Forecast:
+    """What `kind` would make of the model of `source` (from `source_header`).
+
+    Raises:
+        QuantizeFailed: llama.cpp does not know the architecture, or cannot make that type of it.
+    """
+    await process.ask(Foresee(source=str(source.path), number=kind.number))
+    answer = await process.answer()
+    if not isinstance(answer, Foreseen) or answer.types.keys() != {tensor.name for tensor in source.tensors}:
+        raise QuantizeFailed(f"llama.cpp sees other tensors in {source.path.name} than its header names.")
+    changed = {t.type for t in source.tensors if answer.types[t.name] != t.type}
+    return Forecast(
+        type=kind,
+        header=_header(source, kind, answer.types),
+        needs_imatrix=answer.needs_imatrix,
+        lossy=tuple(sorted(changed - _SOUND)),
+    )
+
+
+def _header(source: GGUFHeader, kind: QuantType, types: dict[str, str]) -> GGUFHeader:
+    """One file with all tensors, each in its new type."""
+    tensors: list[TensorInfo] = []
+    at = 0
+    for tensor in source.tensors:
+        new = BY_NAME[types[tensor.name]]
+        nbytes = tensor.n_elements // new.block * new.nbytes
+        tensors.append(msgspec.structs.replace(tensor, type=new.name, offset=at, nbytes=nbytes))
+        at += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    metadata = {key: value for key, value in source.metadata.items() if not key.startswith("split.")}
+    return msgspec.structs.replace(
+        source,
+        metadata=metadata | {"general.file_type": kind.number},
+        tensors=tensors,
+        file_size=source.data_offset + at,
+        alignment=ALIGNMENT,
+    )

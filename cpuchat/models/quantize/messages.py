@@ -1,0 +1,55 @@
+"""What is said to the process that quantizes (`engine.quantize`), and what it says: lines of JSON.
+
+It ends when its input does, so that it never outlives the program that started it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Foresee(msgspec.Struct, frozen=True, kw_only=True, tag="foresee"):
+    """Say what quantizing `source` to the file type `number` would give, without reading its weights."""
+
+    source: str
+    number: int
+
+
+class Make(msgspec.Struct, frozen=True, kw_only=True, tag="make"):
+    """Write `out`. `imatrix` "" = none; `requantize` allows tensors that are quantized already."""
+
+    source: str
+    out: str
+    number: int
+    threads: int
+    imatrix: str = ""
+    requantize: bool = False
+
+
+class Foreseen(msgspec.Struct, frozen=True, kw_only=True, tag="foreseen"):
+    """`types` of the tensors by name. `needs_imatrix`: some of these cannot be made without an importance matrix."""
+
+    types: dict[str, str]
+    needs_imatrix: bool
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
+    """The tensor `name` is being written."""
+
+    name: str
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True, tag="made"):
+    """The file is written; it is the parent's to check."""
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """It did not work. `code` as in errors.py."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+Request = Foresee | Make
+Answer = Foreseen | Begun | Made | Refused

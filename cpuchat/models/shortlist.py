@@ -1,0 +1,65 @@
+"""Which models of the catalog suit a machine: those to look at first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cpuchat.models.catalog import CatalogModel
+from cpuchat.models.outlook import Outlook
+
+PACE = 6.0
+"""tok/s that keep up with reading: at three words to four tokens 270 words a minute, where people read about 240
+(Brysbaert 2019, doi:10.1016/j.jml.2019.104047)."""
+_USUAL_BANDWIDTH = (
+    25e9  # bytes/s that decoding reaches on a laptop with two memory channels; where nothing was measured
+)
+_MOST = 8
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The catalog for one machine, each model once. `suits` is short: fits, keeps up with reading, one of a publisher.
+    `others` may fit or be tight, or their size is not known. All with the newest year first."""
+
+    suits: tuple[CatalogModel, ...] = ()
+    others: tuple[CatalogModel, ...] = ()
+    too_large: tuple[CatalogModel, ...] = ()
+
+
+NOTHING = Ranked()
+
+
+def ranked(models: Iterable[CatalogModel], outlooks: Mapping[str, Outlook]) -> Ranked:
+    """Order the models by what is to be expected of them here.
+
+    Args:
+        outlooks: by id; without one a model is among the `others`.
+    """
+    newest = sorted(models, key=lambda model: -model.year)
+    too_large = tuple(model for model in newest if _verdict(model, outlooks) == "too large")
+    best: dict[str, CatalogModel] = {}
+    for model in newest:
+        outlook = outlooks.get(model.id)
+        if outlook is None or outlook.verdict != "fits" or model.use != "chat" or "repo" not in model.verified:
+            continue
+        if _pace(outlook) >= PACE:
+            maker = model.publisher or model.family
+            best[maker] = max(best.get(maker, model), model, key=_worth)
+    suits = tuple(sorted(best.values(), key=_worth, reverse=True)[:_MOST])
+    listed = {model.id for model in (*suits, *too_large)}
+    return Ranked(suits, tuple(model for model in newest if model.id not in listed), too_large)
+
+
+def _worth(model: CatalogModel) -> tuple[int, float]:
+    """Newer ones know more for their size; among those of a year, the larger one does."""
+    return model.year, model.params
+
+
+def _verdict(model: CatalogModel, outlooks: Mapping[str, Outlook]) -> str:
+    return outlooks[model.id].verdict if model.id in outlooks else ""
+
+
+def _pace(outlook: Outlook) -> float:
+    """tok/s, as predicted or else for a usual machine."""
+    return outlook.tok_s or _USUAL_BANDWIDTH / max(outlook.bytes_per_token, 1)

@@ -1,0 +1,40 @@
+"""Blocking calls that may take minutes, such as those over the network, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def apart(function: Callable[[], T]) -> T:
+    """What `function` returns or raises, from a thread of its own.
+
+    Unlike those of an executor, the thread keeps nobody waiting: cancelled, this returns at once, and the program ends
+    without it. What `function` comes to after that is dropped.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if not future.done():
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, problem = None, None
+        try:
+            result = function()
+        except BaseException as error:
+            problem = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, problem)
+
+    threading.Thread(target=run, name="apart", daemon=True).start()
+    return await future

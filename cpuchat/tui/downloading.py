@@ -1,0 +1,163 @@
+"""The app's downloads: one manager for all screens, made when it is first needed, and a signal that they follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from textual.app import App
+from textual.notifications import SeverityLevel
+from textual.signal import Signal
+from textual.timer import Timer
+
+from cpuchat import paths
+from cpuchat.models.downloads.state import RUNNING, Download, State
+from cpuchat.models.hub.repository import RepoModel
+from cpuchat.text import clean_line
+from cpuchat.tui import download_words
+
+if TYPE_CHECKING:
+    from cpuchat.models.downloads.manager import Downloads
+
+# Drawn this seldom, progress costs a chat nothing that could be felt.
+PROGRESS_SECONDS = 0.5
+TOLD_SECONDS = 6.0
+
+Opener = Callable[[Callable[[Download], None]], "Downloads"]
+
+
+def open_downloads(changed: Callable[[Download], None]) -> Downloads:
+    """The manager itself; tells `changed` about every step."""
+    from cpuchat.models.downloads.manager import Downloads
+
+    return Downloads(changed=changed)
+
+
+class Downloading:
+    """Use from the app's event loop only.
+
+    `changed` is published at once when a download changes its state or leaves the list, for mere progress at most every
+    `PROGRESS_SECONDS`. Ends, good and bad, are also told as a passing message, whatever screen is shown.
+    """
+
+    def __init__(self, app: App[Any], opener: Opener = open_downloads) -> None:
+        self.changed: Signal[Download] = Signal(app, "downloads")
+        self._app = app
+        self._opener = opener
+        self._manager: Downloads | None = None
+        self._states: dict[str, State] = {}
+        self._waiting: dict[str, Download] = {}  # progress that is not published yet
+        self._timer: Timer | None = None
+        self._stepped = asyncio.Event()  # a download has another state now, or has left the list
+
+    # What there is
+
+    def all(self) -> list[Download]:
+        """Oldest first; without a manager there are none."""
+        return [] if self._manager is None else self._manager.all()
+
+    # What the user does with it. One that has left the list meanwhile is no error.
+
+    def start(self, repo: str, revision: str, model: RepoModel) -> Download:
+        """Download `model` of the commit `revision`; one that is in the list already goes on.
+
+        Raises:
+            UsageError, HubError: it can't be downloaded, whatever is tried.
+        """
+        download = self._open().start(repo, revision, model)
+        self._states.setdefault(download.id, download.state)
+        return download
+
+    def pause(self, id: str) -> None:
+        """Stop it; what arrived stays."""
+        if self._manager is not None and self._find(id) is not None:
+            self._manager.pause(id)
+
+    def resume(self, id: str) -> None:
+        """Go on with a paused one, try a failed one again."""
+        if self._manager is not None and self._find(id) is not None:
+            self._manager.resume(id)
+
+    def hold(self, id: str) -> None:
+        """Pause it if it runs, else let it go on."""
+        now = self._find(id)
+        if now is not None and now.state in RUNNING:
+            self.pause(id)
+        elif now is not None and now.state != "done":
+            self.resume(id)
+
+    def cancel(self, id: str, *, discard: bool = False) -> None:
+        """Take it off the list; what arrived stays on the disk unless `discard`."""
+        gone = self._find(id)
+        if self._manager is not None and gone is not None:
+            self._manager.cancel(id, discard=discard)
+            self._stepped.set()
+            self.changed.publish(gone)
+
+    async def arrival(self, id: str) -> Download | None:
+        """The download when it is done, however often it is paused or fails before; None once it is off the list."""
+        while (download := self._find(id)) is not None and download.state != "done":
+            self._stepped.clear()
+            await self._stepped.wait()
+        return download
+
+    def _find(self, id: str) -> Download | None:
+        return next((download for download in self.all() if download.id == id), None)
+
+    # Start and end of the app
+
+    def restore(self) -> None:
+        """Go on where the last run ended, if it left something."""
+        if paths.downloads_file().exists():
+            self._open().restore()
+
+    async def close(self) -> None:
+        """End the transfers; what arrived stays, and the next run goes on from there."""
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer = None
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            await manager.close()
+
+    def _open(self) -> Downloads:
+        if self._manager is None:
+            self._manager = self._opener(self._told)
+        return self._manager
+
+    # What the manager tells
+
+    def _told(self, download: Download) -> None:
+        if self._manager is None:  # closing
+            return
+        before = self._states.get(download.id)
+        self._states[download.id] = download.state
+        if download.state != before:
+            self._waiting.pop(download.id, None)
+            self._notify(download, before)
+            self._stepped.set()
+            self.changed.publish(download)
+        else:
+            self._waiting[download.id] = download
+            if self._timer is None:
+                self._timer = self._app.set_timer(PROGRESS_SECONDS, self._publish_progress)
+
+    def _publish_progress(self) -> None:
+        self._timer = None
+        waiting, self._waiting = self._waiting, {}
+        for download in waiting.values():
+            self.changed.publish(download)
+
+    def _notify(self, download: Download, before: State | None) -> None:
+        if before is None:  # restored: it ended in another run
+            return
+        title = download_words.title(download.model)
+        if download.state == "done":
+            self._tell("Downloaded", f"{title} is here. Ctrl+G and Enter load it.")
+        elif download.state == "failed":
+            self._tell("Download failed", f"{title}: {clean_line(download.message)} Ctrl+G shows what to do.", "error")
+
+    def _tell(self, title: str, text: str, severity: SeverityLevel = "information") -> None:
+        """Briefly: it covers a part of a chat, and the line and the list of downloads say it as well."""
+        self._app.notify(text, title=title, severity=severity, timeout=TOLD_SECONDS, markup=False)

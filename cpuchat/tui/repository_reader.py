@@ -1,0 +1,103 @@
+"""What the repository screen asks the hub, the disk and the machine; everything here takes its time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpuchat.errors import HubError
+from cpuchat.models.hub.repository import RepoModel, Repository
+from cpuchat.models.library import Library, hub_cache
+from cpuchat.protocol import ModelInfo
+from cpuchat.settings import Settings
+from cpuchat.tui.repository_state import Findings, RepositoryState, key_of
+
+if TYPE_CHECKING:
+    from cpuchat.models.drafts.beside import Beside
+    from cpuchat.models.gguf import GGUFHeader
+    from cpuchat.models.hub.client import Hub
+    from cpuchat.models.outlook import Outlook
+
+
+@dataclass(frozen=True)
+class RepositoryReader:
+    """For one repository. `loaded` is the model whose place another one would take."""
+
+    repo: str
+    hub: Callable[[], Hub]
+    library: Library
+    settings: Settings
+    loaded: ModelInfo | None = None
+
+    def read(self) -> RepositoryState:
+        """What the hub lists, what of it is here, and the machine that it is judged for.
+
+        Raises:
+            HubError: or one of its kinds.
+        """
+        from cpuchat.models.outlook import this_machine
+
+        repository = self.hub().repository(self.repo)
+        state = RepositoryState(repository, this_machine(self.settings, loaded=self.loaded), self._here())
+        state.arrived = self.arrived(repository)
+        return state
+
+    @staticmethod
+    def arrived(repository: Repository) -> dict[str, int]:
+        """Bytes of each model that earlier downloads left in the cache, by `key_of`; quick."""
+        from cpuchat.models.downloads.layout import bytes_here
+
+        found: dict[str, int] = {}
+        for model in repository.models:
+            with contextlib.suppress(HubError):  # without a hash it can't be downloaded
+                found[key_of(model)] = bytes_here(hub_cache(), repository.id, model.files)
+        return found
+
+    def _here(self) -> dict[str, Path]:
+        """Sound files of the repository on this machine: path in the repository, path here."""
+        found: dict[str, Path] = {}
+        for model in self.library.local_models():
+            if model.repo.lower() == self.repo.lower() and not model.damaged:
+                # The cache keeps files under snapshots/REVISION/, in the folders that they have in the repository.
+                _, snapshots, inside = model.path.as_posix().rpartition("/snapshots/")
+                if snapshots:
+                    found[inside.partition("/")[2]] = model.path
+        return found
+
+    def header(self, repository: Repository, model: RepoModel) -> GGUFHeader:
+        """By range, kept for the next time. Raises HubError and its kinds, ModelDamaged."""
+        return self.hub().header(repository, model)
+
+    def findings(self, state: RepositoryState, model: RepoModel) -> Findings:
+        """From the header of `model`: its own outlook, and those of its other quantizations, with the draft model.
+
+        Raises:
+            HubError, ModelDamaged: as `header`.
+        """
+        from cpuchat.models.outlook import outlook
+        from cpuchat.models.prospects import by_sample
+
+        header, options = self.header(state.repository, model), self.settings.engine.load_options()
+        beside = state.drafts[model.base] if model.base in state.drafts else self._draft(header)
+
+        def expected(other: RepoModel, draft: GGUFHeader | None) -> Outlook:
+            if other == model:
+                return outlook(header, options, state.machine, draft=draft)
+            return by_sample(other, header, options, state.machine, draft=draft)
+
+        found: dict[str, Outlook] = {}
+        for other in state.repository.models:
+            if other.base == model.base and other.kind == "model":
+                look = expected(other, beside.header if beside is not None else None)
+                # A draft model that nobody has yet makes no other one too large.
+                alone = beside is not None and not beside.here and look.verdict == "too large"
+                found[key_of(other)] = expected(other, None) if alone else look
+        return Findings(found, beside)
+
+    def _draft(self, header: GGUFHeader) -> Beside | None:
+        from cpuchat.models.drafts.beside import draft_beside
+
+        return draft_beside(header, self.settings.speculation.wanted_draft, self.library, self.hub())

@@ -1,0 +1,140 @@
+"""What is known about the models of one repository, piece by piece as it is found out. Plain data, no widgets."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpuchat.errors import AccessDenied, CpuchatError, NotOnHub
+from cpuchat.models.downloads.state import Download
+from cpuchat.models.hub.choice import choose, loadable, usual_first
+from cpuchat.models.hub.repository import RepoModel, Repository
+
+if TYPE_CHECKING:
+    from cpuchat.models.drafts.beside import Beside
+    from cpuchat.models.outlook import Machine, Outlook
+
+
+def key_of(model: RepoModel) -> str:
+    """The path of its first file: no other model of the repository has it."""
+    return model.files[0].path
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the header of a model tells: outlooks by `key_of`, its own and those of its other quantizations.
+
+    The `draft` model is counted in them; None when there is none.
+    """
+
+    outlooks: dict[str, Outlook]
+    draft: Beside | None = None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known about one model of a repository. `path`: it is here, and can be loaded from there;
+    `arrived`: bytes of it that are here, whatever became of their download.
+
+    `outlook` is None until it is known, and for what is no language model; `draft` is counted in it. `problem`: why the
+    header can't be read.
+    """
+
+    model: RepoModel
+    path: Path | None = None
+    arrived: int = 0
+    loaded: bool = False
+    download: Download | None = None
+    outlook: Outlook | None = None
+    draft: Beside | None = None
+    problem: CpuchatError | None = None
+
+    @property
+    def key(self) -> str:
+        return key_of(self.model)
+
+
+@dataclass
+class RepositoryState:
+    """`here`: models by key that are on this machine. `judged`: what came of reading a header, by key; `expected`: the
+    outlooks of models whose header was not read, by that of another quantization; `drafts`: by `RepoModel.base`;
+    `arrived`: bytes by key."""
+
+    repository: Repository
+    machine: Machine
+    here: dict[str, Path]
+    judged: dict[str, Outlook | CpuchatError] = field(default_factory=dict)
+    expected: dict[str, Outlook] = field(default_factory=dict)
+    drafts: dict[str, Beside | None] = field(default_factory=dict)
+    arrived: dict[str, int] = field(default_factory=dict)
+
+    def judge(self, model: RepoModel, found: Findings | CpuchatError) -> None:
+        """Keep what came of reading the header of `model`."""
+        key = key_of(model)
+        if isinstance(found, CpuchatError):
+            self.judged[key] = found
+        else:
+            self.judged[key] = found.outlooks[key]
+            self.expected |= found.outlooks
+            self.drafts[model.base] = found.draft
+
+    def known(self, downloads: Iterable[Download], loaded: Path | None) -> list[Known]:
+        """All models, in the order of the repository."""
+        on_way = {d.model.files: d for d in downloads if d.repo == self.repository.id}
+        done = {key_of(d.model): Path(d.path) for d in on_way.values() if d.state == "done"}
+        here = {**self.here, **done}
+        found: list[Known] = []
+        closed = self._closed
+        for model in self.repository.models:
+            key = key_of(model)
+            path = here.get(key)
+            judged = self.judged.get(key, closed)
+            failed = isinstance(judged, CpuchatError)
+            found.append(
+                Known(
+                    model,
+                    path=path,
+                    arrived=self.arrived.get(key, 0),
+                    loaded=path is not None and path == loaded,
+                    download=on_way.get(model.files),
+                    outlook=judged if judged is not None and not failed else self._estimate(model),
+                    draft=self.drafts.get(model.base) if model.kind == "model" else None,
+                    problem=judged if failed else None,
+                )
+            )
+        return found
+
+    def to_judge(self, key: str) -> RepoModel | None:
+        """The model of this key, if its header is worth reading and was not read yet."""
+        if self._closed is not None:
+            return None
+        for model in self.repository.models:
+            if key_of(model) == key and key not in self.judged and model.kind == "model" and model.complete:
+                return model
+        return None
+
+    @property
+    def _closed(self) -> AccessDenied | None:
+        """Why no file of this repository can be read: what closes one closes them all."""
+        return next((found for found in self.judged.values() if isinstance(found, AccessDenied)), None)
+
+    def first_mark(self, quantization: str = "") -> str:
+        """Key of the model to mark: the one with `quantization`, one that is here, or the usual one; "" for none."""
+        if quantization:
+            with contextlib.suppress(NotOnHub):
+                return key_of(choose(self.repository, quantization))
+        chat = usual_first(loadable(self.repository.models)) or list(self.repository.models)
+        keys = [key_of(model) for model in chat]
+        return next((key for key in keys if key in self.here), keys[0] if keys else "")
+
+    def _estimate(self, model: RepoModel) -> Outlook | None:
+        """By another quantization of the same model, else by its size; None as long as no header was asked for."""
+        from cpuchat.models.outlook import estimate
+
+        if model.kind != "model" or not self.judged:
+            return None
+        expected = self.expected.get(key_of(model))
+        return expected or estimate(model.size, self.machine, quantization=model.quantization)

@@ -1,0 +1,154 @@
+"""What the list holds, and in which order. Plain data and functions, no widgets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from cpuchat.models.catalog import CatalogModel
+from cpuchat.models.downloads.state import Download
+from cpuchat.models.hub.repository import FoundRepository
+from cpuchat.models.library import LocalModel
+from cpuchat.models.shortlist import NOTHING, Ranked
+
+SEARCH = "search"
+"""Key of the search on the hub."""
+
+
+@dataclass(frozen=True)
+class TypedFile:
+    """A file that the user typed or pasted."""
+
+    path: Path
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class HubSearch:
+    """A search on the hub: to be done, running, or done. `problem` and `hint` when it failed."""
+
+    query: str
+    running: bool = False
+    found: tuple[FoundRepository, ...] | None = None
+    problem: str = ""
+    hint: str = ""
+
+    @property
+    def is_link(self) -> bool:
+        """It names one repository; a name with its owner's (one slash) is searched for like other words."""
+        return self.query.count("/") > 1
+
+
+Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | HubSearch
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line that can be marked. `key` stays the same for the same subject while figures about it change."""
+
+    key: str
+    subject: Subject
+
+
+@dataclass(frozen=True)
+class Section:
+    """Lines under one heading. `note` stands there while there are none."""
+
+    heading: str
+    entries: tuple[Entry, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """All that is known. `local` None: still being read. `here`: ids of the catalog's models that `local` has."""
+
+    local: tuple[LocalModel, ...] | None = None
+    downloads: tuple[Download, ...] = ()
+    catalog: Ranked = NOTHING
+    here: frozenset[str] = frozenset()
+    search: HubSearch | None = None
+    local_problem: str = ""
+
+    def sections(self, text: str) -> list[Section]:
+        """What is shown for the text of the filter: what is here first, then what could be."""
+        path = typed_path(text)
+        if path is not None:
+            problem = "" if path.is_file() else "no such file"
+            return [Section("", (Entry("file", TypedFile(path, problem)),))]
+        words = text.lower().split()
+        sections = [
+            Section("on this machine", tuple(self._local(words)), "" if words else self._local_note()),
+            Section("downloads", tuple(self._downloads(words))),
+            Section("from the catalog: suits this machine", tuple(self._catalog(self.catalog.suits, words))),
+            Section("more from the catalog", tuple(self._catalog(self.catalog.others, words))),
+            Section("too large for this machine", tuple(self._catalog(self.catalog.too_large, words))),
+            *self._hub(text.strip(), words),
+        ]
+        return [section for section in sections if section.entries or section.note]
+
+    def _local_note(self) -> str:
+        if self.local is None:
+            return "looking …"
+        return self.local_problem or "no models yet: choose one below, or paste the path of a GGUF file"
+
+    def _local(self, words: list[str]) -> Iterator[Entry]:
+        # The cache names the part of a download after the content that it will have.
+        arriving = {file.etag for download in self.downloads for file in download.model.files}
+        for model in sorted(self.local or (), key=lambda model: (bool(model.damaged), -model.last_used)):
+            if model.unfinished is not None and model.path.name.partition(".")[0] in arriving:
+                continue  # listed as a download
+            if _has(words, model.name, model.quantization, model.repo, model.architecture, str(model.path)):
+                yield Entry(f"local {model.path}", model)
+
+    def _downloads(self, words: list[str]) -> Iterator[Entry]:
+        for download in self.downloads:
+            if download.state != "done" and _has(words, download.model.name, download.repo):
+                yield Entry(f"download {download.id}", download)
+
+    def _catalog(self, models: Iterable[CatalogModel], words: list[str]) -> Iterator[Entry]:
+        for model in models:
+            # Models that only draft are offered where drafts are chosen.
+            wanted = model.use == "chat" or words
+            names = (model.name, model.family, model.publisher, model.quantization, *model.repos)
+            if wanted and model.id not in self.here and _has(words, *names):
+                yield Entry(catalog_key(model), model)
+
+    def _hub(self, text: str, words: list[str]) -> Iterator[Section]:
+        search = self.search
+        if search is not None and search.found:
+            found = (Entry(f"hub {one.id}", one) for one in search.found if _has(words, one.id) or text == search.query)
+            yield Section(f"on Hugging Face: “{search.query}”", tuple(found))
+        if search is not None and search.query == text and not search.found:
+            yield Section("on Hugging Face", (Entry(SEARCH, search),))
+        elif text and (search is None or search.query != text):
+            yield Section("on Hugging Face", (Entry(SEARCH, HubSearch(text)),))
+
+
+def catalog_key(model: CatalogModel) -> str:
+    """The key of its entry."""
+    return f"catalog {model.id}"
+
+
+def _has(words: Iterable[str], *texts: str) -> bool:
+    haystack = " ".join(texts).lower()
+    return all(word in haystack for word in words)
+
+
+def typed_path(text: str) -> Path | None:
+    """The file that a typed or pasted text names, or None when it looks like a search.
+
+    Takes what terminals paste when a file is dropped on them: quotes, `file://`, backslash before a space.
+    """
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
+    if text.startswith("file://"):
+        text = unquote(urlparse(text).path)
+    looks_so = text.startswith(("/", "~", "./", "../")) or (text.lower().endswith(".gguf") and os.sep in text)
+    if not looks_so or "://" in text:  # links of the hub are searched there
+        return None
+    return Path(text.replace("\\ ", " ")).expanduser()

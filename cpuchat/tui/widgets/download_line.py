@@ -1,0 +1,109 @@
+"""One line about what is being downloaded, for the bottom of any screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from rich.style import Style
+from rich.text import Text
+from textual.app import RenderResult
+from textual.widget import Widget
+
+from cpuchat.models.downloads.state import RUNNING, Download
+from cpuchat.tui import download_words as words
+from cpuchat.tui.widgets.charts import rule
+
+if TYPE_CHECKING:
+    from cpuchat.tui.app import ChatApp
+
+_LONG_NAME, _SHORTEST_BAR, _LONGEST_BAR = 32, 6, 40
+
+
+def chosen(downloads: Sequence[Download]) -> tuple[Download | None, int]:
+    """Which one the line is about, and how many more there are of its kind: one that runs, else one that failed."""
+    running = [d for d in downloads if d.state in RUNNING]
+    moving = [d for d in running if d.state != "queued"] or running
+    about = moving or [d for d in downloads if d.state == "failed"]
+    if not about:
+        return None, 0
+    return about[0], len(running) - 1 if running else len(about) - 1
+
+
+class DownloadLine(Widget):
+    """Follows `ChatApp.downloading` by itself. Takes a line only while something runs or has failed (else it has the
+    class `-idle`); counting never moves anything."""
+
+    ALLOW_SELECT = False
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "download--name", "download--fill", "download--track", "download--figure", "download--dim", "download--failed",
+    }  # fmt: skip
+    DEFAULT_CSS = """
+    DownloadLine {
+        width: 100%;
+        height: 1;
+        &.-idle { display: none; }
+        & > .download--name { color: $foreground; }
+        & > .download--fill { color: $accent; }
+        & > .download--track { color: $foreground 25%; }
+        & > .download--figure { color: $foreground; }
+        & > .download--dim { color: $foreground 60%; }
+        & > .download--failed { color: $limit; text-style: bold; }
+        &:ansi > .download--track { color: ansi_default; text-style: dim; }
+        &:ansi > .download--dim { color: ansi_default; text-style: dim; }
+    }
+    """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id, classes="-idle")
+        self._download: Download | None = None
+        self._more = 0
+
+    def on_mount(self) -> None:
+        downloading = cast("ChatApp", self.app).downloading
+        downloading.changed.subscribe(self, lambda _: self._follow())
+        self._follow()
+
+    def _follow(self) -> None:
+        now = chosen(cast("ChatApp", self.app).downloading.all())
+        if now != (self._download, self._more):
+            self._download, self._more = now
+            self.set_class(self._download is None, "-idle")
+            self.refresh()
+
+    @property
+    def text(self) -> str:
+        """What stands there now, without styles (for tests)."""
+        return self._line(self.size.width).plain
+
+    def render(self) -> RenderResult:
+        return self._line(self.size.width)
+
+    def _style(self, part: str) -> Style:
+        return self.get_component_rich_style(f"download--{part}", partial=True)
+
+    def _line(self, width: int) -> Text:
+        download = self._download
+        if download is None:
+            return Text()
+        more = f" +{self._more}" if self._more else ""
+        head = Text(f" {words.mark(download)} ", self._style("failed" if download.state == "failed" else "dim"))
+        name = Text(words.title(download.model), self._style("name"), no_wrap=True)
+        if download.state == "failed":
+            line = Text.assemble(head, name, ("  ", ""), (words.problem(download), self._style("failed")), no_wrap=True)
+            line.truncate(max(width - 14 - len(more), 1), overflow="ellipsis", pad=True)
+            return line.append(f"{more}  Ctrl+G more ", self._style("dim"))
+        percent, amount, state = (words.percent(download), "figure"), (words.amount(download), "dim"), (
+            words.state(download), "figure")  # fmt: skip
+        # What matters least is left out first; the bar takes what the name leaves.
+        for parts in ((percent, amount, state), (percent, state), (percent,)):
+            right = Text("  ").join(Text(text, self._style(part)) for text, part in parts).append(" ")
+            room = width - head.cell_len - right.cell_len - len(more) - 3 - _SHORTEST_BAR
+            if room >= min(name.cell_len, _LONG_NAME):
+                break
+        name.truncate(max(room, 1), overflow="ellipsis")
+        cells = min(_SHORTEST_BAR + max(room, 1) - name.cell_len, _LONGEST_BAR)
+        filled = [(text, self._style(part)) for text, part in rule(words.share(download), cells)]
+        line = Text.assemble(head, name, (more, self._style("dim")), "  ", *filled, " ", right, no_wrap=True)
+        line.truncate(width)
+        return line

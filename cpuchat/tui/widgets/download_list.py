@@ -1,0 +1,87 @@
+"""The list of downloads: two lines each, the second one a bar. Counting redraws, and never moves anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+from cpuchat.models.downloads.state import Download
+from cpuchat.tui import download_words as words
+from cpuchat.tui.widgets.charts import rule
+
+_LEAST_BAR, _MOST_BAR = 8, 60
+_EMPTY = "Nothing is being downloaded. The models screen (Ctrl+O) finds models."
+
+
+class DownloadList(OptionList):
+    """Up and down mark one; what the keys do with it is the screen's."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "downloads--fill",
+        "downloads--track",
+        "downloads--dim",
+        "downloads--failed",
+    }
+    DEFAULT_CSS = """
+    DownloadList {
+        scrollbar-gutter: stable;
+        & > .downloads--fill { color: $accent; }
+        & > .downloads--track { color: $foreground 25%; }
+        & > .downloads--dim { color: $foreground 60%; }
+        & > .downloads--failed { color: $limit; text-style: bold; }
+        &:ansi > .downloads--track { color: ansi_default; text-style: dim; }
+        &:ansi > .downloads--dim { color: ansi_default; text-style: dim; }
+    }
+    """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id, compact=True)
+        self._downloads: tuple[Download, ...] = ()
+
+    @property
+    def marked(self) -> Download | None:
+        """The one under the cursor."""
+        index = self.highlighted
+        return self._downloads[index] if index is not None and index < len(self._downloads) else None
+
+    def show(self, downloads: Sequence[Download]) -> None:
+        """List these; the mark stays on the same one, or goes to its neighbour when that is gone."""
+        before, self._downloads = self._downloads, tuple(downloads)
+        if before and [d.id for d in before] == [d.id for d in self._downloads]:
+            for index, (old, new) in enumerate(zip(before, self._downloads, strict=True)):
+                if old != new:
+                    self.replace_option_prompt_at_index(index, self._lines_of(new))
+            return
+        marked = before[self.highlighted].id if before and self.highlighted is not None else ""
+        place = self.highlighted or 0
+        self.clear_options()
+        if not self._downloads:
+            self.add_option(Option(Text(_EMPTY, style="dim italic"), disabled=True))
+            return
+        self.add_options([Option(self._lines_of(download)) for download in self._downloads])
+        ids = [download.id for download in self._downloads]
+        self.highlighted = ids.index(marked) if marked in ids else min(place, len(ids) - 1)
+
+    def on_resize(self) -> None:
+        for index, download in enumerate(self._downloads):
+            self.replace_option_prompt_at_index(index, self._lines_of(download))
+
+    def _lines_of(self, download: Download) -> Text:
+        """`↓ name Q4_K_M      38.1 MB/s  47 s left` over `████────  61 %  2.9/4.7 GB`."""
+        width = self.scrollable_content_region.width or self.size.width
+        fill, track, dim, failed = (
+            self.get_component_rich_style(f"downloads--{part}", partial=True)
+            for part in ("fill", "track", "dim", "failed")
+        )
+        name = Text(words.title(download.model), no_wrap=True)
+        name.truncate(max(width - 2 - 2 - words.STATE, 8), overflow="ellipsis", pad=True)
+        state = Text(words.state(download), failed if download.state == "failed" else "")
+        first = Text.assemble(f"{words.mark(download)} ", name, "  ", state)
+        figures = f"  {words.percent(download)}  {words.amount(download)}"
+        cells = max(min(width - 2 - len(figures), _MOST_BAR), _LEAST_BAR)
+        parts = [(text, fill if part == "fill" else track) for text, part in rule(words.share(download), cells)]
+        return Text.assemble(first, "\n  ", *parts, (figures, dim), no_wrap=True, overflow="crop")

@@ -1,0 +1,186 @@
+"""The list of models: one line each, drawn by hand, so that a verdict that fills in never causes a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.text import Text
+from textual import events
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from cpuchat.text import clean_line
+
+_LEAST_NAME = 16
+
+
+@dataclass(frozen=True)
+class ListRow:
+    """One line. `key` names what it is about and stays the same while it is listed; "" is a heading (`name`) or a mere
+    text (`note`), which can't be marked.
+
+    `columns` are quantization, size, state and speed, each of fixed width; `note` stands behind the name in their
+    place. `strong`: the loaded one. `dim`: not to be used as it is.
+    """
+
+    key: str = ""
+    mark: str = " "
+    name: str = ""
+    columns: tuple[str, str, str, str] | None = None
+    note: str = ""
+    strong: bool = False
+    dim: bool = False
+
+
+class ModelList(ScrollView, can_focus=False):
+    """Moves under the keys of its screen: the box to type in keeps the focus."""
+
+    ALLOW_SELECT = False
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "models--marked", "models--dim", "models--strong", "models--heading", "models--rule",
+    }  # fmt: skip
+    DEFAULT_CSS = """
+    ModelList {
+        overflow-x: hidden;
+        overflow-y: auto;
+        scrollbar-size-vertical: 1;
+        scrollbar-gutter: stable;
+        & > .models--marked { color: $block-cursor-foreground; background: $block-cursor-background; }
+        & > .models--dim { color: $foreground 60%; }
+        & > .models--strong { text-style: bold; }
+        & > .models--heading { color: $foreground 60%; }
+        & > .models--rule { color: $foreground 20%; }
+        &:ansi > .models--dim, &:ansi > .models--heading, &:ansi > .models--rule {
+            color: ansi_default;
+            text-style: dim;
+        }
+    }
+    """
+
+    class Marked(Message):
+        """Another line is marked, or the list changed under the mark."""
+
+    class Chosen(Message):
+        """The marked line was clicked."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._rows: tuple[ListRow, ...] = ()
+        self._at: int | None = None
+        self.moved = False
+        """Whether the user has put the mark where it is."""
+
+    @property
+    def rows(self) -> tuple[ListRow, ...]:
+        return self._rows
+
+    @property
+    def marked(self) -> str:
+        """Key of the marked line; "" when there is none."""
+        return self._rows[self._at].key if self._at is not None else ""
+
+    def show(self, rows: Sequence[ListRow], mark: str = "") -> None:
+        """List these; the mark goes to the key `mark` if it is among them, else to the first line that can have it."""
+        before, self._rows, was_at = self._rows, tuple(rows), self._at
+        places = [number for number, row in enumerate(rows) if row.key]
+        self._at = next((number for number in places if rows[number].key == mark), places[0] if places else None)
+        if len(before) != len(rows):
+            self.virtual_size = Size(self.virtual_size.width, len(rows))
+            self.refresh()
+        else:
+            for number, (old, new) in enumerate(zip(before, rows, strict=True)):
+                if old != new or (self._at != was_at and number in (self._at, was_at)):
+                    self.refresh_line(number)
+        if self._at != was_at or len(before) != len(rows):  # a figure that comes scrolls nothing
+            self._follow()
+        self.post_message(self.Marked())
+
+    def move(self, lines: int) -> None:
+        """Mark the line so many further down (up when negative) among those that can be marked."""
+        places = [number for number, row in enumerate(self._rows) if row.key]
+        if places and self._at is not None:
+            wanted = places.index(self._at) + lines
+            self._set_mark(places[max(0, min(len(places) - 1, wanted))])
+
+    def page(self, pages: int) -> None:
+        """Mark the line so many pages further down (up when negative)."""
+        self.move(pages * max(self.scrollable_content_region.height - 1, 1))
+
+    def mark(self, key: str) -> None:
+        """Mark the line of that key, if it is listed."""
+        at = next((number for number, row in enumerate(self._rows) if row.key == key), None)
+        if key and at is not None:
+            self._set_mark(at)
+
+    def _set_mark(self, at: int) -> None:
+        before, self._at, self.moved = self._at, at, True
+        if before is not None:
+            self.refresh_line(before)
+        self.refresh_line(at)
+        self._follow()
+        self.post_message(self.Marked())
+
+    def _follow(self) -> None:
+        if self._at is not None:
+            # The heading over the first line comes into view with it.
+            top = 0 if not any(row.key for row in self._rows[: self._at]) else self._at
+            region = Region(0, top, 1, self._at - top + 1)
+            self.scroll_to_region(region, animate=False, force=True, x_axis=False)
+
+    def on_resize(self) -> None:
+        self.virtual_size = Size(self.scrollable_content_region.width, len(self._rows))
+        self._follow()
+
+    def on_click(self, event: events.Click) -> None:
+        number = round(event.y + self.scroll_offset.y)
+        if 0 <= number < len(self._rows) and self._rows[number].key:
+            if number == self._at:
+                self.post_message(self.Chosen())
+            else:
+                self._set_mark(number)
+
+    def render_line(self, y: int) -> Strip:
+        number = round(y + self.scroll_offset.y)
+        width = self.scrollable_content_region.width
+        if number >= len(self._rows):
+            return Strip.blank(width, self.rich_style)
+        text = self._text(self._rows[number], width)
+        style = self.rich_style
+        if number == self._at:
+            style = self.get_component_rich_style("models--marked")
+            text.spans.clear()
+        segments = [Segment(s.text, style + s.style if s.style else style) for s in text.render(self.app.console)]
+        return Strip([s for s in segments if s.text != "\n"]).adjust_cell_length(width, style)
+
+    def _text(self, row: ListRow, width: int) -> Text:
+        """`● name   Q8_0   1.6 GB  here   31 tok/s`, the name taking what the columns leave."""
+        dim, strong, heading, rules = (
+            self.get_component_rich_style(f"models--{part}") for part in ("dim", "strong", "heading", "rule")
+        )
+        if not row.key:
+            title = clean_line(row.name or row.note)
+            rule = f" {'─' * width}" if row.name else ""
+            line = Text.assemble((title, heading), (rule, rules), no_wrap=True)
+            line.truncate(width, overflow="crop" if row.name else "ellipsis")
+            return line
+        text = Text.assemble((f"{row.mark} ", strong if row.strong else ""), no_wrap=True)
+        name = Text(clean_line(row.name), strong if row.strong else dim if row.dim else "", no_wrap=True)
+        if row.columns is None:
+            note = Text(clean_line(row.note), dim, no_wrap=True)
+            if 2 * note.cell_len <= width:  # short ones stand below each other, like columns
+                name.truncate(width - text.cell_len - note.cell_len - 2, overflow="ellipsis", pad=True)
+            text.append_text(name).append("  ").append_text(note)
+            text.truncate(width, overflow="ellipsis")
+            return text
+        quantization, size, state, speed = (clean_line(column) for column in row.columns)
+        columns = [f"{quantization[:10]:<10}", f"{size:>7}", f"{state:<11}", f"{speed:>11}"]
+        room = width - len(text) - sum(len(column) + 2 for column in columns)
+        while room < _LEAST_NAME and len(columns) > 1:
+            room += len(columns.pop()) + 2
+        name.truncate(max(room, _LEAST_NAME), overflow="ellipsis", pad=True)
+        return text.append_text(name).append("  " + "  ".join(columns), dim)

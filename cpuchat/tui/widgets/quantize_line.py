@@ -1,0 +1,64 @@
+"""One line about the model that is being made, for the bottom of any screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from rich.style import Style
+from rich.text import Text
+from textual.app import RenderResult
+from textual.widget import Widget
+
+from cpuchat.text import clean_line
+from cpuchat.tui import quantize_words as words
+
+if TYPE_CHECKING:
+    from cpuchat.tui.app import ChatApp
+
+_FIGURES, _SHORT_NAME = 56, 12  # cells
+
+
+class QuantizeLine(Widget):
+    """Follows `ChatApp.quantizing` by itself. Takes a line only while something is made (else it has the class
+    `-idle`); counting never moves anything."""
+
+    ALLOW_SELECT = False
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"quantize--fill", "quantize--track", "quantize--dim"}
+    DEFAULT_CSS = """
+    QuantizeLine {
+        width: 100%;
+        height: 1;
+        &.-idle { display: none; }
+        & > .quantize--fill { color: $accent; }
+        & > .quantize--track { color: $foreground 25%; }
+        & > .quantize--dim { color: $foreground 60%; }
+        &:ansi > .quantize--track { color: ansi_default; text-style: dim; }
+        &:ansi > .quantize--dim { color: ansi_default; text-style: dim; }
+    }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(classes="-idle")
+
+    def on_mount(self) -> None:
+        cast("ChatApp", self.app).quantizing.changed.subscribe(self, lambda _: self._follow())
+        self._follow()
+
+    def _follow(self) -> None:
+        self.set_class(cast("ChatApp", self.app).quantizing.job is None, "-idle")
+        self.refresh()
+
+    def render(self) -> RenderResult:
+        now = cast("ChatApp", self.app).quantizing
+        if now.job is None:
+            return Text()
+        width = self.size.width
+        name = Text(clean_line(now.job.out.name), no_wrap=True)
+        name.truncate(max(width - _FIGURES, _SHORT_NAME), overflow="ellipsis")
+        line = Text.assemble((" → ", self._style("dim")), name, "  ", no_wrap=True, overflow="ellipsis")
+        for text, part in words.working(now.progress, width - line.cell_len):
+            line.append(text, self._style(part) if part else "")
+        return line
+
+    def _style(self, part: str) -> Style:
+        return self.get_component_rich_style(f"quantize--{part}", partial=True)

@@ -1,0 +1,120 @@
+"""`cpuchat models catalog`: the list, one model, what is here, and the user's own entries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.hardware.bandwidth.measuring import Measured
+from cpuchat.hardware.bandwidth.peaks import remember
+from cpuchat.hardware.cores import choose_cores
+from cpuchat.hardware.cpus import allowed_cpus
+from cpuchat.hardware.memory import total_bytes
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.catalog import load_catalog
+from cpuchat.models.machine import ASSUMED_REACH
+from tests.cli.program import run
+from tests.models.drafts.files import header_file, write_catalog
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty Hugging Face cache, and no hub that could be asked."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path / "hub"
+
+
+def test_all_are_listed_with_what_fits() -> None:
+    done = run("models", "catalog")
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line for line in done.stdout.split("\n\n")[0].splitlines()[1:]}
+    assert set(rows) == {model.id for model in load_catalog().models}
+    assert rows["qwen2.5-0.5b-instruct"].endswith("fits")
+    assert rows["kimi-k2.5"].endswith("too large") or total_bytes() > 600e9
+
+
+def test_what_is_not_verified_says_so() -> None:
+    user = write_catalog(("big", "Big", 4096e-9, []), ("sure", "Sure", 4096e-9, []))
+    user.write_text(user.read_text() + 'verified = ["repo", "Q8_0"]\n')
+    rows = {line.split()[0]: line.split() for line in run("models", "catalog", "owner/").stdout.splitlines()[1:3]}
+    assert rows["big"][:6] == ["big", "?", "4.1k", "≈", "1.0", "MB"]
+    assert rows["sure"][:4] == ["sure", "4.1k", "1.0", "MB"]
+    assert "nothing: all of this is from memory" in run("models", "catalog", "big").stdout
+
+
+def test_words_choose_and_one_match_tells_everything() -> None:
+    some = run("models", "catalog", "qwen3", "8b").stdout
+    assert "\nqwen3-8b " in some
+    assert "llama" not in some
+    one = run("models", "catalog", "qwen2.5-7b-instruct").stdout
+    assert "Qwen2.5 7B Instruct" in one
+    assert "Q4_K_M 4.7 GB, Q8_0 ≈ 8.1 GB" in one
+    assert "qwen2.5-0.5b-instruct" in one
+    assert "cpuchat models download bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M" in " ".join(one.split())
+    none = run("models", "catalog", "phi-4").stdout
+    assert "none: vocabulary" in none
+
+
+def test_words_that_match_nothing() -> None:
+    done = run("models", "catalog", "no-such", "\x1b[31m")
+    assert done.returncode == 0
+    assert done.stdout == ""
+    assert "\x1b" not in done.stderr
+    assert "models search" in done.stderr
+
+
+def test_what_is_here_is_marked(hub: Path) -> None:
+    write_catalog(("big", "Big", 4096e-9, ["small"]), ("small", "Small", 8e-9, []))
+    revision = hub / "models--owner--Big-GGUF" / "snapshots" / "abc"
+    revision.mkdir(parents=True)
+    header_file(revision / "any.gguf", weights=4096)
+    rows = {row["id"]: row for row in json.loads(run("models", "catalog", "--json").stdout)}
+    assert rows["big"]["here"] is True
+    assert rows["small"]["here"] is False
+    assert rows["big"]["fit"] == "fits"
+    assert rows["big"]["drafts"] == ["small"]
+    assert "\nbig ○ ?  " in run("models", "catalog", "owner/").stdout
+    assert "Big · here" in run("models", "catalog", "big").stdout
+
+
+def test_without_a_measured_bandwidth_the_list_says_how_to_get_speeds() -> None:
+    done = run("models", "catalog", "qwen3")
+    assert "cpuchat probe" in done.stdout
+    assert all(row["tok_s"] is None for row in json.loads(run("models", "catalog", "--json", "qwen3").stdout))
+
+
+def test_the_speed_comes_from_the_measured_bandwidth() -> None:
+    cores = choose_cores(read_topology(allowed=allowed_cpus()), "auto").cpus
+    remember(Measured(cpus=cores, bytes_per_s=50e9, rounds=(50e9,)))
+    write_catalog(("big", "Big", 4.0, []))
+    user = paths.user_catalog()
+    user.write_text(user.read_text().replace("Q8_0 = 0.001", "Q8_0 = 4.25") + "active_params = 1.0\n")
+    [row] = json.loads(run("models", "catalog", "--json", "big").stdout)
+    assert row["tok_s"] == pytest.approx(50e9 * ASSUMED_REACH / (4.25e9 / 4), rel=0.01)
+    assert max(map(len, run("models", "catalog").stdout.splitlines())) <= 80
+    listed = run("models", "catalog", "owner/big").stdout
+    assert "≈ 33 tok/s" in listed
+
+
+def test_a_wrong_entry_is_told_and_the_others_are_listed() -> None:
+    file = write_catalog(("big", "Big", 4096e-9, []), ("bad", "Bad", -1.0, []))
+    done = run("models", "catalog")
+    assert done.returncode == 0
+    listed = [line.split()[0] for line in done.stdout.splitlines() if line]
+    assert "big" in listed
+    assert "bad" not in listed
+    assert str(file) in done.stderr
+    assert "model 2 (bad), params" in done.stderr
+
+
+def test_a_hostile_entry_does_nothing_to_the_terminal() -> None:
+    write_catalog(("big", "Big", 4096e-9, []))
+    file = paths.user_catalog()
+    file.write_text(file.read_text().replace('name = "Big"', 'name = "Big\\u001b]0;owned\\u0007"'))
+    done = run("models", "catalog", "big")
+    assert "\x1b" not in done.stdout
+    assert "owned" in done.stdout

@@ -1,0 +1,105 @@
+"""`cpuchat models delete`: asks first, and never touches what is not its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from cpuchat.telemetry.units import size
+from tests.cli.models.places import folder_setting
+from tests.cli.program import COMMAND, HANG_GUARD, run
+from tests.models.library.files import cached
+
+
+@pytest.fixture
+def tiny(hub: Path, tiny_model: Path) -> Path:
+    return cached(hub, "some/tiny-GGUF", "tiny-F32.gguf", tiny_model)
+
+
+def test_a_model_of_the_cache(tiny: Path, hub: Path) -> None:
+    room = size(tiny.stat().st_size)
+    done = run("models", "delete", "some/tiny-GGUF:F32", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{room} are free now.\n"
+    assert list(hub.iterdir()) == []
+
+
+def test_json_says_what_went(tiny: Path) -> None:
+    n_bytes, blob = tiny.stat().st_size, tiny.resolve()
+    done = run("models", "delete", str(tiny), "--yes", "--json")
+    assert json.loads(done.stdout) == {"freed": n_bytes, "files": [str(blob), str(tiny)], "stays": []}
+
+
+def test_what_stays_is_said(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "link.gguf").symlink_to(shutil.copy(tiny, tmp_path / "kept.gguf"))
+    folder_setting(folder)
+    done = run("models", "delete", str(folder / "link.gguf"), "--yes")
+    assert done.stdout.splitlines() == [
+        f"  link.gguf is a link: {tmp_path / 'kept.gguf'}, where it leads to, stays.",
+        "0 B are free now.",
+    ]
+    assert (tmp_path / "kept.gguf").exists()
+
+
+def test_without_a_terminal_it_wants_yes(tiny: Path) -> None:
+    for more in ((), ("--json",)):
+        done = run("models", "delete", "some/tiny-GGUF", *more)
+        assert done.returncode == 2
+        assert "--yes" in done.stdout + done.stderr
+    assert tiny.exists()
+
+
+@pytest.mark.parametrize(("key", "status", "left"), [("y", 0, False), ("n", 130, True)])
+def test_on_a_terminal_it_shows_what_goes_and_asks(tiny: Path, key: str, status: int, left: bool) -> None:
+    child = pexpect.spawn(COMMAND[0], [*COMMAND[1:], "models", "delete", "some/tiny-GGUF"], timeout=HANG_GUARD)
+    child.setwinsize(24, 400)
+    child.expect_exact(f"tiny: this makes {size(tiny.stat().st_size)} of room.")
+    child.expect_exact(f"goes   {tiny.resolve()}")
+    child.expect_exact("Delete?")
+    child.sendline(key)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == status
+    assert tiny.exists() == left
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "word"),
+    [("demo", 2, "part of cpuchat"), ("nothing", 3, "no model"), ("some/tiny-GGUF:Q8_0", 3, "not as Q8_0")],
+)
+def test_what_cannot_be_deleted(tiny: Path, spec: str, status: int, word: str) -> None:
+    done = run("models", "delete", spec, "--yes")
+    assert done.returncode == status
+    assert word in done.stderr
+
+
+def test_a_file_that_is_in_no_folder_of_the_library_stays(hub: Path, tmp_path: Path, tiny_model: Path) -> None:
+    path = Path(shutil.copy(tiny_model, tmp_path / "x.gguf"))
+    done = run("models", "delete", str(path), "--yes")
+    assert done.returncode == 3
+    assert "neither in the Hugging Face cache nor in a folder" in done.stderr
+    assert path.exists()
+
+
+@pytest.mark.parametrize("spec", ["some/tiny-GGUF", "Some/tiny-gguf", "some/tiny-GGUF:F32", "tiny-F32", ""])
+def test_what_may_mean_several_is_not_guessed(tiny: Path, hub: Path, tiny_model: Path, spec: str) -> None:
+    other = cached(hub, "some/tiny-GGUF", "other/tiny-F32.gguf", tiny_model)
+    done = run("models", "delete", spec, "--yes")
+    assert done.returncode in (2, 3)
+    if spec:
+        assert f"{spec} may be one of 2 models.\n  Give {other} or {tiny}." in done.stderr
+    assert tiny.exists()
+    assert other.exists()
+
+
+def test_a_link_to_nothing_is_deleted_by_its_path(tiny: Path, hub: Path) -> None:
+    tiny.resolve().unlink()
+    done = run("models", "delete", str(tiny), "--yes")
+    assert done.returncode == 0, done.stderr
+    assert list(hub.iterdir()) == []

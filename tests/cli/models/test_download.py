@@ -1,0 +1,157 @@
+"""`cpuchat models download` as a user runs it, against a local hub."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from cpuchat.errors import AccessDenied, DiskFull, HubOffline, Interrupted, NotOnHub, UsageError
+from cpuchat.models.hub.client import Hub
+from cpuchat.telemetry import units
+from tests.cli.program import COMMAND, HANG_GUARD, run
+from tests.support.hub_server import Fault, Gate, HubServer
+from tests.support.terminal import Terminal
+
+REPO = "some/Tiny-GGUF"
+NAME = "Tiny-Q4_K_M.gguf"
+
+
+@pytest.fixture
+def hub(hub_server: HubServer, tiny_model: Path) -> HubServer:
+    """A repository with two quantizations."""
+    content = tiny_model.read_bytes()
+    hub_server.add(REPO, {NAME: content, "Tiny-Q8_0.gguf": content + b"\0" * 64, "README.md": b"# Tiny"})
+    return hub_server
+
+
+def test_the_path_is_the_answer_and_the_model_can_be_used(hub: HubServer, tiny_model: Path) -> None:
+    done = run("models", "download", REPO)
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path.name == NAME
+    assert path.read_bytes() == tiny_model.read_bytes()
+    assert "fits" in done.stderr
+    assert f"--model {REPO}:Q4_K_M" in done.stderr
+    answer = run("ask", "--model", f"{REPO}:Q4_K_M", "--max-tokens", "1", "Hello")
+    assert answer.returncode == 0, answer.stderr
+
+
+def keep_headers() -> None:
+    """So that the next request for the content is the download's."""
+    hub = Hub()
+    repository = hub.repository(REPO)
+    for model in repository.models:
+        hub.header(repository, model)
+
+
+def test_faults_on_the_way_to_the_file_of_a_link_are_told_and_borne(hub: HubServer) -> None:
+    keep_headers()
+    name, commit = "Tiny-Q8_0.gguf", hub.commit(REPO)
+    hub.fault(REPO, name, Fault(cut_after=100_000), Fault(status=503, retry_after="0"))
+    done = run("models", "download", f"{hub.endpoint}/{REPO}/blob/{commit}/{name}", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "503" in done.stderr
+    told = json.loads(done.stdout)
+    assert (told["repo"], told["revision"], told["quantization"]) == (REPO, commit, "Q8_0")
+    assert Path(told["path"]).stat().st_size == told["size"]
+    assert told["files"][0]["sha256"] == hub.etag(REPO, name)
+
+
+def test_in_a_terminal_a_line_shows_how_far_it_is_and_ctrl_c_keeps_that(
+    hub: HubServer, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))  # where a terminal's home has it
+    keep_headers()
+    gate = Gate(at=200_000)
+    hub.fault(REPO, NAME, Fault(gate=gate))
+    with terminal("models", "download", REPO, home=tmp_path, columns=50) as shown:
+        screen = shown.wait_for(f"200 kB of {units.size(tiny_model.stat().st_size)}")
+        assert max(len(line) for line in screen.splitlines()) <= 50
+        shown.press("ctrl+c")
+        assert shown.wait_for_end() == Interrupted.exit_code
+    assert b"what arrived is kept" in shown.raw
+    assert b"Traceback" not in shown.raw
+    before = hub.bytes_sent(NAME)
+    done = run("models", "download", f"{REPO}:q4_k_m")
+    assert done.returncode == 0, done.stderr
+    assert hub.bytes_sent(NAME) - before == tiny_model.stat().st_size - gate.at
+
+
+def test_a_terminal_without_moving_lines_gets_whole_ones(hub: HubServer, tiny_model: Path) -> None:
+    command = [*COMMAND[1:], "models", "download", REPO]
+    shown = pexpect.spawn(COMMAND[0], command, env={**os.environ, "TERM": "dumb"}, timeout=HANG_GUARD)
+    said = shown.read().decode()
+    shown.close()
+    assert shown.exitstatus == 0, said
+    assert f" of {units.size(tiny_model.stat().st_size)}" in said
+    assert "\x1b" not in said
+
+
+@contextmanager
+def terminal(*arguments: str, home: Path, columns: int = 80) -> Iterator[Terminal]:
+    shown = Terminal(arguments, home=home, columns=columns)
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+@pytest.fixture
+def huge(hub: HubServer, tmp_path: Path) -> str:
+    """A repository with a model that no machine can load; the disk is too small for it, too."""
+    file = tmp_path / "huge.gguf"
+    with file.open("wb") as stream:
+        stream.truncate(8_000_000_000_000)  # holes
+    hub.add("some/Huge-GGUF", {"Huge-Q4_K_M.gguf": file})
+    return "some/Huge-GGUF"
+
+
+@pytest.mark.parametrize(
+    ("answer", "exit_code", "said"),
+    [("n\r", Interrupted.exit_code, "Nothing was downloaded"), ("y\r", DiskFull.exit_code, "GB free")],
+)
+def test_what_is_too_large_for_the_machine_is_asked_about(
+    huge: str, tmp_path: Path, answer: str, exit_code: int, said: str
+) -> None:
+    with terminal("models", "download", huge, home=tmp_path) as shown:
+        shown.wait_for("Download it nevertheless?")
+        shown.type(answer)
+        shown.wait_for(said)
+        assert shown.wait_for_end() == exit_code
+
+
+def test_without_anybody_to_ask_it_needs_a_word(huge: str) -> None:
+    done = run("models", "download", huge)
+    assert done.returncode == UsageError.exit_code
+    assert "--yes" in done.stderr
+    forced = run("models", "download", huge, "--yes")
+    assert forced.returncode == DiskFull.exit_code
+    assert "GB free" in forced.stderr
+
+
+def test_what_is_not_there_is_an_error_that_says_what_there_is(hub: HubServer) -> None:
+    done = run("models", "download", f"{REPO}:Q2_K")
+    assert done.returncode == NotOnHub.exit_code
+    assert "Q8_0" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_gated_repository_says_where_to_ask(hub: HubServer, tiny_model: Path) -> None:
+    hub.add("meta/Closed-GGUF", {NAME: tiny_model.read_bytes()}, gated=True)
+    done = run("models", "download", "meta/Closed-GGUF")
+    assert done.returncode == AccessDenied.exit_code
+    assert f"{hub.endpoint}/meta/Closed-GGUF" in done.stderr
+    assert "hf auth login" in done.stderr
+
+
+def test_offline_mode_is_respected(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    done = run("models", "download", REPO)
+    assert done.returncode == HubOffline.exit_code
+    assert hub.requests == []

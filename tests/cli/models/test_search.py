@@ -1,0 +1,72 @@
+"""`cpuchat models search` as a user runs it, against a local hub."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cpuchat.errors import HubError, HubOffline, RateLimited
+from tests.cli.program import run
+from tests.support.hub_server import TOKEN, Fault, HubServer
+
+
+def test_the_list_has_what_one_chooses_by(hub_server: HubServer) -> None:
+    facts = {"total": 8_190_735_360, "architecture": "qwen3"}
+    hub_server.add("a/Qwen3-8B-GGUF", {"a.gguf": b"1"}, downloads=123_456, gguf=facts)
+    hub_server.add("b/Qwen3-8B-GGUF", {"b.gguf": b"2"}, gated=True)
+    done = run("models", "search", "qwen3", "8b")
+    assert done.returncode == 0, done.stderr
+    headings, first, second = done.stdout.splitlines()
+    assert headings.split() == ["REPOSITORY", "PARAMS", "ARCH", "DOWNLOADS", "UPDATED", "ACCESS"]
+    assert first.split() == ["a/Qwen3-8B-GGUF", "8.2B", "qwen3", "123,456", "2025-11-03"]
+    assert second.split() == ["b/Qwen3-8B-GGUF", "0", "2025-11-03", "gated"]
+
+
+def test_columns_without_a_word_are_left_out(hub_server: HubServer) -> None:
+    hub_server.add("a/Tiny-GGUF", {"a.gguf": b"1"})
+    done = run("models", "search", "tiny")
+    assert done.stdout.splitlines()[0].split() == ["REPOSITORY", "DOWNLOADS", "UPDATED"]
+
+
+def test_json_is_for_scripts(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub_server.add("a/Tiny-GGUF", {"a.gguf": b"1"}, downloads=7, private=True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    [row] = json.loads(run("models", "search", "tiny", "--json", "--limit", "5").stdout)
+    assert (row["id"], row["downloads"], row["private"], row["gated"]) == ("a/Tiny-GGUF", 7, True, False)
+    assert hub_server.requests[-1].query["limit"] == ["5"]
+
+
+def test_the_hub_is_asked_for_nothing_else(hub_server: HubServer) -> None:
+    hub_server.add("a/Tiny-GGUF", {"a.gguf": b"1"})
+    assert run("models", "search", "tiny").returncode == 0
+    assert [request.path for request in hub_server.requests] == ["/api/models"]
+
+
+def test_nothing_found_is_said_and_no_error(hub_server: HubServer) -> None:
+    done = run("models", "search", "no\x1b[31m such thing")
+    assert done.returncode == 0
+    assert "No repository" in done.stderr
+    assert "\x1b" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_offline_mode_and_a_hub_that_asks_to_wait_end_with_their_own_words(
+    hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_server.fault("", "", Fault(where="api", status=429, retry_after="30"))
+    done = run("models", "search", "tiny", "--json")
+    assert done.returncode == RateLimited.exit_code
+    assert json.loads(done.stdout)["error"]["code"] == RateLimited.code
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    done = run("models", "search", "tiny")
+    assert done.returncode == HubOffline.exit_code
+    assert "Offline mode" in done.stderr
+
+
+def test_a_proxy_that_httpx_cannot_use_is_told(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY")
+    done = run("models", "search", "tiny")
+    assert done.returncode == HubError.exit_code
+    assert "httpx[socks]" in done.stderr

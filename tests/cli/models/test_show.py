@@ -1,0 +1,105 @@
+"""`cpuchat models show`, as a user's shell runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cpuchat.errors import HubError, ModelDamaged, ModelNotFound, UsageError
+from cpuchat.models.gguf import read_header
+from tests.cli.program import run
+from tests.support.edited_gguf import edited
+from tests.support.hub_server import HubServer
+from tests.support.tiny_gguf import CHATML
+
+REPO = "owner/tiny-GGUF"
+
+
+@pytest.fixture
+def hub(hub_server: HubServer, tiny_model: Path) -> HubServer:
+    """One repository with two quantizations, by their names."""
+    hub_server.add(REPO, {"tiny-Q4_K_M.gguf": tiny_model, "tiny-Q8_0.gguf": tiny_model})
+    return hub_server
+
+
+def test_a_file(tiny_model: Path) -> None:
+    done = run("models", "show", str(tiny_model))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("  ")]
+    shown = {line[0]: line[1] for line in lines if len(line) > 1}
+    assert shown["architecture"] == "llama"
+    assert shown["F32"].startswith("21 tensors, ")
+    assert shown["eos"].split() == ["269", "<|im_end|>"]
+    headings = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
+    assert headings == ["Model", "Reading and memory", "Tensors", "Tokenizer", "Chat template"]
+
+
+def test_json(tiny_model: Path) -> None:
+    done = run("models", "show", str(tiny_model), "--json", "--tensors")
+    found = json.loads(done.stdout)
+    header = read_header(tiny_model)
+    assert (found["path"], found["n_params"], found["problems"]) == (str(tiny_model), header.n_params, [])
+    assert found["settings"]["llama.block_count"] == "2"
+    assert found["tokenizer"]["special"][1] == {"role": "eos", "id": 269, "text": "<|im_end|>"}
+    assert [tensor["name"] for tensor in found["tensor_list"]] == [tensor.name for tensor in header.tensors]
+    assert "tensor_list" not in json.loads(run("models", "show", str(tiny_model), "--json").stdout)
+
+
+def test_tensors_and_metadata(tiny_model: Path) -> None:
+    done = run("models", "show", str(tiny_model), "--tensors", "--metadata")
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["blk.1.ffn_down.weight", "F32", "128", "×", "64", "32.8", "kB"] in rows
+    assert ["llama.attention.head_count", "4"] in rows
+
+
+def test_template(tiny_model: Path, tiny_model_without_template: Path) -> None:
+    assert run("models", "show", str(tiny_model), "--template").stdout == CHATML + "\n"
+    without = run("models", "show", str(tiny_model_without_template), "--template")
+    assert (without.returncode, without.stdout) == (ModelNotFound.exit_code, "")
+    assert "no chat template" in without.stderr
+    both = run("models", "show", str(tiny_model), "--template", "--json")
+    assert both.returncode == UsageError.exit_code
+
+
+def test_problems_come_first(tiny_model: Path, tmp_path: Path) -> None:
+    file = edited(tiny_model, tmp_path / "bad.gguf", {"llama.expert_used_count": 2})
+    done = run("models", "show", str(file))
+    assert done.stdout.startswith("Problems\n  A token would use 2 of 0 experts.\n\nModel\n")
+
+
+def test_damaged_and_missing_files(tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF, but not really")
+    damaged = run("models", "show", str(tmp_path / "bad.gguf"))
+    assert damaged.returncode == ModelDamaged.exit_code and "is damaged" in damaged.stderr
+    missing = run("models", "show", str(tmp_path / "missing.gguf"))
+    assert missing.returncode == ModelNotFound.exit_code and "no model" in missing.stderr
+
+
+def test_a_model_on_the_hub(hub: HubServer, tiny_model: Path) -> None:
+    done = run("models", "show", f"{REPO}:Q8_0", "--json")
+    found = json.loads(done.stdout)
+    assert found["file"] == "tiny-Q8_0.gguf" and found["n_params"] == read_header(tiny_model).n_params
+    asked = len(hub.requests)
+    link = run("models", "show", f"{hub.endpoint}/{REPO}/blob/main/tiny-Q4_K_M.gguf", "--json")
+    assert json.loads(link.stdout)["file"] == "tiny-Q4_K_M.gguf" and len(hub.requests) > asked
+
+
+def test_a_repository_is_listed(hub: HubServer) -> None:
+    done = run("models", "show", REPO, "--json")
+    assert [model["name"] for model in json.loads(done.stdout)["models"]] == ["tiny-Q4_K_M", "tiny-Q8_0"]
+    assert "Q4_K_M" in run("models", "show", REPO).stdout
+
+
+def test_what_is_not_on_the_hub(hub: HubServer) -> None:
+    missing = run("models", "show", f"{REPO}:Q2_K")
+    assert missing.returncode == ModelNotFound.exit_code and "has no Q2_K" in missing.stderr
+    nowhere = run("models", "show", "owner/nothing:Q8_0")
+    assert nowhere.returncode == ModelNotFound.exit_code and nowhere.stdout == ""
+
+
+def test_without_a_connection(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    done = run("models", "show", f"{REPO}:Q8_0")
+    assert (done.returncode, hub_server.requests) == (HubError.exit_code, [])

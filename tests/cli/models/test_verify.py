@@ -1,0 +1,45 @@
+"""`cpuchat models verify`: checksums of what is in the cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import run
+from tests.models.library.files import cached
+from tests.models.library.test_verifying import flip_a_bit
+
+
+@pytest.fixture
+def tiny(hub: Path, tiny_model: Path) -> Path:
+    return cached(hub, "some/tiny-GGUF", "tiny-F32.gguf", tiny_model)
+
+
+def test_a_sound_and_a_damaged_one(tiny: Path) -> None:
+    done = run("models", "verify", "some/tiny-GGUF")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "sound      some/tiny-GGUF:F32  (SHA-256 is right)\n"
+    flip_a_bit(tiny)
+    done = run("models", "verify", "some/tiny-GGUF")
+    assert done.returncode == 4
+    assert done.stdout.startswith("damaged    some/tiny-GGUF:F32  (tiny-F32.gguf is damaged: its content")
+    assert "  damaged  " in run("models", "list").stdout.splitlines()[-1]
+
+
+def test_all_of_them_for_scripts(tiny: Path) -> None:
+    flip_a_bit(tiny)
+    done = run("models", "verify", "--all", "--json")
+    assert done.returncode == 4
+    states = {row["spec"]: row["state"] for row in json.loads(done.stdout)}
+    assert states == {
+        "demo": "unchecked", "demo-q4": "unchecked", "demo-draft": "unchecked", "some/tiny-GGUF:F32": "damaged",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [[], ["demo", "--all"]])
+def test_it_wants_to_be_told_which(arguments: list[str]) -> None:
+    done = run("models", "verify", *arguments)
+    assert done.returncode == 2
+    assert "--all" in done.stderr

@@ -1,0 +1,38 @@
+"""Instruction sets by the files of the kernel, in llama.cpp's names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cpuchat.hardware.instructions import Instructions, instructions
+from tests.hardware.trees import make_tree, write
+
+
+def test_a_server_with_avx512(tmp_path: Path) -> None:
+    features = {"AVX", "AVX2", "FMA", "F16C", "AVX512", "AVX512_VNNI", "AVX512_BF16"}
+    assert instructions(make_tree(tmp_path, "epyc-9354")) == Instructions(frozenset(features))
+
+
+def test_an_arm_server_with_sve(tmp_path: Path) -> None:
+    cpuinfo = "processor: 0\nFeatures: fp asimd asimddp asimdhp i8mm sve svei8mm"
+    write(tmp_path, {"proc/cpuinfo": cpuinfo, "proc/sys/abi/sve_default_vector_length": "32\n"})
+    found = instructions(tmp_path)
+    assert found.features == {"NEON", "DOTPROD", "FP16_VA", "MATMUL_INT8", "SVE"}
+    assert found.sve_bytes == 32
+
+
+def test_sve_of_a_length_that_is_not_told(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/cpuinfo": "Features: asimd sve"})
+    assert instructions(tmp_path) == Instructions(frozenset({"NEON", "SVE"}), sve_bytes=0)
+
+
+def test_without_proc_there_is_what_all_have(tmp_path: Path) -> None:
+    features = instructions(tmp_path).features
+    assert features & {"AVX2", "NEON"}
+    assert "AVX512" not in features
+
+
+def test_this_cpu_agrees_with_the_engine_that_was_built_for_it() -> None:
+    from cpuchat.engine.bindings import engine_info
+
+    assert instructions().features <= set(engine_info().features)

@@ -1,0 +1,86 @@
+"""A repository on the local hub, and downloads from it in this process and in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from cpuchat.models.downloads.model import fetch_model
+from cpuchat.models.downloads.progress import Progress
+from cpuchat.models.downloads.wire import Order, Patience, Report
+from cpuchat.models.hub.repository import HubFile, RepoModel
+from tests.support.hub_server import Gate, HubServer
+
+REPO = "somebody/model-GGUF"
+NAME = "model-Q4_K_M.gguf"
+CONTENT = random.Random(1).randbytes(1_500_000)
+QUICK = Patience(first=0.0, tries=4)
+"""Faults are borne without waiting."""
+
+
+class Site:
+    """The repository `REPO` with the file `NAME`, and the cache to download it to."""
+
+    def __init__(self, hub: HubServer, cache: Path) -> None:
+        self.hub = hub
+        self.cache = cache
+        self.reports: list[Report] = []
+        self.files: tuple[HubFile, ...] = ()
+        self.commit = ""
+        self.put({NAME: CONTENT})
+
+    def put(self, files: Mapping[str, bytes | Path], *, repo: str = REPO, lfs: bool = True, **facts: bool) -> None:
+        """Add files to the hub; they are what `order` and `model` are about from now on."""
+        self.commit = self.hub.add(repo, files, lfs=lfs, **facts)
+        rows = []
+        for name, content in files.items():
+            size = len(content) if isinstance(content, bytes) else content.stat().st_size
+            etag = self.hub.etag(repo, name)
+            rows.append(HubFile(path=name, size=size, sha256=etag if lfs else "", git_sha1="" if lfs else etag))
+        self.files = tuple(rows)
+
+    @property
+    def model(self) -> RepoModel:
+        return RepoModel(name="model-Q4_K_M", files=self.files, quantization="Q4_K_M")
+
+    def order(self, *, repo: str = REPO, patience: Patience = QUICK, verified: tuple[str, ...] = ()) -> Order:
+        return Order(
+            repo=repo,
+            revision=self.commit,
+            files=self.files,
+            cache=str(self.cache),
+            verified=verified,
+            patience=patience,
+        )
+
+    def fetch(self, order: Order | None = None) -> Path:
+        """Download in this process; what it tells goes to `reports`."""
+        return fetch_model(order or self.order(), Progress(self.reports.append))
+
+    @property
+    def blobs(self) -> Path:
+        return self.cache / f"models--{REPO.replace('/', '--')}" / "blobs"
+
+    def part(self, number: int = 0) -> Path:
+        return self.blobs / f"{self.files[number].etag}.incomplete"
+
+    def wait_for_part(self, gate: Gate) -> None:
+        """Until everything before the gate is on the disk: what was sent may still be on its way."""
+        gate.wait()
+        while not self.part().exists() or self.part().stat().st_size < gate.at:
+            os.sched_yield()
+
+    def asked(self) -> list[str]:
+        """The ranges that were asked of the content host, in order."""
+        return [request.range for request in self.hub.requests if request.host == "content"]
+
+
+@pytest.fixture
+def site(hub_server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    # As in the process of a download; huggingface_hub has read the variable for this one already.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
+    return Site(hub_server, tmp_path / "hf_home" / "hub")

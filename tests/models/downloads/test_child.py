@@ -1,0 +1,126 @@
+"""The process of a download: what it says, and what is left when it is ended in every way there is."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from cpuchat.models.downloads.wire import Report
+from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
+from tests.support.hub_server import Fault, Gate
+
+SIZE = len(CONTENT)
+
+
+class Child:
+    """A running one, started for the site's order."""
+
+    def __init__(self, site: Site) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cpuchat.models.downloads.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self.stdin.write(msgspec.json.encode(site.order()) + b"\n")
+        self.stdin.flush()
+
+    def reports(self) -> list[Report]:
+        """All that are still to come; the process has ended then."""
+        reports = [msgspec.json.decode(line, type=Report) for line in self.stdout]
+        self.process.wait()
+        return reports
+
+
+@pytest.fixture
+def started(site: Site) -> Iterator[list[Child]]:
+    """What is put in here is killed at the end of the test."""
+    children: list[Child] = []
+    yield children
+    for child in children:
+        child.process.kill()
+        child.process.wait()
+        child.stdin.close()
+        child.stdout.close()
+
+
+def held(site: Site, started: list[Child], at: int) -> tuple[Child, Gate]:
+    """One that has received everything before byte `at`, and waits for more."""
+    gate = Gate(at=at)
+    site.hub.fault(REPO, NAME, Fault(gate=gate))
+    child = Child(site)
+    started.append(child)
+    site.wait_for_part(gate)
+    return child, gate
+
+
+def test_it_reports_from_beginning_to_end(site: Site, started: list[Child]) -> None:
+    child = Child(site)
+    started.append(child)
+    reports = child.reports()
+    assert list(dict.fromkeys(report.state for report in reports)) == ["running", "checking", "done"]
+    assert reports[-1].done == reports[-1].checked == SIZE
+    assert reports[-1].path.endswith(NAME)
+    assert child.process.returncode == 0
+
+
+def test_killed_and_resumed_it_fetches_hardly_a_byte_twice(site: Site, started: list[Child]) -> None:
+    child, gate = held(site, started, 1_000_003)
+    child.process.kill()
+    child.process.wait()
+    again = Child(site)
+    started.append(again)
+    reports = again.reports()
+    assert min(report.done for report in reports) >= gate.at
+    assert reports[-1].state == "done"
+    assert (site.blobs / site.files[0].etag).read_bytes() == CONTENT
+    assert site.hub.bytes_sent(NAME) <= SIZE * 1.01
+
+
+def test_what_arrived_is_told_while_nothing_more_comes(site: Site, started: list[Child]) -> None:
+    child, gate = held(site, started, 500_000)
+    told = (msgspec.json.decode(line, type=Report) for line in child.stdout)
+    assert any(report.state == "running" and report.done == gate.at for report in told)
+
+
+def test_told_to_stop_it_says_where_it_stands(site: Site, started: list[Child]) -> None:
+    child, _gate = held(site, started, 500_000)
+    child.process.send_signal(signal.SIGTERM)
+    last = child.reports()[-1]
+    assert (last.state, last.done) == ("paused", 500_000)
+    assert child.process.returncode == 0
+    assert site.part().stat().st_size == 500_000
+
+
+def test_it_ends_with_whoever_started_it(site: Site, started: list[Child]) -> None:
+    child, _gate = held(site, started, 500_000)
+    child.stdin.close()
+    assert child.reports()[-1].state == "paused"
+
+
+def test_while_another_has_the_file_it_waits_and_says_so(site: Site, started: list[Child]) -> None:
+    first, gate = held(site, started, 500_000)
+    second = Child(site)
+    started.append(second)
+    waiting = msgspec.json.decode(second.stdout.readline(), type=Report)
+    assert waiting.state == "waiting"
+    assert "Another program" in waiting.message
+    assert waiting.done == 500_000
+    gate.open()
+    assert first.reports()[-1].state == "done"
+    assert second.reports()[-1].state == "done"
+    assert site.hub.bytes_sent(NAME) == SIZE
+
+
+def test_a_fault_that_stays_is_its_last_report(site: Site, started: list[Child]) -> None:
+    site.hub.fault(REPO, NAME, Fault(where="hub", status=404, error_code="EntryNotFound"))
+    child = Child(site)
+    started.append(child)
+    last = child.reports()[-1]
+    assert (last.state, last.code) == ("failed", "not_on_hub")
+    assert last.message and last.hint
+    assert child.process.returncode == 0

@@ -1,0 +1,340 @@
+"""The list of downloads of a program: order, pausing, what survives its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from huggingface_hub.utils import WeakFileLock
+from msgspec.structs import replace
+
+from cpuchat import paths
+from cpuchat.errors import HubError, UsageError
+from cpuchat.models.downloads.manager import Downloads
+from cpuchat.models.downloads.state import Download
+from cpuchat.models.hub.repository import RepoModel
+from tests.models.downloads.conftest import CONTENT, NAME, QUICK, REPO, Site
+from tests.support.hub_server import Fault, Gate
+
+SIZE = len(CONTENT)
+
+
+class Watched:
+    """A manager, and all that it told."""
+
+    def __init__(self, site: Site, *, at_once: int = 2) -> None:
+        self.site = site
+        self.told: list[Download] = []
+        self.downloads = Downloads(at_once=at_once, changed=self.told.append, patience=QUICK)
+
+    def start(self, model: RepoModel | None = None) -> str:
+        return self.downloads.start(REPO, self.site.commit, model or self.site.model).id
+
+    async def held(self, at: int) -> str:
+        """Start one that has received what is before byte `at`, and waits for more."""
+        gate = Gate(at=at)
+        self.site.hub.fault(REPO, NAME, Fault(gate=gate))
+        id = self.start()
+        await asyncio.to_thread(self.site.wait_for_part, gate)
+        return id
+
+    def states(self, id: str) -> list[str]:
+        """In the order in which they were told, without repetitions."""
+        states = [one.state for one in self.told if one.id == id]
+        return [state for n, state in enumerate(states) if n == 0 or states[n - 1] != state]
+
+
+def small_models(site: Site, count: int) -> list[RepoModel]:
+    """Several models in the repository."""
+    site.put({f"m{n}.gguf": random.Random(n).randbytes(100_000) for n in range(count)})
+    return [RepoModel(name=f"m{n}", files=(file,)) for n, file in enumerate(site.files)]
+
+
+def journal() -> dict[str, str]:
+    """The states of the downloads in it."""
+    kept = json.loads(paths.downloads_file().read_text())["entries"].values()
+    return {one["download"]["id"]: one["download"]["state"] for one in kept}
+
+
+async def test_a_download_from_start_to_done(site: Site) -> None:
+    watched = Watched(site)
+    id = watched.start()
+    done = await watched.downloads.wait(id)
+    assert (done.state, done.done, done.share) == ("done", SIZE, 1.0)
+    assert Path(done.path).read_bytes() == CONTENT
+    assert watched.states(id) == ["queued", "running", "checking", "done"]
+    assert [one.state for one in watched.told].count("done") == 1
+    assert journal() == {}
+    await watched.downloads.close()
+
+
+def test_the_app_does_not_pay_for_the_clients_libraries() -> None:
+    code = "import sys, cpuchat.models.downloads.manager; print(*({'huggingface_hub', 'httpx'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+async def test_not_more_run_than_may(site: Site) -> None:
+    models = small_models(site, 2)
+    watched = Watched(site, at_once=1)
+    ids = [watched.start(model) for model in models]
+    assert [one.state for one in watched.downloads.all()] == ["queued"] * 2
+    assert [one.id for one in watched.downloads.all()] == ids
+    assert [(await watched.downloads.wait(id)).state for id in ids] == ["done"] * 2
+    ran = [one.id for one in watched.told if one.state not in ("queued", "done")]
+    assert list(dict.fromkeys(ran)) == ids
+    assert ran == sorted(ran, key=ids.index)  # one after the other
+    await watched.downloads.close()
+
+
+async def test_paused_and_resumed_it_goes_on_where_it_was(site: Site) -> None:
+    watched = Watched(site)
+    id = await watched.held(600_000)
+    watched.downloads.pause(id)
+    paused = await watched.downloads.wait(id)
+    assert (paused.state, paused.done, paused.speed, paused.seconds_left) == ("paused", 600_000, 0.0, None)
+    assert journal() == {id: "paused"}
+    watched.downloads.resume(id)
+    assert (await watched.downloads.wait(id)).state == "done"
+    assert site.asked() == ["bytes=0-", "bytes=600000-"]
+    await watched.downloads.close()
+
+
+async def test_resumed_before_it_has_ended_it_goes_on(site: Site) -> None:
+    watched = Watched(site)
+    id = await watched.held(600_000)
+    watched.downloads.pause(id)
+    watched.downloads.resume(id)
+    assert (await watched.downloads.wait(id)).state == "done"
+    await watched.downloads.close()
+
+
+async def test_paused_while_it_waits_for_its_turn(site: Site) -> None:
+    first, second = small_models(site, 2)
+    watched = Watched(site, at_once=1)
+    ids = watched.start(first), watched.start(second)
+    watched.downloads.pause(ids[1])
+    assert (await watched.downloads.wait(ids[1])).state == "paused"
+    assert (await watched.downloads.wait(ids[0])).state == "done"
+    assert watched.states(ids[1]) == ["queued", "paused"]
+    await watched.downloads.close()
+
+
+async def test_time_and_bytes_of_a_pause_count_for_no_speed(site: Site) -> None:
+    watched = Watched(site)
+    id = await watched.held(600_000)
+    watched.downloads.pause(id)
+    await watched.downloads.wait(id)
+    with site.part().open("ab") as part:  # another program went on with it
+        part.write(CONTENT[600_000:700_000])
+    watched.told.clear()
+    watched.downloads.resume(id)
+    await watched.downloads.wait(id)
+    first = next(one for one in watched.told if one.state == "running")
+    assert (first.done, first.speed, first.seconds_left) == (700_000, 0.0, None)
+    await watched.downloads.close()
+
+
+async def test_the_same_model_is_the_same_download(site: Site) -> None:
+    watched = Watched(site)
+    id = await watched.held(600_000)
+    assert watched.start() == id
+    assert len(watched.downloads.all()) == 1
+    watched.downloads.pause(id)
+    await watched.downloads.wait(id)
+    old = site.commit
+    site.put({NAME: CONTENT, "README.md": b"changed"})
+    site.files = site.files[:1]
+    assert site.commit != old
+    assert watched.start() == id
+    assert f"/{site.commit}/" in (await watched.downloads.wait(id)).path
+    assert watched.start() == id  # done already
+    assert watched.downloads.all()[0].state == "done"
+    await watched.downloads.close()
+
+
+@pytest.mark.parametrize("discard", [False, True])
+async def test_cancelled_it_leaves_the_list_and_the_part_only_if_wanted(site: Site, discard: bool) -> None:
+    watched = Watched(site)
+    id = await watched.held(600_000)
+    waiting = asyncio.create_task(watched.downloads.wait(id))
+    await asyncio.sleep(0)
+    watched.downloads.cancel(id, discard=discard)
+    assert watched.downloads.all() == []
+    assert (await waiting).state == "paused"
+    assert site.part().exists() is not discard
+    assert journal() == {}
+    with pytest.raises(UsageError):
+        watched.downloads.pause(id)
+    await watched.downloads.close()
+
+
+async def test_discarded_while_paused_nothing_of_it_stays_but_what_others_use(site: Site) -> None:
+    names = [f"big-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    site.put({name: random.Random(n).randbytes(50_000) for n, name in enumerate(names)})
+    shared, alone, missing = site.files
+    site.fetch(replace(site.order(), files=(shared,)))
+    link = site.blobs.parent / "snapshots" / site.commit / names[0]
+    (link.parent / "another-name.gguf").symlink_to(link.readlink())
+    site.hub.fault(REPO, names[2], Fault(where="hub", status=404, error_code="EntryNotFound"))
+    watched = Watched(site)
+    id = watched.start()
+    failed = await watched.downloads.wait(id)
+    assert (failed.state, failed.code, failed.done) == ("failed", "not_on_hub", 100_000)
+    watched.downloads.cancel(id, discard=True)
+    await watched.downloads.close()
+    assert {path.name for path in site.blobs.iterdir()} == {shared.etag}
+    assert not (link.parent / names[1]).is_symlink()
+    assert (link.parent / "another-name.gguf").exists()
+    assert alone.etag != missing.etag
+
+
+async def test_discarded_while_it_is_checked_a_model_that_was_here_before_stays(site: Site) -> None:
+    path = site.fetch()
+    watched = Watched(site)
+    watched.downloads.cancel(watched.start(), discard=True)
+    await watched.downloads.close()
+    assert path.read_bytes() == CONTENT
+
+
+async def test_what_a_cancelled_one_still_tells_does_not_bring_it_back(site: Site) -> None:
+    first, second = Gate(at=50_000), Gate(at=50_000)
+    names = [f"big-0000{n}-of-00002.gguf" for n in (1, 2)]
+    site.put({name: random.Random(n).randbytes(100_000) for n, name in enumerate(names)})
+    for name, gate in zip(names, (first, second), strict=True):
+        site.hub.fault(REPO, name, Fault(gate=gate))
+    watched = Watched(site)
+    id = watched.start()
+    await asyncio.to_thread(first.wait)
+    first.open()
+    second.wait()  # what it tells until then waits to be read
+    watched.downloads.cancel(id, discard=True)
+    await watched.downloads.close()
+    assert journal() == {}
+    assert list(site.blobs.iterdir()) == []
+
+
+async def test_a_failure_is_told_with_its_hint_and_can_be_tried_again(site: Site) -> None:
+    site.hub.fault(REPO, NAME, Fault(status=503, times=4))
+    watched = Watched(site)
+    id = watched.start()
+    failed = await watched.downloads.wait(id)
+    assert (failed.state, failed.code) == ("failed", "download_failed")
+    assert failed.message and failed.hint
+    assert journal() == {id: "failed"}
+    watched.downloads.resume(id)
+    done = await watched.downloads.wait(id)
+    assert (done.state, done.code, done.message) == ("done", "", "")
+    await watched.downloads.close()
+
+
+async def test_a_process_that_is_killed_is_a_failure_that_can_be_resumed(site: Site) -> None:
+    watched = Watched(site)
+    id = await watched.held(600_000)
+    [child] = psutil.Process().children()
+    child.kill()
+    failed = await watched.downloads.wait(id)
+    assert (failed.state, failed.done) == ("failed", 600_000)
+    assert "downloads.log" in failed.hint
+    watched.downloads.resume(id)
+    assert (await watched.downloads.wait(id)).state == "done"
+    await watched.downloads.close()
+
+
+async def test_the_next_run_goes_on_with_what_ran_and_leaves_what_was_paused(site: Site) -> None:
+    watched = Watched(site)
+    id = await watched.held(600_000)
+    [other] = small_models(site, 1)
+    paused = watched.start(other)
+    watched.downloads.pause(paused)
+    await watched.downloads.wait(paused)
+    await watched.downloads.close()
+
+    again = Watched(site)
+    again.downloads.restore()
+    assert {one.id: one.state for one in again.downloads.all()} == {id: "queued", paused: "paused"}
+    assert again.downloads.all()[0].done == 600_000
+    assert (await again.downloads.wait(id)).state == "done"
+    assert journal() == {paused: "paused"}
+    await again.downloads.close()
+
+
+PROGRAM = """
+import asyncio, sys, msgspec
+from cpuchat.models.downloads.manager import Downloads
+from cpuchat.models.hub.repository import RepoModel
+
+async def main():
+    downloads = Downloads()
+    await downloads.wait(downloads.start(sys.argv[1], sys.argv[2], msgspec.json.decode(sys.argv[3], type=RepoModel)).id)
+
+asyncio.run(main())
+"""
+
+
+async def test_after_the_program_was_killed_the_next_one_goes_on(site: Site) -> None:
+    gate = Gate(at=700_000)
+    site.hub.fault(REPO, NAME, Fault(gate=gate))
+    arguments = [REPO, site.commit, msgspec.json.encode(site.model).decode()]
+    program = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments])
+    await asyncio.to_thread(site.wait_for_part, gate)
+    program.kill()
+    program.wait()
+    # Its child sees the end of its input and lets go of the file; until then, the next one waits for it.
+    again = Watched(site)
+    again.downloads.restore()
+    [download] = again.downloads.all()
+    assert (await again.downloads.wait(download.id)).state == "done"
+    assert site.hub.bytes_sent(NAME) <= SIZE * 1.01
+    await again.downloads.close()
+
+
+async def test_a_damaged_journal_is_an_empty_one(site: Site) -> None:
+    paths.downloads_file().parent.mkdir(parents=True)
+    paths.downloads_file().write_text('{"version": 1, "entries": {"x": ')
+    watched = Watched(site)
+    watched.downloads.restore()
+    assert watched.downloads.all() == []
+    assert (await watched.downloads.wait(watched.start())).state == "done"
+
+
+async def test_a_journal_that_leads_out_of_the_cache_is_not_followed(site: Site) -> None:
+    watched = Watched(site)
+    id = await watched.held(1000)
+    await watched.downloads.close()
+    file = paths.downloads_file()
+    file.write_text(file.read_text().replace(NAME, "../../../../outside.gguf"))
+    again = Watched(site)
+    again.downloads.restore()
+    assert again.downloads.all() == []
+    assert id in journal()
+
+
+async def test_what_cannot_be_downloaded_is_refused_at_once(site: Site) -> None:
+    watched = Watched(site)
+    model = site.model
+    with pytest.raises(HubError, match="parts are missing"):
+        watched.start(replace(model, complete=False))
+    with pytest.raises(HubError, match="leaves the folder"):
+        watched.start(replace(model, files=(replace(model.files[0], path="../x.gguf"),)))
+    with pytest.raises(UsageError):
+        watched.downloads.start("../x", site.commit, model)
+    assert watched.downloads.all() == []
+
+
+async def test_what_another_program_downloads_is_not_discarded(site: Site) -> None:
+    watched = Watched(site)
+    id = await watched.held(600_000)
+    watched.downloads.pause(id)
+    await watched.downloads.wait(id)
+    with WeakFileLock(site.cache / ".locks" / site.blobs.parent.name / f"{site.files[0].etag}.lock"):
+        watched.downloads.cancel(id, discard=True)
+        await watched.downloads.close()
+    assert site.part().stat().st_size == 600_000

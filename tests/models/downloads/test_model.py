@@ -1,0 +1,283 @@
+"""A model's files in order: from the hub to their checked place, whatever happens on the way."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from cpuchat.errors import (
+    AccessDenied,
+    ChecksumMismatch,
+    CpuchatError,
+    DownloadFailed,
+    HubError,
+    HubOffline,
+    NotOnHub,
+    RateLimited,
+    UsageError,
+)
+from cpuchat.models.downloads.wire import Patience
+from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
+from tests.support.hub_server import STRANGER, TOKEN, Fault, Gate, HubServer
+
+SIZE = len(CONTENT)
+WRONG = bytes(SIZE)
+
+
+def fault(site: Site, *faults: Fault) -> None:
+    site.hub.fault(REPO, NAME, *faults)
+
+
+def test_a_file_comes_to_where_huggingface_hub_looks_for_it(site: Site) -> None:
+    path = site.fetch()
+    assert path.read_bytes() == CONTENT
+    assert path.resolve() == (site.blobs / site.files[0].sha256).resolve()
+    code = f"from huggingface_hub import hf_hub_download as get; print(get({REPO!r}, {NAME!r}, local_files_only=True))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert found == str(path)
+
+
+def test_the_newest_commit_only_becomes_main(site: Site) -> None:
+    order = site.order()
+    site.put({NAME: CONTENT, "new.txt": b"new"})
+    path = site.fetch(order)
+    assert path.read_bytes() == CONTENT
+    assert path.parent.name == order.revision
+    assert not (site.blobs.parent / "refs/main").exists()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.integers(0, SIZE // 3), min_size=1, max_size=4))
+def test_a_connection_cut_anywhere_costs_no_byte_twice(site: Site, cuts: list[int]) -> None:
+    before = site.hub.bytes_sent(NAME)
+    (site.blobs / site.files[0].etag).unlink(missing_ok=True)
+    # A try that brings something starts the count of tries anew; one cut at byte 0 brings nothing.
+    fault(site, *(Fault(cut_after=cut) for cut in cuts))
+    order = site.order(patience=Patience(first=0.0, tries=len(cuts) + 2))
+    assert site.fetch(order).read_bytes() == CONTENT
+    assert site.hub.bytes_sent(NAME) - before <= SIZE * 1.01
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        pytest.param(Fault(status=500), id="500 of the content host"),
+        pytest.param(Fault(status=503, where="hub"), id="503 of the hub"),
+        pytest.param(Fault(status=403), id="a link that ran out"),
+        pytest.param(Fault(status=416), id="a range that is refused"),
+        pytest.param(Fault(page=b"<html>please log in</html>"), id="a web page"),
+        pytest.param(Fault(page=b"<html>please log in</html>", where="hub"), id="a web page instead of the hub"),
+        pytest.param(Fault(content=CONTENT[: SIZE // 2]), id="a short file"),
+        pytest.param(Fault(content=WRONG), id="other content"),
+    ],
+)
+def test_a_fault_that_passes_is_borne(site: Site, one: Fault) -> None:
+    fault(site, one, one) if one.content is not WRONG else fault(site, one)
+    assert site.fetch().read_bytes() == CONTENT
+
+
+def test_what_is_waited_for_is_told(site: Site) -> None:
+    fault(site, Fault(status=503), Fault(status=429, retry_after="0"))
+    site.fetch(site.order(patience=Patience(first=0.001)))
+    waits = [report for report in site.reports if report.state == "waiting"]
+    assert [(report.code, report.attempt) for report in waits] == [("hub", 2), ("rate_limited", 3)]
+    assert "503" in waits[0].message
+    assert 0 < waits[0].retry_in <= 0.001
+    assert waits[1].retry_in == 0
+
+
+def test_the_server_says_how_long_to_wait(site: Site) -> None:
+    """Without it, the next try would come after minutes."""
+    fault(site, Fault(status=429, retry_after="0"), Fault(status=503, retry_after="0"))
+    assert site.fetch(site.order(patience=Patience(first=600.0, longest=600.0))).read_bytes() == CONTENT
+
+
+def test_a_server_that_asks_for_too_much_patience_is_an_error(site: Site) -> None:
+    fault(site, Fault(status=429, retry_after="3600", where="hub"))
+    with pytest.raises(RateLimited):
+        site.fetch()
+
+
+def test_after_too_many_tries_without_a_byte_it_fails_and_keeps_the_part(site: Site) -> None:
+    fault(site, Fault(cut_after=400_000), Fault(status=503, times=-1))
+    with pytest.raises(DownloadFailed, match="503") as raised:
+        site.fetch()
+    assert "kept" in raised.value.hint
+    assert site.part().stat().st_size == 400_000
+    assert len(site.asked()) == 5  # the first one that brought something, and four that didn't
+    site.hub.forget_faults()
+    assert site.fetch().read_bytes() == CONTENT
+    assert site.asked()[-1] == "bytes=400000-"
+
+
+def test_a_server_that_falls_silent_is_given_up(site: Site) -> None:
+    fault(site, Fault(gate=Gate(at=300_000)))
+    assert site.fetch(site.order(patience=Patience(first=0.0, silence=0.3))).read_bytes() == CONTENT
+    assert site.asked() == ["bytes=0-", "bytes=300000-"]
+
+
+def test_a_server_without_ranges_sends_all_of_it_again(site: Site) -> None:
+    fault(site, Fault(cut_after=500_000), Fault(ignore_range=True))
+    assert site.fetch().read_bytes() == CONTENT
+
+
+def test_a_wrong_content_twice_is_thrown_away(site: Site) -> None:
+    fault(site, Fault(content=WRONG, times=-1))
+    with pytest.raises(ChecksumMismatch):
+        site.fetch()
+    assert list(site.blobs.iterdir()) == []
+    assert len(site.asked()) == 2
+    assert [report.state for report in site.reports] == ["running", "checking"] * 2
+
+
+def test_a_damaged_part_is_found_and_fetched_anew(site: Site) -> None:
+    site.blobs.mkdir(parents=True)
+    site.part().write_bytes(bytes(1000) + CONTENT[1000:500_000])
+    assert site.fetch().read_bytes() == CONTENT
+    assert site.asked() == ["bytes=500000-", "bytes=0-"]
+
+
+def test_a_part_that_is_longer_than_the_file_is_none(site: Site) -> None:
+    site.blobs.mkdir(parents=True)
+    site.part().write_bytes(CONTENT + b"more")
+    assert site.fetch().read_bytes() == CONTENT
+
+
+def test_a_file_that_is_there_is_checked_and_not_fetched(site: Site) -> None:
+    site.fetch()
+    before = len(site.asked())
+    site.reports.clear()
+    site.fetch()
+    assert len(site.asked()) == before
+    assert "checking" in {report.state for report in site.reports}
+
+
+def test_a_file_that_is_there_and_wrong_is_fetched_anew(site: Site) -> None:
+    site.fetch()
+    (site.blobs / site.files[0].etag).write_bytes(WRONG)
+    assert site.fetch().read_bytes() == CONTENT
+
+
+def test_files_outside_of_large_file_storage_have_a_git_hash(site: Site) -> None:
+    site.put({NAME: CONTENT}, lfs=False)
+    fault(site, Fault(content=WRONG), Fault(cut_after=10_000))
+    assert site.fetch().read_bytes() == CONTENT
+
+
+def test_an_empty_file(site: Site) -> None:
+    site.put({"empty.gguf": b""})
+    assert site.fetch().read_bytes() == b""
+
+
+def test_the_parts_of_a_split_model_come_one_after_the_other(site: Site) -> None:
+    names = [f"BF16/big-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    site.put({name: random.Random(n).randbytes(200_000) for n, name in enumerate(names)})
+    site.hub.fault(REPO, names[2], Fault(where="hub", status=404, error_code="EntryNotFound"))
+    with pytest.raises(NotOnHub):
+        site.fetch()
+    assert site.reports[-1].done == 400_000
+    verified = site.reports[-1].verified
+    assert verified == tuple(file.etag for file in site.files[:2])
+    site.reports.clear()
+    first = site.fetch(site.order(verified=verified))
+    assert site.reports[0].done == 400_000
+    assert first.name == "big-00001-of-00003.gguf"
+    assert [path.name for path in sorted(first.parent.iterdir())] == [name.split("/")[1] for name in names]
+    assert site.asked() == ["bytes=0-"] * 3
+
+
+def test_what_is_not_there_is_told_at_once(site: Site) -> None:
+    fault(site, Fault(where="hub", status=404, error_code="EntryNotFound", times=-1))
+    with pytest.raises(NotOnHub):
+        site.fetch()
+    assert len(site.hub.requests) == 1
+
+
+@pytest.mark.parametrize("token", [None, STRANGER, "hf_made_up"])
+def test_a_gated_repository_needs_a_token_with_access(
+    hub_server: HubServer, site: Site, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    site.put({NAME: CONTENT}, repo="meta/gated", gated=True)
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(AccessDenied) as raised:
+        site.fetch(site.order(repo="meta/gated"))
+    assert raised.value.hint
+    assert "hf_" not in str(raised.value)
+    assert len(hub_server.requests) == 1
+
+
+@pytest.mark.parametrize("token", [None, STRANGER])
+def test_a_private_repository_is_none_for_strangers(
+    site: Site, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    site.put({NAME: CONTENT}, repo="me/private", private=True)
+    order = site.order(repo="me/private")
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(NotOnHub) as raised:
+        site.fetch(order)
+    assert "token" in raised.value.hint
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert site.fetch(order).read_bytes() == CONTENT
+
+
+def test_the_token_goes_to_the_hub_and_nowhere_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    site.put({NAME: CONTENT}, repo="meta/gated", gated=True)
+    site.hub.fault("meta/gated", NAME, Fault(cut_after=1000))
+    assert site.fetch(site.order(repo="meta/gated")).read_bytes() == CONTENT
+    assert {request.authorized for request in site.hub.requests if request.host == "hub"} == {True}
+    assert {request.authorized for request in site.hub.requests if request.host == "content"} == {False}
+
+
+def test_offline_mode_asks_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(HubOffline):
+        site.fetch()
+    assert site.hub.requests == []
+
+
+@pytest.mark.parametrize("path", ["../../outside.gguf", "/etc/passwd", "a/../../b.gguf", "..\\x.gguf", "a\0.gguf"])
+def test_names_that_leave_the_folder_are_refused(site: Site, path: str) -> None:
+    order = site.order()
+    with pytest.raises(HubError):
+        site.fetch(replace(order, files=(replace(order.files[0], path=path),)))
+    assert site.hub.requests == []
+    assert not site.cache.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"repo": "../../x"},
+        {"repo": "no-owner"},
+        {"repo": "a/../b"},
+        {"revision": "main"},
+        {"revision": "../../../x"},
+    ],
+)
+def test_repositories_and_revisions_that_are_none_are_refused(site: Site, changes: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        site.fetch(replace(site.order(), **changes))
+    assert not site.cache.exists()
+
+
+@pytest.mark.parametrize("etag", ["", "../../x", "A" * 64, "0" * 63])
+def test_a_hash_that_is_none_is_refused(site: Site, etag: str) -> None:
+    order = site.order()
+    with pytest.raises(HubError, match="hash"):
+        site.fetch(replace(order, files=(replace(order.files[0], sha256=etag),)))
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(site: Site) -> None:
+    site.cache.parent.mkdir(parents=True)
+    site.cache.write_text("a file, where a folder should be")
+    with pytest.raises(CpuchatError, match="hub"):
+        site.fetch()

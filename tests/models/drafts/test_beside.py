@@ -1,0 +1,68 @@
+"""Which draft model is counted beside a model that is on the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat.models.drafts.beside import draft_beside
+from cpuchat.models.gguf import GGUFHeader, read_model
+from cpuchat.models.hub.client import Hub
+from cpuchat.models.library import Library
+from tests.models.drafts.files import WORDS, header_file, write_catalog
+from tests.support.hub_server import HubServer
+
+WEIGHTS = 700_000  # enough for a draft of the size that the catalog tells
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> GGUFHeader:
+    """Of a model that the catalog knows and that is not in the library."""
+    write_catalog(("big", "Big", WEIGHTS / 1e9, ["small"]), ("small", "Small", 8e-9, []))
+    return read_model(header_file(tmp_path / "Big-Q8_0.gguf", weights=WEIGHTS))
+
+
+def on_hub(hub_server: HubServer, file: Path) -> Hub:
+    hub_server.add("owner/Small-GGUF", {"Small-Q8_0.gguf": file})
+    return Hub()
+
+
+def test_the_catalogs_draft_that_is_here_is_counted(tmp_path: Path, target: GGUFHeader, library: Library) -> None:
+    draft = header_file(tmp_path / "mine/Small-Q8_0.gguf")
+    beside = draft_beside(target, "", library)
+    assert beside is not None and beside.here and beside.header.path == draft and beside.name.startswith("Small")
+    assert draft_beside(target, "none", library) is None
+
+
+def test_one_that_is_not_here_is_looked_up_on_the_hub(
+    tmp_path: Path, target: GGUFHeader, library: Library, hub_server: HubServer
+) -> None:
+    hub = on_hub(hub_server, header_file(tmp_path / "Small-Q8_0.gguf"))
+    beside = draft_beside(target, "auto", library, hub)
+    assert beside is not None and not beside.here and beside.name == "Small Q8_0"
+    assert draft_beside(target, "auto", library) is None
+    assert draft_beside(target, "none", library, hub) is None
+
+
+def test_one_with_another_vocabulary_is_not_counted(
+    tmp_path: Path, target: GGUFHeader, library: Library, hub_server: HubServer
+) -> None:
+    stranger = header_file(tmp_path / "stranger.gguf", [*WORDS[:200], "other", *WORDS[201:]])
+    assert draft_beside(target, "", library, on_hub(hub_server, stranger)) is None
+    assert draft_beside(target, str(stranger), library) is None
+
+
+def test_a_hub_that_does_not_answer_leaves_it_out(
+    target: GGUFHeader, library: Library, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert draft_beside(target, "", library, Hub()) is None  # there is no such repository
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert draft_beside(target, "", library, Hub()) is None
+
+
+def test_the_one_that_the_settings_name_is_counted(tmp_path: Path, target: GGUFHeader, library: Library) -> None:
+    own = header_file(tmp_path / "own.gguf")
+    beside = draft_beside(target, str(own), library)
+    assert beside is not None and beside.here and beside.header.path == own
+    assert draft_beside(target, "no-such-model", library) is None

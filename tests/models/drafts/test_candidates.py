@@ -1,0 +1,208 @@
+"""Which models can draft for a target: of this machine, and those the catalog names on a (local) hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat import paths
+from cpuchat.models.catalog import load_catalog
+from cpuchat.models.drafts.calibrations import UNKNOWN, TargetCosts
+from cpuchat.models.drafts.candidates import Candidate, candidates, check, recommended
+from cpuchat.models.drafts.gain import NOT_CALIBRATED
+from cpuchat.models.fingerprint import file_fingerprint
+from cpuchat.models.gguf import GGUFHeader, read_model
+from cpuchat.models.hub.client import Hub
+from cpuchat.models.library import Library
+from cpuchat.models.machine import Machine
+from tests.models.drafts.files import WORDS, header_file, write_catalog
+from tests.support.hub_server import HubServer
+
+COSTS = TargetCosts(tuple(40.0 + n for n in range(32)))
+MACHINE = Machine(available=8 << 30, total=16 << 30, peak=1e9, peak_words="measured, 2 cores", reach=0.5)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> GGUFHeader:
+    """Of the model Big, for which the user's catalog names Small and then Other."""
+    write_catalog(
+        ("big", "Big", 4096e-9, ["small", "other"]), ("small", "Small", 8e-9, []), ("other", "Other", 16e-9, [])
+    )
+    return read_model(header_file(tmp_path / "mine" / "Big-Q8_0.gguf", weights=4096))
+
+
+def found(
+    target: GGUFHeader, library: Library, costs: TargetCosts = COSTS, machine: Machine | None = MACHINE
+) -> dict[str, Candidate]:
+    listed = candidates(target, library.local_models(), load_catalog(), costs, machine)
+    return {one.name: one for one in listed if "demo" not in one.name}
+
+
+def test_those_that_the_catalog_names_come_first_and_nothing_is_checked_yet(
+    tmp_path: Path, library: Library, target: GGUFHeader
+) -> None:
+    header_file(tmp_path / "mine" / "Another-Q8_0.gguf")
+    header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
+    header_file(tmp_path / "mine" / "Larger-Q8_0.gguf", weights=9000)
+    (tmp_path / "mine" / "broken.gguf").write_bytes(b"GGUF")
+    rows = found(target, library)
+    assert list(rows) == ["Small-Q8_0", "Other", "Another-Q8_0"]
+    assert [one.where for one in rows.values()] == ["here", "hub", "here"]
+    assert [one.named for one in rows.values()] == [True, True, False]
+    assert all(one.fits is None for one in rows.values())
+    assert rows["Other"].spec == "owner/Other-GGUF:Q8_0"
+    assert rows["Small-Q8_0"].spec == str(tmp_path / "mine" / "Small-Q8_0.gguf")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ("Q8_0 = 8e-6, Q4_K_M = 5e-6", "Q8_0"),
+        ("Q8_0 = 9e-6, Q4_K_M = 5e-6", "Q4_K_M"),
+        ("Q8_0 = 90e-6, Q4_K_M = 50e-6", "Q4_K_M"),
+    ],
+)
+def test_on_the_hub_the_most_faithful_file_is_meant_that_reads_half_as_much_as_the_target(
+    library: Library, target: GGUFHeader, sizes: str, wanted: str
+) -> None:
+    """Whose weights are 16 kB."""
+    file = paths.user_catalog()
+    file.write_text(file.read_text().replace("Q8_0 = 0.001", sizes))
+    assert found(target, library)["Other"].quantization == wanted
+
+
+def test_a_target_that_the_catalog_does_not_know_has_only_what_is_here(
+    tmp_path: Path, library: Library, target: GGUFHeader
+) -> None:
+    unknown = read_model(header_file(tmp_path / "Unknown.gguf", weights=4096))
+    header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
+    rows = found(unknown, library)
+    assert list(rows) == ["Small-Q8_0"]
+    assert not rows["Small-Q8_0"].named
+
+
+def test_a_check_compares_the_vocabularies(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
+    header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
+    header_file(tmp_path / "mine" / "Stranger-Q8_0.gguf", [*WORDS[:200], "other", *WORDS[201:]])
+    rows = {name: check(one, target) for name, one in found(target, library).items()}
+    assert rows["Small-Q8_0"].fits is True
+    assert rows["Stranger-Q8_0"].fits is False
+    assert rows["Stranger-Q8_0"].verdict is not None
+    assert "'w200'" in rows["Stranger-Q8_0"].verdict.reason
+    assert rows["Other"].fits is None
+
+
+def test_a_file_that_went_away_is_told(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
+    draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
+    row = found(target, library)["Small-Q8_0"]
+    draft.unlink()
+    gone = check(row, target)
+    assert gone.fits is None
+    assert "Small-Q8_0.gguf" in gone.failed
+
+
+def test_one_on_the_hub_is_checked_by_its_header_alone(
+    tmp_path: Path, library: Library, target: GGUFHeader, hub_server: HubServer
+) -> None:
+    fitting = header_file(tmp_path / "a.gguf", weights=2_000_000)
+    stranger = header_file(tmp_path / "b.gguf", [*WORDS[:200], "other", *WORDS[201:]])
+    hub_server.add("owner/Small-GGUF", {"Small-Q8_0.gguf": fitting})
+    hub_server.add("owner/Other-GGUF", {"Other-Q8_0.gguf": stranger})
+    hub = Hub(tmp_path / "headers")
+    rows = {name: check(one, target, hub=hub) for name, one in found(target, library).items()}
+    assert rows["Small"].fits is True
+    assert rows["Small"].size == fitting.stat().st_size
+    assert hub_server.bytes_sent("Small-Q8_0.gguf") < fitting.stat().st_size / 2
+    assert rows["Other"].fits is False
+
+
+def test_one_that_is_not_on_the_hub_is_told(
+    tmp_path: Path, library: Library, target: GGUFHeader, hub_server: HubServer
+) -> None:
+    hub_server.add("owner/Small-GGUF", {"Small-Q4_0.gguf": b"GGUF"})
+    hub = Hub(tmp_path / "headers")
+    rows = {name: check(one, target, hub=hub) for name, one in found(target, library).items()}
+    assert "Q8_0" in rows["Small"].failed
+    assert "owner/Other-GGUF" in rows["Other"].failed
+    assert recommended(rows.values()) is None
+
+
+def test_the_cost_of_a_drafted_token_is_what_the_machine_reads(
+    tmp_path: Path, library: Library, target: GGUFHeader
+) -> None:
+    header_file(tmp_path / "mine" / "Small-Q8_0.gguf", weights=250)
+    rows = found(target, library)
+    assert rows["Small-Q8_0"].expected.draft_ms == pytest.approx(1e3 * 1000 / 0.5e9)
+    assert "measured, 2 cores" in rows["Small-Q8_0"].expected.why
+    assert rows["Other"].expected.draft_ms == pytest.approx(1e3 * 1e6 / 0.5e9)
+    assert rows["Other"].expected.pays
+
+
+def test_a_measured_cost_counts_more_than_a_predicted_one(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
+    draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
+    costs = TargetCosts(COSTS.pass_ms, {file_fingerprint(draft): 39.0})
+    row = found(target, library, costs)["Small-Q8_0"]
+    assert row.expected.draft_ms == 39.0
+    assert not row.expected.pays
+
+
+def test_the_measured_acceptance_counts_for_the_loaded_pair_only(
+    tmp_path: Path, library: Library, target: GGUFHeader
+) -> None:
+    draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
+    listed = candidates(target, library.local_models(), load_catalog(), COSTS, MACHINE, acceptance=0.71, beside=draft)
+    kinds = {one.name: [gain.kind for gain in one.expected.gains] for one in listed}
+    assert kinds["Small-Q8_0"] == ["measured", "prose", "code"]
+    assert kinds["Other"] == ["prose", "code"]
+
+
+def test_what_is_missing_for_a_prediction_is_said(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
+    header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
+    assert found(target, library, UNKNOWN)["Small-Q8_0"].expected.words == NOT_CALIBRATED
+    unmeasured = Machine(available=1, total=1, peak_words="run cpuchat probe")
+    assert found(target, library, COSTS, unmeasured)["Small-Q8_0"].expected.words == "run cpuchat probe"
+    assert "not measured" in found(target, library, COSTS, None)["Small-Q8_0"].expected.words
+
+
+def test_the_one_that_gains_most_is_recommended(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
+    header_file(tmp_path / "mine" / "Small-Q8_0.gguf", weights=1000)
+    stranger = header_file(tmp_path / "mine" / "Stranger-Q8_0.gguf", [*WORDS[:200], "other", *WORDS[201:]])
+    better = header_file(tmp_path / "mine" / "Better-Q8_0.gguf", weights=16)
+    costs = TargetCosts(COSTS.pass_ms, {file_fingerprint(better): 1e-6, file_fingerprint(stranger): 1e-7})
+    rows = [check(one, target) for one in found(target, library, costs).values()]
+    best = recommended(rows)
+    assert best is not None
+    assert best.path == better
+
+
+def test_what_is_here_is_not_passed_over_for_a_little_more_speed(
+    tmp_path: Path, library: Library, target: GGUFHeader
+) -> None:
+    small = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
+    on_hub = check(found(target, library)["Other"], target).expected.draft_ms
+    for beside, wanted in ((1.01, small), (3.0, None)):
+        costs = TargetCosts(COSTS.pass_ms, {file_fingerprint(small): on_hub * beside})
+        best = recommended(check(one, target) for one in found(target, library, costs).values())
+        assert best is not None
+        assert best.path == wanted
+
+
+def test_nothing_is_recommended_that_does_not_pay(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
+    header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
+    costs = TargetCosts(tuple(40.0 * n for n in range(1, 33)))
+    assert recommended(check(one, target) for one in found(target, library, costs).values()) is None
+
+
+def test_without_a_calibration_the_first_that_the_catalog_names_is_recommended(
+    tmp_path: Path, library: Library, target: GGUFHeader
+) -> None:
+    header_file(tmp_path / "mine" / "Another-Q8_0.gguf")
+    header_file(tmp_path / "mine" / "Other-Q8_0.gguf", weights=16)
+    rows = [check(one, target) for one in found(target, library, UNKNOWN).values()]
+    best = recommended(rows)
+    assert best is not None
+    assert best.name == "Small"
+    without = [msgspec.structs.replace(one, named=False) for one in rows]
+    assert recommended(without) is None

@@ -1,0 +1,137 @@
+"""Which draft model is loaded beside a target: what was asked for, or the one that belongs to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.engine.calibrate import save_costs
+from cpuchat.errors import DraftMismatch, ModelNotFound
+from cpuchat.models.drafts.choice import choose_draft
+from cpuchat.models.fingerprint import file_fingerprint
+from cpuchat.models.library import DEMO_FILES, Library
+from cpuchat.speculation.costs import PassCosts
+from tests.models.drafts.files import WORDS, header_file, write_catalog
+
+
+@pytest.mark.parametrize("wanted", ["", "auto", " "])
+def test_the_own_draft_is_chosen_unless_another_is_wanted(wanted: str, library: Library, demo: dict[str, Path]) -> None:
+    assert choose_draft(demo["demo"], wanted, library) == (demo["demo-draft"], "")
+    assert choose_draft(demo["demo"], "none", library) == (None, "")
+    assert choose_draft(demo["demo"], "demo-q4", library) == (demo["demo-q4"], "")
+
+
+def test_a_model_that_the_catalog_does_not_know_gets_none(tmp_path: Path, tiny_model: Path, library: Library) -> None:
+    assert choose_draft(tiny_model, "", library) == (None, "")
+    assert choose_draft(tmp_path / "none.gguf", "auto", library) == (None, "")
+
+
+def test_the_missing_demo_draft_is_not_missed(
+    tmp_path: Path, library: Library, demo: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    (folder / DEMO_FILES["demo"]).symlink_to(demo["demo"])
+    monkeypatch.setattr(paths, "demo_dir", lambda: folder)
+    assert choose_draft(folder / DEMO_FILES["demo"], "auto", library) == (None, "")
+
+
+def test_a_draft_that_was_asked_for_and_does_not_fit_is_an_error(
+    tmp_path: Path, library: Library, demo: dict[str, Path]
+) -> None:
+    stranger = header_file(tmp_path / "stranger.gguf")
+    with pytest.raises(DraftMismatch):
+        choose_draft(demo["demo"], str(stranger), library)
+    with pytest.raises(DraftMismatch, match="target itself"):
+        choose_draft(demo["demo"], "demo", library)
+    with pytest.raises(ModelNotFound):
+        choose_draft(demo["demo"], "no-such-draft", library)
+
+
+def test_a_draft_from_the_settings_is_left_out_where_it_does_not_fit(
+    tmp_path: Path, library: Library, demo: dict[str, Path]
+) -> None:
+    stranger = header_file(tmp_path / "stranger.gguf")
+    for wanted in (str(stranger), "no-such-draft"):
+        path, note = choose_draft(demo["demo"], wanted, library, strict=False)
+        assert path is None
+        assert note.startswith("No draft model is loaded. ")
+    path, note = choose_draft(demo["demo-draft"], "demo", library)
+    assert path == demo["demo"]
+    assert "not smaller" in note
+
+
+# What the catalog names.
+
+
+def family(folder: Path, **draft: Any) -> tuple[Path, Path]:
+    """A target and the draft that the user's catalog names for it, which differs in `draft`."""
+    write_catalog(("big", "Big", 4096e-9, ["small"]), ("small", "Small", 8e-9, []))
+    return header_file(folder / "Big-Q8_0.gguf", weights=4096), header_file(folder / "Small-Q8_0.gguf", **draft)
+
+
+def test_the_draft_that_the_catalog_names_is_chosen_by_itself(tmp_path: Path, library: Library) -> None:
+    target, draft = family(tmp_path / "mine")
+    for wanted in ("", "auto"):
+        path, note = choose_draft(target, wanted, library)
+        assert path == draft
+        assert "Small" in note
+        assert "the catalog names it for Big" in note
+    assert choose_draft(target, "none", library) == (None, "")
+    assert choose_draft(draft, "auto", library) == (None, "")
+
+
+def test_a_draft_that_the_catalog_names_must_have_the_vocabulary(tmp_path: Path, library: Library) -> None:
+    target, _ = family(tmp_path / "mine", tokens=[*WORDS[:200], "other", *WORDS[201:]])
+    assert choose_draft(target, "auto", library) == (None, "")
+
+
+def test_a_draft_that_the_catalog_names_must_be_here(tmp_path: Path, library: Library) -> None:
+    target, draft = family(tmp_path / "mine")
+    draft.unlink()
+    assert choose_draft(target, "auto", library) == (None, "")
+
+
+def test_a_draft_that_reads_half_as_much_as_the_target_must_be_asked_for(tmp_path: Path, library: Library) -> None:
+    target, draft = family(tmp_path / "mine", weights=2048)
+    assert choose_draft(target, "auto", library) == (None, "")
+    assert choose_draft(target, str(draft), library) == (draft, "")
+
+
+def test_where_nothing_can_be_measured_only_a_draft_of_known_cost_is_chosen(tmp_path: Path, library: Library) -> None:
+    target, draft = family(tmp_path / "mine")
+    assert choose_draft(target, "auto", library, measured_only=True) == (None, "")
+    costs = PassCosts(tuple(40.0 + n for n in range(32)), draft_ms=2.0)
+    save_costs(paths.calibration_dir(), "a" * 64, costs, file_fingerprint(target), file_fingerprint(draft))
+    assert choose_draft(target, "auto", library, measured_only=True)[0] == draft
+
+
+def test_a_model_that_fits_but_is_not_named_is_not_chosen_by_itself(tmp_path: Path, library: Library) -> None:
+    target, draft = family(tmp_path / "mine")
+    stranger = header_file(tmp_path / "mine" / "Stranger-Q8_0.gguf")
+    draft.unlink()
+    assert choose_draft(target, "auto", library) == (None, "")
+    assert choose_draft(target, str(stranger), library) == (stranger, "")
+
+
+def test_of_several_files_of_the_draft_the_most_faithful_is_chosen(tmp_path: Path, library: Library) -> None:
+    target, draft = family(tmp_path / "mine", facts={"general.file_type": 7})
+    header_file(tmp_path / "mine" / "Small-Q4_K_M.gguf", facts={"general.file_type": 15})
+    assert choose_draft(target, "auto", library)[0] == draft
+
+
+def test_a_split_target_is_known_by_all_its_parts(tmp_path: Path, library: Library) -> None:
+    write_catalog(("big", "Big", 4096e-9, ["small"]), ("small", "Small", 8e-9, []))
+    parts = [
+        header_file(
+            tmp_path / f"Big-Q8_0-0000{n}-of-00002.gguf",
+            weights=2048,
+            facts={"split.no": n - 1, "split.count": 2, "general.name": "Big"},
+        )
+        for n in (1, 2)
+    ]
+    draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
+    assert choose_draft(parts[0], "auto", library)[0] == draft

@@ -1,0 +1,134 @@
+"""What a draft model is expected to gain: against the formula's cases, and against drawing lots."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.models.drafts.gain import NOT_CALIBRATED, expectation, gain, measured_acceptance
+from cpuchat.protocol import DrafterCount, SpeculationFigures
+
+FLAT = (10.0,) * 32
+"""Checking many tokens costs as much as one: what the formula's authors take for granted."""
+PROPORTIONAL = tuple(10.0 * n for n in range(1, 33))
+"""Checking n tokens costs n times as much: nothing can be gained."""
+
+
+def test_drafts_that_are_always_right_and_free_are_worth_every_token_of_a_pass() -> None:
+    found = gain(FLAT, 0.0, 1.0)
+    assert (found.depth, found.speedup) == (31, pytest.approx(32))
+
+
+def test_drafts_that_are_never_right_gain_nothing() -> None:
+    found = gain(FLAT, 1.0, 0.0)
+    assert (found.depth, found.speedup) == (0, 1.0)
+
+
+def test_a_target_that_is_bound_by_computing_gains_nothing() -> None:
+    for acceptance in (0.3, 0.8, 1.0):
+        assert gain(PROPORTIONAL, 0.0, acceptance).depth == 0
+
+
+def test_a_draft_model_as_slow_as_the_target_gains_nothing() -> None:
+    assert gain(FLAT, 10.0, 0.9).depth == 0
+
+
+def test_the_formula_of_the_paper_where_a_pass_always_costs_the_same() -> None:
+    """(1 - a^(g+1)) / ((1 - a) (g c + 1)) with the cost c of a drafted token by that of a pass."""
+    acceptance, cost = 0.8, 0.1
+    found = gain(FLAT, 10.0 * cost, acceptance)
+    by_depth = {g: (1 - acceptance ** (g + 1)) / ((1 - acceptance) * (g * cost + 1)) for g in range(32)}
+    assert found.depth == max(by_depth, key=lambda g: by_depth[g])
+    assert found.speedup == pytest.approx(by_depth[found.depth])
+
+
+def test_a_costly_depth_is_left_out_and_a_deeper_bargain_taken() -> None:
+    trap = (10.0, 30.0, 30.0, 12.0)
+    assert gain(trap, 0.1, 0.9).depth == 3
+    assert gain(trap[:3], 0.1, 0.9).depth == 0
+
+
+def test_drawing_lots_comes_to_the_same() -> None:
+    draw, acceptance = random.Random(7), 0.7
+    pass_ms = (60.0, 66.0, 75.0, 90.0, 115.0, 150.0)
+    found = gain(pass_ms, 4.0, acceptance)
+    assert found.depth > 0
+    tokens = spent = 0.0
+    for _ in range(20_000):
+        right = next((n for n in range(found.depth) if draw.random() >= acceptance), found.depth)
+        tokens += 1 + right
+        spent += pass_ms[found.depth] + 4.0 * found.depth
+    assert tokens * pass_ms[0] / spent == pytest.approx(found.speedup, rel=0.02)
+
+
+times = st.floats(0.01, 1e4)
+
+
+@given(st.lists(times, min_size=1, max_size=32), times, st.floats(0, 1), st.floats(0, 1))
+def test_it_is_never_less_than_plain_and_more_acceptance_never_less(
+    pass_ms: list[float], draft_ms: float, first: float, second: float
+) -> None:
+    low, high = sorted((first, second))
+    worse, better = gain(pass_ms, draft_ms, low), gain(pass_ms, draft_ms, high)
+    assert 1.0 <= worse.speedup <= better.speedup * (1 + 1e-9)
+    assert better.speedup <= len(pass_ms) * max(1.0, pass_ms[0] / min(pass_ms)) + 1e-9
+    assert (worse.depth == 0) is (worse.speedup == 1.0)
+
+
+def test_what_is_not_known_is_said() -> None:
+    unmeasured = expectation((), 1.0, "by its size")
+    assert (unmeasured.gains, unmeasured.words) == ((), NOT_CALIBRATED)
+    unknown = expectation(FLAT, 0.0, "the read bandwidth is not measured")
+    assert (unknown.gains, unknown.words) == ((), "the read bandwidth is not measured")
+    assert not unmeasured.pays
+
+
+def test_typical_texts_and_what_was_measured_with_the_pair() -> None:
+    typical = expectation(FLAT, 1.0, "by its size")
+    assert [(one.kind, one.acceptance) for one in typical.gains] == [("prose", 0.6), ("code", 0.8)]
+    assert typical.pays
+    measured = expectation(FLAT, 1.0, "by its size", 0.74)
+    assert [(one.kind, one.acceptance) for one in measured.gains] == [
+        ("measured", 0.74),
+        ("prose", 0.6),
+        ("code", 0.8),
+    ]
+    assert "74 % accepted" in measured.words
+    assert measured.mean == measured.gains[0].speedup != typical.mean
+
+
+def test_no_gain_is_said_plainly() -> None:
+    bound = expectation(PROPORTIONAL, 1.0, "by its size")
+    assert not bound.pays
+    assert bound.words.startswith("no gain: checking several tokens")
+    slow = expectation(FLAT, 50.0, "by its size")
+    assert not slow.pays
+    assert slow.words == "no gain: a drafted token takes 50.0 ms, too long against the 10.0 ms of a written one"
+    half = expectation((10.0, 15.0, 20.0, 25.0), 1.0, "by its size")
+    assert half.words.startswith("no gain in prose, ≈ 1.")
+
+
+def figures(*by_position: tuple[int, int], others: int = 0) -> SpeculationFigures:
+    drafted = sum(n for n, _ in by_position)
+    return SpeculationFigures(
+        draft_n=drafted + others,
+        by_position=by_position,
+        by_drafter=(DrafterCount("draft", drafted, 0), DrafterCount("suffix", others, 0)),
+    )
+
+
+def test_acceptance_is_counted_up_to_the_first_wrong_token() -> None:
+    """Of 200 drafts the first token was right 150 times; the second was then looked at 150 times, and right 120."""
+    assert measured_acceptance(figures((200, 150), (200, 120))) == pytest.approx((150 + 120) / (200 + 150))
+    always = figures((100, 100), (100, 100), (40, 40))
+    assert measured_acceptance(always) == 1.0
+
+
+def test_acceptance_of_other_drafters_or_of_too_little_is_none() -> None:
+    assert measured_acceptance(None) is None
+    assert measured_acceptance(SpeculationFigures()) is None
+    assert measured_acceptance(figures((20, 15))) is None
+    assert measured_acceptance(figures((200, 150), others=100)) is None

@@ -1,0 +1,55 @@
+"""Reads headers with at most 200 MB of memory in all and 1 s of CPU time for each.
+
+    python -m tests.models.gguf.limited
+
+Takes paths on standard input, one a line; answers each with `ok` or the name of the typed error and its words. The
+system ends it when a header takes more.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+from pathlib import Path
+
+from cpuchat.errors import CpuchatError
+from cpuchat.models import fit
+from cpuchat.models.gguf import GGUFHeader, read_header
+from cpuchat.models.inspect import inspect
+from cpuchat.models.inspection_words import sections
+from cpuchat.protocol import LoadOptions
+
+_MEMORY = 200_000_000
+_SECONDS = 1
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, _SECONDS)
+        print(_answer(Path(line.rstrip("\n"))), flush=True)
+
+
+def _answer(path: Path) -> str:
+    try:
+        ask_everything(read_header(path))
+    except CpuchatError as error:
+        return f"{type(error).__name__}: {error}".replace("\n", " ")
+    return "ok"
+
+
+def ask_everything(header: GGUFHeader) -> None:
+    """All that others make of a header, however odd its values are."""
+    for name in dir(GGUFHeader):
+        if isinstance(getattr(GGUFHeader, name), property):
+            getattr(header, name)
+    assert fit.required_memory(header, LoadOptions(), 4096).total >= 0
+    fit.largest_context(header, LoadOptions(), 1 << 34)
+    fit.choose_context(header, LoadOptions(), 1 << 34)
+    assert sections(inspect(header))
+
+
+if __name__ == "__main__":
+    main()

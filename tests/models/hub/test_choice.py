@@ -1,0 +1,50 @@
+"""Which model of a repository is meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpuchat.errors import NotOnHub
+from cpuchat.models.hub.choice import choose
+from cpuchat.models.hub.listing import models_of
+from cpuchat.models.hub.repository import HubFile, Repository
+
+
+def repository(*paths: str) -> Repository:
+    """Later files are larger."""
+    listed = models_of(HubFile(path=path, size=n, sha256=f"{n:064x}") for n, path in enumerate(paths, 1))
+    return Repository(id="o/Model-GGUF", revision="0" * 40, models=listed)
+
+
+@pytest.mark.parametrize(
+    ("paths", "wanted", "chosen"),
+    [
+        (("m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf"), "", "m-Q4_K_M"),
+        (("m-Q2_K.gguf", "m-Q8_0.gguf"), "", "m-Q8_0"),
+        (("m-IQ2_XS.gguf", "m-Q3_K_M.gguf", "m-BF16.gguf"), "", "m-Q3_K_M"),
+        (("m-UD-Q4_K_M.gguf", "m-Q8_0.gguf"), "", "m-UD-Q4_K_M"),
+        (("mmproj-Q4_K_M.gguf", "m-Q8_0.gguf"), "", "m-Q8_0"),
+        (("m.gguf",), "", "m"),
+        (("m-Q4_K_S.gguf", "m-Q4_K_M.gguf"), "q4_k_s", "m-Q4_K_S"),
+        (("m-UD-Q4_K_XL.gguf", "m-Q4_K_M.gguf"), "Q4_K_XL", "m-UD-Q4_K_XL"),
+        (("m-UD-Q4_K_M.gguf", "m-Q4_K_M.gguf"), "Q4_K_M", "m-Q4_K_M"),
+        (("small-Q8_0.gguf", "large-Q8_0.gguf"), "small-q8_0", "small-Q8_0"),
+        (("small-Q8_0.gguf", "large-Q8_0.gguf"), "Q8_0", "large-Q8_0"),
+        (("m-Q8_0.gguf", "MTP/head-Q8_0.gguf"), "Q8_0", "m-Q8_0"),
+        (("a/x.gguf", "b/y.gguf"), "a/x.gguf", "x"),
+        (("m-Q4_K_M-00001-of-00002.gguf", "m-Q5_K_M.gguf"), "", "m-Q5_K_M"),
+    ],
+)
+def test_the_usual_trade_off_or_what_was_named(paths: tuple[str, ...], wanted: str, chosen: str) -> None:
+    assert choose(repository(*paths), wanted).name == chosen
+
+
+def test_a_quantization_that_is_not_there_is_answered_with_those_that_are() -> None:
+    with pytest.raises(NotOnHub) as caught:
+        choose(repository("m-Q4_K_S.gguf", "m-Q8_0.gguf"), "Q4_K")
+    assert "Q4_K_S, Q8_0" in caught.value.hint
+
+
+def test_a_repository_without_models_says_so() -> None:
+    with pytest.raises(NotOnHub, match="no GGUF model"):
+        choose(repository("README.md", "mmproj-F16.gguf"))

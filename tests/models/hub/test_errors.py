@@ -1,0 +1,91 @@
+"""What huggingface_hub and httpx raise, in our own words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import httpx
+import pytest
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+from cpuchat.errors import AccessDenied, DiskFull, HubError, HubOffline, RateLimited
+from cpuchat.models.hub.errors import seconds_to_wait, translate
+
+SIGNED = "https://cdn.example/file?X-Amz-Signature=0123secret"
+
+
+def refused(status: int, headers: dict[str, str] | None = None, *, token: bool = True) -> HfHubHTTPError:
+    sent = {"authorization": "Bearer hf_secret"} if token else {}
+    answer = httpx.Response(status, headers=headers, request=httpx.Request("GET", SIGNED, headers=sent))
+    return HfHubHTTPError(f"{status} for {SIGNED} with hf_secret", response=answer)
+
+
+def test_typed_errors_stay_as_they_are() -> None:
+    error = DiskFull("Full.", "Delete something.")
+    assert translate(error) is error
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 416, 418, 429, 500, 503])
+def test_neither_tokens_nor_signed_addresses_get_into_a_message(status: int) -> None:
+    echo = "Bearer hf_secret and hf_secret were refused \x1b[31m"
+    told = str(translate(refused(status, {"x-error-message": echo}), "o/n"))
+    assert "secret" not in told
+    assert "cdn.example" not in told
+    assert "\x1b" not in told
+
+
+def test_the_reason_for_a_refusal_is_passed_on() -> None:
+    said = "Please enable access to public gated repositories in your fine-grained token settings"
+    assert said in str(translate(refused(403, {"x-error-message": said}), "o/n"))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OfflineModeIsEnabled("offline"), HubOffline),
+        (LocalEntryNotFoundError("not in the cache"), HubOffline),
+        (httpx.ConnectError("[Errno 111] Connection refused"), HubOffline),
+        (httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), HubOffline),
+        (httpx.ReadTimeout("slow"), HubOffline),
+        (httpx.RemoteProtocolError("peer closed connection"), HubOffline),
+        (httpx.TooManyRedirects("20"), HubError),
+        (refused(429), RateLimited),
+        (refused(502), HubError),
+        (refused(401), AccessDenied),
+        (GatedRepoError("gated", response=refused(403).response), AccessDenied),
+        (RuntimeError("something else"), HubError),
+    ],
+)  # fmt: skip
+def test_every_error_becomes_one_of_ours_with_a_hint(error: Exception, kind: type[HubError]) -> None:
+    told = translate(error, "o/n")
+    assert type(told) is kind
+    assert told.message.endswith(".")
+    assert told.hint.endswith(".")
+
+
+def test_a_certificate_that_is_not_trusted_is_not_taken_for_a_missing_network() -> None:
+    assert "SSL_CERT_FILE" in translate(httpx.ConnectError("CERTIFICATE_VERIFY_FAILED")).hint
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "12"}, 12.0),
+        ({"retry-after": " 0 "}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+        ({"retry-after": "soon"}, None),
+        ({"ratelimit": '"api";r=0;t=55'}, 55.0),
+        ({"ratelimit": '"api";r=3;t=55'}, None),
+        ({"retry-after": "7", "ratelimit": '"api";r=0;t=55'}, 7.0),
+    ],
+)
+def test_how_long_a_server_asks_to_wait(headers: dict[str, str], seconds: float | None) -> None:
+    assert seconds_to_wait(httpx.Headers(headers)) == seconds
+
+
+def test_a_date_to_wait_for_is_understood() -> None:
+    later = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    seconds = seconds_to_wait(httpx.Headers({"retry-after": later}))
+    assert seconds is not None and 3500 < seconds <= 3600

@@ -1,0 +1,201 @@
+"""Headers of models on the hub: read by ranges, kept, and read again only when they must be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.errors import CpuchatError, HubError, HubOffline, ModelDamaged
+from cpuchat.models.gguf import GGUFHeader, read_header, read_model
+from cpuchat.models.hub.client import Hub
+from cpuchat.models.hub.kept_headers import KeptHeaders
+from tests.models.hub.model_files import write_model_file
+from tests.support.hub_server import Fault, HubServer
+
+REPO = "some/Tiny-GGUF"
+NAME = "Tiny-F32.gguf"
+MIB = 1 << 20
+
+
+def read(hub: Hub | None = None) -> GGUFHeader:
+    """The header of the only model of the repository."""
+    hub = hub or Hub()
+    found = hub.repository(REPO)
+    return hub.header(found, found.models[0])
+
+
+def same(one: GGUFHeader, other: GGUFHeader) -> bool:
+    """Whether both say the same, but for the file's path."""
+
+    def told(header: GGUFHeader) -> object:
+        metadata = {key: list(value) if hasattr(value, "first") else value for key, value in header.metadata.items()}
+        return metadata, header.tensors, header.data_offset, header.file_size, header.version, header.alignment
+
+    return told(one) == told(other)
+
+
+def ranges(server: HubServer) -> list[str]:
+    return [request.range for request in server.requests if request.host == "content"]
+
+
+def test_a_header_is_read_with_one_request_of_the_first_mebibyte(hub_server: HubServer, tmp_path: Path) -> None:
+    file = write_model_file(tmp_path / NAME, n_values=1 << 20)
+    hub_server.add(REPO, {NAME: file})
+    assert same(read(), read_header(file))
+    assert ranges(hub_server) == [f"bytes=0-{MIB - 1}"]
+    assert hub_server.bytes_sent(NAME) == MIB
+
+
+def test_a_long_header_is_read_in_growing_pieces_that_do_not_overlap(hub_server: HubServer, tmp_path: Path) -> None:
+    file = write_model_file(tmp_path / NAME, n_tokens=70_000)
+    hub_server.add(REPO, {NAME: file})
+    assert same(read(), read_header(file))
+    assert ranges(hub_server) == [
+        f"bytes=0-{MIB - 1}",
+        f"bytes={MIB}-{2 * MIB - 1}",
+        f"bytes={2 * MIB}-{file.stat().st_size - 1}",
+    ]
+
+
+def test_a_header_that_was_read_is_kept_and_needs_no_hub_any_more(
+    hub_server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_model_file(tmp_path / NAME, n_tokens=30_000)
+    hub_server.add(REPO, {NAME: file})
+    found = Hub().repository(REPO)
+    Hub().header(found, found.models[0])
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert same(Hub().header(found, found.models[0]), read_header(file))
+    [kept] = paths.headers_dir().iterdir()
+    assert kept.stat().st_size < read_header(file).data_offset
+
+
+def test_the_same_file_in_another_repository_needs_no_second_reading(hub_server: HubServer, tmp_path: Path) -> None:
+    file = write_model_file(tmp_path / NAME)
+    hub_server.add(REPO, {NAME: file})
+    hub_server.add("other/copy", {"renamed.gguf": file})
+    read()
+    found = Hub().repository("other/copy")
+    assert Hub().header(found, found.models[0]).path.name == "renamed.gguf"
+    assert len(ranges(hub_server)) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"no zlib", "cut", "other"])
+def test_a_kept_header_that_is_damaged_is_read_again(
+    hub_server: HubServer, tmp_path: Path, damage: bytes | str
+) -> None:
+    file = write_model_file(tmp_path / NAME)
+    hub_server.add(REPO, {NAME: file})
+    read()
+    [kept] = paths.headers_dir().iterdir()
+    if damage == "other":  # sound, but not this file's
+        KeptHeaders().put(hub_server.etag(REPO, NAME), b"GGUF of something else")
+    else:
+        kept.write_bytes(kept.read_bytes()[:-9] if isinstance(damage, str) else damage)
+    assert same(read(), read_header(file))
+    assert len(ranges(hub_server)) == 2
+    assert same(read(), read_header(file))
+    assert len(ranges(hub_server)) == 2
+
+
+def test_a_folder_that_cannot_be_written_only_means_that_nothing_is_kept(hub_server: HubServer, tmp_path: Path) -> None:
+    file = write_model_file(tmp_path / NAME)
+    hub_server.add(REPO, {NAME: file})
+    (blocked := tmp_path / "blocked").write_text("a file where the folder would be")
+    assert same(read(Hub(cache=blocked)), read_header(file))
+
+
+def test_the_headers_used_longest_ago_make_room_for_new_ones(tmp_path: Path) -> None:
+    import os
+
+    noise = {etag: os.urandom(40_000) for etag in "abcd"}
+    kept = KeptHeaders(tmp_path, limit=100_000)
+    for age, etag in enumerate("ab"):
+        kept.put(etag, noise[etag])
+        file = next(path for path in tmp_path.iterdir() if path.name.startswith(etag))
+        os.utime(file, ns=(age, age))
+    assert kept.get("a") == noise["a"]  # used now, so b is the oldest
+    kept.put("c", noise["c"])
+    assert [etag for etag in "abc" if kept.get(etag) == noise[etag]] == ["a", "c"]
+
+
+def test_a_split_model_has_the_tensors_of_all_parts(hub_server: HubServer, tmp_path: Path) -> None:
+    names = [f"Big-F32-{part:05d}-of-00003.gguf" for part in (1, 2, 3)]
+    files = {name: write_model_file(tmp_path / name, part=part, parts=3) for part, name in enumerate(names, 1)}
+    hub_server.add(REPO, {f"F32/{name}": file for name, file in files.items()})
+    header = read()
+    assert [tensor.name for tensor in header.tensors] == [f"blk.{n}.attn_k.weight" for n in range(3)]
+    assert same(header, read_model(files[names[0]]))
+
+
+def test_a_split_model_that_is_not_complete_is_refused(hub_server: HubServer, tmp_path: Path) -> None:
+    name = "Big-F32-00001-of-00003.gguf"
+    hub_server.add(REPO, {name: write_model_file(tmp_path / name, part=1, parts=3)})
+    with pytest.raises(ModelDamaged, match="parts of it are missing"):
+        read()
+
+
+def test_a_part_under_the_name_of_a_whole_model_is_refused(hub_server: HubServer, tmp_path: Path) -> None:
+    hub_server.add(REPO, {NAME: write_model_file(tmp_path / NAME, part=1, parts=2)})
+    with pytest.raises(ModelDamaged, match="parts of it are missing"):
+        read()
+
+
+# Faults on the way.
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(cut_after=0),
+        Fault(cut_after=500_000),
+        Fault(ignore_range=True),
+        Fault(ignore_range=True, times=-1),
+    ],
+    ids=["cut at once", "cut in the middle", "range ignored once", "no ranges at all"],
+)
+def test_a_header_is_read_all_the_same(hub_server: HubServer, tmp_path: Path, fault: Fault) -> None:
+    file = write_model_file(tmp_path / NAME, n_tokens=70_000)
+    hub_server.add(REPO, {NAME: file})
+    hub_server.fault(REPO, NAME, fault)
+    assert same(read(), read_header(file))
+
+
+def test_without_ranges_no_more_is_fetched_than_the_header_needs(hub_server: HubServer, tmp_path: Path) -> None:
+    file = write_model_file(tmp_path / NAME, n_values=1 << 24)
+    hub_server.add(REPO, {NAME: file})
+    hub_server.fault(REPO, NAME, Fault(ignore_range=True))
+    assert same(read(), read_header(file))
+    assert hub_server.bytes_sent(NAME) < file.stat().st_size // 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (Fault(cut_after=100, times=-1), HubOffline),
+        (Fault(status=503, times=-1), HubError),
+        (Fault(page=b"<html>" + b"x" * 2 * MIB, times=-1), HubError),
+        (Fault(content=b"GGUF too short"), HubError),
+        (Fault(status=416), HubError),
+        (Fault(where="hub", status=429), HubError),
+    ],
+    ids=["cut for ever", "5xx", "a web page", "a short file", "416", "429"],
+)
+def test_what_cannot_be_read_is_a_typed_error_and_nothing_is_kept(
+    hub_server: HubServer, tmp_path: Path, fault: Fault, kind: type[CpuchatError]
+) -> None:
+    hub_server.add(REPO, {NAME: write_model_file(tmp_path / NAME)})
+    hub_server.fault(REPO, NAME, fault)
+    with pytest.raises(kind):
+        read()
+    assert not paths.headers_dir().exists()
+    hub_server.forget_faults()
+    assert read().architecture == "llama"
+
+
+def test_a_file_that_is_no_model_is_damaged(hub_server: HubServer) -> None:
+    hub_server.add(REPO, {NAME: b"PK\x03\x04 a zip file under a wrong name"})
+    with pytest.raises(ModelDamaged, match="no GGUF file"):
+        read()

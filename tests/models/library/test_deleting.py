@@ -1,0 +1,364 @@
+"""What deleting takes away, what it leaves, and that it never leaves the places it may touch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import scan_cache_dir
+from huggingface_hub.utils import WeakFileLock
+
+from cpuchat import paths
+from cpuchat.errors import CpuchatError
+from cpuchat.models.library import Deletion, Library, LocalModel, delete
+from cpuchat.models.library.deleting import plan_deletion
+from tests.models.library.files import REVISIONS, cached, part, share
+
+pytestmark = pytest.mark.usefixtures("no_demo")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """An empty Hugging Face cache."""
+    (tmp_path / "hub").mkdir()
+    return tmp_path / "hub"
+
+
+def named(library: Library, name: str) -> LocalModel:
+    return next(model for model in library.local_models() if model.path.name == name)
+
+
+def deletion(library: Library, name: str) -> Deletion:
+    return library.deletion(named(library, name))
+
+
+def used(folder: Path) -> int:
+    """Bytes of all files below `folder`, each content once."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "refs"]
+    files = {path.stat().st_ino: path.stat().st_size for path in found}
+    return sum(files.values())
+
+
+def freed(folder: Path, plan: Deletion) -> int:
+    """Carry `plan` out; returns what it really made of room, which must be what it said."""
+    before = used(folder)
+    assert delete(plan) == plan.freed
+    assert before - used(folder) == plan.freed
+    return plan.freed
+
+
+def test_the_last_model_of_a_repository_leaves_nothing(hub: Path, model: Path) -> None:
+    library = Library(cache=hub)
+    link = cached(hub, "o/n", "Q8_0/m.gguf", model)
+    (hub / "models--o--n" / ".no_exist" / REVISIONS[0]).mkdir(parents=True)
+    (hub / "models--o--n" / ".no_exist" / REVISIONS[0] / "config.json").touch()
+    size, blob = link.stat().st_size, link.resolve()
+    plan = deletion(library, "m.gguf")
+    assert (plan.files, plan.freed, plan.stays, plan.refused) == ((blob, link), size, (), "")
+    assert delete(plan) == size
+    assert list(hub.iterdir()) == []
+    assert library.local_models() == []
+
+
+def test_other_files_of_the_repository_stay_and_its_library_finds_it_sound(hub: Path, model: Path) -> None:
+    library = Library(cache=hub)
+    cached(hub, "o/n", "a.gguf", model)
+    cached(hub, "o/n", "b.gguf", model)
+    cached(hub, "o/n", "README.md", model)
+    freed(hub, deletion(library, "a.gguf"))
+    assert [m.path.name for m in library.local_models()] == ["b.gguf"]
+    scanned = scan_cache_dir(hub)
+    assert scanned.warnings == []
+    [repo] = scanned.repos
+    assert sorted(f.file_name for revision in repo.revisions for f in revision.files) == ["README.md", "b.gguf"]
+
+
+def test_revisions_that_share_a_blob_lose_it_together(hub: Path, model: Path) -> None:
+    library = Library(cache=hub)
+    new = cached(hub, "o/n", "m.gguf", model, REVISIONS[0], tail="same")
+    old = cached(hub, "o/n", "m.gguf", model, REVISIONS[1], main=False, tail="same")
+    cached(hub, "o/n", "README.md", model, REVISIONS[1], main=False)
+    plan = deletion(library, "m.gguf")
+    assert set(plan.files) == {new.resolve(), new, old}
+    assert freed(hub, plan) > 2_000_000
+    assert library.local_models() == []
+    assert scan_cache_dir(hub).warnings == []  # refs/main named a revision that is gone
+    assert not (hub / "models--o--n" / "refs").exists()
+
+
+def test_an_older_version_stays_and_is_seen_from_then_on(hub: Path, model: Path) -> None:
+    library = Library(cache=hub)
+    cached(hub, "o/n", "m.gguf", model, REVISIONS[0])
+    old = cached(hub, "o/n", "m.gguf", model, REVISIONS[1], main=False)
+    plan = deletion(library, "m.gguf")
+    assert plan.stays == ("Another version of m.gguf, of another revision, stays.",)
+    freed(hub, plan)
+    assert [m.path for m in library.local_models()] == [old]
+
+
+def test_a_blob_under_another_name_stays(hub: Path, model: Path) -> None:
+    library = Library(cache=hub)
+    cached(hub, "o/n", "a.gguf", model, tail="same")
+    cached(hub, "o/n", "b.gguf", model, tail="same")
+    plan = deletion(library, "a.gguf")
+    assert (len(plan.files), plan.freed) == (1, 0)
+    assert plan.stays == ("The content of a.gguf stays: b.gguf has the same.",)
+    assert freed(hub, plan) == 0
+    assert [m.path.name for m in library.local_models()] == ["b.gguf"]
+
+
+def test_a_link_without_content_and_half_a_download_can_be_deleted(hub: Path, model: Path) -> None:
+    library = Library(cache=hub)
+    link = cached(hub, "o/n", "m.gguf", model)
+    link.resolve().unlink()
+    half = hub / "models--o--n" / "blobs" / f"{'1' * 64}.incomplete"
+    half.write_bytes(model.read_bytes()[:200_000])
+    assert freed(hub, deletion(library, "m.gguf")) == 0
+    assert freed(hub, deletion(library, half.name)) == 200_000
+    assert list(hub.iterdir()) == []
+
+
+def test_what_another_program_downloads_just_now_stays(hub: Path, model: Path) -> None:
+    library = Library(cache=hub)
+    half = cached(hub, "o/n", "other.gguf", model).resolve().with_name(f"{'1' * 64}.incomplete")
+    half.write_bytes(model.read_bytes()[:200_000])
+    lock = hub / ".locks" / "models--o--n" / f"{'1' * 64}.lock"
+    lock.parent.mkdir(parents=True)
+    with WeakFileLock(lock):
+        assert "downloaded just now" in deletion(library, half.name).refused
+    assert freed(hub, deletion(library, half.name)) == 200_000
+
+
+def test_a_split_model_of_which_a_part_is_still_downloaded_stays(hub: Path, tmp_path: Path) -> None:
+    library = Library(cache=hub)
+    name = "s-00001-of-00002.gguf"
+    link = cached(hub, "o/n", name, part(tmp_path / name, 1, 2))
+    lock = hub / ".locks" / "models--o--n" / f"{'1' * 64}.lock"
+    lock.parent.mkdir(parents=True)
+    plan = deletion(library, name)
+    with WeakFileLock(lock):
+        assert "downloaded just now" in deletion(library, name).refused
+        with pytest.raises(CpuchatError, match="downloaded just now"):
+            delete(plan)
+    assert link.exists()
+
+
+def test_the_folders_that_a_download_needs_stay(hub: Path, model: Path) -> None:
+    library = Library(cache=hub)
+    link = cached(hub, "o/n", "m.gguf", model)
+    lock = hub / ".locks" / "models--o--n" / f"{'1' * 64}.lock"
+    lock.parent.mkdir(parents=True)
+    with WeakFileLock(lock):  # another file of this revision, that has no name yet
+        freed(hub, deletion(library, "m.gguf"))
+    assert link.parent.is_dir()
+
+
+def test_what_another_program_has_in_memory_is_told_and_it_goes_on(tmp_path: Path, model: Path) -> None:
+    path = Path(shutil.copy(model, tmp_path / "m.gguf"))
+    code = (
+        "import mmap, sys; file = open(sys.argv[1], 'rb'); content = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+        "print(flush=True); input(); print(content[:4])"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        plan = deletion(Library([tmp_path], cache=tmp_path / "none"), "m.gguf")
+        [told] = plan.stays
+        assert f"({reader.pid}) uses it: the room is free when that ends." in told
+        delete(plan)
+        assert reader.communicate("\n")[0] == "b'GGUF'\n"
+
+
+def test_tidying_follows_no_link_out_of_the_cache(hub: Path, tmp_path: Path, model: Path) -> None:
+    outside = tmp_path / "outside"
+    (outside / "deep").mkdir(parents=True)
+    for precious in (outside / "letter.txt", outside / "deep" / "empty"):
+        precious.touch()
+    for name in ("refs", ".no_exist"):
+        cached(hub, "o/n", "m.gguf", model, main=False)
+        (hub / "models--o--n" / "refs").rmdir()
+        (hub / "models--o--n" / name).symlink_to(outside)
+        delete(deletion(Library(cache=hub), "m.gguf"))
+        assert sorted(path.name for path in outside.rglob("*")) == ["deep", "empty", "letter.txt"]
+        shutil.rmtree(hub / "models--o--n")
+
+
+def test_a_repository_that_lies_on_another_disk_is_tidied_there(hub: Path, tmp_path: Path, model: Path) -> None:
+    cached(hub, "o/n", "m.gguf", model)
+    elsewhere = (hub / "models--o--n").rename(tmp_path / "elsewhere")
+    (hub / "models--o--n").symlink_to(elsewhere)
+    plan = deletion(Library(cache=hub), "m.gguf")
+    assert plan.freed > 2_000_000
+    delete(plan)
+    assert not any(elsewhere.iterdir())
+
+
+def test_all_parts_of_a_split_model_go(tmp_path: Path) -> None:
+    cache, folder = tmp_path / "hub", tmp_path / "folder"
+    folder.mkdir()
+    names = [f"s-0000{no}-of-00003.gguf" for no in (1, 2, 3)]
+    for no, name in enumerate(names, 1):
+        cached(cache, "o/n", name, part(folder / name, no, 3))
+    (folder / names[1]).unlink()  # a model that lost a part is deleted, too
+    (folder / "other.txt").touch()
+    library = Library([folder], cache=cache)
+    plans = [library.deletion(model) for model in library.local_models()]
+    assert [len(plan.files) for plan in plans] == [6, 2]
+    for plan in plans:
+        freed(tmp_path, plan)
+    assert [path.name for path in folder.iterdir()] == ["other.txt"]
+    assert list(cache.iterdir()) == []
+
+
+def test_a_link_in_a_folder_goes_and_its_content_stays(tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    mine = Path(shutil.copy(model, tmp_path / "mine.gguf"))
+    (folder / "link.gguf").symlink_to(mine)
+    plan = deletion(Library([folder], cache=tmp_path / "none"), "link.gguf")
+    assert (plan.files, plan.freed) == ((folder / "link.gguf",), 0)
+    assert plan.stays == (f"link.gguf is a link: {mine}, where it leads to, stays.",)
+    freed(tmp_path, plan)
+    assert mine.exists()
+    assert not os.path.lexists(folder / "link.gguf")
+
+
+def test_a_second_name_keeps_the_room(tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shutil.copy(model, folder / "a.gguf")
+    (tmp_path / "b.gguf").hardlink_to(folder / "a.gguf")
+    plan = deletion(Library([folder], cache=tmp_path / "none"), "a.gguf")
+    assert plan.freed == 0
+    assert plan.stays == ("a.gguf has another name on this disk, which keeps its content.",)
+    assert freed(tmp_path, plan) == 0
+    assert (tmp_path / "b.gguf").exists()
+
+
+def test_nothing_outside_of_the_folders_is_deleted(tmp_path: Path, model: Path) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    shutil.copy(model, outside / "m.gguf")
+    (folder / "door").symlink_to(outside)
+    plan = deletion(Library([folder], cache=tmp_path / "none"), "m.gguf")
+    assert "lies outside of the folders" in plan.refused
+    assert plan.files == ()
+    with pytest.raises(CpuchatError, match="is not deleted"):
+        delete(plan)
+    assert (outside / "m.gguf").exists()
+
+
+def test_a_snapshot_that_leads_out_of_the_cache_loses_its_link_only(tmp_path: Path, model: Path) -> None:
+    cache, mine = tmp_path / "hub", Path(shutil.copy(model, tmp_path / "mine.gguf"))
+    link = cached(cache, "o/n", "m.gguf", model)
+    link.unlink()
+    link.symlink_to(mine)
+    plan = deletion(Library(cache=cache), "m.gguf")
+    assert (plan.files, plan.freed) == ((link,), 0)
+    delete(plan)
+    assert mine.exists()
+
+
+def test_a_folder_that_was_exchanged_meanwhile_is_left_alone(tmp_path: Path, model: Path) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    for place in (folder / "deep", outside):
+        place.mkdir(parents=True)
+        shutil.copy(model, place / "m.gguf")
+    plan = deletion(Library([folder], cache=tmp_path / "none"), "m.gguf")
+    shutil.rmtree(folder / "deep")
+    (folder / "deep").symlink_to(outside)
+    with pytest.raises(CpuchatError, match="lies outside of the folders"):
+        delete(plan)
+    assert (outside / "m.gguf").exists()
+
+
+def test_a_file_that_was_replaced_meanwhile_stays(tmp_path: Path, model: Path) -> None:
+    path = Path(shutil.copy(model, tmp_path / "m.gguf"))
+    plan = deletion(Library([tmp_path], cache=tmp_path / "none"), "m.gguf")
+    path.unlink()
+    shutil.copy(model, path)
+    with pytest.raises(CpuchatError, match="changed meanwhile"):
+        delete(plan)
+    assert path.exists()
+
+
+def test_a_content_that_got_another_name_meanwhile_stays(hub: Path, model: Path) -> None:
+    library = Library(cache=hub)
+    cached(hub, "o/n", "a.gguf", model, tail="same")
+    plan = deletion(library, "a.gguf")
+    other = cached(hub, "o/n", "b.gguf", model, REVISIONS[1], tail="same")
+    with pytest.raises(CpuchatError, match="changed meanwhile"):
+        delete(plan)
+    assert other.exists()
+    assert freed(hub, deletion(library, "a.gguf")) == 0
+
+
+def test_a_content_without_a_name_can_be_deleted_until_it_gets_one(hub: Path, model: Path) -> None:
+    library = Library(cache=hub)
+    link = cached(hub, "o/n", "m.gguf", model)
+    blob = link.resolve()
+    link.unlink()
+    plan = deletion(library, blob.name)
+    assert (plan.files, plan.freed) == ((blob,), blob.stat().st_size)
+    found = named(library, blob.name)
+    link.symlink_to(blob)
+    with pytest.raises(CpuchatError, match="changed meanwhile"):
+        delete(plan)
+    assert library.deletion(found).stays == (f"{blob.name} stays: it has a name by now.",)
+    link.unlink()
+    freed(hub, deletion(library, blob.name))
+    assert list(hub.iterdir()) == []
+
+
+def test_what_repositories_share_goes_with_the_last_of_them(hub: Path, model: Path) -> None:
+    library = Library(cache=hub)
+    for repo in ("o/one", "o/two"):
+        content = share(cached(hub, repo, "m.gguf", model, tail="same"), "c" * 64)
+    first = deletion(library, "m.gguf")
+    assert first.stays == ("Its content stays in the cache: other repositories have it, too.",)
+    assert freed(hub, first) == 0
+    assert content.exists()
+    second = deletion(library, "m.gguf")
+    assert (second.freed, second.stays) == (content.stat().st_size, ())
+    delete(second)
+    assert not content.exists()
+    assert scan_cache_dir(hub).repos == frozenset()
+
+
+def test_the_demo_models_and_what_is_loaded_stay(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library([model.parent], cache=tmp_path / "none")
+    [mine] = library.local_models()
+    assert "in use" in library.deletion(mine, in_use=[model]).refused
+    link = tmp_path / "link.gguf"
+    link.symlink_to(model)
+    assert "in use" in library.deletion(mine, in_use=[link]).refused
+    demo = LocalModel(path=paths.demo_dir() / "x.gguf", name="demo", source="demo")
+    assert "part of cpuchat" in library.deletion(demo).refused
+
+
+def test_a_projector_beside_it_is_named(hub: Path, model: Path) -> None:
+    library = Library(cache=hub)
+    cached(hub, "o/n", "m.gguf", model)
+    projector = cached(hub, "o/n", "mmproj-m.gguf", model)
+    plan = deletion(library, "m.gguf")
+    assert plan.stays == ("mmproj-m.gguf, the part for images or sound beside it, stays.",)
+    delete(plan)
+    assert projector.exists()
+
+
+def test_what_the_system_refuses_is_an_error_that_names_the_file(tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shutil.copy(model, folder / "m.gguf")
+    found = named(Library([folder], cache=tmp_path / "none"), "m.gguf")
+    (folder / "m.gguf").unlink()
+    (folder / "m.gguf").mkdir()  # no right to delete a folder as a file has even root
+    plan = plan_deletion(found, folder, ())
+    with pytest.raises(CpuchatError, match=r"Cannot delete .*m\.gguf"):
+        delete(plan)

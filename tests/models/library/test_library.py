@@ -1,0 +1,233 @@
+"""Finding models: the package, the Hugging Face cache as its own library lays it out, the user's folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf as reference
+import pytest
+
+from cpuchat import paths
+from cpuchat.models.library import Library, hub_cache
+from cpuchat.models.synthetic import write_model
+from tests.models.library.files import REVISIONS, cached, part
+from tests.models.test_synthetic import TINY_MOE
+
+
+def test_the_cache_is_read_as_its_library_reads_it(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    from huggingface_hub import scan_cache_dir
+
+    cache = tmp_path / "hub"
+    first = cached(cache, "some-one/a-b-GGUF", "a-Q8_0.gguf", model)
+    nested = cached(cache, "some-one/a-b-GGUF", "Q4_K_M/a-Q4_K_M.gguf", model)
+    cached(cache, "some-one/a-b-GGUF", "README.md", model)
+    cached(cache, "some-one/a-b-GGUF", "mmproj-a-F16.gguf", model)
+    repos = {repo.repo_id: repo for repo in scan_cache_dir(cache).repos}
+    models = Library(cache=cache).local_models()
+    assert {m.repo for m in models} == set(repos) == {"some-one/a-b-GGUF"}
+    assert {m.path for m in models} == {first, nested}
+    files = {file.file_path for revision in repos["some-one/a-b-GGUF"].revisions for file in revision.files}
+    assert {m.path for m in models} <= files
+    [found] = [m for m in models if m.path == first]
+    assert (found.source, found.architecture, found.quantization) == ("huggingface", "qwen2", "Q8_0")
+    assert found.name == "synthetic tiny Q8_0"
+    assert found.size == first.stat().st_size
+    assert found.n_params > 2_000_000
+    assert found.damaged is None
+    assert found.projector == first.with_name("mmproj-a-F16.gguf")
+    assert (found.parts, found.has_template, found.last_used) == (1, True, 0.0)
+
+
+def test_the_current_revision_wins(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    cache = tmp_path / "hub"
+    new = cached(cache, "o/n", "m.gguf", model, REVISIONS[0])
+    cached(cache, "o/n", "m.gguf", model, REVISIONS[1], main=False)
+    old = cached(cache, "o/n", "gone.gguf", model, REVISIONS[1], main=False)
+    assert {m.path for m in Library(cache=cache).local_models()} == {new, old}
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"HF_HUB_CACHE": "/x/hub"},
+        {"HUGGINGFACE_HUB_CACHE": "~/y"},
+        {"HF_HOME": "$HOME/z"},
+        {"XDG_CACHE_HOME": "/c"},
+    ],
+)
+def test_the_cache_is_where_its_library_has_it(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+    environment = {k: v for k, v in os.environ.items() if k not in names} | variables
+    code = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
+    theirs = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(hub_cache()) == theirs.stdout.strip()
+
+
+def test_folders_are_searched_deep_and_circles_end(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "models"
+    (folder / "deep" / "er").mkdir(parents=True)
+    deep = Path(shutil.copy(model, folder / "deep" / "er" / "deep.gguf"))
+    (folder / "deep" / "circle").symlink_to(folder)
+    (folder / "deep" / "er" / "again.gguf").symlink_to(deep)
+    (folder / ".hidden").mkdir()
+    shutil.copy(model, folder / ".hidden" / "h.gguf")
+    part(folder / "big-00001-of-00002.gguf", 1, 2)
+    part(folder / "big-00002-of-00002.gguf", 2, 2)
+    (folder / "notes.txt").write_text("no model")
+    (folder / "broken.gguf").write_bytes(model.read_bytes()[:-5000])
+    (folder / "gone.gguf").symlink_to(folder / "nowhere")
+    models = {m.path.name: m for m in Library([str(folder), folder], cache=tmp_path / "none").local_models()}
+    assert set(models) - {"deep.gguf", "again.gguf"} == {"big-00001-of-00002.gguf", "broken.gguf", "gone.gguf"}
+    assert len(models) == 4
+    assert all(m.source == "folder" for m in models.values())
+    big = models["big-00001-of-00002.gguf"]
+    assert (big.n_params, big.parts, big.has_template) == (256, 2, False)
+    assert "cut short" in (models["broken.gguf"].damaged or "")
+    assert models["gone.gguf"].damaged
+
+
+def test_what_is_no_language_model_is_left_out(no_demo: Path, tmp_path: Path) -> None:
+    for name, architecture in (("vision.gguf", "clip"), ("vocabulary.gguf", "llama")):
+        writer = reference.GGUFWriter(tmp_path / name, architecture)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    [only] = Library([tmp_path], cache=tmp_path / "none").local_models()
+    assert only.path.name == "vocabulary.gguf"
+    assert "no weights" in (only.damaged or "")
+
+
+def test_a_mixture_tells_its_experts(no_demo: Path, tmp_path: Path) -> None:
+    write_model(tmp_path / "m.gguf", TINY_MOE, "Q4_K_M")
+    [found] = Library([tmp_path], cache=tmp_path / "none").local_models()
+    assert (found.n_expert, found.n_expert_used) == (TINY_MOE.n_expert, TINY_MOE.n_expert_used)
+    assert found.n_params_active < found.n_params
+    assert 0 < found.weights_per_token < found.size
+
+
+def test_what_is_missing_is_said(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    cache, folder = tmp_path / "hub", tmp_path / "folder"
+    folder.mkdir()
+    cached(cache, "o/n", "gone.gguf", model).resolve().unlink()
+    for no in (2, 3):
+        part(folder / f"a-0000{no}-of-00003.gguf", no, 3)
+    part(folder / "b-00001-of-00002.gguf", 1, 2)
+    found = {m.path.name: m for m in Library([folder], cache=cache).local_models()}
+    assert {name: m.damaged for name, m in found.items()} == {
+        "gone.gguf": "gone.gguf is a link to a file that is gone.",
+        "a-00002-of-00003.gguf": "1 of 3 parts are missing (a-00001-of-00003.gguf).",
+        "b-00001-of-00002.gguf": "1 of 2 parts are missing (b-00002-of-00002.gguf).",
+    }
+    assert found["a-00002-of-00003.gguf"].parts == 3
+
+
+def test_a_download_that_was_not_finished_is_in_the_list(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    cache = tmp_path / "hub"
+    blobs = cached(cache, "o/n", "there.gguf", model).resolve().parent
+    content = model.read_bytes()
+    (blobs / ("1" * 64 + ".incomplete")).write_bytes(content[: len(content) // 4 * 3])
+    (blobs / ("2" * 64 + ".8e7a2b1c.incomplete")).write_bytes(content[:1000])  # ends within the header
+    (blobs / ("3" * 64 + ".incomplete")).write_bytes(b"{}")
+    (blobs / ("4" * 64 + ".incomplete")).touch()
+    whole, half, begun = Library(cache=cache).local_models()
+    assert whole.unfinished is whole.damaged is None
+    assert half.unfinished == pytest.approx(0.75, abs=0.01)
+    assert half.damaged == "The download is not finished: 75 % is here."
+    assert (half.repo, half.name, half.quantization) == ("o/n", "synthetic tiny Q8_0", "Q8_0")
+    assert half.size == len(content) // 4 * 3
+    assert (begun.unfinished, begun.name, begun.size) == (-1.0, "o/n", 1000)
+    assert begun.damaged == "The download is not finished."
+    assert Library(cache=cache).resolve("o/n") == whole.path
+
+
+def test_a_content_that_no_revision_names_is_in_the_list(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    link = cached(tmp_path, "o/n", "m.gguf", model)
+    blob = link.resolve()
+    link.unlink()
+    [found] = Library(cache=tmp_path).local_models()
+    assert (found.path, found.size, found.unfinished, found.quantization) == (blob, blob.stat().st_size, 1.0, "Q8_0")
+    assert found.damaged == "The download is not finished: all of it is here, but has no name."
+
+
+def test_a_repository_without_an_owner(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    path = cached(tmp_path, "gpt2", "gpt2-q8_0.gguf", model)
+    library = Library(cache=tmp_path)
+    [found] = library.local_models()
+    assert (found.repo, found.path) == ("gpt2", path)
+    assert library.resolve("gpt2") == library.resolve("gpt2:Q8_0") == path
+
+
+def test_a_folder_around_the_cache_does_not_make_its_files_the_users(
+    no_demo: Path, tmp_path: Path, model: Path
+) -> None:
+    cache = tmp_path / "hub"
+    cached(cache, "o/n", "m.gguf", model)
+    cached(cache, "o/n", "m.gguf", model, REVISIONS[1], main=False)
+    beside = Path(shutil.copy(model, cache / "beside.gguf"))
+    found = Library([tmp_path], cache=cache).local_models()
+    assert [(m.source, m.path.name) for m in found] == [("huggingface", "m.gguf"), ("folder", beside.name)]
+
+
+def test_what_was_quantized_here_is_in_the_list(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    paths.made_models_dir().mkdir(parents=True)
+    made = Path(shutil.copy(model, paths.made_models_dir() / "made.gguf"))
+    library = Library(cache=tmp_path / "none")
+    [found] = library.local_models()
+    assert found.path == made
+    assert library.deletion(found).files == (made,)
+
+
+def test_headers_are_read_once(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = Path(shutil.copy(model, folder / "m.gguf"))
+    before = path.stat()
+    [first] = Library([folder], cache=tmp_path / "none").local_models()
+    # As long and as old as before: only who reads the header again sees that it is none now.
+    path.write_bytes(bytes(before.st_size))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert Library([folder], cache=tmp_path / "none").local_models() == [first]
+    path.touch()
+    assert Library([folder], cache=tmp_path / "none").local_models()[0].damaged
+
+
+@pytest.mark.parametrize("kept", [b"", b"{", b"\xff", b'{"version": 1, "entries": {"x": {"n_params": "many"}}}', b"[]"])
+def test_a_damaged_memory_of_headers_does_no_harm(no_demo: Path, tmp_path: Path, model: Path, kept: bytes) -> None:
+    paths.library_file().parent.mkdir(parents=True)
+    paths.library_file().write_bytes(kept)
+    library = Library([model.parent], cache=tmp_path / "none")
+    [found] = library.local_models()
+    assert found.architecture == "qwen2"
+    assert Library([model.parent], cache=tmp_path / "none").local_models() == [found]
+
+
+def test_a_cache_folder_that_cannot_be_written_does_no_harm(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    paths.cache_dir().parent.mkdir(parents=True, exist_ok=True)
+    paths.cache_dir().touch()  # a file where the folder belongs
+    [found] = Library([model.parent], cache=tmp_path / "none").local_models()
+    assert found.damaged is None
+
+
+def test_a_changed_file_is_read_again(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    library = Library([tmp_path], cache=tmp_path / "none")
+    assert library.local_models()[0].damaged
+    shutil.copy(model, path)
+    assert library.local_models()[0].damaged is None
+
+
+def test_importing_the_library_stays_cheap() -> None:
+    code = "import sys, cpuchat.models.library; print([m for m in ('numpy', 'huggingface_hub') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

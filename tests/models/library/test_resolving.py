@@ -1,0 +1,67 @@
+"""What people call a model, and the file that is meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat.errors import ModelNotFound
+from cpuchat.models.library import DEMO_FILES, Library
+from tests.models.library.files import cached, part
+
+
+def test_resolve_a_path(no_demo: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(cache=tmp_path / "none")
+    assert library.resolve(str(model)) == model
+    assert library.resolve(str(model.parent)) == model
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert library.resolve("~/m.gguf") == model
+    parts = [part(tmp_path / f"p-0000{no}-of-00002.gguf", no, 2) for no in (1, 2)]
+    assert library.resolve(str(parts[1])) == parts[0]
+    with pytest.raises(ModelNotFound, match="holds 0 models"):
+        library.resolve(str(no_demo))
+
+
+def test_resolve_the_demo_models(no_demo: Path, tmp_path: Path) -> None:
+    library = Library(cache=tmp_path / "none")
+    with pytest.raises(ModelNotFound, match="demo model"):
+        library.resolve("demo")
+    for name, file in DEMO_FILES.items():
+        (no_demo / file).touch()
+        assert library.resolve(name) == no_demo / file
+
+
+def test_resolve_a_repository(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    cache = tmp_path / "hub"
+    q8 = cached(cache, "Qwen/Qwen2.5-0.5B-GGUF", "qwen-q8_0.gguf", model)
+    library = Library(cache=cache)
+    assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF") == q8
+    k_m = cached(cache, "Qwen/Qwen2.5-0.5B-GGUF", "qwen-q4_k_m.gguf", model)
+    assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF") == k_m
+    assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF:Q8_0") == q8
+    assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF:q4_k_m") == k_m
+    assert library.resolve("qwen/qwen2.5-0.5b-gguf") in (q8, k_m)
+    assert library.resolve("qwen-q8_0") == library.resolve("QWEN-Q8_0.gguf") == q8
+    with pytest.raises(ModelNotFound, match=r"not as Q4_K\. There is .*qwen-q8_0\.gguf"):
+        library.resolve("Qwen/Qwen2.5-0.5B-GGUF:Q4_K")
+    with pytest.raises(ModelNotFound, match="models download Qwen/Other-GGUF"):
+        library.resolve("Qwen/Other-GGUF")
+    with pytest.raises(ModelNotFound, match=r"Did you mean qwen/qwen2\.5-0\.5b-gguf"):
+        library.resolve("Qwen/Qwen2.5-0.5-GGUF")
+
+
+def test_a_folder_of_the_repository_tells_the_quantization_too(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    library = Library(cache=tmp_path)
+    names = ("BF16/m.gguf", "Q6_K/m.gguf", "Q4_K_M/m.gguf", "m-UD-Q4_K_XL.gguf")
+    links = {name: cached(tmp_path, "o/n", name, model) for name in names}
+    assert library.resolve("o/n") == links["Q4_K_M/m.gguf"]
+    assert library.resolve("o/n:bf16") == links["BF16/m.gguf"]
+    assert library.resolve("o/n:UD-Q4_K_XL") == library.resolve("o/n:Q4_K_XL") == links["m-UD-Q4_K_XL.gguf"]
+    assert library.resolve("o/n:Q8_0") in links.values()  # as the headers say
+
+
+@pytest.mark.parametrize("spec", ["", "nothing", "../..//x", "a" * 5000, "models--x/../../etc", "\0", "/no/such.gguf"])
+def test_odd_specifications_are_refused(no_demo: Path, tmp_path: Path, spec: str) -> None:
+    with pytest.raises(ModelNotFound):
+        Library(cache=tmp_path / "none").resolve(spec)

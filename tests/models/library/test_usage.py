@@ -1,0 +1,140 @@
+"""When models were used and how fast they were, as several programs write it down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat import paths
+from cpuchat.models.library import Library
+from cpuchat.models.library.kept import Kept
+from cpuchat.models.library.usage import Usage, UsageLog
+from cpuchat.protocol import ModelInfo, SpeculationFigures, Timings, Traffic
+
+WEIGHTS = 1_000_000_000
+
+
+def info(path: Path, **changes: object) -> ModelInfo:
+    plain = ModelInfo(
+        path=str(path), name="m", architecture="qwen2", quantization="Q8_0", n_params=1, size=WEIGHTS, n_ctx=512,
+        n_ctx_train=512, n_vocab=1, n_layer=1, n_threads=2, peak_read=50e9, traffic=Traffic(weights=WEIGHTS),
+    )  # fmt: skip
+    return msgspec.structs.replace(plain, **changes)
+
+
+def answer(tok_s: float, n: int = 101, **changes: object) -> Timings:
+    plain = Timings(predicted_n=n, predicted_ms=1e3 * (n - 1) / tok_s)
+    return msgspec.structs.replace(plain, **changes)
+
+
+def usage_of(path: Path) -> Usage:
+    return UsageLog().read().of([path])
+
+
+def test_a_load_and_an_answer_are_remembered(model: Path, no_demo: Path, tmp_path: Path) -> None:
+    log = UsageLog(clock=lambda: 1_700_000_000.0)
+    log.loaded([model])
+    log.answered(info(model), answer(40.0))
+    usage = usage_of(model)
+    assert usage == Usage(used=1_700_000_000.0, quantization="Q8_0", plain_tok_s=40.0, reach=0.8, peak=50e9)
+    [found] = Library([model.parent], cache=tmp_path / "none").local_models()
+    assert (found.last_used, found.measured_tok_s, found.drafted_tok_s) == (1_700_000_000.0, 40.0, 0.0)
+
+
+def test_with_drafts_the_plain_speed_is_that_of_the_pass_beside_them(model: Path) -> None:
+    drafted = answer(60.0, draft_n=50, speculation=SpeculationFigures(passes=40, draft_n=50, plain_ms=25.0))
+    UsageLog().answered(info(model), drafted)
+    first = usage_of(model)
+    assert (first.plain_tok_s, first.reach, first.drafted_tok_s) == (40.0, 0.8, 60.0)
+    unknown = answer(70.0, draft_n=50, speculation=SpeculationFigures(passes=40, draft_n=50))
+    UsageLog().answered(info(model), unknown)
+    assert usage_of(model) == msgspec.structs.replace(first, drafted_tok_s=70.0)
+
+
+@pytest.mark.parametrize(
+    ("model_changes", "reach"),
+    [
+        ({"peak_read": 0.0}, 0.0),  # not measured
+        ({"traffic": None}, 0.0),
+        ({"cache_bytes": WEIGHTS // 2}, 0.0),  # partly read from L3
+        ({"cpus": (0, 1), "draft_cpus": (2,)}, 0.0),  # what was measured is more than plain decoding has
+        ({"cpus": (0, 1), "draft_cpus": (1,)}, 0.8),
+        ({"peak_read": 30e9}, 0.0),  # 133 %: the measurement is off
+        ({"traffic": Traffic(weights=0, experts=WEIGHTS, n_expert=8, n_expert_used=2)}, 0.2),
+    ],
+)
+def test_the_share_of_the_peak_is_kept_only_where_it_means_something(
+    model: Path, model_changes: dict[str, object], reach: float
+) -> None:
+    UsageLog().answered(info(model, **model_changes), answer(40.0))
+    usage = usage_of(model)
+    assert (usage.plain_tok_s, usage.reach) == (40.0, pytest.approx(reach))
+
+
+def test_an_answer_beside_other_programs_does_not_spoil_the_share_of_the_peak(model: Path) -> None:
+    for rate in (40.0, 5.0, 20.0):
+        UsageLog().answered(info(model), answer(rate))
+    assert (usage_of(model).plain_tok_s, usage_of(model).reach) == (20.0, 0.8)
+    UsageLog().answered(info(model, peak_read=0.0), answer(20.0))  # says nothing about it
+    assert usage_of(model).reach == 0.8
+    UsageLog().answered(info(model, peak_read=100e9), answer(20.0))  # the bandwidth was measured anew
+    assert usage_of(model).reach == 0.2
+
+
+def test_what_says_nothing_about_speed_is_not_remembered(model: Path) -> None:
+    UsageLog().answered(info(model), answer(40.0, n=8))
+    UsageLog().answered(info(model), Timings(predicted_n=1))
+    UsageLog().loaded([model.with_name("gone.gguf")])
+    assert not paths.usage_file().exists()
+
+
+def test_a_file_that_was_touched_is_the_same_model(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"one")
+    UsageLog().loaded([path])
+    before = usage_of(path)
+    os.utime(path, (1, 1))
+    assert usage_of(path) == before != Usage()
+
+
+def test_another_file_of_the_same_name_was_never_used(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"one")
+    UsageLog().loaded([path])
+    assert usage_of(path).used > 0
+    path.write_bytes(b"another")
+    assert usage_of(path) == Usage()
+
+
+def test_the_oldest_entries_go(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "k.json", int, version=1, most=3, max_bytes=1000)
+    for name in "abcd":
+        kept.change(lambda entries, name=name: entries.update({name: ord(name)}))
+    assert list(kept.read().items()) == [("b", 98), ("c", 99), ("d", 100)]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\x00" * 100, b'{"version": 9, "entries": {}}', b"[" * 2_000_000])
+def test_a_damaged_file_counts_as_empty_and_is_replaced(model: Path, content: bytes) -> None:
+    paths.usage_file().parent.mkdir(parents=True)
+    paths.usage_file().write_bytes(content)
+    assert UsageLog().read().reaches() == []
+    UsageLog().answered(info(model), answer(40.0))
+    assert UsageLog().read().reaches() == [("Q8_0", 0.8)]
+
+
+def test_programs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    files = [tmp_path / f"{n}.gguf" for n in range(40)]
+    for file in files:
+        file.touch()
+    code = (
+        "import sys; from pathlib import Path; from cpuchat.models.library.usage import UsageLog\n"
+        "for name in sys.argv[1:]: UsageLog().loaded([Path(name)])"
+    )
+    programs = [subprocess.Popen([sys.executable, "-c", code, *map(str, files[first::2])]) for first in range(2)]
+    assert [program.wait() for program in programs] == [0, 0]
+    assert all(usage_of(file).used > 0 for file in files)

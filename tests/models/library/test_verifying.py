@@ -1,0 +1,135 @@
+"""The content of a file against the hash that it was published with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cpuchat.models.library import Library, LocalModel
+from tests.models.library.files import cached, part, share
+
+pytestmark = pytest.mark.usefixtures("no_demo")
+
+
+def flip_a_bit(path: Path) -> None:
+    """In the middle, with the file's time of change left as it was: what a failing disk does."""
+    real, status = path.resolve(), path.stat()
+    content = bytearray(real.read_bytes())
+    content[len(content) // 2] ^= 1
+    real.write_bytes(content)
+    os.utime(real, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def only(library: Library) -> LocalModel:
+    [model] = library.local_models()
+    return model
+
+
+def test_a_sound_file_passes(tmp_path: Path, model: Path) -> None:
+    library = Library(cache=tmp_path)
+    path = cached(tmp_path, "o/n", "m.gguf", model)
+    seen: list[tuple[int, int]] = []
+    result = library.verify(only(library), lambda done, total: seen.append((done, total)))
+    assert (result.state, result.words) == ("sound", "SHA-256 is right")
+    assert seen[-1] == (path.stat().st_size, path.stat().st_size)
+
+
+def test_damage_in_the_middle_is_found_and_remembered_until_it_is_mended(tmp_path: Path, model: Path) -> None:
+    path = cached(tmp_path, "o/n", "m.gguf", model)
+    sound = path.read_bytes()
+    flip_a_bit(path)
+    assert only(Library(cache=tmp_path)).damaged is None
+    result = Library(cache=tmp_path).verify(only(Library(cache=tmp_path)))
+    assert result.state == "damaged"
+    assert "m.gguf is damaged: its content does not have the checksum" in result.words
+    assert only(Library(cache=tmp_path)).damaged == result.words  # in the next run, too
+    path.resolve().write_bytes(sound)
+    assert only(Library(cache=tmp_path)).damaged is None
+
+
+def test_a_judgement_is_taken_back_when_the_content_is_right_again(tmp_path: Path, model: Path) -> None:
+    path = cached(tmp_path, "o/n", "m.gguf", model)
+    library = Library(cache=tmp_path)
+    flip_a_bit(path)
+    assert library.verify(only(library)).state == "damaged"
+    flip_a_bit(path)
+    assert library.verify(only(library)).state == "sound"
+    assert only(Library(cache=tmp_path)).damaged is None
+
+
+def test_small_files_have_a_git_hash(tmp_path: Path, model: Path) -> None:
+    path = cached(tmp_path, "o/n", "m.gguf", model)
+    content = path.read_bytes()
+    name = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    blob = path.resolve().rename(path.resolve().with_name(name))
+    path.unlink()
+    path.symlink_to(blob)
+    library = Library(cache=tmp_path)
+    assert library.verify(only(library)).words == "the git hash is right"
+
+
+def test_every_part_of_a_split_model_is_read(tmp_path: Path) -> None:
+    links = [
+        cached(tmp_path, "o/n", f"s-0000{no}-of-00002.gguf", part(tmp_path / f"{no}.gguf", no, 2)) for no in (1, 2)
+    ]
+    library = Library(cache=tmp_path)
+    assert library.verify(only(library)).state == "sound"
+    flip_a_bit(links[1])
+    assert "s-00002-of-00002.gguf is damaged" in library.verify(only(library)).words
+    links[1].resolve().unlink()
+    result = library.verify(only(library))
+    assert (result.state, result.words) == ("damaged", "1 of 2 parts are missing (s-00002-of-00002.gguf).")
+
+
+def test_what_has_no_hash_is_said_to_be_unchecked(tmp_path: Path, model: Path) -> None:
+    library = Library([tmp_path / "folder"], cache=tmp_path / "none")
+    (tmp_path / "folder").mkdir()
+    path = Path(shutil.copy(model, tmp_path / "folder" / "m.gguf"))
+    assert library.verify(only(library)).state == "unchecked"
+    path.write_bytes(path.read_bytes()[:-100])
+    result = library.verify(only(library))
+    assert result.state == "damaged"
+    assert "cut short" in result.words
+
+
+def test_a_link_to_the_cache_is_checked_as_what_it_leads_to(tmp_path: Path, model: Path) -> None:
+    content = cached(tmp_path / "hub", "o/n", "m.gguf", model).resolve()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "link.gguf").symlink_to(content)
+    library = Library([folder], cache=tmp_path / "none")
+    assert library.verify(only(library)).state == "sound"
+
+
+def test_a_content_that_repositories_share_is_checked_by_the_hash_of_this_one(tmp_path: Path, model: Path) -> None:
+    link = cached(tmp_path, "o/n", "m.gguf", model)
+    content = share(link, "c" * 64)
+    library = Library(cache=tmp_path)
+    assert library.verify(only(library)).state == "sound"
+    flip_a_bit(content)
+    assert library.verify(only(library)).state == "damaged"
+
+
+def test_a_check_can_be_ended(tmp_path: Path, model: Path) -> None:
+    library = Library(cache=tmp_path)
+    cached(tmp_path, "o/n", "m.gguf", model)
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        library.verify(only(library), stop)
+    assert only(library).damaged is None
+
+
+def test_half_a_download_is_damaged(tmp_path: Path, model: Path) -> None:
+    path = cached(tmp_path, "o/n", "m.gguf", model)
+    blob = path.resolve()
+    path.unlink()
+    blob.rename(blob.with_name(blob.name + ".incomplete"))
+    library = Library(cache=tmp_path)
+    assert library.verify(only(library)).state == "damaged"

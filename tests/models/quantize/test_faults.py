@@ -1,0 +1,103 @@
+"""Stopping, dying and running out of room in the middle of the work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat.errors import DiskFull, QuantizeFailed
+from cpuchat.models.gguf import TensorInfo
+from cpuchat.models.quantize.make import Job, QuantizeProgress, quantize
+from cpuchat.models.quantize.place import PART
+from tests.models.quantize.jobs import children, job, refused
+from tests.support.big_headers import big_header, hollow_file
+
+
+def stop_when_begun(job: Job, act: Callable[[], None]) -> BaseException | None:
+    """Run it and call `act` once llama.cpp is at work; the error that it ended with."""
+
+    async def run() -> None:
+        done = False
+
+        def progress(_: QuantizeProgress) -> None:
+            nonlocal done
+            if not done:
+                done = True
+                act()
+
+        await quantize(job, progress)
+
+    try:
+        asyncio.run(run())
+    except BaseException as error:
+        return error
+    return None
+
+
+def test_cancelling_leaves_nothing_behind(large: Path, tmp_path: Path) -> None:
+    async def run() -> None:
+        begun = asyncio.Event()
+        task = asyncio.create_task(quantize(job(large, tmp_path / "out.gguf", "IQ4_XS"), lambda _: begun.set()))
+        await begun.wait()
+        assert (tmp_path / f"out.gguf{PART}").exists()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert list(tmp_path.iterdir()) == []
+
+    asyncio.run(run())
+
+
+def test_a_process_that_is_killed_is_told(large: Path, tmp_path: Path) -> None:
+    before = set(children())
+    error = stop_when_begun(
+        job(large, tmp_path / "out.gguf", "IQ4_XS"),
+        lambda: [os.kill(pid, signal.SIGKILL) for pid in set(children()) - before] and None,
+    )
+    assert isinstance(error, QuantizeFailed) and "killed" in error.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_taken_away_is_told(large: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    error = stop_when_begun(job(large, out, "IQ4_XS"), (tmp_path / f"out.gguf{PART}").unlink)
+    assert isinstance(error, QuantizeFailed) and "Cannot write" in error.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_room_is_looked_for_before_anything_is_written(tmp_path: Path) -> None:
+    """A source whose vocabulary would take more as F32 than there is free."""
+    small = big_header("0.5b", "Q8_0")
+    width = small.n_embd
+    rows = shutil.disk_usage(tmp_path).free // (4 * width) + 10_000
+    embeddings = TensorInfo("token_embd.weight", (width, rows), "Q8_0", 0, rows * width // 32 * 34)
+    huge = msgspec.structs.replace(small, tensors=[embeddings])
+    source = hollow_file(tmp_path / "huge-Q8_0.gguf", huge)
+    error = refused(job(source, tmp_path / "out.gguf", "F32"), DiskFull)
+    assert "GB free; the file needs" in error.message
+
+
+@contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    """What is written beyond that many bytes fails, here and in processes that are started: as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_gets_full_ends_it_and_leaves_nothing(large: Path, tmp_path: Path) -> None:
+    with files_limited_to(4 << 20):
+        error = refused(job(large, tmp_path / "out.gguf", "Q8_0"), DiskFull)
+    assert "cannot be written to its end" in error.message

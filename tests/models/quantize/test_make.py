@@ -1,0 +1,167 @@
+"""Quantizing with the real llama.cpp in its real process: what comes out."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cpuchat import paths
+from cpuchat.errors import UsageError
+from cpuchat.models.gguf import GGUFHeader, read_header, read_model
+from cpuchat.models.gguf.types import FILE_TYPE_BY_NAME
+from cpuchat.models.library import Library, delete
+from cpuchat.models.quantize.forecast import foresee, source_header, speed_up
+from cpuchat.models.quantize.make import QuantizeProgress, quantize
+from cpuchat.models.quantize.place import suggested_folder, suggested_path
+from cpuchat.models.quantize.process import QuantizeProcess
+from cpuchat.models.quantize.types import TYPES, quant_type
+from cpuchat.models.synthetic import write_model
+from tests.models.llama import Llama
+from tests.models.quantize.jobs import copy, job, refused, weights
+from tests.models.test_synthetic import TINY_MOE
+from tests.support.tiny_gguf import write_tiny_gguf
+
+
+async def forecasts(source: Path, *names: str) -> dict[str, GGUFHeader]:
+    header = await source_header(source)
+    async with QuantizeProcess() as process:
+        return {name: (await foresee(process, header, quant_type(name))).header for name in names}
+
+
+@pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0", "Q4_0", "IQ4_XS", "Q6_K", "TQ1_0", "F32"])
+def test_the_file_is_the_one_that_was_foreseen_and_it_runs(half: Path, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "out.gguf"
+    seen: list[QuantizeProgress] = []
+    assert asyncio.run(quantize(job(half, out, kind), seen.append)) == out
+    header, foreseen = read_header(out), asyncio.run(forecasts(half, kind))[kind]
+    assert header.quantization == kind
+    assert {(t.name, t.type, t.nbytes) for t in header.tensors} == {
+        (t.name, t.type, t.nbytes) for t in foreseen.tensors
+    }
+    assert abs(header.file_size - foreseen.file_size) < 256
+    assert [p.name for p in tmp_path.iterdir()] == ["out.gguf"]
+    with Llama(out) as llama:
+        assert len(llama.greedy([1, 2, 3], 3)) == 3
+    assert [one.done_tensors for one in seen] == sorted(one.done_tensors for one in seen)
+    assert {one.tensors for one in seen} == {len(header.tensors)}
+    assert {one.tensor for one in seen} <= {t.name for t in header.tensors}
+    assert max(one.bytes_in for one in seen) <= read_header(half).size
+    assert all(one.bytes_out <= header.file_size for one in seen)
+    assert {one.total_out for one in seen} == {foreseen.file_size}
+
+
+def test_weights_stay_what_they_were(half: Path, tmp_path: Path) -> None:
+    """Q8_0 moves no weight by more than its rounding step."""
+    out = asyncio.run(quantize(job(half, tmp_path / "out.gguf", "Q8_0")))
+    after = weights(out)
+    for name, values in weights(half).items():
+        assert np.abs(values - after[name]).max() <= np.abs(values).max() / 127
+
+
+def test_every_type_that_is_offered_is_one_of_llama_cpp(half: Path) -> None:
+    """And only those that it refuses without an importance matrix are said to need one."""
+
+    async def ask() -> dict[str, tuple[float, bool]]:
+        header = await source_header(half)
+        async with QuantizeProcess() as process:
+            told = {kind.name: await foresee(process, header, kind) for kind in TYPES}
+            return {name: (one.bits, one.needs_imatrix) for name, one in told.items()}
+
+    told = asyncio.run(ask())
+    assert {name for name, (_, needs) in told.items() if needs} == {kind.name for kind in TYPES if kind.needs_imatrix}
+    assert all(FILE_TYPE_BY_NAME[kind.name] == kind.number for kind in TYPES)
+    assert told["F32"][0] == pytest.approx(32, abs=0.1)
+    assert told["Q8_0"][0] == pytest.approx(8.5, abs=0.1)
+
+
+def test_less_to_read_is_faster(half: Path) -> None:
+    source = read_model(half)
+    made = asyncio.run(forecasts(half, "Q8_0", "F16"))
+    assert speed_up(source, made["Q8_0"]) == pytest.approx(16 / 8.5, rel=0.02)
+    assert speed_up(source, made["F16"]) == pytest.approx(1, rel=0.001)
+
+
+def test_a_mixture_of_experts(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "moe-F16.gguf", TINY_MOE, "F16")
+    out = asyncio.run(quantize(job(source, tmp_path / "out.gguf", "MXFP4")))
+    types = {t.type for t in read_header(out).tensors if t.is_routed}
+    assert types == {"MXFP4"}
+    with Llama(out) as llama:
+        assert len(llama.greedy([1, 2, 3], 2)) == 2
+
+
+def test_a_split_model_becomes_one_file(tmp_path: Path) -> None:
+    whole = write_tiny_gguf(tmp_path / "whole.gguf")
+    parts = [
+        copy(whole, tmp_path / f"m-F32-{no + 1:05d}-of-00003.gguf", settings=no == 0, first=no, every=3, no=no, count=3)
+        for no in range(3)
+    ]
+    assert suggested_path(read_model(parts[1]), quant_type("Q8_0"), tmp_path).name == "m-Q8_0.gguf"
+    out = asyncio.run(quantize(job(parts[1], tmp_path / "out.gguf", "Q8_0")))
+    assert read_header(out).split_count == 1
+    assert {t.name for t in read_header(out).tensors} == {t.name for t in read_model(parts[0]).tensors}
+    with Llama(out) as llama:
+        assert len(llama.greedy([1, 2, 3], 2)) == 2
+    error = refused(job(parts[0], parts[2], "Q8_0", force=True), UsageError)
+    assert "into itself" in error.message
+
+
+def test_a_source_with_another_alignment(tmp_path: Path) -> None:
+    """llama.cpp copies the setting but aligns to 32: left alone, its file could not be read."""
+    source = copy(write_tiny_gguf(tmp_path / "whole.gguf"), tmp_path / "source.gguf", alignment=4096)
+    assert read_header(source).alignment == 4096
+    out = asyncio.run(quantize(job(source, tmp_path / "out.gguf", "Q8_0")))
+    with Llama(out) as llama:
+        assert len(llama.greedy([1, 2, 3], 2)) == 2
+
+
+def test_types_by_name() -> None:
+    assert quant_type("q4_k_m").name == quant_type(" Q4_K ").name == "Q4_K_M"
+    assert quant_type("mxfp4_moe").name == "MXFP4"
+    with pytest.raises(UsageError, match="Did you mean Q4_K_M"):
+        quant_type("Q4_KM")
+    with pytest.raises(UsageError, match="--list"):
+        quant_type("\x1b[31m")
+
+
+@pytest.mark.parametrize(("special", "standard"), [("Q4_0_4_8", "Q4_0"), ("Q8R16", "Q8_0"), ("Q4_K_4", "Q4_K_M")])
+def test_special_formats_have_a_standard_one(special: str, standard: str) -> None:
+    with pytest.raises(UsageError, match=f"Use {standard}: .* when the file is loaded"):
+        quant_type(special)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("m-F16.gguf", "m-Q4_K_M.gguf"), ("m.f16.gguf", "m-Q4_K_M.gguf"), ("m.gguf", "m-Q4_K_M.gguf")],
+)
+def test_names_are_suggested(half: Path, tmp_path: Path, name: str, expected: str) -> None:
+    (tmp_path / name).symlink_to(half)
+    assert suggested_path(read_header(tmp_path / name), quant_type("Q4_K_M"), tmp_path) == tmp_path / expected
+
+
+def test_a_folder_is_suggested(tmp_path: Path) -> None:
+    """Beside the source; for what lies in a cache or the package the first of the user's, else our own."""
+    cache, mine, gone = tmp_path / "hub", tmp_path / "mine", tmp_path / "gone"
+    mine.mkdir()
+    snapshot = cache / "models--some--llama/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "way").symlink_to(snapshot)
+    library, poor = Library([gone, mine], cache=cache), Library([gone], cache=cache)
+    assert suggested_folder(tmp_path / "m-F16.gguf", library) == tmp_path
+    for kept in (snapshot, tmp_path / "way", paths.demo_dir()):
+        assert suggested_folder(kept / "m-F16.gguf", library) == mine
+        assert suggested_folder(kept / "m-F16.gguf", poor) == paths.made_models_dir()
+
+
+def test_what_is_made_in_our_own_folder_is_known_and_can_be_deleted(half: Path, tmp_path: Path) -> None:
+    out = paths.made_models_dir() / "llama-Q8_0.gguf"
+    assert asyncio.run(quantize(job(half, out, "Q8_0"))) == out  # the folder is made for it
+    library = Library([], cache=tmp_path / "hub")
+    made = next(model for model in library.local_models() if model.path == out)
+    assert made.quantization == "Q8_0" and made.damaged is None
+    size = out.stat().st_size
+    assert delete(library.deletion(made)) == size
+    assert not out.exists()

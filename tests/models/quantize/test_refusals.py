@@ -1,0 +1,103 @@
+"""What is not quantized, and why; nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+import gguf as reference
+import numpy as np
+
+from cpuchat.errors import ModelDamaged, ModelNotFound, QuantizeFailed, UsageError
+from cpuchat.models.gguf import read_header
+from cpuchat.models.quantize.make import quantize
+from cpuchat.models.quantize.place import PART
+from tests.models.quantize.jobs import finish, job, refused
+from tests.support.tiny_gguf import write_tiny_gguf
+
+
+def test_a_coarse_source_needs_leave(half: Path, tmp_path: Path) -> None:
+    coarse = asyncio.run(quantize(job(half, tmp_path / "coarse.gguf", "Q4_K_S")))
+    error = refused(job(coarse, tmp_path / "out.gguf", "Q3_K_M"), UsageError)
+    assert "Q4_K" in error.message and "--allow-requantize" in error.hint
+    out = asyncio.run(quantize(job(coarse, tmp_path / "out.gguf", "Q3_K_M", requantize=True)))
+    assert read_header(out).quantization == "Q3_K_M"
+    fine = asyncio.run(quantize(job(half, tmp_path / "fine.gguf", "Q8_0")))
+    assert asyncio.run(quantize(job(fine, tmp_path / "from-q8.gguf", "Q4_0"))).is_file()
+
+
+def test_nothing_is_overwritten_without_leave(half: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"mine")
+    assert "--force" in refused(job(half, out), UsageError).hint
+    assert out.read_bytes() == b"mine"
+    asyncio.run(quantize(job(half, out, force=True)))
+    assert read_header(out).quantization == "Q4_K_M"
+
+
+def test_a_model_is_never_written_into_itself(half: Path, tmp_path: Path) -> None:
+    source = tmp_path / "m.gguf"
+    source.write_bytes(half.read_bytes())
+    (tmp_path / "link.gguf").symlink_to(source)
+    (tmp_path / "hard.gguf").hardlink_to(source)
+    for out in ("m.gguf", "link.gguf", "hard.gguf"):
+        assert "into itself" in refused(job(source, tmp_path / out, force=True), UsageError).message
+    assert source.read_bytes() == half.read_bytes()
+
+
+def test_places_that_cannot_be_written(half: Path, tmp_path: Path) -> None:
+    assert "no folder" in refused(job(half, tmp_path / "nowhere/out.gguf"), UsageError).message
+    (tmp_path / "folder.gguf").mkdir()
+    assert "is a folder" in refused(job(half, tmp_path / "folder.gguf"), UsageError).message
+    (tmp_path / f"out.gguf{PART}").mkdir()
+    assert "Cannot write" in refused(job(half, tmp_path / "out.gguf"), UsageError).message
+    for length in (250, 300):  # the name of the unfinished file is too long, and the name itself
+        assert "too long" in refused(job(half, tmp_path / f"{'a' * (length - 5)}.gguf"), UsageError).message
+
+
+def test_an_unfinished_file_is_no_way_to_something_else(half: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    (tmp_path / f"link.gguf{PART}").symlink_to(mine)
+    os.mkfifo(tmp_path / f"pipe.gguf{PART}")
+    assert "Cannot write" in refused(job(half, tmp_path / "link.gguf"), UsageError).message
+    assert "is no file" in refused(job(half, tmp_path / "pipe.gguf"), UsageError).message
+    assert mine.read_bytes() == b"mine"
+
+
+def test_one_program_at_a_time_writes_a_file(half: Path, tmp_path: Path) -> None:
+    with (tmp_path / f"out.gguf{PART}").open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert "Another program" in refused(job(half, tmp_path / "out.gguf"), UsageError).message
+    # What a killed program left behind is in nobody's way.
+    assert asyncio.run(quantize(job(half, tmp_path / "out.gguf"))).is_file()
+    assert not (tmp_path / f"out.gguf{PART}").exists()
+
+
+def test_sources_that_are_no_models(half: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    refused(job(tmp_path / "nowhere.gguf", out), ModelNotFound)
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(half.read_bytes()[:-1000])
+    refused(job(cut, out), ModelDamaged)
+    unknown = write_tiny_gguf(tmp_path / "unknown.gguf")
+    unknown.write_bytes(unknown.read_bytes().replace(b"llama", b"lhama"))
+    assert "unknown model architecture: 'lhama'" in refused(job(unknown, out), QuantizeFailed).message
+    projector = reference.GGUFWriter(tmp_path / "mmproj.gguf", "clip")
+    projector.add_tensor("v.patch_embd.weight", np.zeros((32, 32), np.float32))
+    finish(projector)
+    assert "no language model" in refused(job(tmp_path / "mmproj.gguf", out), UsageError).message
+
+
+def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
+    source = write_tiny_gguf(tmp_path / "nan-F32.gguf")
+    header = read_header(source)
+    victim = next(t for t in header.tensors if t.name == "blk.1.ffn_up.weight")
+    with source.open("r+b") as file:
+        file.seek(header.data_offset + victim.offset)
+        file.write(struct.pack("<f", float("nan")) * 32)
+    error = refused(job(source, tmp_path / "out.gguf", "Q8_0"), QuantizeFailed)
+    assert "validation failed" in error.message or "invalid data" in error.message

@@ -1,0 +1,304 @@
+"""The catalog that comes with the program is sound, the user's own is checked, and files are recognized in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.models.catalog import MAX_BYTES, Catalog, CatalogModel, load_catalog, match_local
+from cpuchat.models.gguf import GGUFHeader, TensorInfo
+from cpuchat.models.library import LocalModel
+
+CATALOG = load_catalog()
+BITS = {
+    "Q4_0": (4.5, 5.5),
+    "Q4_K_M": (4.4, 5.8),
+    "UD-Q4_K_XL": (4.4, 5.8),
+    "Q8_0": (8.3, 9.2),
+    "MXFP4": (4.0, 5.0),
+    "F16": (5.0, 17.0),
+}
+"""Bits for a weight that the files of a quantization come to: of gpt-oss even "F16" has its experts in MXFP4."""
+SMALL = 1.1
+"""Billions of parameters up to which the embedding table, kept in more bits, is a good part of the file."""
+
+
+def entry(**changes: object) -> dict[str, object]:
+    return {"id": "mine", "name": "Mine", "family": "Own", "params": 1.5, "repos": ["me/mine-GGUF"]} | changes
+
+
+def user_catalog(*entries: dict[str, object]) -> Path:
+    def value(of: object) -> str:
+        if isinstance(of, dict):
+            return "{ " + ", ".join(f"{key} = {item!r}" for key, item in of.items()) + " }"
+        return str(of).lower() if isinstance(of, bool) else repr(of)
+
+    text = "\n".join("[[model]]\n" + "".join(f"{k} = {value(v)}\n" for k, v in one.items()) for one in entries)
+    file = paths.user_catalog()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+# What comes with the program.
+
+
+def test_it_is_without_problems_and_has_the_well_known_families() -> None:
+    assert CATALOG.problems == ()
+    families = {model.family for model in CATALOG.models}
+    assert {"Qwen2.5", "Qwen3", "Llama 3", "Gemma 3", "Gemma 4", "gpt-oss", "Mistral", "Phi", "Granite"} <= families
+    assert len(CATALOG.models) > 100
+
+
+@pytest.mark.parametrize("model", CATALOG.models, ids=lambda model: model.id)
+def test_every_entry_is_plausible(model: CatalogModel) -> None:
+    assert model.context > 0
+    assert model.vocabulary
+    assert model.license
+    assert model.publisher
+    assert 2024 <= model.year <= 2026
+    assert model.drafts or model.no_draft
+    assert model.sizes
+    for quantization, size in model.sizes.items():
+        low, high = BITS[quantization]
+        bits = 8 * size / model.params
+        assert low <= bits <= (high + 2.5 if model.params < SMALL else high), f"{quantization}: {bits:.2f} bits"
+
+
+@pytest.mark.parametrize("model", [m for m in CATALOG.models if m.drafts], ids=lambda model: model.id)
+def test_drafts_are_there_smaller_and_of_the_same_vocabulary(model: CatalogModel) -> None:
+    for name in model.drafts:
+        draft = CATALOG.find(name)
+        assert draft is not None, name
+        assert draft.params <= 0.5 * model.params
+        assert draft.vocabulary == model.vocabulary
+
+
+def test_models_that_keep_a_recurrent_state_draft_for_nobody() -> None:
+    recurrent = {model.id for model in CATALOG.models if model.no_draft.startswith("recurrent")}
+    assert {"qwen3.5-0.8b", "lfm2-1.2b", "qwen3-next-80b-a3b-instruct"} <= recurrent
+    assert not recurrent & {draft for model in CATALOG.models for draft in model.drafts}
+
+
+def test_families_whose_vocabularies_differ_are_kept_apart() -> None:
+    for one, other in (
+        ("qwen2.5-7b-instruct", "qwen3-8b"),
+        ("llama-3.1-8b-instruct", "deepseek-r1-distill-llama-8b"),
+        ("qwen2.5-7b-instruct", "deepseek-r1-distill-qwen-7b"),
+        ("phi-4", "phi-4-mini-instruct"),
+        ("gemma-3-12b-it", "gemma-4-12b-it"),
+    ):
+        first, second = CATALOG.find(one), CATALOG.find(other)
+        assert first is not None and second is not None
+        assert first.vocabulary != second.vocabulary
+
+
+def test_most_entries_had_something_read_at_its_source() -> None:
+    verified = [model for model in CATALOG.models if "repo" in model.verified]
+    assert len(verified) > 0.5 * len(CATALOG.models)
+
+
+def test_a_mixture_of_experts_is_told_by_its_parameters() -> None:
+    for name, is_moe in (("qwen3-8b", False), ("qwen3-30b-a3b-instruct-2507", True), ("gpt-oss-20b", True)):
+        model = CATALOG.find(name)
+        assert model is not None
+        assert model.is_moe is is_moe
+
+
+def test_what_is_downloaded_is_the_usual_quantization() -> None:
+    model = CATALOG.find("qwen2.5-7b-instruct")
+    assert model is not None
+    assert (model.spec, model.size) == ("bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M", 4_680_000_000)
+    large = CATALOG.find("gpt-oss-120b")
+    assert large is not None
+    assert large.spec.endswith(":MXFP4")
+
+
+def test_search_finds_every_word_in_any_case() -> None:
+    assert [model.id for model in CATALOG.search("QWEN2.5 coder 14b")] == ["qwen2.5-coder-14b-instruct"]
+    assert {model.family for model in CATALOG.search("mistral ai")} >= {"Mistral", "Ministral 3"}
+    assert "phi-4" in {model.id for model in CATALOG.search("bartowski/phi")}
+    assert CATALOG.search("no such model") == []
+    assert CATALOG.search("") == list(CATALOG.models)
+
+
+# The user's own.
+
+
+def test_without_a_file_there_is_only_ours() -> None:
+    assert not paths.user_catalog().exists()
+    assert load_catalog().models == CATALOG.models
+
+
+def test_an_own_entry_comes_first_and_one_with_a_known_id_replaces_ours() -> None:
+    user_catalog(entry(drafts=["qwen3-0.6b"]), entry(id="qwen3-8b", name="My Qwen"))
+    found = load_catalog()
+    assert found.problems == ()
+    assert [model.name for model in found.models[:2]] == ["Mine", "My Qwen"]
+    assert len(found.models) == len(CATALOG.models) + 1
+    changed, mine = found.find("qwen3-8b"), found.find("mine")
+    assert changed is not None and mine is not None
+    assert changed.repos == ("me/mine-GGUF",)
+    assert [draft.id for draft in found.drafts_of(mine)] == ["qwen3-0.6b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"params": "7B"}, "params"),
+        ({"params": 0}, "params"),
+        ({"active_params": 9.0}, "active_params"),
+        ({"repos": []}, "repos"),
+        ({"repos": ["no-owner"]}, "repos"),
+        ({"repos": ["../../etc/passwd"]}, "repos"),
+        ({"sizes": {"Q4_K_M": -1}}, "sizes"),
+        ({"id": "Has Spaces"}, "id"),
+        ({"id": "line\n"}, "id"),
+        ({"year": 1999}, "year"),
+        ({"use": "both"}, "use"),
+        ({"drafts": ["mine"]}, "drafts"),
+        ({"drafts": ["qwen3-0.6b"], "no_draft": "vocabulary"}, "no_draft"),
+        ({"verified": ["sizes"]}, "verified"),
+        ({"verified": ["Q4_K_M"]}, "verified"),
+        ({"downloads": 5}, "downloads"),
+        ({"name": "x" * 500}, "name"),
+    ],
+)
+def test_a_wrong_entry_is_told_by_file_and_key_and_the_others_work(changes: dict[str, object], key: str) -> None:
+    file = user_catalog(entry(**changes), entry(id="second", name="Second"))
+    found = load_catalog()
+    [problem] = found.problems
+    assert str(file) in problem
+    assert "model 1" in problem
+    assert key in problem
+    assert found.find("second") is not None
+    assert found.find("mine") is None
+    assert len(found.models) == len(CATALOG.models) + 1
+
+
+@pytest.mark.parametrize("key", ["id", "name", "family", "params", "repos"])
+def test_what_an_entry_must_have(key: str) -> None:
+    whole = entry()
+    del whole[key]
+    user_catalog(whole)
+    [problem] = load_catalog().problems
+    assert key in problem
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"[[model", "TOML"),
+        (b"\xff\xfe", "TOML"),
+        (b"model = 5", "two brackets"),
+        (b"[model]\nid = 'mine'", "two brackets"),
+        (b"[[models]]\nid = 'mine'", "models"),
+        (b"[[model]]\n" + b"#" * MAX_BYTES, "MiB"),
+        (b"model = [1, 2]", "model 1"),
+        (b"model = " + b"[" * 100_000, "TOML"),
+    ],
+)
+def test_a_broken_file_stops_nothing(content: bytes, word: str) -> None:
+    paths.user_catalog().parent.mkdir(parents=True)
+    paths.user_catalog().write_bytes(content)
+    found = load_catalog()
+    assert found.models == CATALOG.models
+    assert word in found.problems[0]
+    assert str(paths.user_catalog()) in found.problems[0]
+
+
+def test_a_file_that_cannot_be_read_stops_nothing() -> None:
+    paths.user_catalog().mkdir(parents=True)
+    found = load_catalog()
+    assert found.models == CATALOG.models
+    assert "cannot be read" in found.problems[0]
+
+
+def test_the_same_id_twice_and_a_draft_that_is_not_there() -> None:
+    user_catalog(entry(drafts=["nobody", "qwen3-0.6b"]), entry(name="Again"))
+    found = load_catalog()
+    twice, missing = found.problems
+    assert "'mine' is there twice" in twice
+    assert "'nobody'" in missing
+    mine = found.find("mine")
+    assert mine is not None
+    assert mine.name == "Mine"
+    assert [draft.id for draft in found.drafts_of(mine)] == ["qwen3-0.6b"]
+
+
+# Which entry a file is.
+
+
+def local(file: str, n_params: float, name: str = "", repo: str = "") -> LocalModel:
+    path = Path("/models") / file
+    return LocalModel(path=path, name=name or path.stem, source="folder", repo=repo, n_params=round(n_params * 1e9))
+
+
+@pytest.mark.parametrize(
+    ("file", "n_params", "name", "wanted"),
+    [
+        ("Qwen2.5-7B-Instruct-Q4_K_M.gguf", 7.62, "Qwen2.5 7B Instruct", "qwen2.5-7b-instruct"),
+        ("qwen2.5-0.5b-instruct-q8_0.gguf", 0.63, "qwen2.5-0.5b-instruct", "qwen2.5-0.5b-instruct"),
+        ("Qwen_Qwen3-8B-Q8_0.gguf", 8.19, "Qwen3 8B", "qwen3-8b"),
+        ("Qwen3-8B-UD-Q4_K_XL.gguf", 8.19, "Qwen3-8B", "qwen3-8b"),
+        ("Qwen3-30B-A3B-Instruct-2507-IQ4_XS.gguf", 30.5, "", "qwen3-30b-a3b-instruct-2507"),
+        ("Meta-Llama-3.1-8B-Instruct.i1-IQ3_M.gguf", 8.03, "Meta Llama 3.1 8B Instruct", "llama-3.1-8b-instruct"),
+        ("Llama-3.3-70B-Instruct-Q8_0-00001-of-00002.gguf", 70.6, "", "llama-3.3-70b-instruct"),
+        ("gemma-3-4b-it-BF16.gguf", 3.88, "Gemma 3 4b It", "gemma-3-4b-it"),
+        ("gpt-oss-20b-mxfp4.gguf", 20.9, "Gpt Oss 20b", "gpt-oss-20b"),
+        ("phi-4-Q4_K_M.gguf", 14.7, "Phi 4", "phi-4"),
+        ("model.gguf", 14.7, "Phi 4", "phi-4"),
+        ("Llama-3.3-70B-Instruct-Q4_K_M.gguf", 70.6, "Llama 3.1 70B Instruct", "llama-3.3-70b-instruct"),
+        ("Qwen3-Coder-Instruct-DRAFT-0.75B-32k-Q4_0.gguf", 0.75, "", "qwen3-coder-instruct-draft-0.75b"),
+        ("mistralai_Mistral-Small-3.2-24B-Instruct-2506-Q5_K_M.gguf", 23.6, "", "mistral-small-3.2-24b-instruct-2506"),
+    ],
+)
+def test_files_of_all_publishers_are_recognized(file: str, n_params: float, name: str, wanted: str) -> None:
+    found = match_local(CATALOG, local(file, n_params, name))
+    assert found is not None
+    assert found.id == wanted
+
+
+@pytest.mark.parametrize(
+    ("file", "n_params"),
+    [
+        ("Qwen2.5-7B-Instruct-abliterated-Q4_K_M.gguf", 7.62),
+        ("Qwen2.5-7B-Q4_K_M.gguf", 7.62),
+        ("Qwen2.5-7B-Instruct-Q4_K_M.gguf", 3.0),
+        ("DeepSeek-R1-Distill-Qwen-7B-Uncensored.gguf", 7.62),
+        ("Q4_K_M.gguf", 7.62),
+        ("model.gguf", 7.62),
+    ],
+)
+def test_other_models_are_not_taken_for_one(file: str, n_params: float) -> None:
+    assert match_local(CATALOG, local(file, n_params)) is None
+
+
+def test_a_name_of_any_length_is_compared_at_once() -> None:
+    assert match_local(CATALOG, local("model.gguf", 7.62, name="-q1" * 1_000_000 + "\n")) is None
+
+
+def test_a_file_of_a_known_repository_may_have_any_name() -> None:
+    file = local("renamed.gguf", 8.19, repo="unsloth/Qwen3-8B-GGUF")
+    found = match_local(CATALOG, file)
+    assert found is not None
+    assert found.id == "qwen3-8b"
+    assert match_local(CATALOG, local("renamed.gguf", 0.6, repo="unsloth/Qwen3-8B-GGUF")) is None
+
+
+def test_a_header_is_recognized_as_a_file_is() -> None:
+    weights = TensorInfo("blk.0.ffn_up.weight", (4096, 2_000_000), "Q8_0", 0, 0)
+    header = GGUFHeader(Path("/m/Qwen3-8B-Q8_0.gguf"), 3, {"general.name": "Qwen3 8B"}, [weights], 0, 1, 32)
+    found = match_local(CATALOG, header)
+    assert found is not None
+    assert found.id == "qwen3-8b"
+
+
+def test_every_entry_is_recognized_by_its_own_names() -> None:
+    for model in CATALOG.models:
+        for name in (model.name, model.id, model.repos[0].rpartition("/")[2]):
+            found = match_local(Catalog(CATALOG.models), local(f"{name}-Q4_K_M.gguf", model.params))
+            assert found is not None, name
+            assert found.id == model.id, name

@@ -1,0 +1,40 @@
+"""Model files are told apart by their content."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cpuchat.errors import ModelNotFound
+from cpuchat.models.fingerprint import file_fingerprint
+from cpuchat.models.synthetic import write_model
+
+
+def test_fingerprints_tell_content_apart(tmp_path: Path) -> None:
+    half = write_model(tmp_path / "half.gguf", "tiny", "Q4_0")
+    tiny = write_model(tmp_path / "tiny.gguf", "tiny", "Q8_0")
+    original = file_fingerprint(half)
+    copy = Path(shutil.copy(half, tmp_path / "copy.gguf"))
+    copy.touch()
+    assert file_fingerprint(copy) == original
+    assert file_fingerprint(tiny) != original
+    other = write_model(tmp_path / "other.gguf", "tiny", "Q8_0", seed=1)
+    assert file_fingerprint(other) != file_fingerprint(tiny)
+    with copy.open("r+b") as file:
+        file.truncate(copy.stat().st_size - 1)
+    assert file_fingerprint(copy) != original
+    with pytest.raises(ModelNotFound):
+        file_fingerprint(tmp_path / "nowhere.gguf")
+
+
+def test_fingerprint_covers_all_parts_of_a_split_model(tmp_path: Path) -> None:
+    for no in (1, 2):
+        (tmp_path / f"m-0000{no}-of-00002.gguf").write_bytes(random.Random(no).randbytes(2 << 20))
+    first, second = sorted(tmp_path.iterdir())
+    before = file_fingerprint(first)
+    assert file_fingerprint(second) == before
+    second.write_bytes(random.Random(3).randbytes(2 << 20))
+    assert file_fingerprint(first) != before

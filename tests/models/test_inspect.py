@@ -1,0 +1,207 @@
+"""What is told of a model, from real files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import msgspec
+import numpy as np
+import pytest
+
+from cpuchat.models.gguf import read_header
+from cpuchat.models.inspect import Experts, Inspection, SpecialToken, inspect
+from cpuchat.models.inspection_words import sections
+from tests.models.llama import Llama
+from tests.support.edited_gguf import edited
+from tests.support.tiny_gguf import CHATML, Architecture, vocabulary, write_tiny_gguf
+
+TOKENS = vocabulary()
+
+
+@pytest.fixture
+def tiny(tiny_model: Path) -> Inspection:
+    return inspect(read_header(tiny_model))
+
+
+def of(path: Path, arch: Architecture) -> Inspection:
+    return inspect(read_header(write_tiny_gguf(path / f"{arch}.gguf", arch=arch)))
+
+
+def test_the_model(tiny: Inspection, tiny_model: Path) -> None:
+    assert (tiny.name, tiny.file, tiny.architecture, tiny.quantization) == ("tiny", "tiny-F32.gguf", "llama", "F32")
+    assert (tiny.n_ctx_train, tiny.n_layer, tiny.n_embd, tiny.n_ff) == (4096, 2, 64, 128)
+    assert (tiny.heads, tiny.heads_kv, tiny.key_length, tiny.value_length) == (4, 4, 16, 16)
+    assert (tiny.version, tiny.parts, tiny.kind, tiny.experts, tiny.window) == (3, 1, "model", None, 0)
+    assert tiny.file_size == tiny_model.stat().st_size
+    assert tiny.n_params == tiny.n_params_active == 2 * 272 * 64 + 64 + 2 * (2 * 64 + 4 * 64 * 64 + 3 * 64 * 128)
+    assert tiny.problems == ()
+
+
+def test_the_figures_of_memory_are_those_of_llama_cpp(tiny: Inspection, tiny_model: Path) -> None:
+    with Llama(tiny_model, n_ctx=512) as loaded:
+        assert tiny.kv_per_token * 512 == pytest.approx(loaded.mebibytes("KV buffer size") * 2**20, rel=0.01)
+    # One row of the embedding table, and everything else whole.
+    assert tiny.bytes_per_token == tiny.size - 272 * 64 * 4 + 64 * 4 + tiny.kv_per_token
+
+
+def test_a_running_state(tmp_path: Path) -> None:
+    found = inspect(read_header(write_tiny_gguf(tmp_path / "mamba.gguf", arch="mamba", n_layer=16)))
+    with Llama(tmp_path / "mamba.gguf", n_ctx=512) as loaded:
+        assert found.state == pytest.approx(loaded.mebibytes("RS buffer size") * 2**20, rel=0.05)
+    assert found.kv_per_token == 0
+
+
+def test_windows(tmp_path: Path) -> None:
+    found = of(tmp_path, "gemma3")
+    header = read_header(tmp_path / "gemma3.gguf")
+    assert found.window == header.number("attention.sliding_window") > 0
+    assert 0 < found.windowed_layers <= found.n_layer
+
+
+def test_tensors_by_type(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(path := tmp_path / "mixed.gguf", "llama")
+    writer.add_block_count(1)
+    for name, kind in (("blk.0.a", "Q4_0"), ("blk.0.b", "Q8_0"), ("blk.0.c", "Q8_0")):
+        raw = gguf.quants.quantize(np.zeros((4, 64), np.float32), gguf.GGMLQuantizationType[kind])
+        writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = inspect(read_header(path))
+    assert [(k.type, k.count, k.n_params, k.nbytes, k.bits_per_weight) for k in found.tensors] == [
+        ("Q8_0", 2, 512, 544, 8.5),
+        ("Q4_0", 1, 256, 144, 4.5),
+    ]
+    assert found.bits_per_weight == 8 * 688 / 768
+
+
+def test_experts_and_active_parameters(tmp_path: Path) -> None:
+    found = of(tmp_path, "deepseek2")
+    header = read_header(tmp_path / "deepseek2.gguf")
+    routed = sum(tensor.n_elements for tensor in header.tensors if "_exps." in tensor.name)
+    shared = any("_shexp." in tensor.name for tensor in header.tensors)
+    assert found.experts == Experts(count=8, used=2, shared=int(shared))
+    assert routed and found.n_params_active == found.n_params - routed * 6 // 8
+
+
+def test_special_tokens(tiny_model: Path, tmp_path: Path) -> None:
+    changes = {
+        "tokenizer.ggml.eos_token_id": 270,
+        "tokenizer.ggml.padding_token_id": 5000,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    found = inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))).tokenizer
+    assert found is not None
+    assert (found.kind, found.model, found.pre, found.n_tokens, found.n_merges) == ("BPE", "gpt2", "gpt-2", 272, 11)
+    assert (found.add_bos, found.add_eos) == (True, False)
+    assert found.special == (
+        SpecialToken(role="bos", id=TOKENS.index("<|endoftext|>"), text="<|endoftext|>"),
+        SpecialToken(role="eos", id=270, text="<think>"),
+        SpecialToken(role="pad", id=5000, text=""),
+    )
+
+
+def test_special_tokens_that_the_file_does_not_name(tiny_model: Path, tmp_path: Path) -> None:
+    changes = {"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.eos_token_id": None}
+    found = inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))).tokenizer
+    assert found is not None
+    assert [(token.role, token.id) for token in found.special] == [("bos", 11), ("eos", 11)]  # as llama.cpp has it
+
+
+@pytest.mark.parametrize(
+    ("template", "features"),
+    [
+        (CHATML, ("system",)),
+        ("{% if messages[0]['role'] == 'system' %}x{% endif %}{% if tools %}y{% endif %}", ("system", "tools")),
+        ("{% if enable_thinking is false %}<think>\n\n</think>{% endif %}", ("thinking",)),
+        ("{{ messages[0].reasoning_content }}{% for c in images %}{% endfor %}", ("thinking", "images")),
+        ("{{ messages[0]['content'] }}", ()),
+    ],
+)
+def test_templates(template: str, features: tuple[str, ...], tiny_model: Path, tmp_path: Path) -> None:
+    changes = {"tokenizer.chat_template": template, "tokenizer.chat_template.tool_use": "{{ tools }}"}
+    first, second = inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))).templates
+    assert (first.name, first.text, first.features) == ("", template, features)
+    assert (second.name, second.features) == ("tool_use", ("tools",))
+
+
+def test_origin(tiny_model: Path, tmp_path: Path) -> None:
+    changes = {
+        "general.license": "apache-2.0",
+        "general.license.link": "https://example.org/license",
+        "general.quantized_by": "someone",
+        "general.base_model.count": 3,
+        "general.base_model.0.repo_url": "https://huggingface.co/owner/base",
+        "general.base_model.1.name": "Another",
+        "general.languages": ["en", "de"],
+        "general.tags": ["x"] * 100,
+    }
+    origin = inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))).origin
+    assert (origin.license, origin.license_link) == ("apache-2.0", "https://example.org/license")
+    assert (origin.base_models, origin.quantized_by) == (("owner/base", "Another"), "someone")
+    assert origin.languages == ("en", "de") and len(origin.tags) == 16
+
+
+def test_metadata_in_short(tiny_model: Path, tmp_path: Path) -> None:
+    changes = {"general.description": "x" * 500, "llama.rope.freq_base": 1e6}
+    settings = dict(inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))).settings)
+    assert settings["general.description"] == "x" * 119 + "…"
+    assert settings["llama.rope.freq_base"] == "1e+06"
+    assert settings["tokenizer.ggml.token_type"] == "272 values: 1, 1, 1, 1, …"
+
+
+def test_problems_are_told(tiny_model: Path, tmp_path: Path) -> None:
+    found = inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", {"llama.rope.scaling.type": "\x1b[31m"})))
+    heading, rows = sections(found)[0]
+    assert heading == "Problems" and len(found.problems) == len(rows) == 1
+    assert rows[0][1].startswith("Its positions are scaled") and "\x1b" not in rows[0][1]
+
+
+def test_sections_hold_nothing_that_steers_a_terminal(tiny_model: Path, tmp_path: Path) -> None:
+    evil = "a\x1b]0;x\x07\u202eb\nc"
+    changes = {
+        "general.name": evil, "general.author": evil, "tokenizer.ggml.pre": evil, "general.tags": [evil],
+        "general.base_model.count": 1, "general.base_model.0.name": evil, f"x.{evil}": evil,
+    }  # fmt: skip
+    shown = sections(inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))))
+    text = "".join(heading + label + value for heading, rows in shown for label, value in rows)
+    assert text.isprintable() and "␛" in text
+    assert [heading for heading, _ in shown] == [
+        "Model", "Reading and memory", "Tensors", "Tokenizer", "Chat template", "Origin", "Metadata",
+    ]  # fmt: skip
+
+
+def test_sections_are_short_however_long_the_texts_are(tiny_model: Path, tmp_path: Path) -> None:
+    long = "x" * 100_000
+    changes = {"general.name": long, "general.license": long, f"general.{long}": long, "tokenizer.ggml.pre": long}
+    shown = sections(inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))))
+    rows = [row for _, rows in shown for row in rows]
+    assert max(len(label) for label, _ in rows) == 60
+    assert max(len(text) for _, text in rows) == 400
+
+
+def test_a_vocabulary_without_weights(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(path := tmp_path / "vocab.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(TOKENS)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = inspect(read_header(path))
+    assert (found.n_params, found.bits_per_weight, found.tensors, found.problems) == (0, 0.0, (), ())
+    assert found.tokenizer is not None and found.tokenizer.n_tokens == len(TOKENS)
+    assert msgspec.json.encode(found)
+    shown = dict(sections(found))
+    assert ("kind", "a vocabulary without weights") in shown["Model"]
+    assert "Tokenizer" in shown and "Reading and memory" not in shown and "Chat template" not in shown
+
+
+def test_what_is_no_language_model_is_told_as_such(tiny_model: Path, tmp_path: Path) -> None:
+    changes = {"general.type": "mmproj", "general.architecture": "clip", "tokenizer.ggml.model": None,
+               "tokenizer.ggml.tokens": None, "tokenizer.chat_template": None}  # fmt: skip
+    shown = dict(sections(inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))), settings=False))
+    assert list(shown) == ["Model", "Tensors"]
+    assert ("kind", "an image or audio part of a model") in shown["Model"]

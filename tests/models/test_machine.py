@@ -1,0 +1,105 @@
+"""What this machine has for a model, from what was measured before: nothing is measured here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat.hardware.bandwidth.measuring import Measured
+from cpuchat.hardware.bandwidth.peaks import remember
+from cpuchat.hardware.cores import choose_cores
+from cpuchat.hardware.memory import total_bytes
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.fit import PROCESS_BYTES, required_memory
+from cpuchat.models.gguf import read_model
+from cpuchat.models.library.usage import UsageLog
+from cpuchat.models.machine import ASSUMED_REACH, given_back, this_machine
+from cpuchat.models.synthetic import write_model
+from cpuchat.protocol import LoadOptions
+from cpuchat.settings import Settings, parse
+from cpuchat.telemetry.machine import Peak
+from tests.hardware.trees import make_tree
+from tests.models.library.test_usage import answer, info
+
+
+def test_a_machine_of_which_nothing_was_measured() -> None:
+    machine = this_machine(Settings())
+    assert machine.total == total_bytes()
+    assert 0 < machine.available <= machine.total
+    assert (machine.peak, machine.reach, machine.reach_words) == (0.0, ASSUMED_REACH, "assumed")
+    assert "cpuchat probe" in machine.peak_words
+
+
+def test_the_bandwidth_of_the_cores_in_the_settings_counts() -> None:
+    one = choose_cores(read_topology(), "auto", 1).cpus
+    remember(Measured(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
+    settings = parse("[engine]\nthreads = 1\n")
+    assert this_machine(settings).peak == 25e9
+    assert this_machine(settings).peak_words == "measured, 1 core"
+    assert this_machine(settings, peak=Peak(50e9, "told")).peak == 50e9
+
+
+def test_cores_that_are_not_there_are_said() -> None:
+    machine = this_machine(parse('[engine]\ncores = "9998-9999"\n'))
+    assert machine.peak == 0.0
+    assert "9998" in machine.peak_words
+
+
+def test_memory_that_is_bound_to_a_node_is_that_of_the_node(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "2x-epyc-7543")
+    everywhere = this_machine(Settings(), root=root)
+    bound = this_machine(parse('[engine]\nmemory = "bind:1"\n'), root=root)
+    assert everywhere.available == pytest.approx(0.75 * 512 * 2**30, rel=0.01)
+    assert bound.available == everywhere.available // 2
+    assert bound.total == everywhere.total
+    assert everywhere.cache_bytes == 16 * 32 << 20  # 16 L3 groups
+    assert this_machine(parse('[engine]\ncores = "l3:0-1"\n'), root=root).cache_bytes == 64 << 20
+
+
+def test_a_bandwidth_belongs_to_a_memory_policy(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "2x-epyc-7543")
+    measured = Measured(cpus=choose_cores(read_topology(root), "socket:0").cpus, bytes_per_s=180e9, rounds=(180e9,))
+    remember(measured, "preferred:0", root=root)
+    assert this_machine(parse('[engine]\ncores = "socket:0"\n'), root=root).peak == 180e9
+    interleaved = parse('[engine]\ncores = "socket:0"\nmemory = "interleave"\n')
+    assert this_machine(interleaved, root=root).peak == 0.0
+
+
+def test_what_the_loaded_model_gives_back_is_free(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "tiny", "Q4_0")
+    loaded = msgspec.structs.replace(info(path), n_ctx=1024, kv_size=1)
+    options = LoadOptions(n_ctx=4096)
+    need = required_memory(read_model(path), options, 1024)
+    # The pages of the file count as available anyway.
+    assert given_back(loaded, options) == need.total - need.weights - PROCESS_BYTES
+    for locked in (msgspec.structs.replace(options, mlock=True), msgspec.structs.replace(options, load_mode="read")):
+        need = required_memory(read_model(path), locked, 1024)
+        assert given_back(loaded, locked) == need.least - PROCESS_BYTES
+    assert this_machine(Settings(), loaded=loaded).available <= total_bytes()
+    path.unlink()
+    assert given_back(loaded, options) == 1
+
+
+@pytest.mark.parametrize(
+    ("measured", "reach", "by"),
+    [
+        ([("Q8_0", 0.8)], 0.8, {"Q8_0": 0.8}),
+        ([("Q8_0", 0.8), ("Q8_0", 0.6), ("F16", 0.9), ("F16", 0.0)], 0.8, {"Q8_0": 0.7, "F16": 0.9}),
+    ],
+)
+def test_the_reach_is_the_median_of_what_was_measured_here(
+    tmp_path: Path, measured: list[tuple[str, float]], reach: float, by: dict[str, float]
+) -> None:
+    for n, (quantization, share) in enumerate(measured):
+        file = tmp_path / f"{n}.gguf"
+        file.touch()
+        model = info(file, quantization=quantization, peak_read=50e9 if share else 0.0)
+        UsageLog().answered(model, answer(share * 50 or 1.0))
+    machine = this_machine(Settings())
+    assert machine.reach == pytest.approx(reach)
+    assert machine.reach_by == pytest.approx(by)
+    assert machine.reach_of("Q8_0") == (pytest.approx(by["Q8_0"]), "as measured here with Q8_0")
+    assert machine.reach_of("IQ1_S") == (pytest.approx(reach), "as measured here with other models")
+    assert msgspec.structs.replace(machine, reach_by={}).reach_of("Q8_0")[0] == machine.reach

@@ -1,0 +1,203 @@
+"""What is told of a model before it is loaded: the engine's own arithmetic, and speed from bytes and bandwidth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat.engine.options import plan_load
+from cpuchat.errors import DoesNotFit
+from cpuchat.models.fit import check_fit
+from cpuchat.models.gguf import GGUFHeader, TensorInfo, read_model
+from cpuchat.models.machine import Machine
+from cpuchat.models.outlook import N_PAST, Outlook, estimate, outlook, outlook_like
+from cpuchat.models.synthetic import SHAPES, write_model
+from cpuchat.models.synthetic.shapes import Shape
+from cpuchat.models.synthetic.write import layer_tensors, metadata
+from cpuchat.models.traffic import traffic_of
+from cpuchat.protocol import LoadOptions
+from cpuchat.telemetry.traffic import pass_bytes
+from tests.models.test_synthetic import TINY_MOE
+from tests.support.big_headers import big_header
+from tests.support.tiny_gguf import write_tiny_gguf
+
+MACHINE = Machine(available=20_000_000_000, total=25_000_000_000, peak=50e9, peak_words="measured, 2 cores")
+ENGINE_OPTIONS = [
+    LoadOptions(n_threads=1),
+    LoadOptions(n_threads=1, n_ctx=1234, type_k="f32", type_v="bf16", n_ubatch=128),
+    LoadOptions(n_threads=1, flash_attn="off", use_repack=False),
+    LoadOptions(n_threads=1, mlock=True),
+]
+
+
+@pytest.fixture(scope="module")
+def headers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GGUFHeader]:
+    folder = tmp_path_factory.mktemp("outlook")
+    files = {
+        "dense": write_model(folder / "dense.gguf", "tiny", "Q4_0"),
+        "moe": write_model(folder / "moe.gguf", TINY_MOE, "Q4_K_M"),
+        "hybrid": write_tiny_gguf(folder / "hybrid.gguf", arch="qwen35"),
+        "draft": write_model(folder / "draft.gguf", "tiny", "Q8_0", layers=1),
+    }
+    return {name: read_model(path) for name, path in files.items()}
+
+
+def real(name: str, quant: str) -> GGUFHeader:
+    """The header of a model of a real size, without its file."""
+    shape: Shape = SHAPES[name]
+    sources = list(layer_tensors(shape, quant, 0))
+    tensors = [TensorInfo(source.name, source.shape, source.type, 0, source.nbytes) for source in sources]
+    for table in ["token_embd.weight"] + ["output.weight"] * (not shape.tied):
+        size = shape.n_embd * shape.n_vocab
+        tensors.append(TensorInfo(table, (shape.n_embd, shape.n_vocab), "Q6_K", 0, size // 256 * 210))
+    return GGUFHeader(Path("x.gguf"), 3, metadata(shape, quant, name, "bytes", None), tensors, 0, 0, 32)
+
+
+@pytest.mark.parametrize("name", ["dense", "moe", "hybrid"])
+@pytest.mark.parametrize("options", ENGINE_OPTIONS, ids=["plain", "small", "slow", "locked"])
+@pytest.mark.parametrize("available", [20_000_000_000, 150_000_000])
+def test_memory_is_what_the_engine_counts(
+    headers: dict[str, GGUFHeader], name: str, options: LoadOptions, available: int
+) -> None:
+    machine = msgspec.structs.replace(MACHINE, available=available)
+    seen = outlook(headers[name], options, machine)
+    try:
+        assert seen.need == plan_load(headers[name], options, available).need
+        assert seen.verdict != "too large"
+    except DoesNotFit as refusal:
+        assert seen.verdict == "too large"
+        assert seen.need.explain() in refusal.message
+    assert seen.needed == seen.need.least
+
+
+def test_the_draft_model_counts(headers: dict[str, GGUFHeader]) -> None:
+    options = LoadOptions(n_threads=1, n_ctx=1024)
+    alone = outlook(headers["dense"], options, MACHINE)
+    both = outlook(headers["dense"], options, MACHINE, draft=headers["draft"])
+    assert both.draft_need == plan_load(headers["draft"], options, MACHINE.available).need
+    assert both.draft_need is not None
+    assert both.needed == alone.needed + both.draft_need.least
+    assert "draft 0.1" in both.explained
+    tight = msgspec.structs.replace(MACHINE, available=alone.needed)
+    refused = outlook(headers["dense"], options, tight, draft=headers["draft"])
+    assert (refused.verdict, refused.fits_alone) == ("too large", True)
+    assert refused.explained.endswith("too large, but it fits without the draft model")
+
+
+def test_the_verdicts(headers: dict[str, GGUFHeader]) -> None:
+    options = LoadOptions(n_ctx=1024)
+    needed = outlook(headers["dense"], options, MACHINE).needed
+
+    def with_room(room: int) -> Outlook:
+        return outlook(headers["dense"], options, msgspec.structs.replace(MACHINE, available=needed + room))
+
+    spare = MACHINE.total // 20
+    assert [with_room(n).verdict for n in (spare, spare - 1, 0, -1)] == ["fits", "tight", "tight", "too large"]
+    check_fit(with_room(0).need, with_room(0).available)
+    with pytest.raises(DoesNotFit):
+        check_fit(with_room(-1).need, with_room(-1).available)
+    assert "too large while other programs use" in with_room(-1).explained
+    small = msgspec.structs.replace(MACHINE, available=needed - 1, total=needed)
+    assert outlook(headers["dense"], options, small).explained.endswith("free: too large")
+
+
+def test_the_sum_is_spelled_out() -> None:
+    seen = outlook(real("7b", "Q8_0"), LoadOptions(n_ctx=8192, use_repack=False), MACHINE, draft=real("0.5b", "Q8_0"))
+    assert seen.explained.startswith("weights 7.8 + KV")
+    assert "KV cache 0.47 (8192 tokens) + draft 0.78 + buffers 0.29 = 9.4 of 20.0 GB" in seen.explained
+    assert seen.explained.endswith("of 20.0 GB free: fits")
+
+
+def test_the_longest_context_really_fits(headers: dict[str, GGUFHeader]) -> None:
+    for draft in (None, headers["draft"]):
+        enough = outlook(headers["dense"], LoadOptions(n_ctx=3072), MACHINE, draft=draft).needed
+        machine = msgspec.structs.replace(MACHINE, available=enough)
+        longest = outlook(headers["dense"], LoadOptions(), machine, draft=draft).context_that_fits
+        assert longest >= 3072
+        assert outlook(headers["dense"], LoadOptions(), machine, draft=draft, n_ctx=longest).verdict == "tight"
+        longer = outlook(headers["dense"], LoadOptions(), machine, draft=draft, n_ctx=longest + 256)
+        assert longer.verdict == "too large"
+
+
+def test_speed_is_bandwidth_by_bytes() -> None:
+    header, options = real("1.5b", "Q8_0"), LoadOptions(n_ctx=8192)
+    seen = outlook(header, options, MACHINE)
+    read = pass_bytes(traffic_of(header), 1, N_PAST)
+    assert seen.bytes_per_token == round(read)
+    assert seen.limit_tok_s == pytest.approx(50e9 / read)
+    assert seen.tok_s == pytest.approx(0.7 * 50e9 / read)
+    assert seen.basis == f"50 GB/s (measured, 2 cores) × 70 % (assumed) ÷ {read / 1e9:.1f} GB per token"
+    measured = msgspec.structs.replace(MACHINE, reach=0.8, reach_words="as measured here", reach_by={"Q8_0": 0.9})
+    assert outlook(header, options, measured).tok_s == pytest.approx(0.9 * 50e9 / read)
+    assert "90 % (as measured here with Q8_0)" in outlook(header, options, measured).basis
+    other = outlook(real("1.5b", "Q4_K_M"), options, measured)
+    assert other.tok_s == pytest.approx(0.8 * 50e9 / other.bytes_per_token)
+
+
+def test_experts_that_are_not_used_cost_memory_and_no_time() -> None:
+    moe, dense = real("30b-a3b", "Q4_K_M"), real("32b", "Q4_K_M")
+    machine = msgspec.structs.replace(MACHINE, available=60_000_000_000, total=64_000_000_000)
+    first, second = (outlook(header, LoadOptions(), machine) for header in (moe, dense))
+    assert first.need.weights == pytest.approx(second.need.weights, rel=0.15)
+    assert first.tok_s is not None
+    assert second.tok_s is not None
+    assert first.tok_s > 5 * second.tok_s
+    fewer = outlook(moe, LoadOptions(n_experts=4), machine)
+    assert fewer.bytes_per_token < first.bytes_per_token
+    more = outlook(moe, LoadOptions(n_experts=32), machine)
+    assert more.need.compute > first.need.compute
+
+
+def test_what_is_not_known_is_none_and_says_how_to_get_it(headers: dict[str, GGUFHeader]) -> None:
+    unknown = msgspec.structs.replace(MACHINE, peak=0.0, peak_words="not measured: `cpuchat probe` does")
+    for seen in (outlook(real("7b", "Q8_0"), LoadOptions(), unknown), estimate(8_000_000_000, unknown)):
+        assert seen.limit_tok_s is seen.tok_s is None
+        assert "cpuchat probe" in seen.basis
+    cached = msgspec.structs.replace(MACHINE, cache_bytes=headers["dense"].size)
+    seen = outlook(headers["dense"], LoadOptions(), cached)
+    assert seen.tok_s is None
+    assert "L3" in seen.basis
+    partly = msgspec.structs.replace(MACHINE, cache_bytes=headers["dense"].size // 2)
+    assert "stays in the L3 cache" in outlook(headers["dense"], LoadOptions(), partly).basis
+    large = outlook(real("70b", "Q8_0"), LoadOptions(), MACHINE)
+    assert large.tok_s is None
+    assert large.limit_tok_s is not None
+    assert "does not fit" in large.basis
+
+
+@pytest.mark.parametrize("name", ["0.5b", "1.5b", "3b", "7b", "8b", "14b", "32b", "70b"])
+def test_an_estimate_by_size_is_near(name: str) -> None:
+    header = real(name, "Q4_K_M")
+    machine = msgspec.structs.replace(MACHINE, available=90_000_000_000, total=100_000_000_000)
+    exact = outlook(header, LoadOptions(n_ctx=8192), machine)
+    near = estimate(header.size, machine)
+    assert near.needed == pytest.approx(exact.needed, rel=0.25)
+    assert near.tok_s is not None
+    assert near.tok_s == pytest.approx(exact.tok_s, rel=0.4)  # an embedding table that is not read counts
+    assert not near.exact
+    assert "≈" in near.explained
+    assert near.basis.startswith("≈ by the size of the file: 50 GB/s")
+
+
+def test_a_quantized_cache_takes_less_memory_and_less_time() -> None:
+    header = real("7b", "Q8_0")
+    plain = outlook(header, LoadOptions(n_ctx=8192), MACHINE)
+    small = outlook(header, LoadOptions(n_ctx=8192, type_k="q8_0", type_v="q8_0"), MACHINE)
+    assert small.need.kv < 0.6 * plain.need.kv
+    assert small.bytes_per_token < plain.bytes_per_token
+
+
+@pytest.mark.parametrize("wanted", ["Q4_0", "Q8_0", "F16"])
+@pytest.mark.parametrize("available", [6_000_000_000, 9_000_000_000, 90_000_000_000])
+def test_the_header_of_one_quantization_tells_of_the_others(wanted: str, available: int) -> None:
+    machine = msgspec.structs.replace(MACHINE, available=available, total=100_000_000_000)
+    header, draft = big_header("7b", wanted), big_header("0.5b", "Q8_0")
+    exact = outlook(header, LoadOptions(), machine, draft=draft)
+    near = outlook_like(big_header("7b", "Q4_K_M"), header.size, wanted, LoadOptions(), machine, draft=draft)
+    assert near.needed == pytest.approx(exact.needed, rel=1e-6)
+    assert (near.verdict, near.n_ctx, near.draft_need) == (exact.verdict, exact.n_ctx, exact.draft_need)
+    assert near.context_that_fits == exact.context_that_fits
+    assert near.bytes_per_token == pytest.approx(exact.bytes_per_token, rel=0.02)
+    assert not near.exact

@@ -1,0 +1,86 @@
+"""What is to be expected of a repository's models: by their own headers, by their size where these cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat.models.gguf import read_header
+from cpuchat.models.hub.choice import choose
+from cpuchat.models.hub.client import Hub
+from cpuchat.models.machine import Machine
+from cpuchat.models.outlook import outlook
+from cpuchat.models.prospects import Prospect, prospects
+from cpuchat.protocol import LoadOptions
+from tests.support.hub_server import Fault, HubServer
+
+REPO = "some/Tiny-GGUF"
+OPTIONS = LoadOptions(n_ctx=2048)
+MACHINE = Machine(available=8 << 30, total=16 << 30, peak=50e9, peak_words="measured")
+
+
+def told(first: str = "") -> dict[str, Prospect]:
+    hub = Hub()
+    repository = hub.repository(REPO)
+    found = prospects(hub, repository, OPTIONS, MACHINE, first=choose(repository, first) if first else None)
+    return {prospect.model.name: prospect for prospect in found}
+
+
+def test_a_model_on_the_hub_is_judged_as_the_same_file_here(hub_server: HubServer, tiny_model: Path) -> None:
+    hub_server.add(REPO, {"Tiny-F32.gguf": tiny_model})
+    assert told()["Tiny-F32"] == Prospect(
+        model=Hub().repository(REPO).models[0], outlook=outlook(read_header(tiny_model), OPTIONS, MACHINE)
+    )
+
+
+def test_where_the_usual_header_cannot_be_read_the_next_one_is(hub_server: HubServer, tiny_model: Path) -> None:
+    content = tiny_model.read_bytes()
+    hub_server.add(REPO, {"Tiny-F16.gguf": content, "Tiny-Q8_0.gguf": content + bytes(1000)})
+    hub_server.fault(REPO, "Tiny-Q8_0.gguf", Fault(status=500, times=-1))
+    exact, unread = told().values()
+    assert exact.model.name == "Tiny-F16" and exact.outlook.exact and not exact.problem
+    assert not unread.outlook.exact and "trouble of its own" in unread.problem
+    assert unread.outlook.need.kv == exact.outlook.need.kv
+    assert unread.outlook.need.weights - exact.outlook.need.weights == pytest.approx(1000, abs=50)
+
+
+def test_a_damaged_file_is_told_as_such(hub_server: HubServer) -> None:
+    hub_server.add(REPO, {"Tiny-F16.gguf": b"no model", "Tiny-Q8_0-00001-of-00002.gguf": b"half of one"})
+    [damaged] = told().values()
+    assert damaged.damaged and "no GGUF file" in damaged.problem
+
+
+def test_of_many_quantizations_one_header_is_read(hub_server: HubServer, tiny_model: Path) -> None:
+    content = tiny_model.read_bytes()
+    names = [f"Tiny-{name}.gguf" for name in ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q8_0", "BF16")]
+    hub_server.add(REPO, {name: content + bytes(number) for number, name in enumerate(names)})
+    found = told()
+    assert len(found) == len(names)
+    assert [one.model.name for one in found.values() if one.outlook.exact] == ["Tiny-Q4_K_M"]
+    assert {name for name in names if hub_server.bytes_sent(name)} == {"Tiny-Q4_K_M.gguf"}
+    assert {name for name, one in told("BF16").items() if one.outlook.exact} == {"Tiny-BF16"}
+
+
+def test_of_several_models_in_one_repository_a_header_each_is_read(hub_server: HubServer, tiny_model: Path) -> None:
+    content = tiny_model.read_bytes()
+    names = ("Small-Q4_0.gguf", "Small-Q8_0.gguf", "Large-Q6_K.gguf", "Large-Q8_0.gguf")
+    hub_server.add(REPO, {name: content + bytes(number) for number, name in enumerate(names)})
+    assert {name for name, one in told().items() if one.outlook.exact} == {"Small-Q4_0", "Large-Q6_K"}
+
+
+def test_a_hub_that_asks_to_wait_is_not_asked_for_another_header(hub_server: HubServer) -> None:
+    paths = [f"m{n}-Q8_0.gguf" for n in range(20)]
+    hub_server.add(REPO, {path: path.encode() for path in paths})
+    for path in paths:
+        hub_server.fault(REPO, path, Fault(where="hub", status=429, times=-1))
+    found = told()
+    assert len(found) == 20
+    assert [bool(one.problem) for one in found.values()].count(True) == 1
+    assert len([request for request in hub_server.requests if request.file]) == 1
+
+
+def test_without_a_hub_the_sizes_alone_are_told(hub_server: HubServer) -> None:
+    hub_server.add(REPO, {"Tiny-F16.gguf": bytes(1000)})
+    [prospect] = prospects(None, Hub().repository(REPO), OPTIONS, MACHINE)
+    assert not prospect.outlook.exact and prospect.outlook.need.weights == 1000

@@ -1,0 +1,70 @@
+"""Which models of the catalog are put first on which machine."""
+
+from __future__ import annotations
+
+from cpuchat.models.catalog import CatalogModel, load_catalog
+from cpuchat.models.machine import Machine
+from cpuchat.models.outlook import Outlook, estimate
+from cpuchat.models.shortlist import PACE, Ranked, ranked
+
+GB = 10**9
+
+
+def machine(free: float, peak: float) -> Machine:
+    """So many GB of memory, all but a tenth of it free, and so many GB/s."""
+    return Machine(available=int(free * GB), total=int(free * GB / 0.9), peak=peak * GB, peak_words="measured",
+                   reach=0.7, reach_words="as usual")  # fmt: skip
+
+
+def judged(models: tuple[CatalogModel, ...], where: Machine) -> tuple[Ranked, dict[str, Outlook]]:
+    outlooks = {
+        model.id: estimate(model.size, where, active=model.active_share, quantization=model.quantization)
+        for model in models if model.size
+    }  # fmt: skip
+    return ranked(models, outlooks), outlooks
+
+
+def model(name: str, size: float, **facts: object) -> CatalogModel:
+    given = {"family": "F", "publisher": name, "params": size * 1.6, "repos": (f"a/{name}",), "sizes": {"Q4_K_M": size},
+             "verified": ("repo",), "year": 2025, **facts}  # fmt: skip
+    return CatalogModel(id=name, name=name, **given)  # type: ignore[arg-type]
+
+
+def names(models: tuple[CatalogModel, ...]) -> list[str]:
+    return [one.name for one in models]
+
+
+def test_each_model_is_in_one_place_and_those_that_suit_fit_and_keep_up_with_reading() -> None:
+    catalog = load_catalog().models
+    for where in (machine(6, 20), machine(14, 40), machine(60, 90), machine(700, 400)):
+        found, outlooks = judged(catalog, where)
+        everywhere = [*found.suits, *found.others, *found.too_large]
+        assert sorted(one.id for one in everywhere) == sorted(one.id for one in catalog)
+        assert 3 <= len(found.suits) <= 8
+        for one in found.suits:
+            assert outlooks[one.id].verdict == "fits" and (outlooks[one.id].tok_s or 0) >= PACE
+        assert {outlooks[one.id].verdict for one in found.too_large} <= {"too large"}
+
+
+def test_of_one_publisher_the_newest_and_then_the_largest_is_taken() -> None:
+    found, _ = judged((
+        model("old", 4, publisher="P", year=2024), model("small", 1, publisher="P"), model("large", 3, publisher="P"),
+        model("slow", 12, publisher="P"), model("other", 2),
+    ), machine(20, 40))  # fmt: skip
+    assert names(found.suits) == ["large", "other"]
+    assert names(found.others) == ["small", "slow", "old"]
+
+
+def test_drafts_and_repositories_that_nobody_saw_are_not_put_first() -> None:
+    found, _ = judged((model("draft", 1, use="draft"), model("unseen", 1, verified=())), machine(20, 40))
+    assert not found.suits and names(found.others) == ["draft", "unseen"]
+
+
+def test_where_no_bandwidth_is_known_what_a_token_reads_decides() -> None:
+    dense, sparse = model("dense", 9, params=15), model("sparse", 10, params=16, active_params=2.0)
+    found, _ = judged((dense, sparse), machine(30, 0))
+    assert names(found.suits) == ["sparse"] and names(found.others) == ["dense"]
+
+
+def test_without_any_outlook_all_of_them_are_kept() -> None:
+    assert names(ranked((model("one", 1),), {}).others) == ["one"]

@@ -1,0 +1,78 @@
+"""What the local hub server keeps: repositories, their commits and files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Entry:
+    """A file at one commit, with the hashes that the hub announces."""
+
+    content: bytes | Path
+    size: int
+    sha256: str
+    git_sha1: str
+    lfs: bool
+
+    @property
+    def etag(self) -> str:
+        return self.sha256 if self.lfs else self.git_sha1
+
+    def sibling(self, name: str, with_blobs: bool) -> dict[str, Any]:
+        if not with_blobs:
+            return {"rfilename": name}
+        row = {"rfilename": name, "size": self.size, "blobId": self.git_sha1}
+        return {**row, "lfs": self._lfs("sha256")} if self.lfs else row
+
+    def leaf(self, name: str) -> dict[str, Any]:
+        row = {"type": "file", "path": name, "size": self.size, "oid": self.git_sha1}
+        return {**row, "lfs": self._lfs("oid")} if self.lfs else row
+
+    def _lfs(self, key: str) -> dict[str, Any]:
+        return {key: self.sha256, "size": self.size, "pointerSize": 134}
+
+
+@dataclass
+class Repository:
+    """`commits`: their files by name; `head` is the newest. `facts` are told by the API as they are."""
+
+    id: str
+    gated: bool
+    private: bool
+    facts: dict[str, Any]
+    head: str = ""
+    commits: dict[str, dict[str, Entry]] = field(default_factory=dict)
+
+    def files(self, revision: str) -> dict[str, Entry] | None:
+        return self.commits.get(self.head if revision == "main" else revision)
+
+
+def tags(repo: Repository) -> list[str]:
+    has_gguf = any(name.endswith(".gguf") for name in repo.commits[repo.head])
+    return [*(["gguf"] if has_gguf else []), *repo.facts.get("tags", [])]
+
+
+def entry_of(content: bytes | Path, lfs: bool) -> Entry:
+    """Of content over 1 GiB, only the beginning is hashed: such files are here to see where one goes on in them."""
+    size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    sha256, sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)
+    for piece in pieces(content, 0, min(size, 1 << 26) if size > 1 << 30 else size, 1 << 20):
+        sha256.update(piece)
+        sha1.update(piece)
+    return Entry(content, size, sha256.hexdigest(), sha1.hexdigest(), lfs)
+
+
+def pieces(content: bytes | Path, start: int, stop: int, size: int = 1 << 16) -> Iterator[bytes]:
+    """Bytes `start` to `stop`, `size` at a time."""
+    if isinstance(content, bytes):
+        yield from (content[at : min(at + size, stop)] for at in range(start, stop, size))
+        return
+    with content.open("rb") as stream:
+        stream.seek(start)
+        for at in range(start, stop, size):
+            yield stream.read(min(size, stop - at))

@@ -1,0 +1,24 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpuchat.telemetry import units
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(12, "12"), (8_100_000, "8.1M"), (494_032_768, "494M"), (999_600_000, "1.0B"), (7_615_616_512, "7.6B"),
+     (70_553_706_496, "70.6B"), (671_026_419_200, "671B")],
+)  # fmt: skip
+def test_parameters_are_counted_as_names_of_models_do(count: int, shown: str) -> None:
+    assert units.parameters(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"),
+    [(0.041, "0.04"), (0.1, "0.1"), (7.31, "7.3"), (9.94, "9.9"), (9.96, "10"), (41.3, "41"), (1407.2, "1,407")],
+)
+def test_a_prediction_has_no_more_digits_than_it_is_good_for(rate: float, shown: str) -> None:
+    assert units.about(rate) == shown

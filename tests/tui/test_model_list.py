@@ -1,0 +1,117 @@
+"""The list widget: what is marked, what moves, what is drawn."""
+
+from __future__ import annotations
+
+from textual.pilot import Pilot
+
+from cpuchat.tui.widgets.model_list import ListRow, ModelList
+from tests.support.snapshots import HostApp
+
+ROWS = [
+    ListRow(name="here"),
+    ListRow("a", "●", "first", ("Q8_0", "1.6 GB", "loaded", "31.2 tok/s"), strong=True),
+    ListRow("b", "!", "second", note="it is cut short", dim=True),
+    ListRow(name="elsewhere"),
+    ListRow("c", "◌", "third", ("Q4_K_M", "4.7 GB", "", "")),
+]
+
+
+def lines(listed: ModelList) -> list[str]:
+    return [listed.render_line(y).text.rstrip() for y in range(listed.size.height)]
+
+
+async def shown(pilot: Pilot[None], rows: list[ListRow], mark: str = "") -> ModelList:
+    listed = pilot.app.query_one(ModelList)
+    listed.show(rows, mark)
+    await pilot.pause()
+    return listed
+
+
+async def test_headings_are_never_marked() -> None:
+    async with HostApp(ModelList()).run_test(size=(70, 10)) as pilot:
+        listed = await shown(pilot, ROWS)
+        assert listed.marked == "a"
+        visited = []
+        for _ in range(4):
+            listed.move(1)
+            visited.append(listed.marked)
+        assert visited == ["b", "c", "c", "c"]
+        listed.move(-8)
+        assert listed.marked == "a"
+
+
+async def test_a_figure_that_comes_moves_nothing_else() -> None:
+    async with HostApp(ModelList()).run_test(size=(70, 10)) as pilot:
+        listed = await shown(pilot, ROWS, mark="c")
+        before = lines(listed)
+        await shown(pilot, [*ROWS[:4], ListRow("c", "◌", "third", ("Q4_K_M", "4.7 GB", "fits", "≈8.5 tok/s"))], "c")
+        after = lines(listed)
+        assert after[:4] == before[:4]
+        assert after[4].startswith(before[4]) and after[4].endswith("≈8.5 tok/s")
+        assert after[4].index("tok/s") == after[1].index("tok/s")
+
+
+async def test_narrow_lists_drop_columns_from_the_right() -> None:
+    async with HostApp(ModelList()).run_test(size=(44, 10)) as pilot:
+        listed = await shown(pilot, ROWS)
+        assert "first" in lines(listed)[1] and "1.6 GB" in lines(listed)[1] and "tok/s" not in lines(listed)[1]
+
+
+async def test_names_from_files_cannot_steer_the_terminal() -> None:
+    async with HostApp(ModelList()).run_test(size=(70, 10)) as pilot:
+        listed = await shown(pilot, [ListRow("x", "○", "a\x1b[2Jb\nc", ("Q\x07", "1 GB", "here", ""))])
+        assert lines(listed)[0].startswith("○ a␛[2Jb c")
+        assert "␇" in lines(listed)[0]
+
+
+async def test_the_mark_stays_in_view_and_brings_the_first_heading_along() -> None:
+    rows = [ListRow(name="all"), *(ListRow(str(n), "○", f"model {n}") for n in range(30))]
+    async with HostApp(ModelList(), css="ModelList { height: 6; }").run_test(size=(40, 10)) as pilot:
+        listed = await shown(pilot, rows)
+        listed.move(20)
+        await pilot.pause()
+        assert any("model 20" in line for line in lines(listed))
+        listed.move(-20)
+        await pilot.pause()
+        assert lines(listed)[0].startswith("all")
+
+
+async def test_a_figure_that_comes_does_not_scroll_back_to_the_mark() -> None:
+    def rows(state: str) -> list[ListRow]:
+        return [ListRow(str(n), "○", f"model {n}", ("Q8_0", "1 GB", state, "")) for n in range(30)]
+
+    async with HostApp(ModelList(), css="ModelList { height: 6; }").run_test(size=(60, 10)) as pilot:
+        listed = await shown(pilot, rows(""))
+        listed.scroll_to(y=20, animate=False)
+        await pilot.pause()
+        await shown(pilot, rows("fits"), mark="0")
+        assert "model 20" in lines(listed)[0] and "fits" in lines(listed)[0]
+
+
+async def test_the_mark_is_drawn_where_it_went_though_no_line_changed() -> None:
+    async with HostApp(ModelList()).run_test(size=(70, 10)) as pilot:
+        listed = await shown(pilot, ROWS, mark="a")
+        before = pilot.app.screen._compositor.render_strips(pilot.app.size)
+        await shown(pilot, ROWS, mark="c")
+        after = pilot.app.screen._compositor.render_strips(pilot.app.size)
+        assert [y for y in range(10) if list(before[y]) != list(after[y])] == [1, 4]
+        assert listed.marked == "c"
+
+
+async def test_a_click_marks_and_a_second_one_chooses() -> None:
+    chosen: list[ModelList.Chosen] = []
+
+    def hook(message: object) -> None:
+        if isinstance(message, ModelList.Chosen):
+            chosen.append(message)
+
+    async with HostApp(ModelList()).run_test(size=(70, 10), message_hook=hook) as pilot:
+        listed = await shown(pilot, ROWS)
+        assert not listed.moved
+        await pilot.click(ModelList, offset=(5, 4))
+        assert listed.marked == "c" and listed.moved and not chosen
+        await pilot.click(ModelList, offset=(5, 3))  # a heading
+        assert listed.marked == "c"
+        await pilot.click(ModelList, offset=(5, 4))
+        await pilot.pause()
+        assert chosen
