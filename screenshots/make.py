@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE.parent))  # the hub and the downloads of the picture
 DEMO = HERE.parent / "cpuchat/models/demo"
 SIZES = ((80, 24), (120, 40))
 CELL = 12.2  # width of one character cell in Textual's SVG
-PLACED = re.compile("[\u2500-\u25ff\u2800-\u28ff]")
+PLACED = re.compile("[\u2248\u2500-\u25ff\u2800-\u28ff]")
 
 
 def for_rsvg(svg: str) -> str:
@@ -144,7 +144,7 @@ def just_the_app(name: str, conversation: Any, library: Any) -> Any:
 def stand_in(name: str, conversation: Any, library: Any) -> Any:
     """An app that knows the sizes and headers of a real repository: nothing is downloaded to make a picture."""
     from cpuchat.tui.app import ChatApp
-    from tests.support.downloads import ShownDownloads, download, model
+    from tests.support.downloads import download, left_by_the_last_run, model
     from tests.support.shown_hub import ShownHub
 
     offered = (
@@ -158,7 +158,7 @@ def stand_in(name: str, conversation: Any, library: Any) -> Any:
     if name == "downloads":
         running = download(offered[0], 0.61, state="running", speed=38e6, seconds_left=47.0)
         listed = [running, paused, download(offered[2], 1.0, state="checking", checked=5_000_000_000)]
-    app = ChatApp(conversation, library, library.resolve("demo"), downloads=ShownDownloads(listed).opener)
+    app = ChatApp(conversation, library, library.resolve("demo"), downloads=left_by_the_last_run(*listed).opener)
     app.hub = ShownHub(offered)  # type: ignore[assignment]
     return app
 
