@@ -165,7 +165,7 @@ def tui_answers(model: Path, prompts: list[str], n_tokens: int, threads: int) ->
 
 def is_ready(screen: str) -> bool:
     """The status line shows a loaded model."""
-    return re.search(r"\d+ threads? · \S+ ctx", screen) is not None
+    return re.search(r"\d+ cores? · .*ctx", screen) is not None
 
 
 def _stored(data: Path) -> list[Timings]:
