@@ -112,7 +112,6 @@ class Answer:
             self._saved = loaded.cache.find(command.chat_id) if loaded.cache and command.chat_id else None
         text, prompt = self._prompt()
         self._restore(text, prompt)
-        loaded.chat_id, loaded.is_dirty = command.chat_id, True
         written = Written(stop_reason="cancelled")
         filled: Prefill | None = None
         speculation: SpeculationFigures | None = None
@@ -128,7 +127,7 @@ class Answer:
         try:
             filled = prefill(sequence, prompt, loaded.model.pace, progress)
         except Aborted:
-            loaded.continuation.record(text, prompt, (), self._vocab.raw_piece)
+            self._record(text, prompt, [])
             processed = max(len(sequence), cached[1])
             timings = Timings(
                 cache_n=cached[1], prompt_n=processed - cached[1], prompt_ms=1e3 * (perf_counter() - started)
@@ -160,7 +159,7 @@ class Answer:
                     self._tell_speculation(0, speculation)
                 written = write(sequence, filled.row, self._sampler, out, end, limit)
         finally:
-            loaded.continuation.record(text, prompt, written.tokens, self._vocab.raw_piece)
+            self._record(text, prompt, written.tokens)
         n = len(written.tokens)
         self._finish(
             written,
@@ -177,6 +176,12 @@ class Answer:
                 overhead_us=1e6 * written.overhead_seconds / n if n else 0.0,
             ),
         )
+
+    def _record(self, text: bytes, prompt: list[int], answer: list[int]) -> None:
+        """From here on what is in memory is this chat's, and worth saving; a refused prompt never gets here."""
+        loaded = self._loaded
+        loaded.continuation.record(text, prompt, answer, self._vocab.raw_piece)
+        loaded.chat_id, loaded.is_dirty = self._command.chat_id, True
 
     def _finish(self, written: Written, timings: Timings) -> None:
         timings = msgspec.structs.replace(

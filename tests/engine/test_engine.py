@@ -14,6 +14,8 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.engine.engine import Engine
+from cpuchat.engine.sequence import Sequence
+from cpuchat.errors import GenerationFailed
 from cpuchat.protocol import (
     ContextTrimmed,
     Event,
@@ -249,6 +251,26 @@ def test_changing_chats_brings_each_back(chat: Chat, tiny_model: Path, tmp_path:
     turns = (user(LONG), assistant(chat.text), user("And then?"))
     assert chat.ask(user("Something else entirely " * 5), chat_id="two").cache_n < 30
     assert chat.ask(*turns, chat_id="one").cache_n == one.n_past
+
+
+def test_a_refused_prompt_does_not_save_one_chat_as_another(
+    chat: Chat, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "kv"
+    chat.load(tiny_model, state_dir=folder)
+    chat.ask(user("The secret of the first chat. " * 4), chat_id="first")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise GenerationFailed("llama.cpp could not evaluate the text: refused.")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Sequence, "extend", refuse)
+        chat.request(messages=(user("Something else"),), chat_id="second")
+        assert chat.failure.code == "generation_failed"
+    chat.engine.idle()
+    chat.engine.unload()
+    (text,) = folder.glob("*.text")
+    assert text.name.startswith(paths.kv_stem("first"))
 
 
 def test_damaged_saved_state_only_costs_time(chat: Chat, tiny_model: Path, tmp_path: Path) -> None:
