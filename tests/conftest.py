@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,10 @@ import pytest
 
 from tests.support.hub_server import HubServer
 from tests.support.tiny_gguf import write_tiny_gguf
+
+# The processes that tests start shall run the code that is tested, wherever the installed package lies.
+_ROOT = str(Path(__file__).parent.parent)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
 
 
 @pytest.fixture(autouse=True)

@@ -51,6 +51,7 @@ class LocalBackend:
         self._log_dir = log_dir or paths.log_dir()
         self._spawner = Spawner()
         self._worker: WorkerProcess | None = None
+        self._log: Path | None = None
         self._request_ids = itertools.count(1)
         self._engine: EngineInfo | None = None
         self._model: ModelInfo | None = None
@@ -73,8 +74,8 @@ class LocalBackend:
 
     @property
     def log_file(self) -> Path | None:
-        """What the worker wrote to stderr."""
-        return self._worker.log if self._worker is not None else None
+        """What the newest worker wrote to stderr, also when it is gone."""
+        return self._log
 
     @property
     def _alive(self) -> bool:
@@ -218,7 +219,7 @@ class LocalBackend:
         if self._closed:
             await worker.close()
             return _CLOSED
-        self._worker = worker
+        self._worker, self._log = worker, worker.log
         try:
             event = await worker.events.get()
         except asyncio.CancelledError:

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from cpuchat.children import child_environment, python_command
 from cpuchat.errors import Interrupted
 from cpuchat.hardware.numa.launch import launch_command
 from cpuchat.protocol import HEADER_SIZE, AnyEvent, Command, Failed, Shutdown, decode_event, encode, frame_length
@@ -76,7 +76,7 @@ class WorkerProcess:
     async def start(cls, spawner: Spawner, log_dir: Path, memory: str) -> WorkerProcess:
         """Start a worker under the memory policy `memory` ("local" or another in words). Raises OSError."""
         log = _new_log(log_dir)
-        argv = launch_command(memory, [sys.executable, "-m", "cpuchat.worker"])
+        argv = launch_command(memory, python_command("-m", "cpuchat.worker"))
         return cls(await spawner.start(argv, _environment(), log), log, memory)
 
     @property
@@ -185,7 +185,7 @@ def _signal_name(number: int) -> str:
 
 def _environment() -> dict[str, str]:
     # numpy must not start a thread pool of its own beside llama.cpp's.
-    return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return child_environment(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
 
 
 def _new_log(log_dir: Path) -> Path:

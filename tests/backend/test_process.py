@@ -128,6 +128,17 @@ async def test_an_engine_that_cannot_be_loaded_says_so_each_time(
         assert backend.pid is None
 
 
+async def test_the_log_of_a_worker_that_dies_at_once_can_be_read(
+    backend: LocalBackend, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama_cpp.py").write_text("import os, sys; sys.stderr.write('so be it'); os._exit(3)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    failed = await rest(backend.load(tiny_model, OPTIONS))
+    assert isinstance(failed, Failed) and failed.code == "worker_died"
+    assert backend.log_file is not None and "so be it" in backend.log_file.read_text()
+    assert str(backend.log_file) in failed.hint
+
+
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGRTMIN + 6, "signal ")])
 async def test_every_signal_is_a_death_that_is_told(tmp_path: Path, number: int, words: str) -> None:
     async with started(tmp_path) as worker:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
+from cpuchat.children import child_environment, python_command
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.hardware import sysfs
 from cpuchat.hardware.lists import format_cpu_list
@@ -91,7 +90,7 @@ def measure(
     if not chosen:
         raise ProbeFailed("There is no core to measure.")
     command = [
-        sys.executable, "-m", _MODULE, *_OPTIONS,
+        *python_command("-m", _MODULE), *_OPTIONS,
         "--cpus", ",".join(map(str, chosen)),
         "--bytes", str(buffer_bytes(chosen, root)),
         "--seconds", f"{seconds:g}",
@@ -157,7 +156,8 @@ def _run(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, An
         ProbeFailed: it failed, was ended, or took longer than `limit` seconds.
         Interrupted: `cancelled` said so.
     """
-    environment = {name: value for name, value in os.environ.items() if name != _MEMORY_REFUSED}
+    environment = child_environment()
+    environment.pop(_MEMORY_REFUSED, None)
     end = monotonic() + limit
     try:
         process = subprocess.Popen(

@@ -30,6 +30,8 @@ import threading
 from collections.abc import Callable
 from time import perf_counter, thread_time
 
+from cpuchat.children import python_command
+
 HUGE_PAGE = 2 << 20
 _FIRST_CALL = 2 << 20
 _CALL_SECONDS = 0.004
@@ -248,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
         if len(cpus) > given.threads and not given.part:
             rounds, shares = run_together([
                 [
-                    sys.executable, "-m", "cpuchat.hardware.bandwidth.read_probe", "--part",
+                    *python_command("-m", "cpuchat.hardware.bandwidth.read_probe"), "--part",
                     "--cpus", ",".join(map(str, cpus[first : first + given.threads])),
                     "--bytes", str(given.bytes), "--seconds", str(given.seconds), "--rounds", str(given.rounds),
                     "--kernel", given.kernel,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cpuchat.children import child_environment, python_command
 from cpuchat.errors import CpuchatError
 from cpuchat.hardware.bandwidth.memory_modules import SMBIOS_TABLE, Theoretical, theoretical
 from cpuchat.hardware.bandwidth.probe import Survey, cached_survey, known_peak
@@ -89,8 +89,10 @@ def refused_policy(words: str) -> str:
     """Why the kernel does not take this memory policy, tried in a process of its own; "" when it does."""
     told = f"import os; print(os.environ.get({MEMORY_REFUSED!r}, ''))"
     try:
-        command = launch_command(words, [sys.executable, "-c", told])
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_SECONDS)
+        command = launch_command(words, python_command("-c", told))
+        done = subprocess.run(
+            command, env=child_environment(), capture_output=True, text=True, timeout=_PATIENCE_SECONDS
+        )
     except (OSError, subprocess.SubprocessError, CpuchatError) as error:
         return str(error)
     return done.stdout.strip()

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
+from cpuchat.children import python_command
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.numa.mempolicy import (
@@ -44,7 +45,7 @@ def launch_command(words: str, argv: Sequence[str], *, root: str = "/") -> list[
     policy = _automatic(root) if words == "auto" else parse_policy(words)
     if not policy.places:
         return list(argv)
-    return [sys.executable, "-m", "cpuchat.hardware.numa.launch", "--memory", policy.words, "--", *argv]
+    return python_command("-m", "cpuchat.hardware.numa.launch", "--memory", policy.words, "--", *argv)
 
 
 def _automatic(root: str = "/") -> Policy:

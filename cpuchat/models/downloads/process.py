@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
@@ -13,6 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from cpuchat import paths
+from cpuchat.children import python_command
 from cpuchat.models.downloads.wire import Order, Report
 
 _STOP_SECONDS = 5.0
@@ -32,7 +32,7 @@ class DownloadProcess:
         """Raises OSError."""
         with _open_log() as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "cpuchat.models.downloads.child"),
+                *python_command("-m", "cpuchat.models.downloads.child"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

@@ -7,13 +7,13 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import tempfile
 from types import TracebackType
 from typing import IO
 
 import msgspec
 
+from cpuchat.children import child_environment, python_command
 from cpuchat.errors import QuantizeFailed, from_code
 from cpuchat.models.quantize.messages import Answer, Refused, Request
 
@@ -35,8 +35,8 @@ class QuantizeProcess:
             self._errors = files.enter_context(tempfile.TemporaryFile())
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "cpuchat.engine.quantize", stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE, stderr=self._errors, limit=_LINE_LIMIT,
+                    *python_command("-m", "cpuchat.engine.quantize"), stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE, stderr=self._errors, limit=_LINE_LIMIT, env=child_environment(),
                 )  # fmt: skip
             except OSError as error:
                 raise QuantizeFailed(f"The process that quantizes does not start: {error.strerror}.") from None

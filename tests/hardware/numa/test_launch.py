@@ -25,7 +25,7 @@ print(json.dumps({"pid": os.getpid(), "memory": in_effect()[0], "refused": in_ef
     "cpus": sorted(os.sched_getaffinity(0)), "env": {k: v for k, v in os.environ.items() if k.startswith("CPUCHAT_")}}))
 """
 PROGRAM = [sys.executable, "-c", TELL]
-LAUNCH = [sys.executable, "-m", "cpuchat.hardware.numa.launch"]
+LAUNCH = [sys.executable, "-P", "-m", "cpuchat.hardware.numa.launch"]
 
 # What containers do: a filter on system calls that inherits over exec, then the program. linux/filter.h, seccomp(2).
 FILTERED = """

@@ -1,0 +1,39 @@
+"""How Python processes of this package are started: nothing of the current folder on their path, no secrets in their
+environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_NAMES = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "TZ", "LANG", "LANGUAGE", "TMPDIR", "TEMP", "TMP",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES", "__PYVENV_LAUNCHER__",
+    "SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "USERPROFILE", "APPDATA", "LOCALAPPDATA", "PATHEXT", "COMSPEC",
+})  # fmt: skip
+_PREFIXES = (
+    "LC_", "XDG_", "PYTHON", "DYLD_", "MALLOC_", "CPUCHAT_", "GGML_", "LLAMA_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_",
+)  # fmt: skip
+_SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
+
+
+def python_command(*arguments: str) -> list[str]:
+    """The command that runs this interpreter, with `-P`: `-m` and `-c` alone put the current folder first on the path,
+    where a `queue.py` of anyone's would be executed."""
+    return [sys.executable, "-P", *arguments]
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """What a child that computes needs of this process's environment, and `more`.
+
+    These children read strangers' files, so they get what the system's libraries, Python, llama.cpp and this package
+    read, and no tokens. Downloads, which need a token and proxies, are given the whole environment instead.
+    """
+    kept = {name: value for name, value in os.environ.items() if _is_needed(name.upper())}
+    return {**kept, **more}
+
+
+def _is_needed(name: str) -> bool:
+    if name in _NAMES:
+        return True
+    return name.startswith(_PREFIXES) and not any(word in name for word in _SECRET)
