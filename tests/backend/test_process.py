@@ -131,7 +131,7 @@ async def test_an_engine_that_cannot_be_loaded_says_so_each_time(
 async def test_the_log_of_a_worker_that_dies_at_once_can_be_read(
     backend: LocalBackend, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "llama_cpp.py").write_text("import os, sys; sys.stderr.write('so be it'); os._exit(3)\n")
+    (tmp_path / "msgspec.py").write_text("import os, sys; sys.stderr.write('so be it'); os._exit(3)\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
     failed = await rest(backend.load(tiny_model, OPTIONS))
     assert isinstance(failed, Failed) and failed.code == "worker_died"
