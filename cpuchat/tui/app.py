@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import on
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
 from textual.screen import Screen
@@ -23,6 +23,7 @@ from cpuchat.errors import CpuchatError
 from cpuchat.models.library import Library
 from cpuchat.tui import commands, keys, themes
 from cpuchat.tui.downloading import Downloading, Opener, open_downloads
+from cpuchat.tui.key_order import OrderedKeys
 from cpuchat.tui.quantizing import Quantizing
 from cpuchat.tui.screens.chat import ChatScreen
 from cpuchat.tui.screens.confirm import ConfirmScreen
@@ -35,7 +36,7 @@ NICENESS = 10
 _TWICE_SECONDS = 3.0
 
 
-class ChatApp(App[int]):
+class ChatApp(OrderedKeys[int]):
     """The terminal app around one `Conversation`.
 
     Args:
@@ -50,7 +51,7 @@ class ChatApp(App[int]):
     TITLE = "cpuchat"
     ENABLE_COMMAND_PALETTE = True
     PAUSE_GC_ON_SCROLL = True
-    COMMANDS = App.COMMANDS | {commands.ChatProvider}
+    COMMANDS = OrderedKeys.COMMANDS | {commands.ChatProvider}
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("app")
 
     def __init__(

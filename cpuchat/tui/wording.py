@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime
 
+from textual.content import Content
+
 from cpuchat.chats.store import StoredMessage
 from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, Timings
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size as size
+from cpuchat.text import clean_line
 from cpuchat.tui.widgets.drafted import Spans
 from cpuchat.tui.widgets.transcript import TranscriptMessage
 
@@ -119,10 +122,10 @@ def of_stored(message: StoredMessage, spans: Spans = ()) -> TranscriptMessage:
     )
 
 
-def prompt_titles(queued: bool, editing: bool, busy: bool, loading: bool) -> tuple[str, str]:
-    """What stands above and below the prompt."""
+def prompt_titles(queued: str, editing: bool, busy: bool, loading: bool) -> tuple[Content | str, str]:
+    """What stands above and below the prompt; `queued` is the message that waits for the model, "" for none."""
     if queued:
-        return "Sent when the model is ready", "Esc takes it back"
+        return Content(f"Sent when the model is ready: {clean_line(queued)}"), "Esc takes it back"
     if editing:
         return "Editing my last message", "Enter replaces it and what followed · Esc leaves it"
     if busy:

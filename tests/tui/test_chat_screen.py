@@ -74,6 +74,25 @@ async def test_a_message_sent_while_loading_waits_for_the_model() -> None:
         assert app.stored()[0] == ("user", "Hello?")
 
 
+async def test_what_is_typed_after_a_queued_message_is_the_next_one() -> None:
+    gate = Gate()
+    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
+    async with running(backend) as app:
+        await app.until(gate.reached.is_set)
+        for key in (*"first", "enter", *"second"):
+            app.app.simulate_key(key)
+        await app.until(lambda: app.prompt.text == "second")
+        assert "Sent when the model is ready: first" in app.screen_text
+        await app.press("enter")  # one is queued already
+        assert app.prompt.text == "second"
+        await app.press("escape")
+        assert app.prompt.text == "first\nsecond"
+        await app.press("enter")
+        gate.open()
+        await app.until(lambda: backend.requests and not app.chat.busy)
+        assert backend.requests[0].messages[-1].content == "first\nsecond"
+
+
 async def test_escape_takes_a_waiting_message_back_and_then_stops_the_load() -> None:
     gate = Gate()
     backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])

@@ -1,23 +1,22 @@
 from __future__ import annotations
 
-from textual import on
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 
+from cpuchat.tui.key_order import OrderedKeys
 from cpuchat.tui.widgets.prompt import Prompt
 
 
-class Host(App[None]):
+class Host(OrderedKeys[None]):
     def __init__(self) -> None:
         super().__init__()
         self.sent: list[str] = []
 
     def compose(self) -> ComposeResult:
-        yield Prompt(id="prompt")
+        yield Prompt(self.take, id="prompt")
 
-    @on(Prompt.Submitted)
-    def take(self, event: Prompt.Submitted) -> None:
-        self.sent.append(event.text)
-        event.prompt.accept()
+    def take(self, text: str) -> None:
+        self.sent.append(text)
+        self.query_one(Prompt).accept()
 
 
 async def test_enter_sends_and_ctrl_j_makes_a_line() -> None:
@@ -36,6 +35,25 @@ async def test_enter_does_not_overtake_what_was_typed_before_it() -> None:
             app.simulate_key(key)
         await pilot.pause()
         assert app.sent == ["one\ntwo"]
+
+
+async def test_text_after_enter_is_the_next_message() -> None:
+    app = Host()
+    async with app.run_test() as pilot:
+        for key in (*"first", "enter", *"second"):
+            app.simulate_key(key)
+        await pilot.pause()
+        assert app.sent == ["first"]
+        assert app.query_one(Prompt).text == "second"
+
+
+async def test_keys_that_arrive_together_act_in_the_order_typed() -> None:
+    app = Host()
+    async with app.run_test() as pilot:
+        for key in (*"wurld", *["left"] * 4, "delete", "o", "end", *"!?", "backspace", "home", *"o "):
+            app.simulate_key(key)
+        await pilot.pause()
+        assert app.query_one(Prompt).text == "o world!"
 
 
 async def test_shift_enter_makes_a_line_where_the_terminal_tells_it() -> None:

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from textual import on, work
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.widgets import Footer, TextArea
+from textual.widgets import Footer
 from textual.worker import Worker, WorkerError
 
 from cpuchat.conversation import Conversation
@@ -56,7 +56,7 @@ class ChatScreen(HistoryScreen):
         self._loaded = False  # the chosen model answered a load once; the backend starts it again by itself
         self._stream: Worker[None] | None = None
         self._editing = False
-        self._queued = False
+        self._queued = ""  # taken from the prompt, sent when the model is ready
         self._draft = ""
         self._leave_apart: Callable[[], None] | None = None
 
@@ -71,7 +71,7 @@ class ChatScreen(HistoryScreen):
                     yield Transcript(id="transcript")
                     yield TelemetryPanel(id="telemetry")
                 yield TelemetryLine(id="telemetry-line")
-                yield Prompt(id="prompt")
+                yield Prompt(self.submit, id="prompt")
         yield DownloadLine(id="download-line")
         yield QuantizeLine()
         yield Footer(show_command_palette=False)
@@ -179,7 +179,7 @@ class ChatScreen(HistoryScreen):
 
     async def finish(self) -> None:
         """Stop what runs and wait until its last words are shown and stored."""
-        self._queued = False
+        self._take_back()
         if self._leave_apart is not None:
             self._leave_apart()
         if (stream := self._stream) is not None:
@@ -194,27 +194,26 @@ class ChatScreen(HistoryScreen):
 
     # Sending
 
-    @on(Prompt.Submitted)
-    def _submitted(self, event: Prompt.Submitted) -> None:
-        if self.busy:
-            if not self._answering.loading:
-                self.tell("An answer is being written. Esc stops it; your text stays here.", "warning")
-                return
-            self._set_queued(True)
-            return
-        if not self._loaded:
-            if self._model_path is None:
-                self.tell("Choose a model first; your text stays here.")
-                self.action_models()
-            else:
+    def submit(self, text: str) -> None:
+        """Enter in the prompt: send `text`, queue it while a model loads, or leave it where it is and say why."""
+        if self.busy and not self._answering.loading:
+            self.tell("An answer is being written. Esc stops it; your text stays here.", "warning")
+        elif self._queued:
+            self.tell("One message is queued already (Esc takes it back); your text stays here.", "warning")
+        elif self._loaded and not self.busy:
+            self._prompt.accept()
+            self._send(text)
+        elif self._model_path is not None:
+            if not self.busy:
                 self.load_model(self._model_path)
-                self._set_queued(True)
-            return
-        self._send(event.text)
+            self._prompt.accept()
+            self._set_queued(text)
+        else:
+            self.tell("Choose a model first; your text stays here.")
+            self.action_models()
 
     def _send(self, text: str) -> None:
         self._copying.begin_again()
-        self._prompt.accept()
         if self._editing:
             self._leave_editing()
             self._show_messages(before_last_user=True)
@@ -226,18 +225,19 @@ class ChatScreen(HistoryScreen):
 
     def _send_queued(self) -> None:
         if self._queued and self._loaded and not self.busy:
-            self._set_queued(False)
-            if text := self._prompt.text.strip():
-                self._send(text)
+            text = self._queued
+            self._set_queued("")
+            self._send(text)
 
-    def _set_queued(self, queued: bool) -> None:
-        self._queued = queued
+    def _set_queued(self, text: str) -> None:
+        self._queued = text
         self._show_prompt_title()
 
-    @on(TextArea.Changed, "#prompt")
-    def _typed(self) -> None:
-        if self._queued:  # changed after Enter: it waits for another Enter
-            self._set_queued(False)
+    def _take_back(self) -> None:
+        """Put the queued message back into the prompt, before what was typed since."""
+        if self._queued:
+            self._prompt.put("\n".join(filter(None, (self._queued, self._prompt.text))))
+            self._set_queued("")
 
     def _begun(self) -> None:
         """A stream has begun: a new chat has its title now."""
@@ -283,7 +283,7 @@ class ChatScreen(HistoryScreen):
             self._queued, self._editing, self.busy, bool(self._answering.loading)
         )
         self._prompt.set_class(self._editing, "-editing")
-        self._prompt.set_class(self._queued, "-queued")
+        self._prompt.set_class(bool(self._queued), "-queued")
 
     # Actions
 
@@ -291,7 +291,7 @@ class ChatScreen(HistoryScreen):
         if action == "stop":
             over = self.has_class("-chats-over")
             away = self.is_mounted and self.focused is not self._prompt_or_none()
-            return True if self.busy or self._editing or self._queued or over or away else None
+            return True if self.busy or self._editing or bool(self._queued) or over or away else None
         return True
 
     def _prompt_or_none(self) -> Prompt | None:
@@ -299,7 +299,7 @@ class ChatScreen(HistoryScreen):
 
     async def action_stop(self) -> None:
         if self._queued:
-            self._set_queued(False)
+            self._take_back()
         elif self.busy:
             await self.conversation.stop()
         elif self._editing:

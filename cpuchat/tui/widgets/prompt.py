@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from textual.binding import BindingType
-from textual.message import Message
 from textual.widgets import TextArea
 
 from cpuchat.tui import keys
@@ -16,21 +16,14 @@ class Prompt(TextArea):
 
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("prompt")
 
-    class Submitted(Message):
-        """The user sent `text` (never blank). The prompt keeps it until someone calls `accept`."""
+    def __init__(self, submit: Callable[[str], None], *, id: str | None = None) -> None:
+        """`submit` is called with what Enter sends (never blank); the prompt keeps the text until `accept`.
 
-        def __init__(self, prompt: Prompt, text: str) -> None:
-            super().__init__()
-            self.prompt = prompt
-            self.text = text
-
-        @property
-        def control(self) -> Prompt:
-            return self.prompt
-
-    def __init__(self, *, id: str | None = None) -> None:
+        It is a call and no message: what was typed right after Enter would get here before a message does.
+        """
         super().__init__(id=id, soft_wrap=True, tab_behavior="focus", show_line_numbers=False, compact=True)
         self.highlight_cursor_line = False
+        self._submit = submit
         self._history: list[str] = []
         self._position = 0  # into the history; its length means: what is being written
         self._draft = ""
@@ -54,20 +47,11 @@ class Prompt(TextArea):
         self.load_text(text)
         self.move_cursor(self.document.end)
 
-    # Enter and Ctrl+J are found by the app, before it hands other keys to this widget: what was typed just before them
-    # may still wait here, so they go to the end of that line.
-
     def action_submit(self) -> None:
-        self.call_later(self._submit)
-
-    def _submit(self) -> None:
         if text := self.text.strip():
-            self.post_message(self.Submitted(self, text))
+            self._submit(text)
 
     def action_newline(self) -> None:
-        self.call_later(self._newline)
-
-    def _newline(self) -> None:
         start, end = self.selection
         self._replace_via_keyboard("\n", start, end)
 
