@@ -56,7 +56,9 @@ Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or
 @stacked(
     model_option(),
     click.option("--system", metavar="TEXT", help="System prompt; an empty one leaves it out."),
-    click.option("--raw", is_flag=True, help="Continue the text as it is, without the model's chat template."),
+    click.option(
+        "--raw", is_flag=True, help="Continue the text as it is, without the chat template. Control tokens in it count."
+    ),
     setting("--temperature", "sampling.temperature", "Randomness, 0 to 10; 0 always takes the likeliest token."),
     setting("--top-k", "sampling.top_k", "Choose among the N likeliest tokens; 0 is off."),
     setting("--top-p", "sampling.top_p", "Choose among the likeliest tokens that sum up to X, 0 to 1; 1 is off."),

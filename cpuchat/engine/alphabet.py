@@ -11,7 +11,8 @@ from cpuchat.models.gguf.vocabulary import vocabulary
 
 _SPACE = "▁"
 _LONGEST = 6  # bytes of "<0x0A>"; a character has 4 at most
-_MARKERS = frozenset({2, 3, 4})  # LLAMA_TOKEN_TYPE_UNKNOWN, CONTROL, USER_DEFINED: found in a text before all others
+# llama_token_type of the tokens that are found in a text before all others.
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 
 class Alphabet:
@@ -21,21 +22,30 @@ class Alphabet:
         words: tokens that are one character.
         missing: bytes without a token.
         markers: tokens that are taken out of a text as they are.
+        controls: those of them that are only so where control tokens are parsed.
         spaced: a space is put in front of what is left.
     """
 
     def __init__(
-        self, words: frozenset[bytes], missing: frozenset[int], markers: tuple[bytes, ...], *, spaced: bool
+        self,
+        words: frozenset[bytes],
+        missing: frozenset[int],
+        markers: tuple[bytes, ...],
+        controls: frozenset[bytes],
+        *,
+        spaced: bool,
     ) -> None:
         self._words = words
         self._missing = missing
         self._markers = markers
+        self._controls = controls
         self._spaced = spaced
 
-    def unknown(self, text: bytes) -> str:
+    def unknown(self, text: bytes, *, with_controls: bool = True) -> str:
         """A character of `text` that cannot be written; "" if there is none."""
         for marker in self._markers:
-            text = text.replace(marker, b"")
+            if with_controls or marker not in self._controls:
+                text = text.replace(marker, b"")
         if text and self._spaced:
             text = b" " + text
         for character in sorted(set(text.decode("utf-8", "replace").replace(" ", _SPACE))):
@@ -56,6 +66,11 @@ def alphabet_of(header: GGUFHeader) -> Alphabet | None:
         return None
     types = header.metadata.get("tokenizer.ggml.token_type")
     kinds = types if isinstance(types, LazyArray) else ()
-    markers = {word for word, kind in zip(found.tokens.raw_strings(), kinds, strict=False) if kind in _MARKERS and word}
+    kind_of = {
+        word: kind
+        for word, kind in zip(found.tokens.raw_strings(), kinds, strict=False)
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and word
+    }
+    controls = frozenset(word for word, kind in kind_of.items() if kind != _USER_DEFINED)
     spaced = header.metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
-    return Alphabet(words, missing, tuple(sorted(markers, key=len, reverse=True)), spaced=spaced)
+    return Alphabet(words, missing, tuple(sorted(kind_of, key=len, reverse=True)), controls, spaced=spaced)

@@ -11,6 +11,7 @@ import msgspec
 
 from cpuchat.engine.context import fit_messages
 from cpuchat.engine.continuation import Continuation
+from cpuchat.engine.control_text import MARK
 from cpuchat.engine.decode import Prefill, Written, prefill, write
 from cpuchat.engine.model import Model
 from cpuchat.engine.output import TextStream
@@ -141,7 +142,7 @@ class Answer:
                 command.request_id,
                 self._emit,
                 Detokenizer(self._vocab.piece),
-                ReasoningSplitter(text[-200:].decode("utf-8", "replace")),
+                ReasoningSplitter(text[-200:].decode("utf-8", "replace").replace(MARK, "")),
                 stops,
                 self._arrived,
             )
@@ -207,7 +208,8 @@ class Answer:
             text = command.prompt.encode("utf-8", "replace")
         elif command.messages:
             reserve = max(min(command.max_tokens or n_ctx // 4, n_ctx // 4), 1)
-            fit = fit_messages(lambda m: len(self._encode(self._render(m))), list(command.messages), n_ctx - reserve)
+            messages = [self._vocab.mark_content(message) for message in command.messages]
+            fit = fit_messages(lambda m: len(self._encode(self._render(m))), messages, n_ctx - reserve)
             if fit.dropped_messages:
                 self._emit(
                     ContextTrimmed(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from cpuchat.engine.control_text import MARK_BYTES
 from cpuchat.prefix import common_prefix
 
 
@@ -55,7 +56,7 @@ class Continuation(msgspec.Struct):
         """Tokens of a whole prompt, taken over as far as they are known.
 
         Args:
-            text: the prompt.
+            text: the prompt, with its marks (`control_text`): content never takes over control tokens.
             tokenize: (text, at_start) -> tokens. A rest that tokenizers give a leading space makes the whole prompt
                 be tokenised anew.
             piece: the text of one token, control tokens included.
@@ -68,7 +69,7 @@ class Continuation(msgspec.Struct):
         if not rest:
             return self.tokens[:n_tokens]
         added = tokenize(rest, False)
-        if b"".join(map(piece, added)) != rest:
+        if b"".join(map(piece, added)) != rest.replace(MARK_BYTES, b""):
             return tokenize(text, True)
         return self.tokens[:n_tokens] + added
 

@@ -13,6 +13,7 @@ import numpy as np
 from cpuchat.engine import bindings, rollback
 from cpuchat.engine.alphabet import alphabet_of
 from cpuchat.engine.bindings import AbortFlag, llama
+from cpuchat.engine.control_text import special_types
 from cpuchat.engine.options import N_OUTPUTS_MAX, LoadPlan, plan_load
 from cpuchat.engine.pace import Pace
 from cpuchat.engine.sequence import Aborted, Sequence
@@ -98,7 +99,7 @@ class Model:
                 model._notes += _place_pages(header)
                 _read_ahead(header, on_progress, abort)
             model._load_weights(on_progress)
-            model.vocab = Vocab(model._model, visible_markers, alphabet_of(header))
+            model.vocab = Vocab(model._model, visible_markers, alphabet_of(header), special_types(header))
             on_vocab(header, model.vocab)
             model._make_context(pool)
             model._warm_up()

@@ -12,6 +12,7 @@ Replies are `{"text": ...}` or `{"error": ..., "raised": bool}`.
 import codecs
 import datetime
 import json
+import re
 import sys
 from typing import Any, BinaryIO
 
@@ -29,6 +30,7 @@ except ImportError:  # not on Windows: there only the time limit of the parent h
 MAX_MEMORY = 512 << 20
 MAX_CPU_SECONDS = 2
 MAX_OUTPUT = 8 << 20  # characters, on top of four times the input
+NOT_ASCII = re.compile("[^\x00-\x7f\ufdd0]+")  # but for MARK of control_text.py
 
 
 class Raised(Exception):
@@ -60,8 +62,9 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own: no HTML escapes, keys as they come."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Unlike Jinja's own: no HTML escapes, keys as they come. The marks of control_text.py stay what they are."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
 def compile_template(source: str) -> jinja2.Template:

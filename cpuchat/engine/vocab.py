@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from cpuchat.engine.alphabet import Alphabet
 from cpuchat.engine.bindings import llama
+from cpuchat.engine.control_text import CONTROL_NAMES, MARK_BYTES, ControlText, SpecialToken
 from cpuchat.errors import GenerationFailed
+from cpuchat.protocol import Message
 
 _VOCAB_TYPE_NONE = 0
 
@@ -20,9 +26,16 @@ class Vocab:
     Args:
         visible_markers: control tokens that are part of the text all the same, such as `<think>`.
         alphabet: what can be written, when that is not everything.
+        special_types: see `control_text.special_types`.
     """
 
-    def __init__(self, model: Any, visible_markers: tuple[str, ...] = (), alphabet: Alphabet | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        visible_markers: tuple[str, ...] = (),
+        alphabet: Alphabet | None = None,
+        special_types: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
         self._vocab = llama.llama_model_get_vocab(model)
         self.n_tokens = int(llama.llama_vocab_n_tokens(self._vocab))
         self.has_tokenizer = llama.llama_vocab_type(self._vocab) != _VOCAB_TYPE_NONE
@@ -37,19 +50,42 @@ class Vocab:
         self._adds_eos = self.has_tokenizer and bool(llama.llama_vocab_get_add_eos(self._vocab))
         self._alphabet = alphabet
         for marker in visible_markers:
-            if alphabet is not None and alphabet.unknown(marker.encode()):
-                continue
-            tokens = self.tokenize(marker.encode(), add_special=False)
-            if len(tokens) == 1:
-                self._visible[tokens[0]] = self.raw_piece(tokens[0])
+            token = self._token_of(marker)
+            if token is not None:
+                self._visible[token] = self.raw_piece(token)
+        self._control_text = ControlText(self._special_tokens(special_types))
+
+    def _token_of(self, text: str) -> int | None:
+        """The one token that `text` is."""
+        if self._alphabet is not None and self._alphabet.unknown(text.encode()):
+            return None
+        tokens = self.tokenize(text.encode(), add_special=False)
+        return tokens[0] if len(tokens) == 1 else None
+
+    def _special_tokens(self, types: Mapping[int, int]) -> list[SpecialToken]:
+        if not self.has_tokenizer:
+            return []
+        by_name = {token: 0 for name in CONTROL_NAMES if (token := self._token_of(name)) is not None}
+        found: list[SpecialToken] = []
+        for token, kind in (by_name | dict(types)).items():
+            if token < self.n_tokens:
+                text = llama.llama_vocab_get_text(self._vocab, token) or b""
+                one = SpecialToken.of(token, text, llama.llama_vocab_get_attr(self._vocab, token), kind)
+                found += (one,) if one else ()
+        return found
 
     def _text(self, token: int) -> str:
         if not 0 <= token < self.n_tokens:
             return ""
         return (llama.llama_vocab_get_text(self._vocab, token) or b"").decode("utf-8", "replace")
 
+    def mark_content(self, message: Message) -> Message:
+        """The message as a chat template may have it: nothing in it will become a control token."""
+        content, reasoning = map(self._control_text.mark, (message.content, message.reasoning))
+        return msgspec.structs.replace(message, content=content, reasoning=reasoning)
+
     def tokenize(self, text: bytes, *, add_special: bool) -> list[int]:
-        """Token ids; markers in the text such as `<|im_end|>` become their control tokens.
+        """Token ids; markers in the text such as `<|im_end|>` become their control tokens, but for marked content.
 
         `add_special` puts the model's begin token in front if it wants one. An end token is never appended.
 
@@ -57,8 +93,16 @@ class Vocab:
             GenerationFailed: the vocabulary cannot write the text.
         """
         if not self.has_tokenizer:
-            return [b % self.n_tokens for b in text]
-        if self._alphabet is not None and (unknown := self._alphabet.unknown(text)):
+            return [b % self.n_tokens for b in text.replace(MARK_BYTES, b"")]
+        if MARK_BYTES not in text:
+            return self._tokenize(text, add_special, True)
+        tokens = self._tokenize(b"", add_special, True)
+        for part in self._control_text.split(text):
+            tokens += (part,) if isinstance(part, int) else self._tokenize(part, False, False)
+        return tokens
+
+    def _tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        if self._alphabet is not None and (unknown := self._alphabet.unknown(text, with_controls=parse_special)):
             raise GenerationFailed(
                 f"This model cannot read {unknown!r}: its vocabulary has no token for it.",
                 "Leave it out, or choose another model.",
@@ -66,7 +110,7 @@ class Vocab:
         room = len(text) + 8
         while True:
             out = (ctypes.c_int32 * room)()
-            n = llama.llama_tokenize(self._vocab, text, len(text), out, room, add_special, True)
+            n = llama.llama_tokenize(self._vocab, text, len(text), out, room, add_special, parse_special)
             if n >= 0:
                 break
             room = -n
