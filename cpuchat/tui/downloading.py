@@ -59,13 +59,14 @@ class Downloading:
 
     # What the user does with it. One that has left the list meanwhile is no error.
 
-    def start(self, repo: str, revision: str, model: RepoModel) -> Download:
-        """Download `model` of the commit `revision`; one that is in the list already goes on.
+    def start(self, repo: str, revision: str, model: RepoModel, newest_at: float = 0.0) -> Download:
+        """Download `model` of the commit `revision`; one that is in the list already goes on. `newest_at` see
+        `Repository`.
 
         Raises:
             UsageError, HubError: it can't be downloaded, whatever is tried.
         """
-        download = self._open().start(repo, revision, model)
+        download = self._open().start(repo, revision, model, newest_at)
         self._states.setdefault(download.id, download.state)
         return download
 

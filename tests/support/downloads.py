@@ -57,7 +57,7 @@ class ShownDownloads:
     def all(self) -> list[Download]:
         return list(self.listed)
 
-    def start(self, repo: str, revision: str, wanted: RepoModel) -> Download:
+    def start(self, repo: str, revision: str, wanted: RepoModel, newest_at: float = 0.0) -> Download:
         self.asked.append(("start", repo, revision, wanted))
         begun = download(wanted, repo=repo, revision=revision, state="running")
         self.listed.append(begun)

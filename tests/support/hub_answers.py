@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +48,7 @@ class Fault:
         content: other content in the place of the right one, ranges as usual: of the same length for a wrong hash,
             shorter for a short file.
         page: a web page with status 200 instead of anything else.
+        headers: added to the answer, in the place of those of the same name.
         ignore_range: the whole file with status 200 though a range was asked for.
         gate: hold the answer there.
     """
@@ -59,6 +60,7 @@ class Fault:
     cut_after: int | None = None
     content: bytes | None = None
     page: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
     ignore_range: bool = False
     gate: Gate | None = None
     times: int = 1
@@ -103,7 +105,7 @@ class Answer:
     ) -> None:
         """Bytes `start` to `stop` of `content`, as far as the fault lets them through."""
         self.request.status = status
-        self._connection.send_head(status, {**headers, "Content-Length": str(stop - start)})
+        self._connection.send_head(status, {**headers, "Content-Length": str(stop - start), **fault.headers})
         if self.request.method == "HEAD":
             return
         cut = stop if fault.cut_after is None else min(start + fault.cut_after, stop)
@@ -122,11 +124,11 @@ def failed(answer: Answer, fault: Fault | None) -> bool:
     if fault is None:
         return False
     if fault.page is not None:
-        answer.send(200, {"Content-Type": "text/html"}, fault.page)
+        answer.send(200, {"Content-Type": "text/html", **fault.headers}, fault.page)
         return True
     if fault.status:
         headers = {"Retry-After": fault.retry_after} if fault.retry_after else {}
-        answer.error(fault.status, fault.error_code, f"fault {fault.status}", headers)
+        answer.error(fault.status, fault.error_code, f"fault {fault.status}", {**headers, **fault.headers})
         return True
     if fault.where != "content" and fault.gate is not None:
         fault.gate.hold()

@@ -265,7 +265,7 @@ class HubServer:
             return
         place = f"{self.content_host}/{quote(repo_id)}/{commit}/{quote(name)}?signature=valid"
         linked = {"X-Linked-Etag": f'"{entry.etag}"', "X-Linked-Size": str(entry.size), "Location": place}
-        answer.send(302, {**facts, **linked}, b"")
+        answer.send(302, {**facts, **linked, **(fault.headers if fault is not None else {})}, b"")
 
     def _serve_content(self, answer: Answer, parts: list[str]) -> None:
         repo_id, commit, name = "/".join(parts[:2]), parts[2], "/".join(parts[3:])

@@ -108,7 +108,7 @@ async def _download(repository: Repository, model: RepoModel, shown: _Shown) -> 
 
     downloads = Downloads(changed=shown.show)
     try:
-        id = downloads.start(repository.id, repository.revision, model).id
+        id = downloads.start(repository.id, repository.revision, model, repository.newest_at).id
         try:
             return await downloads.wait(id)
         except asyncio.CancelledError:

@@ -7,15 +7,12 @@ never comes back to them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from cpuchat.errors import HubError
+from cpuchat.models.hub.names import checked_etag
 from cpuchat.models.hub.repository import HubFile
 from cpuchat.models.library.places import INCOMPLETE, repo_folder
-
-_ETAG = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def blob_path(cache: Path, repo: str, file: HubFile) -> Path:
@@ -24,9 +21,7 @@ def blob_path(cache: Path, repo: str, file: HubFile) -> Path:
     Raises:
         HubError: what the hub announced as its hash is none, so it makes no file name.
     """
-    if _ETAG.fullmatch(file.etag) is None:
-        raise HubError("The hub announced no hash for this file.", "Try again later, or choose another repository.")
-    return repo_folder(cache, repo) / "blobs" / file.etag
+    return repo_folder(cache, repo) / "blobs" / checked_etag(file.etag)
 
 
 def part_path(cache: Path, repo: str, file: HubFile) -> Path:
@@ -48,7 +43,26 @@ def bytes_here(cache: Path, repo: str, files: Iterable[HubFile]) -> int:
     return sum(_here(cache, repo, file) for file in files)
 
 
+def content_path(cache: Path, repo: str, file: HubFile) -> Path | None:
+    """Where all of it lies, unchecked: the blob, or a file of a snapshot, where the cache is without links; else None.
+    Raises HubError as `blob_path` does."""
+    blob = blob_path(cache, repo, file)
+    if blob.is_file() and size_of(blob) == file.size:
+        return blob
+    try:
+        snapshots = list((repo_folder(cache, repo) / "snapshots").iterdir())
+    except OSError:
+        return None
+    copies = (snapshot / file.path for snapshot in snapshots)
+    return next((copy for copy in copies if _is_file(copy) and size_of(copy) == file.size), None)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a file and no link to one."""
+    return path.is_file() and not path.is_symlink()
+
+
 def _here(cache: Path, repo: str, file: HubFile) -> int:
-    if size_of(blob_path(cache, repo, file)) == file.size:
+    if content_path(cache, repo, file) is not None:
         return file.size
     return min(size_of(part_path(cache, repo, file)), file.size)

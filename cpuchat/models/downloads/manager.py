@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from cpuchat.errors import DownloadFailed, HubError, UsageError
 from cpuchat.models.downloads.journal import Journal, Unfinished, was_running
 from cpuchat.models.downloads.layout import bytes_here
-from cpuchat.models.downloads.model import check_names
 from cpuchat.models.downloads.placing import discard
 from cpuchat.models.downloads.process import DownloadProcess, log_file
 from cpuchat.models.downloads.rate import Rate
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.downloads.wire import Order, Patience, Report
+from cpuchat.models.hub.names import check_names
 from cpuchat.models.hub.repository import RepoModel
 from cpuchat.models.library.places import hub_cache
 from cpuchat.paths import shown
@@ -80,8 +80,10 @@ class Downloads:
         """Oldest first."""
         return [entry.download for entry in self._entries.values() if entry.wanted != "cancel"]
 
-    def start(self, repo: str, revision: str, model: RepoModel) -> Download:
+    def start(self, repo: str, revision: str, model: RepoModel, newest_at: float = 0.0) -> Download:
         """Begin to download `model` of the commit `revision`, or go on with it: the same model is the same download.
+
+        `newest_at` see `Repository`.
 
         Raises:
             UsageError, HubError: it is none that can be downloaded; nothing is begun.
@@ -93,12 +95,14 @@ class Downloads:
         entry = self._entries.get(id)
         if entry is None:
             known = self._journal.find(id)
-            download = Download(id=id, repo=repo, revision=revision, model=model, done=self._here(repo, model))
+            download = Download(
+                id=id, repo=repo, revision=revision, model=model, newest_at=newest_at, done=self._here(repo, model)
+            )
             entry = self._entries[id] = _Entry(download, known.verified if known is not None else ())
         elif entry.download.state == "done" and Path(entry.download.path).exists():
             return entry.download
         elif entry.task is None:
-            entry.download = replace(entry.download, revision=revision, model=model)
+            entry.download = replace(entry.download, revision=revision, model=model, newest_at=newest_at)
         self._run_again(entry)
         return entry.download
 
@@ -239,6 +243,7 @@ class Downloads:
             revision=download.revision,
             files=download.model.files,
             cache=str(self._cache),
+            newest_at=download.newest_at,
             verified=entry.verified,
             reserved=sum(max(other.total - other.done, 0) for other in others),
             patience=self._patience,

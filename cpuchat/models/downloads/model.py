@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from cpuchat.errors import ChecksumMismatch, HubError, UsageError
+from cpuchat.errors import ChecksumMismatch
 from cpuchat.models.downloads.hashing import FollowingHash
-from cpuchat.models.downloads.layout import blob_path, bytes_here, part_path, size_of
-from cpuchat.models.downloads.placing import link, locked, place
+from cpuchat.models.downloads.layout import blob_path, bytes_here, content_path, part_path, size_of
+from cpuchat.models.downloads.placing import locked, name, place, point_main
 from cpuchat.models.downloads.progress import Progress
 from cpuchat.models.downloads.retrying import with_retries
 from cpuchat.models.downloads.space import check_space, write_error
@@ -19,31 +18,10 @@ from cpuchat.models.downloads.transfer import transfer
 from cpuchat.models.downloads.wire import Order
 from cpuchat.models.hub import errors
 from cpuchat.models.hub.environment import is_offline
-from cpuchat.models.hub.listing import safe_path
+from cpuchat.models.hub.names import check_names
 from cpuchat.models.hub.repository import HubFile
 
 T = TypeVar("T")
-
-_REPO = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-def check_names(repo: str, revision: str, files: tuple[HubFile, ...]) -> None:
-    """Everything that becomes the name of a file or a folder.
-
-    Raises:
-        UsageError: the repository or the revision is none.
-        HubError: a file has a name that leads out of its folder, no hash, or no size.
-    """
-    if _REPO.fullmatch(repo) is None or ".." in repo or "--" in repo:
-        raise UsageError(f"{repo!r} is no repository.", "Write it as OWNER/NAME.")
-    if _COMMIT.fullmatch(revision) is None:
-        raise UsageError(f"{revision!r} is no commit.", "Ask the hub for the repository's newest one.")
-    for file in files:
-        safe_path(file.path)
-        blob_path(Path(), repo, file)
-        if file.size < 0:
-            raise HubError(f"The hub announced no size for {file.path}.", "Choose another file.")
 
 
 def fetch_model(order: Order, progress: Progress) -> Path:
@@ -60,6 +38,8 @@ def fetch_model(order: Order, progress: Progress) -> Path:
     try:
         check_space(cache, sum(file.size for file in order.files) - here, order.reserved)
         named = [_File(order, file, progress).fetch() for file in order.files]
+        if order.newest_at:
+            point_main(cache, order.repo, order.revision, order.newest_at)
     except OSError as error:
         raise write_error(error, cache) from None
     return named[0]
@@ -80,26 +60,26 @@ class _File:
         here = bytes_here(self._cache, self._order.repo, [self._file])
         self._progress.begin_file(bytes_here(self._cache, self._order.repo, self._order.files) - here, here)
         with locked(self._cache, self._order.repo, self._file, self._progress):
-            if not self._is_in_place():
-                self._receive()
+            content = self._in_place() or self._receive()
+            named = name(self._cache, self._order.repo, self._order.revision, self._file, content)
         if self._file.etag not in self._progress.verified:
             self._progress.verified.append(self._file.etag)
-        named = self._patiently(partial(link, self._cache, self._order.repo, self._order.revision, self._file))
         self._progress.finish_file()
         return named
 
-    def _is_in_place(self) -> bool:
-        """Whether the whole file is there and is what it should be: who put it there may not have looked."""
-        if not self._blob.is_file() or size_of(self._blob) != self._file.size:
-            return False
+    def _in_place(self) -> Path | None:
+        """The whole file, if it is here and is what it should be: who put it there may not have looked."""
+        content = content_path(self._cache, self._order.repo, self._file)
+        if content is None:
+            return None
         self._progress.here = self._file.size
-        if self._file.etag in self._order.verified:
-            return True
-        with self._hashing(self._blob) as following:
-            return self._patiently(partial(self._is_right, following))
+        if content == self._blob and self._file.etag in self._order.verified:
+            return content
+        with self._hashing(content) as following:
+            return content if self._patiently(partial(self._is_right, following)) else None
 
-    def _receive(self) -> None:
-        """Raises ChecksumMismatch when it is wrong a second time."""
+    def _receive(self) -> Path:
+        """Returns the blob. Raises ChecksumMismatch when it is wrong a second time."""
         for _ in range(2):
             self._progress.begin_file(self._progress.others, size_of(self._part))
             self._progress.enter("running")
@@ -107,7 +87,7 @@ class _File:
                 self._patiently(partial(self._transfer, following))
                 if self._patiently(partial(self._is_right, following)):
                     self._patiently(partial(place, self._part, self._blob))
-                    return
+                    return self._blob
             self._patiently(self._part.unlink)
         raise ChecksumMismatch(
             f"{Path(self._file.path).name} arrived twice with other content than the hub announced.",

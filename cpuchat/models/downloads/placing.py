@@ -1,26 +1,31 @@
 """A file's place in the Hugging Face cache: the lock around it, the move there, the links that name it.
 
-The locks, links and references are those of huggingface_hub, so that its programs and this one can use one cache at
+The locks, links and references are as those of huggingface_hub, so that its programs and this one can use one cache at
 the same time.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from cpuchat.errors import DownloadFailed, HubError
+from cpuchat.errors import DownloadFailed
 from cpuchat.models.downloads.layout import blob_path, part_path, size_of
 from cpuchat.models.downloads.progress import Progress
 from cpuchat.models.downloads.space import write_error
-from cpuchat.models.hub.environment import endpoint, host
+from cpuchat.models.hub.environment import is_set
 from cpuchat.models.hub.repository import HubFile
 from cpuchat.models.library.places import repo_folder
+from cpuchat.settings import write_atomically
 
 _LOOK_SECONDS = 0.2
 _BRANCH = "main"
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+"""What file systems without symbolic links say when one is to be made."""
 
 
 @contextmanager
@@ -71,29 +76,62 @@ def place(part: Path, blob: Path) -> None:
     part.replace(blob)
 
 
-def link(cache: Path, repo: str, revision: str, file: HubFile) -> Path:
-    """Have huggingface_hub name the blob in the snapshot of `revision`, a commit; nothing is downloaded.
+def name(cache: Path, repo: str, revision: str, file: HubFile, content: Path) -> Path:
+    """Give the checked `content` its name in the snapshot of `revision`, a commit; returns that.
 
-    While that commit is the newest one, `refs/main` is set to it, too.
+    As huggingface_hub lays out its cache: a relative link to the blob. Where links are impossible (FAT, some network
+    file systems) or `HF_HUB_DISABLE_SYMLINKS` is set, the blob itself moves there, or a copy of it if it has other
+    names. Nothing is asked of the hub: what was checked is what gets the name.
 
     Raises:
-        HubError: the hub has changed its mind about this file.
-        What huggingface_hub raises: see `errors.translate`.
+        OSError: that failed; the content stays.
     """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionNotFoundError
-
+    snapshots = repo_folder(cache, repo) / "snapshots"
+    named = snapshots / revision / file.path
+    if named.exists() and named.samefile(content):
+        return named
+    named.parent.mkdir(parents=True, exist_ok=True)
+    fresh = named.parent / f".{file.etag}.{os.getpid()}"  # in one step to its name: others may read the cache
+    fresh.unlink(missing_ok=True)
+    is_blob = content == blob_path(cache, repo, file)
     try:
-        named = _BRANCH
-        facts = get_hf_file_metadata(hf_hub_url(repo, file.path, revision=_BRANCH, endpoint=endpoint()))
-    except (RemoteEntryNotFoundError, RevisionNotFoundError):
-        facts = None
-    if facts is None or facts.commit_hash != revision:
-        named = revision
-        facts = get_hf_file_metadata(hf_hub_url(repo, file.path, revision=revision, endpoint=endpoint()))
-    if facts.etag != file.etag:
-        raise HubError(f"{host()} offers another {file.path} than it listed.", "Try again.")
-    return Path(hf_hub_download(repo, file.path, revision=named, cache_dir=cache, endpoint=endpoint()))
+        if not (is_blob and _link(content, fresh)):
+            if is_blob and not _names(snapshots, content):
+                return content.replace(named)
+            shutil.copyfile(content, fresh)
+        return fresh.replace(named)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _link(blob: Path, link: Path) -> bool:
+    """Make a relative link; False where that is impossible or not wanted."""
+    if is_set("HF_HUB_DISABLE_SYMLINKS"):
+        return False
+    try:
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            return False
+        raise
+    return True
+
+
+def point_main(cache: Path, repo: str, revision: str, newest_at: float) -> None:
+    """Have `refs/main` name `revision`, which was the newest commit at `newest_at` (seconds since 1970).
+
+    Unless somebody has written it since: that one has seen a newer state of the hub, or the same.
+
+    Raises:
+        OSError: that failed.
+    """
+    reference = repo_folder(cache, repo) / "refs" / _BRANCH
+    try:
+        if reference.stat().st_mtime > newest_at or reference.read_bytes() == revision.encode():
+            return
+    except FileNotFoundError:
+        pass
+    write_atomically(reference, revision)
 
 
 def discard(cache: Path, repo: str, files: Iterable[HubFile]) -> None:

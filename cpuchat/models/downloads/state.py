@@ -14,7 +14,7 @@ RUNNING: frozenset[State] = frozenset({"queued", "running", "waiting", "checking
 
 
 class Download(Data, frozen=True):
-    """One model on its way. All sizes in bytes.
+    """One model on its way. All sizes in bytes. `revision` is a commit, `newest_at` see `Repository`.
 
     `done` counts what is on the disk already, `checked` how many of these the running check went through. `speed` is
     bytes per second of the last seconds, `seconds_left` None while it cannot be told. `retry_in` seconds until try
@@ -26,6 +26,7 @@ class Download(Data, frozen=True):
     repo: str
     revision: str
     model: RepoModel
+    newest_at: float = 0.0
     state: State = "queued"
     done: int = 0
     checked: int = 0

@@ -24,7 +24,8 @@ class Patience(Data, frozen=True):
 class Order(Data, frozen=True):
     """The first and only line on the process's standard input, which then stays open: its end means "stop".
 
-    `revision` is a commit. `verified` are the etags of files that have passed their check in an earlier run.
+    `revision` is a commit, `newest_at` see `Repository`. `verified` are the etags of files that have passed their check
+    in an earlier run.
     `reserved` bytes of the free space belong to other downloads.
     """
 
@@ -32,6 +33,7 @@ class Order(Data, frozen=True):
     revision: str
     files: tuple[HubFile, ...]
     cache: str
+    newest_at: float = 0.0
     verified: tuple[str, ...] = ()
     reserved: int = 0
     patience: Patience = Patience()

@@ -7,21 +7,19 @@ folders of the cache.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from cpuchat.errors import HubError
 from cpuchat.models.hub.errors import garbage
-from cpuchat.models.hub.listing import models_of, safe_path
+from cpuchat.models.hub.listing import models_of
+from cpuchat.models.hub.names import is_repo, is_sha1, is_sha256, is_size, safe_path
 from cpuchat.models.hub.repository import FoundRepository, HubFile, Repository
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
     from huggingface_hub.hf_api import RepoSibling
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_SHA1 = re.compile(r"[0-9a-f]{40}")
-_REPO = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)  # the rules of validate_repo_id
 _PIECE = re.compile(r"\.gguf\.?(part\d+of\d+|-?split-[a-z])$", re.IGNORECASE)
 
 
@@ -32,7 +30,7 @@ def found(infos: Iterable[ModelInfo]) -> list[FoundRepository]:
         HubError: none has.
     """
     hits = list(infos)
-    proper = [info for info in hits if isinstance(info.id, str) and _REPO.fullmatch(info.id)]
+    proper = [info for info in hits if is_repo(info.id)]
     if hits and not proper:
         raise garbage()
     return [_hit(info) for info in proper]
@@ -52,16 +50,17 @@ def _hit(info: ModelInfo) -> FoundRepository:
     )
 
 
-def repository(info: ModelInfo) -> Repository:
-    """A repository with its models.
+def repository(info: ModelInfo, newest_at: float = 0.0) -> Repository:
+    """A repository with its models. `newest_at` see `Repository`.
 
     Raises:
         HubError: its id or commit is none.
     """
     files, problems = _files(info.siblings or [])
     return Repository(
-        id=_checked(_REPO, info.id),
-        revision=_checked(_SHA1, info.sha),
+        id=_checked(is_repo, info.id),
+        revision=_checked(is_sha1, info.sha),
+        newest_at=newest_at,
         models=models_of(files),
         gated=bool(info.gated),
         private=bool(info.private),
@@ -100,14 +99,16 @@ def _files(siblings: Iterable[RepoSibling]) -> tuple[list[HubFile], list[str]]:
 def _file(path: str, sibling: RepoSibling) -> HubFile | None:
     """None when it could not be checked after a download."""
     large = sibling.lfs
-    size, pattern, digest = (large.size, _SHA256, large.sha256) if large else (sibling.size, _SHA1, sibling.blob_id)
-    if not isinstance(size, int) or size < 0 or not isinstance(digest, str) or not pattern.fullmatch(digest):
+    if large is not None:
+        file = HubFile(path=path, size=large.size, sha256=large.sha256)
+        return file if is_size(file.size) and is_sha256(file.sha256) else None
+    if not is_size(sibling.size) or not is_sha1(sibling.blob_id):
         return None
-    return HubFile(path=path, size=size, sha256=digest) if large else HubFile(path=path, size=size, git_sha1=digest)
+    return HubFile(path=path, size=sibling.size or 0, git_sha1=sibling.blob_id or "")
 
 
-def _checked(pattern: re.Pattern[str], text: Any) -> str:
-    if not isinstance(text, str) or pattern.fullmatch(text) is None:
+def _checked(is_proper: Callable[[object], bool], text: Any) -> str:
+    if not is_proper(text):
         raise garbage()
     return text
 

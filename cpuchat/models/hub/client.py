@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ExpandModelProperty_T
 
+MAIN = "main"
+"""The branch of every repository that its newest commit is on."""
 _FACTS: list[ExpandModelProperty_T] = ["downloads", "likes", "gated", "private", "lastModified", "gguf"]
 
 
@@ -45,16 +48,15 @@ class Hub:
             )
         )
 
-    def repository(self, repo_id: str, revision: str = "main") -> Repository:
+    def repository(self, repo_id: str, revision: str = MAIN) -> Repository:
         """What is in it at `revision`: a branch, a tag or a commit.
 
         Raises:
             UsageError: `repo_id` is no "owner/name".
         """
-        repo = parse_address(repo_id).repo
-        return answers.repository(
-            connection.ask(lambda api: api.model_info(repo, revision=revision, files_metadata=True), repo)
-        )
+        repo, asked = parse_address(repo_id).repo, time.time()
+        info = connection.ask(lambda api: api.model_info(repo, revision=revision, files_metadata=True), repo)
+        return answers.repository(info, asked if revision == MAIN else 0.0)
 
     def header(self, repo: Repository, model: RepoModel) -> GGUFHeader:
         """Its header, with the tensors of all parts of a split one; only some MB are fetched, and kept for ever.

@@ -27,5 +27,9 @@ def host() -> str:
 
 def is_offline() -> bool:
     """Whether `HF_HUB_OFFLINE` (or `TRANSFORMERS_OFFLINE`) forbids all requests."""
-    value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
-    return value.upper() in _TRUE
+    return is_set("HF_HUB_OFFLINE") if os.environ.get("HF_HUB_OFFLINE") else is_set("TRANSFORMERS_OFFLINE")
+
+
+def is_set(variable: str) -> bool:
+    """Whether this environment variable says yes, as huggingface_hub understands it."""
+    return os.environ.get(variable, "").upper() in _TRUE

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cpuchat import paths
 from cpuchat.models.gguf.parse import MAX_HEADER
+from cpuchat.models.hub.names import checked_etag
 from cpuchat.settings import write_atomically
 
 _SUFFIX = ".header"
@@ -20,7 +21,8 @@ _LIMIT = 256_000_000
 
 
 class KeptHeaders:
-    """The first bytes of model files, by etag. No method raises for a disk that is full, read-only or gone."""
+    """The first bytes of model files, by etag. No method raises for a disk that is full, read-only or gone; each raises
+    HubError for an etag that is no hash."""
 
     def __init__(self, folder: Path | None = None, limit: int = _LIMIT) -> None:
         self._folder = folder or paths.headers_dir()
@@ -49,7 +51,7 @@ class KeptHeaders:
             self._file(etag).unlink(missing_ok=True)
 
     def _file(self, etag: str) -> Path:
-        return self._folder / f"{etag}{_SUFFIX}"
+        return self._folder / f"{checked_etag(etag)}{_SUFFIX}"
 
     def _trim(self) -> None:
         files = [(file.stat(), file) for file in self._folder.iterdir()]

@@ -11,50 +11,11 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
-from cpuchat.errors import HubError
 from cpuchat.models.hub.repository import HubFile, RepoModel
 from cpuchat.models.quantization_names import quantization_of
-from cpuchat.text import clean_line
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})$", re.IGNORECASE)
 _SUFFIX = ".gguf"
-_DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM\d|LPT\d)(\.|$)", re.IGNORECASE)  # Windows: names of devices
-_MAX_PART = 255  # bytes of one name on every usual file system
-_MAX_PATH = 1024
-
-
-def safe_path(path: str) -> str:
-    """`path` itself, if it names a file inside the folder it will be put into, on any operating system.
-
-    Raises:
-        HubError: it leads out of the folder, or is no name that can be written and shown: absolute, `..`, a drive,
-            backslashes, control and invisible characters, device names, too long. The message says which.
-    """
-    fault = _path_fault(path)
-    if fault:
-        raise HubError(
-            f"The repository holds a file with an unsafe name ({fault}): {clean_line(path)[:100]!r}.",
-            "Don't trust this repository; choose another one.",
-        )
-    return path
-
-
-def _path_fault(path: str) -> str:
-    """What is wrong with it; "" when it is safe."""
-    parts = path.split("/")
-    if not path.isprintable():
-        return "control or invisible characters"
-    if "\\" in path or ":" in path:
-        return "a backslash or colon"
-    if path.startswith("/"):
-        return "an absolute path"
-    if any(part in ("", ".", "..") for part in parts):
-        return "it leaves the folder"
-    if any(part != part.rstrip(" .") or _DEVICE.match(part) for part in parts):
-        return "a name that Windows reserves"
-    if len(path.encode()) > _MAX_PATH or any(len(part.encode()) > _MAX_PART for part in parts):
-        return "too long"
-    return ""
 
 
 def models_of(files: Iterable[HubFile]) -> tuple[RepoModel, ...]:

@@ -70,11 +70,14 @@ class RepoModel(Data, frozen=True):
 class Repository(Data, frozen=True):
     """A repository at one revision (`revision`: the commit, 40 hex digits), its models the smallest first.
 
+    `newest_at`: when the hub said that this is its newest commit, in seconds since 1970; 0 where it was asked for
+    another one.
     `problems`: what was left out of `models`, and why, in sentences.
     """
 
     id: str
     revision: str
+    newest_at: float = 0.0
     models: tuple[RepoModel, ...] = ()
     gated: bool = False
     private: bool = False

@@ -132,7 +132,7 @@ class DraftModelsScreen(ListScreen[Path | None]):
         """Begin its download. The app sees to the rest: this screen may be left."""
         try:
             repository, model = await apart(lambda: self._reader.to_download(candidate))
-            download = self._app.downloading.start(repository.id, repository.revision, model)
+            download = self._app.downloading.start(repository.id, repository.revision, model, repository.newest_at)
         except CpuchatError as error:
             self._warn(str(error))
             return

@@ -211,7 +211,7 @@ class RepositoryScreen(ListScreen[Path | None]):
 
     def _start(self, model: RepoModel, repository: Repository) -> None:
         try:
-            self._app.downloading.start(repository.id, repository.revision, model)
+            self._app.downloading.start(repository.id, repository.revision, model, repository.newest_at)
         except CpuchatError as error:
             self.notify(clean_line(str(error)), severity="error", markup=False)
 

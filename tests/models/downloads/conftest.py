@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class Site:
 
     def put(self, files: Mapping[str, bytes | Path], *, repo: str = REPO, lfs: bool = True, **facts: bool) -> None:
         """Add files to the hub; they are what `order` and `model` are about from now on."""
-        self.commit = self.hub.add(repo, files, lfs=lfs, **facts)
+        self.commit, self.asked_at = self.hub.add(repo, files, lfs=lfs, **facts), time.time()
         rows = []
         for name, content in files.items():
             size = len(content) if isinstance(content, bytes) else content.stat().st_size
@@ -53,6 +54,7 @@ class Site:
             revision=self.commit,
             files=self.files,
             cache=str(self.cache),
+            newest_at=self.asked_at,
             verified=verified,
             patience=patience,
         )

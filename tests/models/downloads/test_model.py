@@ -34,22 +34,94 @@ def fault(site: Site, *faults: Fault) -> None:
     site.hub.fault(REPO, NAME, *faults)
 
 
+def run(code: str) -> str:
+    """What a program with huggingface_hub prints."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def found_by_the_real_client(**options: bool) -> str:
+    return run(f"from huggingface_hub import hf_hub_download as get; print(get({REPO!r}, {NAME!r}, **{options}))")
+
+
 def test_a_file_comes_to_where_huggingface_hub_looks_for_it(site: Site) -> None:
     path = site.fetch()
     assert path.read_bytes() == CONTENT
     assert path.resolve() == (site.blobs / site.files[0].sha256).resolve()
-    code = f"from huggingface_hub import hf_hub_download as get; print(get({REPO!r}, {NAME!r}, local_files_only=True))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    assert found == str(path)
+    assert found_by_the_real_client(local_files_only=True) == str(path)
+    assert found_by_the_real_client() == str(path)
+    assert site.asked() == ["bytes=0-"]
+    scanned = run("from huggingface_hub import scan_cache_dir as s; [r] = s().repos; [v] = r.revisions; [f] = v.files; "
+                  "print(s().warnings, r.repo_id, v.commit_hash, *v.refs, f.file_name, f.size_on_disk)")  # fmt: skip
+    assert scanned == f"[] {REPO} {site.commit} main {NAME} {SIZE}"
 
 
 def test_the_newest_commit_only_becomes_main(site: Site) -> None:
-    order = site.order()
+    main = site.blobs.parent / "refs/main"
+    older = replace(site.order(), newest_at=0.0)
     site.put({NAME: CONTENT, "new.txt": b"new"})
-    path = site.fetch(order)
+    path = site.fetch(older)
     assert path.read_bytes() == CONTENT
-    assert path.parent.name == order.revision
-    assert not (site.blobs.parent / "refs/main").exists()
+    assert path.parent.name == older.revision != site.commit
+    assert not main.exists()
+    site.files = older.files
+    site.fetch()
+    assert main.read_text() == site.commit
+    # A download that went on after another program had seen a newer commit.
+    site.fetch(replace(older, newest_at=1.0))
+    assert main.read_text() == site.commit
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_where_links_are_impossible_the_file_itself_gets_the_name(
+    site: Site, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """As huggingface_hub does it there. The variable stands for a file system such as FAT."""
+    if not is_new:  # another revision holds a link to it, which must not lose its content
+        older = site.fetch()
+        files = site.files
+        site.put({NAME: CONTENT, "new.txt": b"new"})
+        site.files = files
+    monkeypatch.setenv("HF_HUB_DISABLE_SYMLINKS", "1")
+    path = site.fetch()
+    assert path.read_bytes() == CONTENT
+    assert not path.is_symlink()
+    assert list(site.blobs.iterdir()) == ([] if is_new else [older.resolve()])
+    before = len(site.asked())
+    assert site.fetch() == path
+    assert len(site.asked()) == before
+    assert found_by_the_real_client(local_files_only=True) == str(path)
+
+
+def test_a_copy_without_a_link_is_checked_before_it_counts(site: Site) -> None:
+    copy = site.blobs.parent / "snapshots" / ("d" * 40) / NAME
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(CONTENT)
+    path = site.fetch()
+    assert path.read_bytes() == CONTENT
+    assert site.asked() == []
+    path.unlink()
+    copy.write_bytes(WRONG)
+    assert site.fetch().read_bytes() == CONTENT
+    assert site.asked() == ["bytes=0-"]
+
+
+@pytest.mark.parametrize(
+    "etag",
+    [
+        pytest.param("../../../../outside", id="a path"),
+        pytest.param("a" * 64, id="the hash of something else"),
+    ],
+)
+def test_what_the_hub_says_after_the_check_names_nothing(site: Site, etag: str) -> None:
+    """The hub may give an honest answer to a few requests, and another content with another hash from then on."""
+    other = Fault(where="hub", headers={"X-Linked-Etag": f'"{etag}"', "ETag": f'"{etag}"'}, times=-1)
+    fault(site, *[Fault(where="hub")] * 2, other, Fault(), Fault(content=WRONG, times=-1))
+    path = site.fetch()
+    assert path.read_bytes() == CONTENT
+    assert path.resolve().name == site.files[0].etag
+    everything = [found for found in site.cache.parents[1].rglob("*") if found.is_file() and found.stat().st_size]
+    assert all(found.is_relative_to(site.cache) for found in everything)
+    assert [found.name for found in site.blobs.iterdir()] == [site.files[0].etag]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

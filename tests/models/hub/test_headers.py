@@ -110,15 +110,16 @@ def test_a_folder_that_cannot_be_written_only_means_that_nothing_is_kept(hub_ser
 def test_the_headers_used_longest_ago_make_room_for_new_ones(tmp_path: Path) -> None:
     import os
 
-    noise = {etag: os.urandom(40_000) for etag in "abcd"}
+    a, b, c = (letter * 64 for letter in "abc")
+    noise = {etag: os.urandom(40_000) for etag in (a, b, c)}
     kept = KeptHeaders(tmp_path, limit=100_000)
-    for age, etag in enumerate("ab"):
+    for age, etag in enumerate((a, b)):
         kept.put(etag, noise[etag])
         file = next(path for path in tmp_path.iterdir() if path.name.startswith(etag))
         os.utime(file, ns=(age, age))
-    assert kept.get("a") == noise["a"]  # used now, so b is the oldest
-    kept.put("c", noise["c"])
-    assert [etag for etag in "abc" if kept.get(etag) == noise[etag]] == ["a", "c"]
+    assert kept.get(a) == noise[a]  # used now, so b is the oldest
+    kept.put(c, noise[c])
+    assert [etag for etag in (a, b, c) if kept.get(etag) == noise[etag]] == [a, c]
 
 
 def test_a_split_model_has_the_tensors_of_all_parts(hub_server: HubServer, tmp_path: Path) -> None:

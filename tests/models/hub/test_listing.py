@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.errors import HubError
-from cpuchat.models.hub.listing import models_of, safe_path
+from cpuchat.models.hub.listing import models_of
+from cpuchat.models.hub.names import safe_path
 from cpuchat.models.hub.repository import HubFile
 from cpuchat.models.quantization_names import quantization_of
 
