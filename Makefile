@@ -36,8 +36,9 @@ check: setup
 	@.venv/bin/lint-imports
 	@.venv/bin/pyright --warnings
 
+# A file's tests stay in one process: they share models and workers.
 unit: setup
-	@.venv/bin/python -m pytest
+	@.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # pytest comes last, so that its summary ends the output.
 test: setup

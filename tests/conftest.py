@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cpuchat.hardware.instructions import Instructions
 from tests.support.hub_server import HubServer
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -16,11 +18,25 @@ _ROOT = str(Path(__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
 
 
+def pytest_configure() -> None:
+    """Lets programs that tests start and interrupt notice: in a shell's background job SIGINT is ignored, and children
+    inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's settings, chats or caches."""
     for kind in ("CONFIG", "DATA", "CACHE"):
         monkeypatch.setenv(f"CPUCHAT_{kind}_DIR", str(tmp_path / kind.lower()))
+
+
+@pytest.fixture
+def without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes in memory as on most x86 CPUs, whatever this one is: AMX copies more weights."""
+    cpu = Instructions(frozenset({"AVX2", "AVX512", "AVX512_VNNI"}))
+    monkeypatch.setattr("cpuchat.models.fit._this_cpu", lambda: cpu)
 
 
 @pytest.fixture(scope="session")

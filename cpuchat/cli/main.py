@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -124,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Never raises."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     _never_fail_to_print()
+    _heed_ctrl_c()
     try:
         result = cli.main(args=arguments, prog_name="cpuchat", standalone_mode=False)
         if sys.stdout is not None:
@@ -163,6 +165,21 @@ def _never_fail_to_print() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _heed_ctrl_c() -> None:
+    """Ctrl+C works in a terminal's foreground, even where whoever started the shell ignored SIGINT.
+
+    A background job keeps ignoring it (POSIX: its standard input is not the terminal): the Ctrl+C is for another.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN or not hasattr(os, "tcgetpgrp"):
+        return
+    try:
+        in_foreground = os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # standard input is no terminal, or closed
+        return
+    if in_foreground:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _show_help(error: NoArgsIsHelpError, arguments: Sequence[str]) -> int:

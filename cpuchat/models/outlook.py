@@ -12,7 +12,9 @@ import msgspec
 
 from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, gigabytes, largest_context, plan_memory
 from cpuchat.models.gguf import GGUFHeader
+from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.models.machine import Machine, this_machine
+from cpuchat.models.quantization_names import without_prefix
 from cpuchat.models.traffic import traffic_of
 from cpuchat.protocol import LoadOptions
 from cpuchat.telemetry import units
@@ -135,9 +137,23 @@ def outlook_like(
         quantization: as `Machine.reach_of` takes it.
     """
     share = size / max(header.size, 1)
-    tensors = [msgspec.structs.replace(tensor, nbytes=round(share * tensor.nbytes)) for tensor in header.tensors]
+    kind = _main_type(quantization)
+    tensors = [
+        msgspec.structs.replace(
+            tensor,
+            nbytes=round(share * tensor.nbytes),
+            type=kind if kind and len(tensor.shape) > 1 else tensor.type,  # the copy of some types grows
+        )
+        for tensor in header.tensors
+    ]
     resized = msgspec.structs.replace(header, tensors=tensors)
     return _by_header(resized, options, machine, draft, quantization, exact=False)
+
+
+def _main_type(quantization: str) -> str:
+    """The tensor type that most matrices of such a file have: `Q4_K` of `UD-Q4_K_XL`; "" where the name tells none."""
+    name = without_prefix(quantization)
+    return next((kind for kind in (name, name.rpartition("_")[0]) if kind in BY_NAME), "")
 
 
 def _by_header(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.program import HANG_GUARD, run, start
+from tests.support.terminal import Terminal
 
 NAMES = [
     "collector", "HSMP files", "HSMP mailbox", "AMD memory controllers", "AMD data fabric",
@@ -88,6 +89,20 @@ def test_watching_ends_with_ctrl_c(collected: Path) -> None:
     _, said = program.communicate(timeout=HANG_GUARD)
     assert program.returncode == 130
     assert b"Traceback" not in said
+
+
+def test_ctrl_c_in_a_terminal_whose_shell_ignores_it(collected: Path, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        terminal = Terminal(["counters", "watch"], home=tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        terminal.wait_for("memory 288.0")
+        terminal.press("ctrl+c")
+        assert terminal.wait_for_end() == 130
+    finally:
+        terminal.close()
 
 
 def test_the_unit_can_be_installed_as_it_is_printed() -> None:

@@ -438,7 +438,7 @@ async def test_what_needs_a_file_says_so_for_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])
-async def test_snapshots(name: str, size: tuple[int, int], tmp_path: Path) -> None:
+async def test_snapshots(name: str, size: tuple[int, int], tmp_path: Path, without_amx: None) -> None:
     shown = left_by_the_last_run(arriving("running", speed=38e6, seconds_left=47.0))
     async with running(size=size, downloads=shown.opener) as app:
         screen = await opened_shelf(app, tmp_path)

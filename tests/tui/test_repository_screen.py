@@ -36,7 +36,7 @@ MODELS = (
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def machine(monkeypatch: pytest.MonkeyPatch, without_amx: None) -> None:
     """A machine that is the same everywhere."""
     monkeypatch.setattr(outlook, "this_machine", lambda settings, *, loaded=None: MACHINE)
 
