@@ -150,10 +150,12 @@ class Speculator:
             self._thread.draft_ahead(proposal.tokens, depth, self._options.min_probability)
 
     def end(self) -> None:
-        """The answer is over."""
+        """The answer is over: what comes next, a prompt or an answer without drafts, computes on all cores."""
         self._ahead_of, self._ready = None, []
         if self._thread is not None:
             self._thread.drop()
+            if not self._thread.always:
+                self._thread.switch(False)
 
     def propose(self, room: int) -> Proposal | None:
         """A draft of at most `room` tokens to verify now; None: decode the next token without one.

@@ -81,11 +81,11 @@ def write_drafted(
             proposal = None
             looked = perf_counter()
             if owed <= 0:
+                waited = speculator.seconds
                 speculator.append(tokens[told:])
                 told = len(tokens)
-                waited = speculator.seconds
                 proposal = speculator.propose(limit - told - 1)
-                looked += speculator.seconds - waited  # the draft model's time is counted there
+                looked += speculator.seconds - waited  # waiting for the draft model is counted there
             if looked >= next_update:
                 next_update = perf_counter() + UPDATE_SECONDS
                 on_update(len(tokens), speculator.figures())

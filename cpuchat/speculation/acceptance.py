@@ -19,8 +19,9 @@ _LONGEST_RUN: Final = 64
 _TO_GRADE: Final = 24.0
 """A run class counts from about as many tokens on."""
 _LATELY: Final = (16, 56)
-_ALARM: Final = 3.2
-"""Standard deviations between the last tokens and the rest at which the text has changed."""
+"""Tokens that may show a change: those that are at most a quarter of what is remembered."""
+_ALARM: Final = 3.5
+"""Standard deviations between the last tokens and all that is remembered at which the text has changed."""
 
 
 def run_class(run: int) -> int:
@@ -63,7 +64,13 @@ class Acceptance:
         self._keep = 1.0 - 1.0 / window
         self._grades = [Count() for _ in range(N_GRADES)]
         self._runs = [[Count() for _ in range(_N_RUNS)] for _ in range(N_GRADES)]
-        self._lately = [priors[UNKNOWN]] * len(_LATELY)
+        self._windows = [
+            (lately, 1 / (2 * lately - 1) + 1 / (2 * window - 1) - 2 / (lately + window - 1))
+            for lately in _LATELY
+            if 4 * lately <= window
+        ]
+        """With the variance between the two averages (exponential, the newest tokens are in both) for that of one."""
+        self._lately = [priors[UNKNOWN]] * len(self._windows)
         self._compared = 0
         self.run = 0
         """Its tokens in a row that were right just before."""
@@ -109,18 +116,18 @@ class Acceptance:
             self._runs[of][run].add(right, 1.0)
         self.run = min(self.run + 1, _LONGEST_RUN) if right else 0
         self._compared += 1
-        for i, window in enumerate(_LATELY):
+        for i, (window, _) in enumerate(self._windows):
             self._lately[i] += (right - self._lately[i]) / min(window, self._compared)
         self._follow()
 
     def _follow(self) -> None:
         """Forgets most when the last tokens don't look like those before."""
         before = self._grades[UNKNOWN]
-        for lately, window in zip(self._lately, _LATELY, strict=True):
+        for lately, (window, share) in zip(self._lately, self._windows, strict=True):
             if self._compared < window or before.all < 2 * window:
                 return
             mean = before.right / before.all
-            spread = sqrt((mean * (1 - mean) + 0.04) / (2 * window - 1))
+            spread = sqrt((mean * (1 - mean) + 0.04) * share)
             if abs(lately - mean) < _ALARM * spread:
                 continue
             for count in self._grades:
@@ -130,7 +137,7 @@ class Acceptance:
                     count.scale(0.05)
             # The rate of all grades is known best from the last tokens alone.
             before.right, before.all = window / 2 * lately, window / 2
-            self._lately = [lately] * len(_LATELY)
+            self._lately = [lately] * len(self._windows)
             self._compared = window // 2
             return
 
@@ -141,4 +148,4 @@ class Acceptance:
                 if count.all > most:
                     count.scale(most / count.all)
         self.run = 0
-        self._lately, self._compared = [self.mean] * len(_LATELY), 0
+        self._lately, self._compared = [self.mean] * len(self._windows), 0

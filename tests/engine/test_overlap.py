@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.engine.bindings import AbortFlag
+from cpuchat.engine.bindings import AbortFlag, llama
 from cpuchat.engine.companions import leave_draft_cores
 from cpuchat.engine.model import Model
 from cpuchat.errors import UsageError
@@ -77,6 +78,11 @@ def cpus_of(thread: int) -> tuple[int, ...]:
     """CPUs that a thread of this process may run on (proc_pid_status(5))."""
     lines = Path(f"/proc/self/task/{thread}/status").read_text(encoding="ascii").splitlines()
     return parse_cpu_list(next(line.split()[1] for line in lines if line.startswith("Cpus_allowed_list:")))
+
+
+def threads_of(model: Model) -> int:
+    """Threads that the next batch of `model` computes on."""
+    return llama.llama_n_threads(model.sequence.context)
 
 
 @pytest.mark.parametrize("always", [True, False])
@@ -169,7 +175,7 @@ def test_nothing_runs_on_after_the_answer(apart: Callable[..., Talker], abort: A
 
 
 @pytest.mark.parametrize("always", [True, False])
-def test_cores_are_apart_while_both_compute_and_given_back_at_the_end(
+def test_cores_are_apart_while_both_compute_and_free_when_closed(
     load: Load, files: dict[float, tuple[Path, Path]], always: bool
 ) -> None:
     mine, its = two_cores()
@@ -186,7 +192,9 @@ def test_cores_are_apart_while_both_compute_and_given_back_at_the_end(
         DRAFTS,
         on_update=lambda *_: threads_while_on.append((cpus_of(os.getpid()), cpus_of(worker.native_id or 0))),
     )
-    assert talker.thread.is_on and set(threads_while_on) == {((mine,), (its,))}
+    assert set(threads_while_on) == {((mine,), (its,))}
+    # Named cores stay the draft's own; those that were lent for one answer do not.
+    assert talker.thread.is_on is always
     talker.thread.close()
     assert not worker.is_alive()
     # Both models still compute, on the target's core.
@@ -197,6 +205,63 @@ def test_cores_are_apart_while_both_compute_and_given_back_at_the_end(
     draft.free()
     target.free()
     assert cpus_of(os.getpid()) == before
+
+
+@pytest.mark.parametrize("end", ["max_tokens", "cancelled", "failed"])
+def test_after_an_overlapped_answer_the_target_has_all_its_cores(
+    load: Load, files: dict[float, tuple[Path, Path]], abort: AbortFlag, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The next prefill computes on all of them, and so do answers without drafts."""
+    mine, its = two_cores()
+    options = LoadOptions(cpus=(mine, its), n_ctx=512, n_batch=64, n_ubatch=64)
+    target = load(files[1.0][0], options)
+    draft = load(files[1.0][1], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), pool=target.pool)
+    talker = Talker(target, draft, cpus=((its,), (mine,)))
+    assert talker.thread is not None and talker.drafter is not None
+    while_drafting: list[int] = []
+    if end == "failed":
+        monkeypatch.setattr(talker.drafter, "draft_ahead", lambda *_: 1 / 0)
+
+    def on_update(*_: object) -> None:
+        while_drafting.append(threads_of(target))
+        if end == "cancelled" and len(while_drafting) > 1:
+            abort.set()
+
+    talker.decide(Always(4, overlap=True))
+    monkeypatch.setattr("cpuchat.engine.verify.UPDATE_SECONDS", 0.0)
+    try:
+        with pytest.raises(ZeroDivisionError) if end == "failed" else contextlib.nullcontext():
+            talker.say(PROMPT, DRAFTS, on_update=on_update)
+        assert min(while_drafting) == 1
+        assert threads_of(target) == threads_of(draft) == 2
+        assert not talker.thread.is_on
+    finally:
+        abort.clear()
+        talker.thread.close()
+
+
+def test_waiting_for_what_is_drafted_ahead_is_booked_once(
+    apart: Callable[..., Talker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that only moves while the target waits, for a second each time."""
+    talker = apart(1.0)
+    assert talker.thread is not None
+    clock, take = [0.0], talker.thread.take
+
+    def wait(is_right: bool) -> list[int]:
+        clock[0] += 1.0
+        return take(is_right)
+
+    monkeypatch.setattr(talker.thread, "take", wait)
+    for module in ("verify", "speculator"):
+        monkeypatch.setattr(f"cpuchat.engine.{module}.perf_counter", lambda: clock[0])
+    booked: list[tuple[float, float]] = []
+    controller = Always(4, overlap=True)
+    monkeypatch.setattr(
+        controller, "verified", lambda *args, draft_ms, **_: booked.append((args[2], draft_ms))
+    )  # a pass over 5 tokens
+    talker.decide(controller).say(PROMPT, DRAFTS, max_tokens=21)
+    assert booked == [(0.0, 0.0), *[(0.0, 1000.0)] * 3]
 
 
 def test_a_failure_of_the_draft_thread_reaches_the_answer(apart: Callable[..., Talker], abort: AbortFlag) -> None:

@@ -67,6 +67,22 @@ def test_a_change_of_the_text_is_followed_within_three_dozen_tokens(before, afte
     assert acceptance.mean == pytest.approx(after, abs=0.15)
 
 
+@pytest.mark.parametrize(("before", "after"), [(0.9, 0.5), (0.1, 0.4), (0.5, 0.5), (0.9, 0.9)])
+def test_a_short_memory_notices_a_change_too(before, after):
+    """As that of the free drafters; in most texts, and next to never where there is none."""
+    noticed = 0
+    for seed in range(20):
+        acceptance = make(weight=6.0, window=64.0)
+        feed(acceptance, before, 300, seed=seed)
+        held = [acceptance.seen]
+        rng = random.Random(100 + seed)
+        for _ in range(60):
+            acceptance.observe(UNKNOWN, rng.random() < after)
+            held.append(acceptance.seen)
+        noticed += min(held) < 40
+    assert noticed >= 12 if before != after else noticed <= 1
+
+
 def test_an_earlier_text_counts_less():
     acceptance = make()
     feed(acceptance, 0.9, 600)
