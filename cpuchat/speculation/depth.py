@@ -72,6 +72,7 @@ class DepthController:
         self._reading = Budget(0.008, start=1.5 * plain, most=4.0 * plain)
         self._probing = Budget(0.002, start=0.0, most=2.0 * plain)
         self._exploring = Budget(0.003, start=0.5 * plain, most=1.0 * plain)
+        self._rechecking = Budget(0.002, start=0.0, most=4.0 * plain)
         self._offered = 1.0
         self._fixed = 0
         self._plan = Plan()
@@ -211,7 +212,7 @@ class DepthController:
         self._written += tokens
         self._unread += tokens
         self._fresh += tokens
-        for budget in (self._reading, self._probing, self._exploring):
+        for budget in (self._reading, self._probing, self._exploring, self._rechecking):
             budget.earn(ms)
         self._recent = (0.85 * self._recent[0] + tokens, 0.85 * self._recent[1] + ms)
         self._cache.clear()
@@ -245,7 +246,25 @@ class DepthController:
             worth = total - rate * (times[j + 1] + read * (total - 1) + rollback * (1 - reached))
             if worth > best:
                 best, depth = worth, j + 1
-        return 0 if self._doubts[proposal.drafter].pauses() else depth
+        if self._doubts[proposal.drafter].pauses():
+            return 0
+        return depth or self._recheck(proposal, rate, plain)
+
+    def _recheck(self, proposal: Proposal, rate: float, plain: float) -> int:
+        """A depth whose cost was not seen for long, if it would pay should the calibration be as far off as it may."""
+        assert self._times is not None
+        acceptance, times = self._acceptance[proposal.drafter], self._times
+        reached = total = 1.0
+        best, depth, loss = plain + _FREE_ON, 0, 0.0
+        rollback = self._costs.rollback_ms if self._costs else 0.0
+        for j, grade in enumerate(proposal.grades[: self._max_depth]):
+            reached *= acceptance.rate(grade, acceptance.run + j)
+            total += reached
+            worth = total - rate * (times.ms[j + 1] / (1.0 + times.hope(j + 2)) + rollback * (1.0 - reached))
+            if worth > best:
+                best, depth = worth, j + 1
+                loss = times.ms[j + 1] + rollback * (1.0 - reached) - total / rate
+        return depth if depth and self._rechecking.spend(max(loss, 0.0)) else 0
 
     def _alternative(self, rate: float) -> float:
         """What the next step is worth without the free proposal, at this price of time."""
@@ -307,10 +326,12 @@ class DepthController:
 
     def _try(self, depth: int, rate: float) -> bool:
         """Whether a depth that may be better than thought is worth a pass to find out."""
-        assert self._times is not None
-        cost = self._times.ms[depth] + depth * self._draft.ms
-        expected = self._yields(depth)
-        return self._exploring.spend(max(0.0, cost - expected / rate))
+        assert self._times is not None and self._costs is not None
+        yields, reached = self._yields(depth)
+        cost = self._times.ms[depth] + depth * self._draft.ms + self._costs.rollback_ms * (1.0 - reached)
+        loss = max(0.0, cost - yields / rate)
+        stale = not self._on and self._times.hope(depth + 1) > self._times.doubt(depth + 1)
+        return self._exploring.spend(loss) or (stale and self._rechecking.spend(loss))
 
     def _learn(self, best: Best, gain: float) -> bool:
         """Whether a draft that probably loses a little is the cheapest way to learn more about acceptance."""
@@ -321,12 +342,13 @@ class DepthController:
         loss = max(0.03, 1.0 - gain) * (self._times.ms[best.depth] + best.depth * self._draft.ms)
         return loss < 2.0 * self._read.ms * best.depth and self._exploring.spend(loss)
 
-    def _yields(self, depth: int) -> float:
+    def _yields(self, depth: int) -> tuple[float, float]:
+        """Expected tokens, and the probability that none is refused."""
         total = reached = 1.0
         for rate in self._acceptance["draft"].rates()[:depth]:
             reached *= rate
             total += reached
-        return total
+        return total, reached
 
     def _probe_plain(self, rate: float) -> bool:
         """Whether to take a plain step now, only to see what one costs."""
@@ -358,7 +380,7 @@ class DepthController:
                 return 0
             k = min(k, lag)
             self._fresh = min(self._fresh, k // 2)
-        if self._limit_gain(1.0) < _WORTH:
+        if not self._may_pay():
             return 0
         doubtful = self._limit_gain(self._acceptance["draft"].at(2.0)) > 1.0
         # Rarely enough where it is hopeless; the dearer to read, the rarer.
@@ -371,6 +393,15 @@ class DepthController:
         """Best advantage over plain decoding if every drafted token were right with this probability."""
         assert self._times is not None
         return limit_gain(rate, self._max_depth, self._times.ms, self._draft.ms)
+
+    def _may_pay(self) -> bool:
+        """Whether drafts that are always right could pay, should the calibration be as far off as it may."""
+        assert self._times is not None
+        if self._limit_gain(1.0) >= _WORTH:
+            return True
+        times = self._times
+        hoped = [times.ms[0], *(ms / (1.0 + times.hope(n)) for n, ms in enumerate(times.ms[1:], 2))]
+        return limit_gain(1.0, self._max_depth, hoped, self._draft.ms) >= _WORTH
 
     def _best(self, most: int) -> Best:
         """The draft model's best steady rate with drafts of at most `most` tokens. Nothing happened since: kept."""
@@ -390,7 +421,8 @@ class DepthController:
             overlap.ms if overlap else None,
             self._overlap_draft.ms,
         )
-        return best_steady(most, self._acceptance["draft"], prices, self._times.doubt, self._plan, at_depth=at_depth)
+        off = self._times.doubt if self._on else self._times.hope
+        return best_steady(most, self._acceptance["draft"], prices, off, self._plan, at_depth=at_depth)
 
     # --- what to tell -------------------------------------------------------------------------------------------
 

@@ -23,6 +23,13 @@ _SURPRISE: Final = 0.3
 _SLIGHT: Final = 0.1
 """What a single surprise counts for."""
 
+_STALE: Final = (500, 2500)
+"""Between as many passes, a time that was not seen turns from a measurement into a guess..."""
+_STALE_HOPE: Final = 1.5
+"""...that may be too high by this share: as what passes the check of a calibration made beside other load (1.25 n
+plain steps for n tokens, where a quiet machine takes half of that)."""
+_STALE_DOUBT: Final = 0.5
+
 _SHORTEST: Final = 1e-6
 _NEAR: Final = tuple(
     tuple(exp(-5 * abs(log(m / n))) for m in range(1, MAX_TOKENS + 1)) for n in range(1, MAX_TOKENS + 1)
@@ -53,6 +60,15 @@ class ObservedTimes:
         """How far off `ms[n - 1]` may be against the other times: one standard deviation, as a share."""
         return sqrt(self._own_doubt[n - 1])
 
+    def hope(self, n: int) -> float:
+        """How much too high `ms[n - 1]` may be, as a share of what it should be; more the longer it was not seen."""
+        return self.doubt(n) + _STALE_HOPE * self._stale(n)
+
+    def _stale(self, n: int) -> float:
+        """0 (seen lately) to 1."""
+        first, last = _STALE
+        return min(1.0, max(0.0, (self.since(n) - first) / (last - first)))
+
     def unsettled(self, n: int) -> bool:
         """The last observation of n was a surprise that one more would settle."""
         return self._surprised[n - 1] != 0
@@ -67,10 +83,11 @@ class ObservedTimes:
             return
         i, ms = n - 1, max(ms, _SHORTEST)
         self._count += 1
+        stale = self._stale(n)
         self._seen_at[i] = self._count
-        own, common = self._own_doubt[i], min(_COMMON, self._common_doubt + _COMMON_DRIFT)
+        own, common = self._own_doubt[i] + (_STALE_DOUBT * stale) ** 2, min(_COMMON, self._common_doubt + _COMMON_DRIFT)
         error = log(ms / self.ms[i])
-        if abs(error) <= _SURPRISE:
+        if abs(error) <= max(_SURPRISE, _STALE_HOPE * stale if error < 0 else 0.0):
             self._surprised[i] = 0
         elif self._again(i, error):
             # Conditions changed, for this n at least.

@@ -16,7 +16,6 @@ _OVERLAP: Final = 1.03
 _UNREACHED: Final = 0.02
 _HOPELESS: Final = 0.7
 _NEW_CLASS: Final = frozenset((1, 2, 4, 8))
-_HOPE: Final = 0.08
 _DOUBT: Final = 0.025
 
 
@@ -116,10 +115,11 @@ def best_steady(
     depth = last.depth if 0 < last.depth < len(rates) and rates[last.depth] > top * (1 - _KEEP) else best
     explore, hoped = 0, max(top, 1.0 / times[0]) * (1.0 + _KEEP)
     for g in range(1, len(rates)):
-        if rates[g] * (1.0 + _HOPE) > hoped and g != depth:
-            off = doubt(g + 1)
-            if off > _DOUBT and rates[g] * (1.0 + off) > hoped:
-                explore, hoped = g, rates[g] * (1.0 + off)
+        if g == depth:
+            continue
+        off = doubt(g + 1)
+        if off > _DOUBT and rates[g] * (1.0 + off) > hoped:
+            explore, hoped = g, rates[g] * (1.0 + off)
     return Best(top, depth, False, explore)
 
 

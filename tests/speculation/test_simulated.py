@@ -138,6 +138,28 @@ def test_passes_that_become_cheaper_are_noticed():
     assert sum(depth > 0 for depth in late) > 0.6 * len(late)
 
 
+@pytest.mark.parametrize("target", ["Q8_0", "F16"])
+@pytest.mark.parametrize("beside", ["draft", "suffix"])
+def test_a_calibration_made_beside_other_load_does_not_disable_drafting_for_ever(target, beside):
+    """Every pass over several tokens seemed dearer than plain steps; what is tried now and then shows otherwise."""
+    truth = true_costs(target, "0.05B" if beside == "draft" else None)
+    plain = truth.verify_ms[0]
+    measured = replace(truth, verify_ms=(plain, *(1.2 * n * plain for n in range(2, 33))))
+    rng = random.Random(11)
+    controller = DepthController(measured, has_draft_model=beside == "draft")
+
+    def always_right(at: int) -> tuple[Proposal, list[bool]]:
+        return Proposal("suffix", [0] * 8, [grade(0.97)] * 8), [True] * 8
+
+    gains = []
+    for _ in range(16):
+        right = text(rng, 0.9, N)
+        answer = adaptive_answer(controller, truth, right, propose=always_right if beside == "suffix" else None)
+        gains.append(N * plain / answer.ms)
+    assert min(gains) > 0.98
+    assert gains[-1] > 1.25, gains
+
+
 def copying(at: int) -> bool:
     return (at // 128) % 2 == 1
 
