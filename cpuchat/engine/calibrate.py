@@ -2,17 +2,16 @@
 
 The curve decides whether drafting pays, and how far; it differs by model, quantisation, cores and build, so it is
 measured on the loaded model itself, with random tokens (a mixture of experts then touches as many experts as real
-text does, or more), and kept in a small file.
+text does, or more), and kept in a small file for a while. Times that cannot be those of a quiet machine are not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import statistics
-import tempfile
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,8 @@ from cpuchat.engine import bindings
 from cpuchat.engine.model import Model
 from cpuchat.engine.overlap import DraftThread
 from cpuchat.engine.sequence import Sequence
-from cpuchat.models.drafts.calibrations import FORMAT, Calibration
+from cpuchat.models.drafts.calibrations import FORMAT, Calibration, implausible, is_plausible
+from cpuchat.settings import write_atomically
 from cpuchat.speculation.costs import OverlapCosts, PassCosts, fill
 
 BUDGET_SECONDS: Final = 12.0
@@ -39,6 +39,13 @@ _ROUNDS: Final = 3
 _N_PAST: Final = 32
 _DRAFT_STEPS: Final = 12
 _STEADY: Final = 1.25
+_HEALING_ROUNDS: Final = 12
+_HEALING: Final = 1.5
+"""Of the budget, until passes that took impossibly long are no longer repeated."""
+KEPT_SECONDS: Final = 30 * 86_400.0
+"""For so long a calibration is good: kernels, firmware and cooling change less often..."""
+UNSTEADY_SECONDS: Final = 3_600.0
+"""...and so long one whose measurements scattered, so that it is repeated when the machine may be quiet."""
 
 Progress = Callable[[int, int], None]
 """(measurements done, measurements to do)"""
@@ -67,38 +74,41 @@ def calibration_key(target: Model, draft: Model | None, extra: str = "") -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def load_costs(folder: Path, key: str) -> PassCosts | None:
-    """What an earlier calibration with the same key found; None when there is none that can be read."""
+def load_costs(folder: Path, key: str, *, any_age: bool = False) -> PassCosts | None:
+    """What an earlier calibration with the same key found; None when there is none that can be read and believed, or,
+    unless `any_age` will do, when it is time to measure again."""
     try:
-        saved = msgspec.json.decode(_file(folder, key).read_bytes(), type=Calibration)
+        file = _file(folder, key)
+        saved = msgspec.json.decode(file.read_bytes(), type=Calibration)
+        age = time.time() - file.stat().st_mtime
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     if (saved.format, saved.key) != (FORMAT, key):
         return None
+    if not any_age and age > (KEPT_SECONDS if saved.steady else UNSTEADY_SECONDS):
+        return None
     try:
         overlap = OverlapCosts(*saved.overlap) if saved.overlap else None
-        return PassCosts(saved.verify_ms, saved.draft_ms, saved.read_ms, overlap, saved.rollback_ms)
+        costs = PassCosts(saved.verify_ms, saved.draft_ms, saved.read_ms, overlap, saved.rollback_ms, saved.steady)
+        return costs if is_plausible(costs.verify_ms) else None
     except ValueError:
         return None
 
 
 def save_costs(folder: Path, key: str, costs: PassCosts, target: str = "", draft: str = "") -> None:
-    """Keep a calibration; one that was disturbed is not kept, and a disk that is full or read-only keeps nothing.
+    """Keep a calibration; one that cannot be is not kept, and a disk that is full or read-only keeps nothing.
 
     `target` and `draft` are the fingerprints of the files, for `target_costs`.
     """
-    if not costs.steady:
+    if not is_plausible(costs.verify_ms):
         return
     overlap = (costs.overlap.verify_ms, costs.overlap.draft_ms) if costs.overlap else None
     saved = Calibration(
-        FORMAT, key, costs.verify_ms, costs.draft_ms, costs.read_ms, costs.rollback_ms, overlap, target, draft
-    )
+        FORMAT, key, costs.verify_ms, costs.draft_ms, costs.read_ms, costs.rollback_ms, overlap, target, draft,
+        costs.steady,
+    )  # fmt: skip
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(saved))
-        Path(name).replace(_file(folder, key))
+        write_atomically(_file(folder, key), msgspec.json.encode(saved))
 
 
 def _file(folder: Path, key: str) -> Path:
@@ -116,7 +126,7 @@ def measure(
 ) -> PassCosts:
     """Measure both models in turn, and with a `thread` for the draft model also at the same time.
 
-    Their sequences are empty afterwards.
+    Their sequences are empty afterwards. Beside heavy load what comes out may still be implausible.
 
     Args:
         budget: seconds for the target's curve.
@@ -144,6 +154,8 @@ def measure(
                 overlap = _overlapped(
                     target.sequence, sequence, thread, overlapped, lambda n: on_progress(done + n, total), budget / 3
                 )
+                if not is_plausible(overlap.verify_ms):  # another time, then
+                    overlap, known = None, replace(known, steady=False)
         on_progress(total, total)
     finally:
         target.sequence.clear()
@@ -198,7 +210,8 @@ def random_tokens(n: int, n_vocab: int, seed: int = 0) -> list[int]:
 class _Curve:
     """T(n) of a target: the best of a few passes for each n that there was time for, at least two of them.
 
-    The best, because what disturbs only ever makes a pass slower, and by much: threads wait for each other.
+    The best, because what disturbs only ever makes a pass slower, and by much: threads wait for each other. Where even
+    that cannot be, it is tried some more.
     """
 
     def __init__(self, sequence: Sequence, points: list[int], budget: float) -> None:
@@ -224,11 +237,20 @@ class _Curve:
                 self._samples.setdefault(n, []).append(self._pass(n))
                 done += 1
                 tell(done)
+        for _ in range(_HEALING_ROUNDS):
+            for n in implausible(self._best):
+                if perf_counter() - started > _HEALING * self._budget:
+                    return done
+                self._samples[n].append(self._pass(n))
         return done
+
+    @property
+    def _best(self) -> dict[int, float]:
+        return {n: min(values) for n, values in self._samples.items()}
 
     def filled(self) -> tuple[float, ...]:
         """ms for n = 1..32."""
-        return fill({n: min(values) for n, values in self._samples.items()})
+        return fill(self._best)
 
     @property
     def rollback_ms(self) -> float:

@@ -19,12 +19,14 @@ from cpuchat.engine.threads import usable_topology
 from cpuchat.errors import CpuchatError, GenerationFailed, Interrupted, UsageError
 from cpuchat.hardware.cores import choose_cores
 from cpuchat.hardware.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
+from cpuchat.models.drafts.calibrations import implausible
 from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf import read_model
 from cpuchat.protocol import LoadModel, LoadOptions
 from cpuchat.speculation.costs import PassCosts
 from cpuchat.speculation.drafter import MAX_DEPTH
 from cpuchat.speculation.overlap import overlap_pays
+from cpuchat.speculation.reason import DISTURBED, SKIPPED, UNCALIBRATED
 
 
 @dataclass
@@ -130,7 +132,9 @@ def load_companions(
             drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens))
             thread = _draft_thread(target, draft, drafter, target.options)
         max_depth = min(MAX_DEPTH, target.sequence.max_draft)
-        costs = _costs(target, draft, thread, command, on_progress, abort, notes) if max_depth else None
+        costs, uncalibrated = None, ""
+        if max_depth:
+            costs, uncalibrated = _costs(target, draft, thread, command, on_progress, abort, notes)
     except BaseException:
         Companions(Speculator(None), draft, thread).free()
         raise
@@ -151,7 +155,7 @@ def load_companions(
         pass_ms=costs.verify_ms if costs is not None else (),
         no_speculation=why,
     )
-    speculator = Speculator(costs, drafter, thread, max_depth=max_depth, reason=why)
+    speculator = Speculator(costs, drafter, thread, max_depth=max_depth, reason=why, uncalibrated=uncalibrated)
     return Companions(speculator, draft, thread)
 
 
@@ -229,29 +233,44 @@ def _costs(
     on_progress: Progress,
     abort: AbortFlag,
     notes: list[str],
-) -> PassCosts | None:
+) -> tuple[PassCosts | None, str]:
+    """The costs, or why there are none in one plain sentence."""
     folder = Path(command.calibration_dir) if command.calibration_dir else None
     alone = calibrate.calibration_key(target, None)
     key = calibrate.calibration_key(target, draft, str(thread.cpus) if thread is not None else "") if draft else alone
-    costs = calibrate.load_costs(folder, key) if folder is not None else None
-    if costs is not None or not command.options.calibrate:
-        return costs
-    known = calibrate.load_costs(folder, alone) if folder is not None else None
+
+    def kept(key: str, *, any_age: bool = False) -> PassCosts | None:
+        return calibrate.load_costs(folder, key, any_age=any_age) if folder is not None else None
+
+    if costs := kept(key, any_age=not command.options.calibrate):
+        return costs, ""
+    if not command.options.calibrate:
+        return None, UNCALIBRATED
+    known, earlier = kept(alone), kept(key, any_age=True)
     try:
         costs = calibrate.measure(
             target, draft, thread, lambda done, total: on_progress("calibrating", done, total), known=known
         )
     except Aborted:
         abort.clear()
-        notes.append("The measurement was skipped, so speculation stays off until the model is loaded again.")
-        return None
+        if earlier is None:
+            notes.append("Calibration was skipped, so adaptive drafting stays off until the model is loaded again.")
+        return earlier, SKIPPED
     except GenerationFailed as error:
-        notes.append(f"Speculation stays off: {error.message}")
-        return None
+        notes.append(f"Adaptive drafting stays off: {error.message}")
+        return None, UNCALIBRATED
+    if dear := implausible(dict(enumerate(costs.verify_ms, 1))):
+        if earlier is None:
+            passes = "a plain step" if dear[0] == 1 else f"a pass over {dear[0]} tokens"
+            notes.append(
+                f"Calibration was disturbed by other programs: {passes} took {costs.verify_ms[dear[0] - 1]:.3g} ms. "
+                "Adaptive drafting stays off; reload the model when the machine is idle."
+            )
+        return earlier, DISTURBED
     if folder is not None:
         fingerprint = target.info.fingerprint
         calibrate.save_costs(folder, key, costs, fingerprint, draft.info.fingerprint if draft is not None else "")
         if known is None and draft is not None:  # the next draft model need not wait for the target's curve again
             costs_alone = replace(costs, draft_ms=0.0, read_ms=0.0, overlap=None)
             calibrate.save_costs(folder, alone, costs_alone, fingerprint)
-    return costs
+    return costs, ""

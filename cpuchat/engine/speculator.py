@@ -15,6 +15,7 @@ from cpuchat.speculation.costs import PassCosts
 from cpuchat.speculation.depth import DepthController, Plan
 from cpuchat.speculation.drafter import MAX_DEPTH, UNKNOWN, Drafter, Proposal
 from cpuchat.speculation.lookup import PromptLookup
+from cpuchat.speculation.reason import UNCALIBRATED
 from cpuchat.speculation.stats import SpeculationStats
 from cpuchat.speculation.suffix import SuffixDecoding
 
@@ -43,6 +44,7 @@ class Speculator:
         draft: the draft model, if one is loaded; `thread` if it has cores of its own.
         max_depth: longest draft that the target can verify and take back; 0 means never to draft.
         reason: why it is 0, in one plain sentence.
+        uncalibrated: why there are no costs, in another.
 
     Attributes:
         seconds: time in this answer that went by waiting for the draft model.
@@ -56,12 +58,15 @@ class Speculator:
         *,
         max_depth: int = MAX_DEPTH,
         reason: str = "",
+        uncalibrated: str = UNCALIBRATED,
     ) -> None:
         self._draft = draft
         self._thread = thread
         self._reason = self.why_not = reason
         self._plain_ms = costs.verify_ms[0] if costs is not None else None
-        self._controller = DepthController(costs, max_depth=max_depth, has_draft_model=draft is not None)
+        self._controller = DepthController(
+            costs, max_depth=max_depth, has_draft_model=draft is not None, uncalibrated=uncalibrated
+        )
         self._max_depth = max_depth
         self.least_plain_ms = LEAST_PLAIN_MS
         self.looking_share = LOOKING_SHARE

@@ -18,7 +18,7 @@ from cpuchat.speculation.costs import PassCosts
 from cpuchat.speculation.drafter import MAX_DEPTH, Proposal
 from cpuchat.speculation.ledger import Budget, Doubt
 from cpuchat.speculation.observed import ObservedTime, ObservedTimes
-from cpuchat.speculation.reason import why_off
+from cpuchat.speculation.reason import UNCALIBRATED, why_off
 from cpuchat.speculation.steady import Best, Plan, Prices, best_steady, limit_gain
 
 __all__ = ["DepthController", "Plan"]
@@ -49,10 +49,19 @@ _PROBE: Final = 3
 
 
 class DepthController:
-    """Learns and decides. `costs` None: not calibrated; adaptive depth then stays off, a fixed depth works."""
+    """Learns and decides. `costs` None: not calibrated, `uncalibrated` says why; adaptive depth then stays off, a fixed
+    depth works."""
 
-    def __init__(self, costs: PassCosts | None, *, max_depth: int = MAX_DEPTH, has_draft_model: bool) -> None:
+    def __init__(
+        self,
+        costs: PassCosts | None,
+        *,
+        max_depth: int = MAX_DEPTH,
+        has_draft_model: bool,
+        uncalibrated: str = UNCALIBRATED,
+    ) -> None:
         self._costs = costs
+        self._uncalibrated = uncalibrated
         self._max_depth = max(0, min(max_depth, MAX_DEPTH))
         self._has_draft = has_draft_model
         overlap = costs.overlap if costs and has_draft_model else None
@@ -451,7 +460,7 @@ class DepthController:
         if self._plan.depth > 0 or self._on or self._last_use <= _RECENT:
             return ""
         if self._times is None or self._costs is None:
-            return "" if self._fixed else "off: not measured on this machine yet"
+            return "" if self._fixed else self._uncalibrated
         if not self._asked and not self._proposed:
             return "off: nothing in this text repeats" if self._written else ""
         if self._asked and self._catch_up:

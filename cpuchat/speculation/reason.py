@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+UNCALIBRATED: Final = "off: not calibrated on this machine yet"
+SKIPPED: Final = "off: calibration was skipped"
+DISTURBED: Final = "off: calibration was disturbed by other programs"
+
 
 def why_off(
     plain_ms: float,

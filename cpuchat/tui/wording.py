@@ -25,7 +25,7 @@ _STOPS = {
     "worker_died": "the worker ended",
 }
 _PHASES = {"reading": "reading the file", "preparing": "preparing"}
-_CALIBRATING = "measuring this machine, once · Esc skips"
+_CALIBRATING = "calibrating speculation for this model · Esc skips"
 
 
 def plural(count: int, thing: str) -> str:

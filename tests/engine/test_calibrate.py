@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +26,7 @@ from cpuchat.speculation.costs import OverlapCosts, PassCosts
 from tests.support.pairs import N_VOCAB, OPTIONS, pair_files
 
 Load = Callable[..., Model]
+KEY = "k" * 64
 
 COSTS = PassCosts(
     verify_ms=tuple(30.5 + n for n in range(32)),
@@ -195,9 +200,58 @@ def test_stopping_it(load: Load, files: tuple[Path, Path], abort: AbortFlag, at:
             thread.close()
 
 
-def test_what_was_disturbed_is_not_kept(tmp_path: Path) -> None:
-    calibrate.save_costs(tmp_path, "k" * 64, replace(COSTS, steady=False))
+def test_what_was_disturbed_is_neither_kept_nor_read(tmp_path: Path) -> None:
+    dear = list(COSTS.verify_ms)
+    dear[1] = 6.8 * dear[0]
+    calibrate.save_costs(tmp_path, KEY, replace(COSTS, verify_ms=tuple(dear)))
     assert not list(tmp_path.iterdir())
+    calibrate.save_costs(tmp_path, KEY, COSTS)
+    assert calibrate.load_costs(tmp_path, KEY) == COSTS
+    file = saved_file(tmp_path)  # as an older version would have kept it
+    kept = msgspec.json.decode(file.read_bytes())
+    file.write_bytes(msgspec.json.encode(kept | {"verify_ms": dear}))
+    assert calibrate.load_costs(tmp_path, KEY) is calibrate.load_costs(tmp_path, KEY, any_age=True) is None
+
+
+@pytest.mark.parametrize(("steady", "days"), [(True, 30), (False, 1 / 24)])
+def test_a_calibration_ages_out(tmp_path: Path, steady: bool, days: float) -> None:
+    """The sooner, the more its measurements scattered."""
+    costs = replace(COSTS, steady=steady)
+    calibrate.save_costs(tmp_path, KEY, costs)
+    file = saved_file(tmp_path)
+    now = time.time()
+    os.utime(file, (now, now - 0.9 * days * 86_400))
+    assert calibrate.load_costs(tmp_path, KEY) == costs
+    os.utime(file, (now, now - 1.1 * days * 86_400))
+    assert calibrate.load_costs(tmp_path, KEY) is None
+    assert calibrate.load_costs(tmp_path, KEY, any_age=True) == costs
+
+
+def test_a_full_disk_keeps_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, most))  # the write fails after 16 bytes, as on a full disk
+    try:
+        calibrate.save_costs(tmp_path, KEY, COSTS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_size_that_was_disturbed_each_time_is_measured_again(
+    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disturbance that lasts as long as the three rounds do, for two sizes."""
+    true = dict(enumerate(COSTS.verify_ms, 1))
+    seen: Counter[int] = Counter()
+
+    def passed(_: object, n: int) -> float:
+        seen[n] += 1
+        return true[n] * (7.0 if n in (2, 5) and seen[n] <= 5 else 1.0)
+
+    monkeypatch.setattr(calibrate._Curve, "_pass", passed)
+    costs = calibrate.measure(models[0], None, None, lambda *_: None)
+    assert costs.verify_ms == pytest.approx(COSTS.verify_ms)
+    assert seen[3] <= 4 < seen[2] < 8
 
 
 def test_the_curve_of_the_target_is_taken_over(models: tuple[Model, Model]) -> None:

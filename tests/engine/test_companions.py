@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from cpuchat.engine.model import Model
 from cpuchat.errors import UsageError
 from cpuchat.hardware.cpus import allowed_cpus
 from cpuchat.hardware.topology import Core, L3Group, Node, Topology, read_topology
+from cpuchat.models.drafts import calibrations
 from cpuchat.models.drafts.calibrations import target_costs
 from cpuchat.models.library import DEMO_FILES
 from cpuchat.models.synthetic import SHAPES, write_model, write_pair
@@ -39,6 +41,7 @@ from cpuchat.protocol import (
     Timings,
     Unloaded,
 )
+from cpuchat.speculation.costs import PassCosts
 from cpuchat.telemetry.machine import Peak
 from tests.hardware.trees import make_tree
 from tests.support.pairs import N_VOCAB, OPTIONS, pair_files
@@ -384,7 +387,9 @@ def test_costs_are_measured_once(
     folder = tmp_path / "costs"
     more = {"draft_path": str(files[1]), "draft_cores": "shared", "calibration_dir": str(folder)}
     assert chat.load(files[0], **more).pass_ms == ()  # not asked for
-    monkeypatch.setattr(calibrate, "_STEADY", math.inf)  # else a busy machine decides whether it is kept
+    monkeypatch.setattr(calibrations, "DEAREST", math.inf)  # else a busy machine decides whether it is kept
+    monkeypatch.setattr(calibrations, "LEAST", 0.0)
+    monkeypatch.setattr(calibrations, "STEEPEST", 0.0)
     first = chat.load(files[0], calibrate=True, **more)
     assert "calibrating" in chat.phases() and len(first.pass_ms) == 32
     again = chat.load(files[0], calibrate=True, **more)
@@ -398,6 +403,29 @@ def test_costs_are_measured_once(
     drafted, timings = chat.ask(Speculation(drafters=("draft", "suffix", "lookup")))
     assert drafted == plain
     assert timings.speculation is not None and timings.speculation.plain_ms
+
+
+def test_a_disturbed_calibration_is_said_and_made_again(
+    chat: Chat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"draft_path": str(files[1]), "draft_cores": "shared", "calibration_dir": str(tmp_path), "calibrate": True}
+    quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    disturbed = replace(quiet, verify_ms=(5.0, 34.0, *quiet.verify_ms[2:]))
+    monkeypatch.setattr(calibrate, "measure", lambda *_, **__: disturbed)
+    info = chat.load(files[0], **more)
+    [note] = info.notes
+    assert "disturbed by other programs: a pass over 2 tokens took 34 ms" in note and "reload the model" in note
+    assert info.pass_ms == () and not list(tmp_path.iterdir())
+    _, timings = chat.ask(Speculation(drafters=("draft",)))
+    assert timings.speculation is not None
+    assert timings.speculation.reason == "off: calibration was disturbed by other programs"
+    monkeypatch.setattr(calibrate, "measure", lambda *_, **__: quiet)
+    assert chat.load(files[0], **more).pass_ms == quiet.verify_ms
+    for file in tmp_path.iterdir():  # too old by now, but better than one beside other load
+        os.utime(file, (1, 1))
+    monkeypatch.setattr(calibrate, "measure", lambda *_, **__: disturbed)
+    info = chat.load(files[0], **more)
+    assert (info.pass_ms, info.notes) == (quiet.verify_ms, ())
 
 
 def test_a_stop_skips_the_measurement(chat: Chat, files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -416,7 +444,7 @@ def test_a_stop_skips_the_measurement(chat: Chat, files: tuple[Path, Path], tmp_
     drafted, timings = chat.ask(Speculation(drafters=("draft",)))
     assert drafted == plain
     assert timings.draft_n == 0
-    assert timings.speculation is not None and timings.speculation.reason == "off: not measured on this machine yet"
+    assert timings.speculation is not None and timings.speculation.reason == "off: calibration was skipped"
     drafted, timings = chat.ask(ALL)  # a depth that was asked for needs no costs
     assert drafted == plain and timings.draft_n
 

@@ -71,7 +71,7 @@ def test_not_measured():
         controller.plain(35.0)
         controller.scored("draft", [0], [True])
     assert controller.shadow_budget(40) == 0
-    assert controller.reason == "off: not measured on this machine yet"
+    assert controller.reason == "off: not calibrated on this machine yet"
     assert controller.plain_ms == pytest.approx(35.0)
 
 

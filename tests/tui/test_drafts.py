@@ -208,7 +208,7 @@ async def test_measuring_the_machine_says_so_and_that_it_can_be_skipped() -> Non
     steps = [LoadProgress(phase="calibrating", done=8, total=32), gate, ModelLoaded(model=WITH_DRAFT)]
     async with running(ScriptedBackend(load_steps=steps), size=SMALL) as app:
         await app.until(gate.reached.is_set)
-        await app.until(lambda: "measuring this machine, once · Esc skips  25 %" in app.status)
+        await app.until(lambda: "calibrating speculation for this model · Esc skips  25 %" in app.status)
         gate.open()
         await app.ready()
 

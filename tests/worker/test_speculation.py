@@ -141,8 +141,9 @@ async def test_calibration_is_shown_and_kept(files: tuple[Path, Path]) -> None:
         measured = [e for e in answer.of(LoadProgress) if e.phase == "calibrating"]
         assert measured[-1].done == measured[-1].total > 1
         assert [e.done for e in measured] == sorted(e.done for e in measured)
-        assert len(first.pass_ms) == 32
-    kept = paths.calibration_dir().exists()  # a busy machine disturbs the measurement, which is then not kept
+    kept = bool(first.pass_ms)  # a busy machine may disturb the measurement, which is then not kept
+    assert len(first.pass_ms) == 32 if kept else any("disturbed" in note for note in first.notes)
+    assert any(paths.calibration_dir().glob("*.json")) == kept
     async with worker() as backend:  # another process
         again, answer = await load(backend, *files, calibrate=True)
         measured_again = any(e.phase == "calibrating" for e in answer.of(LoadProgress))

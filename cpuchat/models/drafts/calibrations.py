@@ -7,6 +7,7 @@ tell what a draft model would gain before it is loaded.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,10 @@ from cpuchat.errors import ModelNotFound
 from cpuchat.models.fingerprint import file_fingerprint
 
 FORMAT = 1
+DEAREST, STEEPEST, LEAST = 1.25, 0.5, 0.8
+"""What times of passes can be, by what was measured on quiet machines: n tokens cost at most n plain steps (Gemma 270M:
+2.1 for 2, 4.4 for 5), longer passes may cost less than shorter ones because kernels compute groups of rows (3.9 for 8;
+1.5B Q8_0: 3.15 for 6, 2.79 for 8), and none costs less than a plain step."""
 _MOST = 500  # files looked at, the latest ones
 _MAX_BYTES = 1 << 16
 
@@ -25,7 +30,7 @@ class Calibration(msgspec.Struct, frozen=True):
 
     `draft_ms` is that of one drafted token (0: measured without a draft model). The rest is as in the engine's
     `PassCosts`; `overlap` (T(n), draft ms) if measured. `target` and `draft` are the fingerprints of both files ("" in
-    older files, or without a draft model).
+    older files, or without a draft model). `steady` False: the measurements scattered.
     """
 
     format: int
@@ -37,6 +42,23 @@ class Calibration(msgspec.Struct, frozen=True):
     overlap: tuple[tuple[float, ...], float] | None
     target: str = ""
     draft: str = ""
+    steady: bool = True
+
+
+def implausible(ms: Mapping[int, float]) -> list[int]:
+    """For which numbers of tokens the time of a pass (n -> milliseconds, n = 1 among them) was that of a disturbed one:
+    more than `DEAREST` times that of n plain steps, or far above that of a longer pass. [] when all can be."""
+    cheapest = {n: min(time for longer, time in ms.items() if longer >= n) for n in ms}
+    return [
+        n
+        for n, time in sorted(ms.items())
+        if time > DEAREST * n * ms[1] or cheapest[n] < (LEAST if n == 1 else STEEPEST) * time
+    ]
+
+
+def is_plausible(pass_ms: Sequence[float]) -> bool:
+    """Whether `pass_ms[n - 1]`, times of passes over n tokens, can all be those of a quiet machine."""
+    return not implausible(dict(enumerate(pass_ms, 1)))
 
 
 class TargetCosts(msgspec.Struct, frozen=True):
@@ -96,11 +118,13 @@ def _latest_first(folder: Path) -> list[Path]:
 
 
 def _read(file: Path) -> Calibration | None:
-    """None for what cannot be read, or holds times that are none."""
+    """None for what cannot be read, or holds times that cannot be."""
     try:
         known = msgspec.json.decode(file.read_bytes(), type=Calibration)
     except (OSError, ValueError):  # msgspec's errors are ValueErrors
         return None
     if known.format != FORMAT or not known.verify_ms or min(known.verify_ms) <= 0:
+        return None
+    if not is_plausible(known.verify_ms):
         return None
     return known

@@ -9,9 +9,9 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.engine.calibrate import save_costs
-from cpuchat.models.drafts.calibrations import UNKNOWN, target_costs
+from cpuchat.models.drafts.calibrations import UNKNOWN, implausible, is_plausible, target_costs
 from cpuchat.models.fingerprint import file_fingerprint
-from cpuchat.speculation.costs import PassCosts
+from cpuchat.speculation.costs import PassCosts, fill
 from tests.models.drafts.files import header_file
 
 
@@ -53,6 +53,42 @@ def test_the_latest_counts(files: tuple[str, str, Path, Path]) -> None:
     assert found.measured_draft(draft_path) == 3.0
     assert found.measured_draft(path) == 0.0
     assert found.measured_draft(path.with_name("none.gguf")) == 0.0
+
+
+QUIET = {
+    "270M": {1: 1, 2: 2.1, 5: 4.4, 8: 3.9},
+    "1.5B Q4_K_M": {1: 1, 2: 1.60, 3: 2.16, 4: 2.61, 5: 3.25, 6: 3.77, 8: 6.59, 12: 7.34, 16: 7.41},
+    "1.5B Q8_0": {1: 1, 2: 1.52, 3: 1.74, 4: 1.86, 5: 2.91, 6: 3.15, 8: 2.79, 12: 3.79, 16: 4.76},
+    "1.5B F16": {1: 1, 2: 1.32, 3: 1.40, 4: 1.41, 5: 1.55, 6: 1.58, 8: 2.23, 12: 2.60, 16: 3.31},
+    "1.5B Q4_K_M again": {1: 1, 2: 1.75, 3: 2.37, 4: 2.99, 5: 3.66, 6: 4.4, 8: 6.7, 12: 7.6, 16: 6.9},
+}
+
+
+@pytest.mark.parametrize("curve", QUIET.values(), ids=QUIET)
+def test_curves_of_quiet_machines_are_plausible(curve: dict[int, float]) -> None:
+    assert is_plausible(fill({n: 35.0 * cost for n, cost in curve.items()}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({2: 6.8}, [2]),  # as it was stored beside a compiler
+        ({5: 6.3}, [5]),
+        ({6: 7.0}, [6]),  # more than twice what 8 cost
+        ({1: 2.5}, [1]),  # a plain step that costs more than passes over several tokens
+    ],
+)
+def test_curves_beside_other_load_are_not(changes: dict[int, float], wrong: list[int]) -> None:
+    assert implausible(QUIET["1.5B Q8_0"] | changes) == wrong
+
+
+def test_what_cannot_be_is_not_read(files: tuple[str, str, Path, Path]) -> None:
+    """An older version kept it."""
+    target, _, path, _ = files
+    saved("a", costs(10.0), target, "", 60)
+    file = paths.calibration_dir() / f"{'a' * 32}.json"
+    file.write_bytes(file.read_bytes().replace(b"[10.0,11.0,", b"[10.0,68.0,"))
+    assert target_costs(path) == UNKNOWN
 
 
 @pytest.mark.parametrize(
