@@ -76,6 +76,7 @@ class Conversation:
         self._usage = UsageLog()
         self._running = False
         self._path: Path | None = None
+        self._name = ""
         self._autosave: asyncio.TimerHandle | None = None
 
     @property
@@ -92,6 +93,18 @@ class Conversation:
         """How the next answer is drafted."""
         return self.settings.speculation.speculation() if self.drafting else Speculation()
 
+    @property
+    def model_name(self) -> str:
+        """Of the model that answers, also while its worker is gone and the next message starts it again; else ""."""
+        if self.model is not None:
+            self._name = self.model.name
+        return self._name
+
+    @property
+    def n_past(self) -> int:
+        """Tokens in the context after the last answer of the open chat."""
+        return next((m.timings.n_past for m in reversed(self.messages) if m.timings is not None), 0)
+
     def figures(self) -> Figures:
         """What the meter knows now."""
         if not self._running:
@@ -103,12 +116,14 @@ class Conversation:
         self._refuse_while_busy()
         self.chat = None
         self.messages = []
+        self.meter.chat_changed(0)
 
     def open_chat(self, chat_id: str) -> None:
         """Go on with a stored chat."""
         self._refuse_while_busy()
         self.chat = self.store.chat(chat_id)
         self.messages = list(self.store.messages(chat_id))
+        self.meter.chat_changed(self.n_past)
 
     async def delete_chat(self, chat_id: str) -> None:
         """Delete a chat with all that was kept of it; the open one is followed by a new one."""
@@ -197,7 +212,7 @@ class Conversation:
         """Add my message and stream the answer."""
         self._refuse_while_busy()
         if self.chat is None:
-            self.chat = self.store.create_chat(self._model_name(), self.settings.chat.system_prompt, title_of(text))
+            self.chat = self.store.create_chat(self.model_name, self.settings.chat.system_prompt, title_of(text))
         self.messages.append(self.store.add_message(self.chat.id, "user", text))
         async with contextlib.aclosing(self._answer()) as events:
             async for event in events:
@@ -237,9 +252,6 @@ class Conversation:
         if self._running:
             raise UsageError("An answer is still being written.", "Stop it with Esc first.")
 
-    def _model_name(self) -> str:
-        return self.model.name if self.model else ""
-
     def _last_user(self) -> int:
         for index in range(len(self.messages) - 1, -1, -1):
             if self.messages[index].role == "user":
@@ -273,7 +285,7 @@ class Conversation:
     async def _answer(self) -> AsyncGenerator[AnyEvent, None]:
         assert self.chat is not None
         request = self._request()
-        answer = self.store.add_message(self.chat.id, "assistant", "", model=self._model_name())
+        answer = self.store.add_message(self.chat.id, "assistant", "", model=self.model_name)
         self.messages.append(answer)
         index = len(self.messages) - 1
         finished = False
@@ -292,7 +304,7 @@ class Conversation:
                             self._save_soon()
                         case GenerationFinished():
                             self.messages[index] = msgspec.structs.replace(
-                                answer, stop_reason=event.stop_reason, timings=event.timings, model=self._model_name()
+                                answer, stop_reason=event.stop_reason, timings=event.timings, model=self.model_name
                             )
                             finished = True
                         case Failed():

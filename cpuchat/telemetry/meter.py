@@ -139,6 +139,15 @@ class Meter:
         self._phase = "prefill"
         self._prefill_start = (now, 0)
 
+    def chat_changed(self, n_past: int) -> None:
+        """Another chat is open: the figures of the last answer were another's. `n_past` tokens are in its context."""
+        self._reset(0)
+        self._history.clear()
+        if self._phase != "loading":
+            self._phase = "idle"
+        if self._n_ctx is not None:
+            self._n_past = n_past
+
     def observe(self, event: Event, now: float) -> None:
         """`now`: monotonic seconds, of the same clock in every call."""
         if isinstance(event, PrefillProgress | TextDelta | SpeculationUpdate | GenerationFinished | ContextTrimmed):

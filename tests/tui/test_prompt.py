@@ -74,7 +74,7 @@ async def test_arrows_walk_through_history_and_back_to_the_draft() -> None:
     app = Host()
     async with app.run_test() as pilot:
         prompt = app.query_one(Prompt)
-        prompt.set_history(["first", "second"])
+        prompt.begin_chat(["first", "second"], "")
         await pilot.press(*"draft", "up")
         assert prompt.text == "second"
         await pilot.press("up")
@@ -91,7 +91,7 @@ async def test_arrows_move_inside_a_text_of_several_lines() -> None:
     app = Host()
     async with app.run_test() as pilot:
         prompt = app.query_one(Prompt)
-        prompt.set_history(["older"])
+        prompt.begin_chat(["older"], "")
         await pilot.press("a", "ctrl+j", "b", "up")
         assert prompt.text == "a\nb"
         assert prompt.cursor_location[0] == 0

@@ -78,9 +78,8 @@ class Answering:
 
     async def answer(self, stream: Callable[[], AsyncIterator[AnyEvent]]) -> AnyEvent | None:
         """Show one answer from its first event to its last. Returns the last."""
-        model = self._conversation.model
         drafted = bool(self._conversation.speculation.drafters)
-        self._transcript.begin_answer(model.name if model else "Answer", drafted)
+        self._transcript.begin_answer(self._conversation.model_name or "Answer", drafted)
         self._transcript.set_pending("thinking about it …")
         self._open, self._written, self._left_out = True, False, ""
         try:
@@ -162,8 +161,4 @@ class Answering:
 
     def show_context(self) -> None:
         """Show how full the context is after the last answer of the open chat."""
-        for message in reversed(self._conversation.messages):
-            if message.timings is not None:
-                self._status.show_context(message.timings.n_past)
-                return
-        self._status.show_context(0)
+        self._status.show_context(self._conversation.n_past)

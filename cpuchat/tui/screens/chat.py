@@ -58,6 +58,8 @@ class ChatScreen(HistoryScreen):
         self._editing = False
         self._queued = ""  # taken from the prompt, sent when the model is ready
         self._draft = ""
+        self._drafts: dict[str | None, str] = {}  # what is being written in the other chats, by their ids
+        self._shown: str | None = None  # id of the chat that the prompt belongs to
         self._leave_apart: Callable[[], None] | None = None
 
     # What it is made of
@@ -240,7 +242,8 @@ class ChatScreen(HistoryScreen):
             self._set_queued("")
 
     def _begun(self) -> None:
-        """A stream has begun: a new chat has its title now."""
+        """A stream has begun: a new chat has its id and its title now."""
+        self._shown = self._chat_id
         self.show_chat_title()
         self.list_chats()
 
@@ -252,15 +255,23 @@ class ChatScreen(HistoryScreen):
         self.set_class(not ui.telemetry, "-no-telemetry")
         self._transcript.color_drafts(ui.color_drafts)
 
+    @property
+    def _chat_id(self) -> str | None:
+        return self.conversation.chat.id if self.conversation.chat else None
+
     def show_chat(self) -> None:
+        self._drafts[self._shown] = self._draft if self._editing else self._prompt.draft
+        self._shown = self._chat_id
         self._leave_editing()
         self.remove_class("-chats-over")
         self._show_messages()
         self.show_chat_title()
         self._show_empty_text()
         self._show_prompt_title()
-        self._prompt.set_history([m.content for m in self.conversation.messages if m.role == "user"])
+        mine = [m.content for m in self.conversation.messages if m.role == "user"]
+        self._prompt.begin_chat(mine, self._drafts.pop(self._shown, ""))
         self._answering.show_context()
+        self._figures.show()
         self._copying.begin_again()
         self._prompt.focus()
 
@@ -306,6 +317,7 @@ class ChatScreen(HistoryScreen):
             self._leave_editing()
             self._prompt.put(self._draft)
         self.remove_class("-chats-over")
+        self._chats.clear_search()
         self._prompt.focus()
 
     def action_again(self) -> None:

@@ -49,13 +49,16 @@ class HistoryScreen(Screen[None]):
             return
         with self._telling():
             self.conversation.open_chat(chat_id)
-        self.show_chat()
-        self.list_chats()
+        self._chat_changed()
 
     def action_new_chat(self) -> None:
         if self.refuse_while_busy("A new chat can start when this is done"):
             return
         self.conversation.new_chat()
+        self._chat_changed()
+
+    def _chat_changed(self) -> None:
+        self.query_one(ChatList).clear_search()
         self.show_chat()
         self.list_chats()
 

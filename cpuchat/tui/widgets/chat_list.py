@@ -48,6 +48,11 @@ class Chats(OptionList):
         index = self.highlighted
         return None if index is None else self.get_option_at_index(index).id
 
+    def mark(self, chat_id: str | None) -> None:
+        """Put the cursor on this chat, if it is listed."""
+        listed = chat_id is not None and any(option.id == chat_id for option in self.options)
+        self.highlighted = self.get_option_index(chat_id) if listed and chat_id else None
+
     def action_rename(self) -> None:
         if chat_id := self.marked:
             self.post_message(ChatList.RenameAsked(chat_id))
@@ -82,6 +87,7 @@ class ChatList(Vertical):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.border_title = "Chats"
+        self._current: str | None = None  # the open chat
 
     def compose(self) -> ComposeResult:
         yield Input(placeholder="/ search", id="chat-search", compact=True)
@@ -91,7 +97,9 @@ class ChatList(Vertical):
         """List `chats` (newest first) under their days and mark the open one."""
         today = today or datetime.date.today()
         options = self.query_one(Chats)
-        marked = options.marked
+        # The user's own mark stays while the list is used; another open chat takes it along.
+        marked = options.marked if options.has_focus and current == self._current else current
+        self._current = current
         rows: list[Option] = []
         heading = ""
         for chat in chats:
@@ -107,10 +115,8 @@ class ChatList(Vertical):
             rows.append(Option(Text(f" {text}", style="dim italic"), disabled=True))
         options.clear_options()
         options.add_options(rows)
-        for chat_id in (marked, current):
-            if chat_id and chat_id in {row.id for row in rows}:
-                options.highlighted = options.get_option_index(chat_id)
-                break
+        listed = {row.id for row in rows}
+        options.mark(next((chat_id for chat_id in (marked, current) if chat_id in listed), None))
 
     @property
     def searching(self) -> str:
@@ -119,6 +125,15 @@ class ChatList(Vertical):
 
     def clear_search(self) -> None:
         self.query_one("#chat-search", Input).value = ""
+
+    def on_descendant_blur(self) -> None:
+        """Leaving the list puts the mark back on the open chat; a dialog over it is not leaving."""
+        self.call_later(self._mark_open_chat)
+
+    def _mark_open_chat(self) -> None:
+        options = self.query_one(Chats)
+        if not options.has_focus:
+            options.mark(self._current)
 
     @on(OptionList.OptionSelected)
     def _selected(self, event: OptionList.OptionSelected) -> None:

@@ -28,10 +28,17 @@ class Prompt(TextArea):
         self._position = 0  # into the history; its length means: what is being written
         self._draft = ""
 
-    def set_history(self, texts: list[str]) -> None:
-        """Replace what ↑ brings back, oldest first."""
+    @property
+    def draft(self) -> str:
+        """What is being written and not sent yet, also while ↑ shows an earlier message instead."""
+        return self.text if self._position == len(self._history) else self._draft
+
+    def begin_chat(self, texts: list[str], draft: str) -> None:
+        """Go over to another chat: `texts` are what ↑ brings back, oldest first, `draft` what was being written."""
         self._history = list(texts)
         self._position = len(self._history)
+        self._draft = ""
+        self.put(draft)
 
     def accept(self) -> None:
         """The text was taken: remember and clear it."""
