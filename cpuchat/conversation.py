@@ -242,6 +242,10 @@ class Conversation:
         if self._running:
             await self.backend.cancel()
 
+    def save(self) -> None:
+        """Write the open chat's last answer as far as it has come; it is written by itself twice a second anyway."""
+        self._save()
+
     async def close(self) -> None:
         """End the worker, keep everything said so far."""
         self._save()

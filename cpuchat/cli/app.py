@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuchat.cli.options import DEMO
-from cpuchat.errors import ModelNotFound, UsageError
+from cpuchat.errors import ChatsError, ModelNotFound, UsageError
 from cpuchat.text import clean
 
 if TYPE_CHECKING:
@@ -48,17 +49,23 @@ def open_app(model: str | None, values: Mapping[str, Any]) -> int:
     from cpuchat.chats.store import ChatStore
     from cpuchat.conversation import Conversation
     from cpuchat.models.library import Library
-    from cpuchat.tui.app import ChatApp
+    from cpuchat.tui.app import ChatApp, Resume
+    from cpuchat.tui.launch import run
 
     library = Library(chosen.model.folders)
     initial = _initial(library, model, chosen.model.last)
     if values.get("speculation__draft_model") is not None:  # say it here, where the command can be mended
         draft_of(initial, chosen, strict=True)
-    backend = LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
-    conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
-    app = ChatApp(conversation, library, initial)
-    app.run()
-    return app.return_code or 0
+
+    def make(resume: Resume) -> ChatApp:
+        backend = LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
+        conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
+        if resume.chat_id:
+            with contextlib.suppress(ChatsError):  # deleted meanwhile
+                conversation.open_chat(resume.chat_id)
+        return ChatApp(conversation, library, resume.model or initial, text=resume.text)
+
+    return run(make)
 
 
 def _initial(library: Library, wanted: str | None, last: str) -> Path:

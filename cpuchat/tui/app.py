@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from time import monotonic
@@ -21,8 +22,9 @@ from cpuchat import settings
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.models.library import Library
-from cpuchat.tui import commands, keys, themes
+from cpuchat.tui import commands, crash, keys, themes
 from cpuchat.tui.downloading import Downloading, Opener, open_downloads
+from cpuchat.tui.guarded import GuardedApp
 from cpuchat.tui.key_order import OrderedKeys
 from cpuchat.tui.quantizing import Quantizing
 from cpuchat.tui.screens.chat import ChatScreen
@@ -34,15 +36,26 @@ if TYPE_CHECKING:
 
 NICENESS = 10
 _TWICE_SECONDS = 3.0
+_LAST_WORDS_SECONDS = 5.0  # for an answer to end in order; a worker that stands still never does
 
 
-class ChatApp(OrderedKeys[int]):
+@dataclass(frozen=True)
+class Resume:
+    """Where an app that was ended by an error stood: the open chat ("" = a new one), the model, and what was typed."""
+
+    chat_id: str = ""
+    model: Path | None = None
+    text: str = ""
+
+
+class ChatApp(OrderedKeys[int], GuardedApp[int]):
     """The terminal app around one `Conversation`.
 
     Args:
         conversation: the headless core; closed by the app when it ends.
         library: where the models screen looks.
         initial_model: loaded after the first paint; None starts without a model.
+        text: stands in the prompt.
         downloads: makes the manager of the downloads when the first one is asked for.
     """
 
@@ -60,6 +73,7 @@ class ChatApp(OrderedKeys[int]):
         library: Library,
         initial_model: Path | None,
         *,
+        text: str = "",
         downloads: Opener = open_downloads,
     ) -> None:
         super().__init__()
@@ -67,9 +81,11 @@ class ChatApp(OrderedKeys[int]):
         self.library = conversation.library = library
         self.downloading = Downloading(self, downloads)
         self.quantizing = Quantizing(self)
-        self._initial_model = initial_model
+        self.leaving = False
+        self.saved = True
+        """False when the last answer could not be written down at the end."""
+        self._chat_screen = ChatScreen(conversation, initial_model, text)
         self._saving = asyncio.Lock()
-        self._leaving = False
         self._ended = False
         self._yielded = False
         self._ctrl_c_at = float("-inf")
@@ -82,7 +98,7 @@ class ChatApp(OrderedKeys[int]):
         return dict(themes.OWN_VARIABLES)
 
     def get_default_screen(self) -> Screen[None]:
-        return ChatScreen(self.conversation, self._initial_model)
+        return self._chat_screen
 
     def on_mount(self) -> None:
         wanted = self.conversation.settings.ui.theme
@@ -104,9 +120,7 @@ class ChatApp(OrderedKeys[int]):
     @property
     def chat_screen(self) -> ChatScreen:
         """The chat, whatever lies on top of it."""
-        screen = self.screen_stack[0]
-        assert isinstance(screen, ChatScreen)
-        return screen
+        return self._chat_screen
 
     @cached_property
     def hub(self) -> Hub:
@@ -182,8 +196,11 @@ class ChatApp(OrderedKeys[int]):
         else:
             self.push_screen(HelpScreen())
 
-    def action_help_quit(self) -> None:
-        """Ctrl+C with nothing selected: people mean to quit, but one slip must not end a chat."""
+    async def action_help_quit(self) -> None:
+        """Ctrl+C with nothing selected stops what is written or loaded. With nothing to stop, people mean to quit, but
+        one slip must not end a chat."""
+        if await self.chat_screen.interrupt():
+            return
         now = monotonic()
         if now - self._ctrl_c_at < _TWICE_SECONDS:
             self.action_leave()
@@ -196,29 +213,54 @@ class ChatApp(OrderedKeys[int]):
 
     def action_leave(self) -> None:
         """Stop, keep what was said, end the worker, exit with 0. Asked for twice: leave at once."""
-        if self._leaving:
+        if self.leaving:
             self.exit(0)
             return
-        self._leaving = True
+        self.leaving = True
         self.run_worker(self._leave(), group="leave", name="leave")
 
     async def _leave(self) -> None:
         if self.quantizing.job is not None and not await self.push_screen_wait(
             ConfirmScreen("Quit", "A model is being quantized: what is written so far is thrown away.", "Quit", "Stay")
         ):
-            self._leaving = False
+            self.leaving = False
             return
         await self.chat_screen.finish()
         await self._end()
         self.exit(0)
 
+    def end_by(self, number: int) -> None:
+        """Nothing is asked, and the terminal is given back first: its user may be waiting for a shell."""
+        super().end_by(number)
+        self.leaving = True
+
+    @property
+    def resume(self) -> Resume:
+        """How to go on after an error."""
+        chat = self.conversation.chat
+        return Resume(chat.id if chat is not None else "", self.chat_screen.model_path, self.chat_screen.unsent)
+
+    def save_now(self) -> None:
+        self.conversation.save()
+
     async def _end(self) -> None:
-        if not self._ended:
-            self._ended = True
-            await self.downloading.close()
-            await self.quantizing.close()
-            async with self._saving:  # a setting that was just changed is written first
-                await self.conversation.close()
+        """Once, end what runs beside the chat, then the chat. One that fails keeps the others from nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        for close in (self.downloading.close, self.quantizing.close, self._close_conversation):
+            try:
+                await close()
+            except Exception as error:
+                self.saved = self.saved and close != self._close_conversation
+                self.crash = self.crash or crash.record(error)
+
+    async def _close_conversation(self) -> None:
+        async with self._saving:  # a setting that was just changed is written first
+            await self.conversation.close()
 
     async def on_unmount(self) -> None:
+        if not self._ended:  # not left in order
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.chat_screen.finish(), _LAST_WORDS_SECONDS)
         await self._end()

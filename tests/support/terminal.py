@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import termios
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,7 +33,15 @@ KEYS = {
 class Terminal:
     """`columns` × `rows` cells. Every wait is for something to be on the screen, never for a time."""
 
-    def __init__(self, arguments: Sequence[str], *, columns: int = 80, rows: int = 24, home: Path) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        columns: int = 80,
+        rows: int = 24,
+        home: Path,
+        command: Sequence[str] = (sys.executable, "-m", "cpuchat.cli.main"),
+    ) -> None:
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         environment = {
@@ -44,10 +53,12 @@ class Terminal:
             "HF_HOME": str(home / "huggingface"),
             "TEXTUAL_ANIMATIONS": "none",
         }
+        self._hung_up = False
         self.raw = bytearray()
+        """Everything that the program wrote."""
         self.process = pexpect.spawn(
-            sys.executable,
-            ["-m", "cpuchat.cli.main", *arguments],
+            command[0],
+            [*command[1:], *arguments],
             dimensions=(rows, columns),
             env=environment,
             timeout=None,
@@ -90,10 +101,22 @@ class Terminal:
             except pexpect.EOF:
                 break
             self.raw += data
+        self.last_modes = self.modes
         self.process.close()
         status = self.process.exitstatus
         return status if status is not None else -(self.process.signalstatus or 0)
 
+    @property
+    def modes(self) -> list[object]:
+        """What `stty` shows: whether it echoes, edits lines, makes signals of keys."""
+        return termios.tcgetattr(self.process.child_fd)
+
+    def hang_up(self) -> int:
+        """Close the window, so to say; returns the program's exit status."""
+        os.close(self.process.child_fd)
+        self._hung_up = True
+        return os.waitstatus_to_exitcode(os.waitpid(self.process.pid, 0)[1])
+
     def close(self) -> None:
-        if self.process.isalive():
+        if not self._hung_up and self.process.isalive():
             self.process.close(force=True)

@@ -243,7 +243,7 @@ async def test_a_model_without_a_template_is_told_once() -> None:
     async with running(backend) as app:
         await app.ready()
         await app.until(lambda: note in app.notices)
-        app.chat.load_model(app.chat._model_path)  # type: ignore[arg-type]
+        app.chat.load_model(app.chat.model_path)  # type: ignore[arg-type]
         await app.until(lambda: len(backend.loads) == 2 and not app.chat.busy)
         assert app.notices.count(note) == 1
 

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from textual.widgets import Input, Static
+from textual.widgets import Button, Input, Static
 
 from cpuchat import paths
 from cpuchat.hardware.instructions import Instructions
@@ -206,6 +206,32 @@ async def test_stopping_asks_and_leaves_nothing(large: Path) -> None:
         assert [path.name for path in large.parent.iterdir()] == ["large-F32.gguf"]
         await app.press("escape")
         assert await asyncio.wait_for(screen.returned, 60) is None
+
+
+async def test_work_that_ends_while_it_is_asked_whether_to_stop_it_ends_well(large: Path) -> None:
+    async with running() as app:
+        screen, process = await begun(app, large)
+        await app.press("f8")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        os.kill(process, signal.SIGCONT)
+        await app.until(lambda: app.app.quantizing.job is None)
+        assert isinstance(app.app.screen, ConfirmScreen)  # what is asked stays until it is answered
+        await app.press("y")
+        made = await asyncio.wait_for(screen.returned, 60)
+        assert made is not None and made.name == "large-IQ4_XS.gguf"
+        await app.until(lambda: app.app.screen is app.chat)
+
+
+async def test_answering_a_question_twice_takes_no_other_screen_along(large: Path) -> None:
+    async with running() as app:
+        screen, _ = await begun(app, large)
+        await app.press("f8")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        button = app.app.screen.query_one("#yes", Button)
+        button.press()
+        button.press()
+        await app.until(lambda: "nothing was left behind" in screen.state)
+        assert app.app.screen is screen.screen
 
 
 async def test_the_work_goes_on_when_the_screen_is_left(large: Path) -> None:

@@ -49,10 +49,12 @@ class ChatScreen(HistoryScreen):
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("chat")
 
-    def __init__(self, conversation: Conversation, initial_model: Path | None) -> None:
+    def __init__(self, conversation: Conversation, initial_model: Path | None, text: str = "") -> None:
+        """`initial_model` is loaded after the first paint; `text` stands in the prompt."""
         super().__init__()
         self.conversation = conversation
-        self._model_path = initial_model
+        self._initial_text = text
+        self.model_path = initial_model
         self._loaded = False  # the chosen model answered a load once; the backend starts it again by itself
         self._stream: Worker[None] | None = None
         self._editing = False
@@ -90,6 +92,8 @@ class ChatScreen(HistoryScreen):
         if self.conversation.settings.ui.show_reasoning:
             self._transcript.toggle_reasoning()
         self.show_chat()
+        if self._initial_text:
+            self._prompt.put(self._initial_text)
         # The first paint waits for nothing; the list of chats and the model come after it.
         self.call_after_refresh(self._start)
 
@@ -98,8 +102,8 @@ class ChatScreen(HistoryScreen):
         gc.freeze()
         self.list_chats()
         self._figures.show()
-        if self._model_path is not None:
-            self.load_model(self._model_path)
+        if self.model_path is not None:
+            self.load_model(self.model_path)
 
     def on_unmount(self) -> None:
         self._figures.close()
@@ -117,7 +121,7 @@ class ChatScreen(HistoryScreen):
         """Load in the background; refuses while something runs."""
         if self.refuse_while_busy("The model can be changed when the answer is done"):
             return
-        self._model_path = path
+        self.model_path = path
         self._loaded = False
         self._answering.loading = path.stem
         self._run(self._load(path))
@@ -168,7 +172,7 @@ class ChatScreen(HistoryScreen):
             await work
         finally:
             self._leave_apart = None
-            if self._model_path is not None:
+            if self.model_path is not None:
                 self._loaded = self.conversation.model is not None
             self._answering.look_again()
             if self._loaded:
@@ -189,6 +193,20 @@ class ChatScreen(HistoryScreen):
             with contextlib.suppress(WorkerError):
                 await stream.wait()
 
+    @property
+    def unsent(self) -> str:
+        """What was typed and not sent; also after the app has ended."""
+        prompt = self._prompt_or_none()
+        return self._initial_text if prompt is None else "\n".join(filter(None, (self._queued, prompt.text)))
+
+    async def interrupt(self) -> bool:
+        """Stop the answer or the load; False when there is none. What is measured has its own screen to stop it."""
+        if not self.busy or self._leave_apart is not None:
+            return False
+        self._take_back()
+        await self.conversation.stop()
+        return True
+
     def refuse_while_busy(self, why: str) -> bool:
         if self.busy:
             self.tell(f"{why} (Esc stops it).", "warning")
@@ -205,9 +223,9 @@ class ChatScreen(HistoryScreen):
         elif self._loaded and not self.busy:
             self._prompt.accept()
             self._send(text)
-        elif self._model_path is not None:
+        elif self.model_path is not None:
             if not self.busy:
-                self.load_model(self._model_path)
+                self.load_model(self.model_path)
             self._prompt.accept()
             self._set_queued(text)
         else:
@@ -287,7 +305,7 @@ class ChatScreen(HistoryScreen):
         self._transcript.border_title = Content(chat.title) if chat else "New chat"
 
     def _show_empty_text(self) -> None:
-        self._transcript.empty_text = _WELCOME if self._model_path else _NO_MODEL
+        self._transcript.empty_text = _WELCOME if self.model_path else _NO_MODEL
 
     def _show_prompt_title(self) -> None:
         self._prompt.border_title, self._prompt.border_subtitle = wording.prompt_titles(
@@ -424,7 +442,7 @@ class ChatScreen(HistoryScreen):
         if result.model.folders != before.model.folders:
             self._app.library = self.conversation.library = Library(result.model.folders)
         self._figures.show()
-        if drafts.load_again_for(before, result) and self._model_path is not None and not self.busy:
+        if drafts.load_again_for(before, result) and self.model_path is not None and not self.busy:
             question = "Some of these settings take effect when a model is loaded. Load it again now?"
             if await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Load again", "Later", False)):
-                self.load_model(self._model_path)
+                self.load_model(self.model_path)

@@ -14,9 +14,10 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label
 
 from cpuchat.tui import keys
+from cpuchat.tui.screens.dismissable import Dismissable
 
 
-class ConfirmScreen(ModalScreen[bool]):
+class ConfirmScreen(Dismissable[bool], ModalScreen[bool]):
     """Ask before something that cannot be undone; the safe answer has the focus. Returns True for yes."""
 
     CSS_PATH = "confirm.tcss"
@@ -64,7 +65,7 @@ class Choice:
     danger: bool = False
 
 
-class ChoiceScreen(ModalScreen[str | None]):
+class ChoiceScreen(Dismissable[str | None], ModalScreen[str | None]):
     """A question with several answers, the safe one first; it has the focus. Returns the id of one, or None."""
 
     CSS_PATH = "confirm.tcss"
@@ -99,7 +100,7 @@ class ChoiceScreen(ModalScreen[str | None]):
         self.dismiss(None)
 
 
-class AskTextScreen(ModalScreen[str | None]):
+class AskTextScreen(Dismissable[str | None], ModalScreen[str | None]):
     """Ask for a line of text. Returns it stripped, or None."""
 
     CSS_PATH = "confirm.tcss"

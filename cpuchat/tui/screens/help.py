@@ -9,10 +9,10 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
-from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from cpuchat.tui import keys
+from cpuchat.tui.screens.dismissable import Dismissable
 
 FIGURES = (
     ("tok/s", "speed of writing, over the last second while it writes; from first to last token afterwards"),
@@ -54,7 +54,7 @@ _GOOD_TO_KNOW = (
 )
 
 
-class HelpScreen(Screen[None]):
+class HelpScreen(Dismissable[None]):
     """Generated from the key table, so it cannot lie."""
 
     CSS_PATH = "help.tcss"

@@ -12,7 +12,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from cpuchat.errors import CpuchatError
@@ -22,12 +21,13 @@ from cpuchat.models.inspect import Inspection, inspect
 from cpuchat.text import clean, clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.apart import apart
+from cpuchat.tui.screens.dismissable import Dismissable
 
 _LABEL = 22
 _MOST_TEMPLATE = 20_000  # characters of a template that are shown
 
 
-class InspectionScreen(Screen[None]):
+class InspectionScreen(Dismissable[None]):
     """Reads the header in a thread: a large vocabulary takes a while, one on the hub longer."""
 
     CSS_PATH = "inspection.tcss"

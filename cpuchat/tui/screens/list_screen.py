@@ -6,16 +6,17 @@ from __future__ import annotations
 from typing import ClassVar
 
 from textual.binding import BindingType
-from textual.screen import Screen, ScreenResultType
+from textual.screen import ScreenResultType
 
 from cpuchat.tui import keys
+from cpuchat.tui.screens.dismissable import Dismissable
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.model_list import ModelList
 
 _WIDE = 100  # cells
 
 
-class DetailsScreen(Screen[ScreenResultType]):
+class DetailsScreen(Dismissable[ScreenResultType]):
     """Has the keys that scroll its `Labelled`, which never has the focus."""
 
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("details")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, cast
 
 from textual import on, work
 from textual.message import Message
-from textual.screen import Screen
 
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.tui.machine_facts import Facts, MachineReader
 from cpuchat.tui.machine_words import Now
+from cpuchat.tui.screens.dismissable import Dismissable
 
 if TYPE_CHECKING:
     from cpuchat.hardware.numa.placement import Placement
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SAMPLE_SECONDS = 1.0
 
 
-class MachineScreen(Screen[None]):
+class MachineScreen(Dismissable[None]):
     """`facts` None: still being read. `now` follows the worker and the counters; `look_again` after it has changed."""
 
     class Found(Message):

@@ -238,5 +238,5 @@ class QuantizeScreen(ListScreen[Path | None]):
 
     def _leave_if_made(self) -> None:
         """Only while nothing is asked above."""
-        if self._made is not None and self.is_current:
+        if self._made is not None and self.is_active:
             self.dismiss(self._made)

@@ -11,7 +11,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.message import Message
-from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Checkbox, Footer, Input, Select, Static, TextArea
 
@@ -21,6 +20,7 @@ from cpuchat.errors import CpuchatError
 from cpuchat.settings import Settings
 from cpuchat.tui import keys
 from cpuchat.tui.screens.confirm import ConfirmScreen
+from cpuchat.tui.screens.dismissable import Dismissable
 from cpuchat.tui.settings_form import SECTIONS, Field, current, fields, with_changes
 
 
@@ -123,7 +123,7 @@ class SettingRow(Horizontal):
         self.post_message(self.Edited(self))
 
 
-class SettingsScreen(Screen[Settings | None]):
+class SettingsScreen(Dismissable[Settings | None]):
     """Returns the settings after saving, or None when nothing was saved."""
 
     CSS_PATH = "settings.tcss"

@@ -1,0 +1,114 @@
+"""Runs the app, and what comes after an app that did not end by itself: the terminal is given back, nothing ends in a
+traceback, and the user can go on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from cpuchat.errors import CpuchatError
+from cpuchat.tui import crash
+from cpuchat.tui.app import ChatApp, Resume
+from cpuchat.tui.guarded import GuardedApp, signal_name
+from cpuchat.tui.last_resort import LastResort
+
+_ENDING = [
+    getattr(signal, name) for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM") if hasattr(signal, name)
+]  # fmt: skip
+
+
+def run(make: Callable[[Resume], ChatApp]) -> int:
+    """Run what `make` returns until the user leaves it; returns the exit code: 0, 1 after an error, 128 + the number of
+    the signal that ended it."""
+    resume = Resume()
+    while True:
+        app = make(resume)
+        _run(app)
+        if app.signalled:
+            _tell(f"ended by {signal_name(app.signalled)}. {_kept(app.saved)}")
+            return 128 + app.signalled
+        if app.crash is None:
+            return app.return_code or 0
+        last: LastResort | None = None
+        if not app.leaving:
+            last = LastResort(app.crash, app.saved)
+            _run(last)
+        if last is None or last.crash is not None or not last.return_value:
+            _tell(f"stopped on an internal error ({app.crash.what}). {_kept(app.saved)} {app.crash.log_words}")
+            return 128 + last.signalled if last is not None and last.signalled else CpuchatError.exit_code
+        resume = app.resume
+
+
+def _kept(saved: bool) -> str:
+    return "Your chat is saved." if saved else "The last answer may not be saved completely."
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+        print(f"cpuchat: {text}", file=sys.stderr, flush=True)
+
+
+def _run(app: GuardedApp[Any]) -> None:
+    """Run until it has ended, however that happens."""
+    with _signals(app), _threads(app):
+        try:
+            app.run()
+        except BaseException as error:  # the app's own way out failed
+            app.crash = app.crash or crash.record(error)
+        finally:
+            app.give_terminal_back()
+
+
+@contextlib.contextmanager
+def _signals(app: GuardedApp[Any]) -> Iterator[None]:
+    """The first signal ends the app in order, another one at once: its event loop may be stuck. What is ignored, as
+    by a program that was started in the background, stays so."""
+
+    def ended(number: int, _frame: FrameType | None) -> None:
+        first, app.signalled = not app.signalled, app.signalled or number
+        if first:
+            if (loop := app._loop) is not None and not loop.is_closed():
+                loop.call_soon_threadsafe(app.end_by, number)
+        elif number != getattr(signal, "SIGHUP", None):  # that comes from the kernel and from the shell
+            with contextlib.suppress(BaseException):
+                app.save_now()
+            app.give_terminal_back()
+            os._exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, ended)
+    try:
+        yield
+    finally:
+        for number in handled:
+            # Not Python's own handler for Ctrl+C: its KeyboardInterrupt would be shown by the dying interpreter.
+            ours = before[number] is signal.default_int_handler
+            signal.signal(number, signal.SIG_DFL if ours else before[number])
+
+
+@contextlib.contextmanager
+def _threads(app: GuardedApp[Any]) -> Iterator[None]:
+    """What ends a thread ends the app: somebody waits for it. What a destructor raises is only written down."""
+
+    def thread_failed(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            app.fail_from_thread(args.exc_value)
+
+    def unraisable(args: Any) -> None:
+        if args.exc_value is not None:
+            crash.record(args.exc_value)
+
+    before = threading.excepthook, sys.unraisablehook
+    threading.excepthook, sys.unraisablehook = thread_failed, unraisable
+    try:
+        yield
+    finally:
+        threading.excepthook, sys.unraisablehook = before

@@ -1,0 +1,168 @@
+"""However the app ends: the terminal is given back, no traceback is shown, the chat is kept, the worker goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpuchat import paths, settings
+from tests.e2e.test_app import ask, stored
+from tests.support.terminal import Terminal
+
+BREAKING = (sys.executable, "-m", "tests.support.breaking_app")
+# Alternate screen, mouse, bracketed paste, focus reports and the keyboard protocol off; line wrap and cursor on.
+MODES = [("?1049h", "?1049l"), ("?1000h", "?1000l"), ("?1003h", "?1003l"), ("?2004h", "?2004l"), ("?1004h", "?1004l"),
+         (">", "<u"), ("?7l", "?7h"), ("?25l", "?25h")]  # fmt: skip
+
+
+EVERYWHERE = ("handler", "worker", "timer", "callback", "thread", "render", "compose", "styles")
+
+
+@contextlib.contextmanager
+def opened(model: Path, home: Path, *, breaking: bool = False) -> Iterator[Terminal]:
+    # Neither is of interest here, and both take seconds beside other load.
+    settings.update({"hardware": {"probe": False}, "speculation": {"drafters": "off"}})
+    command = {"command": BREAKING} if breaking else {}
+    terminal = Terminal(["--model", str(model)], columns=100, rows=30, home=home, **command)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+def family(terminal: Terminal) -> list[psutil.Process]:
+    app = psutil.Process(terminal.process.pid)
+    return [app, *app.children(recursive=True)]
+
+
+def check_given_back(terminal: Terminal, modes: list[object]) -> None:
+    """The program is gone, and its terminal is as it was."""
+    raw = bytes(terminal.raw)
+    for on, off in MODES:
+        assert raw.rfind(f"\x1b[{off}".encode()) > raw.rfind(f"\x1b[{on}".encode()), off
+    assert b"Traceback" not in raw
+    assert terminal.last_modes == modes
+
+
+def last_lines(terminal: Terminal) -> str:
+    """What is shown after the alternate screen was left."""
+    return bytes(terminal.raw).rpartition(b"\x1b[?1049l")[2].decode()
+
+
+def break_in(terminal: Terminal, where: str) -> None:
+    terminal.wait_for("tiny F32")
+    terminal.type(f"break {where}")
+    terminal.wait_for(f"break {where}")
+    terminal.press("enter")
+
+
+def test_an_error_anywhere_ends_on_the_last_resort_screen(tiny_model: Path, tmp_path: Path) -> None:
+    with opened(tiny_model, tmp_path, breaking=True) as terminal:
+        modes = terminal.modes
+        terminal.wait_for("tiny F32")
+        ask(terminal, "something to keep")
+        terminal.press("esc")
+        terminal.wait_for("stopped")
+        for where in EVERYWHERE:
+            break_in(terminal, where)
+            screen = terminal.wait_for("Quit")
+            assert "stopped on an internal error" in screen and "Your chat is saved." in screen and "Log: " in screen
+            assert "Fault: made by a test" in screen or where == "styles"
+            terminal.press("enter")  # Restart has the focus
+            terminal.wait_for("something to keep")
+        logs = sorted(paths.log_dir().glob("app-*.log"))
+        assert "made by a test" in logs[0].read_text()
+        break_in(terminal, "handler")
+        terminal.wait_for("internal error")
+        members = family(terminal)
+        terminal.type("q")
+        assert terminal.wait_for_end() == 1
+        check_given_back(terminal, modes)
+        assert "cpuchat: stopped on an internal error (Fault: made by a test). Your chat is saved. Log:" in last_lines(
+            terminal
+        )
+        assert not psutil.wait_procs(members, timeout=60)[1]
+
+
+def test_what_was_being_written_and_typed_survives_an_error(tiny_model: Path, tmp_path: Path) -> None:
+    with opened(tiny_model, tmp_path, breaking=True) as terminal:
+        terminal.wait_for("tiny F32")
+        ask(terminal, "say something long")
+        terminal.type("half a thought")
+        terminal.wait_for("half a thought")
+        os.kill(terminal.process.pid, signal.SIGUSR1)  # a fault in a callback, see breaking_app
+        terminal.wait_for("Your chat is saved")
+        (_, answer) = stored()
+        assert answer[1] and answer[2] == "cancelled"
+        terminal.press("enter")
+        terminal.wait_for("half a thought")
+        terminal.wait_for("say something long")
+        terminal.press("ctrl+q")
+        assert terminal.wait_for_end() == 0
+
+
+def test_an_error_while_leaving_is_one_line(tiny_model: Path, tmp_path: Path) -> None:
+    with opened(tiny_model, tmp_path, breaking=True) as terminal:
+        modes = terminal.modes
+        break_in(terminal, "leaving")
+        terminal.press("ctrl+q")
+        assert terminal.wait_for_end() == 1
+        check_given_back(terminal, modes)
+        assert "Fault: made by a test" in last_lines(terminal)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_a_signal_while_streaming_ends_in_order(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    number = signal.Signals[name]
+    with opened(tiny_model, tmp_path) as terminal:
+        modes = terminal.modes
+        terminal.wait_for("tiny F32")
+        ask(terminal, "say something long")
+        members = family(terminal)
+        os.kill(terminal.process.pid, number)
+        assert terminal.wait_for_end() == 128 + number
+        check_given_back(terminal, modes)
+        assert f"cpuchat: ended by {name}. Your chat is saved." in last_lines(terminal)
+        assert not psutil.wait_procs(members, timeout=60)[1]
+        (_, answer) = stored()
+        assert answer[1] and answer[2] == "cancelled"
+
+
+def test_a_signal_during_the_start_ends_in_order(tiny_model: Path, tmp_path: Path) -> None:
+    with opened(tiny_model, tmp_path) as terminal:
+        modes = terminal.modes
+        terminal.wait_until(lambda _: b"\x1b[?1049h" in terminal.raw, "the alternate screen")
+        os.kill(terminal.process.pid, signal.SIGINT)
+        assert terminal.wait_for_end() == 128 + signal.SIGINT
+        check_given_back(terminal, modes)
+
+
+def test_a_second_signal_ends_an_app_that_is_stuck(tiny_model: Path, tmp_path: Path) -> None:
+    with opened(tiny_model, tmp_path, breaking=True) as terminal:
+        modes = terminal.modes
+        break_in(terminal, "loop")
+        terminal.wait_for("stuck now")
+        members = family(terminal)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(terminal.process.pid, number)
+        assert terminal.wait_for_end() == 128 + signal.SIGTERM
+        check_given_back(terminal, modes)
+        assert not psutil.wait_procs(members, timeout=60)[1]
+
+
+def test_an_app_whose_terminal_is_closed_keeps_the_chat_and_goes(tiny_model: Path, tmp_path: Path) -> None:
+    with opened(tiny_model, tmp_path) as terminal:
+        terminal.wait_for("tiny F32")
+        ask(terminal, "say something long")
+        members = family(terminal)
+        assert terminal.hang_up() == 128 + signal.SIGHUP
+        assert not psutil.wait_procs(members, timeout=60)[1]
+        (_, answer) = stored()
+        assert answer[1] and answer[2] == "cancelled"

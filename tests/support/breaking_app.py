@@ -1,0 +1,102 @@
+"""The program with faults that cannot be made otherwise: a message `break WHERE` raises there, SIGUSR1 in a callback of
+the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from textual.app import ComposeResult, RenderResult
+from textual.screen import Screen
+
+from cpuchat.cli.main import main
+from cpuchat.conversation import Conversation
+from cpuchat.tui.screens.chat import ChatScreen
+from cpuchat.tui.widgets.status import StatusLine
+
+
+class Fault(Exception):
+    pass
+
+
+def fail(*_: object) -> Any:
+    raise Fault("made by a test")
+
+
+async def fail_later() -> None:
+    fail()
+
+
+class BadCompose(Screen[None]):
+    def compose(self) -> ComposeResult:
+        yield fail()
+
+
+class BadStyles(Screen[None]):
+    CSS = "Screen { color: nothing-like-a-color; ] }"
+
+
+def in_render(screen: ChatScreen) -> None:
+    right = StatusLine.render
+
+    def render(self: StatusLine) -> RenderResult:
+        StatusLine.render = right  # type: ignore[method-assign]  # for the app that is started after this
+        return fail()
+
+    StatusLine.render = render  # type: ignore[method-assign]
+    screen.query_one(StatusLine).refresh()
+
+
+def while_leaving(screen: ChatScreen) -> None:
+    async def close(self: Conversation) -> None:
+        await right(self)
+        fail()
+
+    right = Conversation.close
+    Conversation.close = close  # type: ignore[method-assign]
+
+
+def for_ever(screen: ChatScreen) -> None:
+    def stand_still() -> None:
+        while True:
+            pass
+
+    screen.query_one(StatusLine).show_state("stuck now")
+    screen.set_timer(0.5, stand_still)  # after that was drawn
+
+
+FAULTS: dict[str, Callable[[ChatScreen], object]] = {
+    "handler": fail,
+    "worker": lambda screen: screen.run_worker(fail_later()),
+    "timer": lambda screen: screen.set_timer(0.001, fail),
+    "callback": lambda screen: asyncio.get_running_loop().call_soon(fail),
+    "thread": lambda screen: threading.Thread(target=fail).start(),
+    "render": in_render,
+    "compose": lambda screen: screen.app.push_screen(BadCompose()),
+    "styles": lambda screen: screen.app.push_screen(BadStyles()),
+    "leaving": while_leaving,
+    "loop": for_ever,
+}
+
+
+def break_on_command() -> None:
+    right = ChatScreen._send
+
+    def send(self: ChatScreen, text: str) -> None:
+        command, _, where = text.partition(" ")
+        if command == "break":
+            FAULTS[where](self)
+        else:
+            right(self, text)
+
+    ChatScreen._send = send  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    break_on_command()
+    signal.signal(signal.SIGUSR1, lambda *_: asyncio.get_running_loop().call_soon_threadsafe(fail))
+    sys.exit(main())
