@@ -142,7 +142,9 @@ class Answer:
                 command.request_id,
                 self._emit,
                 Detokenizer(self._vocab.piece),
-                ReasoningSplitter(text[-200:].decode("utf-8", "replace").replace(MARK, "")),
+                ReasoningSplitter(
+                    text[-200:].decode("utf-8", "replace").replace(MARK, ""), loaded.model.header.chat_template
+                ),
                 stops,
                 self._arrived,
             )

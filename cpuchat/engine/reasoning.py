@@ -3,8 +3,9 @@
 Markers of the formats in use; the templates in llama.cpp's models/templates and the vendors' model cards are the
 source: `<think>` (DeepSeek, Qwen, GLM, ...), `[THINK]` (Magistral, Ministral), `<seed:think>` (Seed-OSS),
 `<mm:think>` (MiniMax M3), `◁think▷` (Kimi-VL, Kimi-Dev), `<|START_THINKING|>` (Command), `<|channel>thought`
-(Gemma 4), harmony channels (gpt-oss), `<|think|>` (Solar Open), `<|inner_prefix|>` (Apertus), XTML (Kimi K3),
-`[BEGIN FINAL RESPONSE]` (Apriel), and the tags that fine-tunes are taught.
+(Gemma 4), harmony channels (gpt-oss), `to=self` (Muse Glimmer), `<|think|>` (Solar Open), `<|inner_prefix|>`
+(Apertus), XTML (Kimi K3), `<think:opensource>` (Hy3), `[BEGIN FINAL RESPONSE]` (Apriel), and the tags that fine-tunes
+are taught. Functionary names the recipient of its answer, "all".
 
 What counts as a marker, so that text *about* markers stays text:
 
@@ -29,8 +30,8 @@ from cpuchat.protocol import Channel
 class Format:
     """One way to mark reasoning.
 
-    `again` leads from the answer back to a place where an opening marker may stand. `prompt_only`: the opening is
-    ordinary prose, so it counts only when the prompt ends with it.
+    `again` leads from the answer back to a place where an opening marker may stand. `hint`: the markers are ordinary
+    prose, so they count only for a model whose chat template holds this text, or when the prompt ends with an opening.
     """
 
     openings: tuple[str, ...]
@@ -38,7 +39,7 @@ class Format:
     before_answer: tuple[str, ...] = ()
     after_answer: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
-    prompt_only: bool = False
+    hint: str = ""
 
 
 def _tags(name: str) -> Format:
@@ -47,6 +48,7 @@ def _tags(name: str) -> Format:
 
 FORMATS: tuple[Format, ...] = (
     *(_tags(name) for name in ("think", "thinking", "thought", "reasoning", "reason", "seed:think", "mm:think")),
+    _tags("think:opensource"),
     Format(("[THINK]",), ("[/THINK]",)),
     Format(("◁think▷",), ("◁/think▷",)),
     Format(
@@ -67,6 +69,13 @@ FORMATS: tuple[Format, ...] = (
         ("<|end|><|start|>assistant",),
     ),
     Format(
+        ("to=self<|message|>",),
+        ("<|eom|>",),
+        ("<|start|>assistant", "to=user<|message|>"),
+        ("<|eot|>", "<|eom|>"),
+        ("<|eom|><|start|>assistant",),
+    ),
+    Format(
         ("<|open|>think<|sep|>",),
         ("<|close|>think<|sep|>",),
         ("<|open|>response<|sep|>",),
@@ -76,8 +85,9 @@ FORMATS: tuple[Format, ...] = (
         ("Here are my reasoning steps:",),
         ("[BEGIN FINAL RESPONSE]",),
         after_answer=("[END FINAL RESPONSE]",),
-        prompt_only=True,
+        hint="[BEGIN FINAL RESPONSE]",
     ),
+    Format((), (), ("all\n", ">>>all\n"), hint=">>>all"),
 )
 
 _CONTROL = re.compile(r"<\|?/?[\w:]+\|?>|\[/?[A-Z ]+\]|◁/?think▷")
@@ -100,9 +110,11 @@ class ReasoningSplitter:
     Args:
         prompt_tail: the end of the rendered prompt. When it ends with an opening marker the answer starts inside
             reasoning.
+        template: source of the model's chat template.
     """
 
-    def __init__(self, prompt_tail: str = "") -> None:
+    def __init__(self, prompt_tail: str = "", template: str = "") -> None:
+        self._formats = tuple(kind for kind in FORMATS if kind.hint in template)
         self._held = ""
         self._state = _START
         self._format: Format | None = None
@@ -114,7 +126,7 @@ class ReasoningSplitter:
         for kind in FORMATS:
             if tail.endswith(kind.openings):
                 self._state, self._format, self._after_marker = _REASONING, kind, True
-            elif not kind.prompt_only and tail.endswith(kind.closings) and kind.closings != ("<|end|>",):
+            elif not kind.hint and tail.endswith(kind.closings) and kind.closings != ("<|end|>",):
                 self._format, self._after_marker = kind, True
 
     def feed(self, text: str) -> list[tuple[Channel, str]]:
@@ -153,9 +165,7 @@ class ReasoningSplitter:
     def _start_markers(self) -> dict[str, tuple[Format, int]]:
         """Marker -> its format and the state after it."""
         markers: dict[str, tuple[Format, int]] = {}
-        for kind in FORMATS:
-            if kind.prompt_only:
-                continue
+        for kind in self._formats:
             for marker in kind.before_answer:
                 markers.setdefault(marker, (kind, _START))
             for marker in kind.closings:

@@ -9,14 +9,18 @@ from hypothesis import strategies as st
 from cpuchat.engine.reasoning import FORMATS, MARKER_TOKENS, ReasoningSplitter
 
 
-def run(pieces: list[str], prompt_tail: str = "") -> tuple[str, str]:
+def run(pieces: list[str], prompt_tail: str = "", template: str = "") -> tuple[str, str]:
     """(reasoning, answer)."""
-    splitter = ReasoningSplitter(prompt_tail)
+    splitter = ReasoningSplitter(prompt_tail, template)
     out = {"reasoning": "", "answer": ""}
     for part in (*map(splitter.feed, pieces), splitter.flush()):
         for channel, text in part:
             out[channel] += text
     return out["reasoning"], out["answer"]
+
+
+APRIEL = "{%- set reasoning_prompt='... the following format: [BEGIN FINAL RESPONSE] ... [END FINAL RESPONSE].' -%}"
+FUNCTIONARY = "{{ '>>>all\\n' + message['content'] }}{% if add_generation_prompt %}{{ '>>>' }}{% endif %}"
 
 
 def chunks(text: str, cuts: list[int]) -> list[str]:
@@ -54,6 +58,15 @@ def chunks(text: str, cuts: list[int]) -> list[str]:
             "bd",
         ),
         ("<|open|>think<|sep|>a<|close|>think<|sep|><|open|>response<|sep|>b<|close|>response<|sep|>", "a", "b"),
+        ("<think:opensource>\na\n</think:opensource>b", "a\n", "b"),
+        (" to=self<|message|>a<|eom|><|start|>assistant to=user<|message|>b<|eot|>", "a", "b"),
+        (" to=user<|message|>b<|eot|>", "", "b"),
+        (
+            " to=self<|message|>a<|eom|><|start|>assistant to=user<|message|>b"
+            "<|eom|><|start|>assistant to=self<|message|>c<|eom|><|start|>assistant to=user<|message|>d",
+            "ac",
+            "bd",
+        ),
         ("<think>a</think>\n<think>b</think>\nc", "ab", "c"),
         ("<think>a</think>b\n<think>c</think>\nd", "ac", "b\nd"),
         ("</think>\n\nHi", "", "Hi"),
@@ -108,12 +121,30 @@ def test_quoted_markers_of_a_thinking_model_stay_text():
         ("[INST]hi[/INST]", "[THINK]a[/THINK]b", "a", "b"),
         ("Here are my reasoning steps:\n", "a\n[BEGIN FINAL RESPONSE]\nb\n[END FINAL RESPONSE]", "a\n", "b\n"),
         ("assistant\n", "Here are my reasoning steps:\na", "", "Here are my reasoning steps:\na"),
+        ("<|start|>assistant", " to=self<|message|>a<|eom|><|start|>assistant to=user<|message|>b", "a", "b"),
+        ("<｜hy_Assistant:opensource｜><think:opensource></think:opensource>", "b", "", "b"),
         ("user asked about <think> tags. Assistant:", " b", "", " b"),
     ],
 )
 def test_the_prompt_decides_where_the_answer_starts(tail, text, reasoning, answer):
     assert run([text], tail) == (reasoning, answer)
     assert run(list(text), tail) == (reasoning, answer)
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "reasoning", "answer"),
+    [
+        (APRIEL, "Here are my reasoning steps:\na\n[BEGIN FINAL RESPONSE]\nb\n[END FINAL RESPONSE]\n", "a\n", "b\n"),
+        (APRIEL, "[BEGIN FINAL RESPONSE]\nb\n[END FINAL RESPONSE]", "", "b\n"),
+        (APRIEL, "Here are my steps:\na", "", "Here are my steps:\na"),
+        (FUNCTIONARY, "all\nb", "", "b"),
+        (FUNCTIONARY, "all of it\nb", "", "all of it\nb"),
+        ("", "all\nb", "", "all\nb"),
+    ],
+)
+def test_prose_is_a_marker_only_for_models_whose_template_has_it(template, text, reasoning, answer):
+    assert run([text], template=template) == (reasoning, answer)
+    assert run(list(text), template=template) == (reasoning, answer)
 
 
 def test_plain_text_is_passed_on_at_once():
@@ -134,18 +165,18 @@ tails = st.sampled_from(["", "<think>\n", "<think></think>", "<|start|>assistant
 
 
 @settings(max_examples=600, deadline=None)
-@given(texts, tails, st.lists(st.integers(0, 1000), max_size=12))
-def test_any_chunking_gives_the_same(text, tail, cuts):
-    whole = run([text], tail)
-    assert run(chunks(text, cuts), tail) == whole
-    assert run(list(text), tail) == whole
+@given(texts, tails, st.sampled_from(["", APRIEL, FUNCTIONARY]), st.lists(st.integers(0, 1000), max_size=12))
+def test_any_chunking_gives_the_same(text, tail, template, cuts):
+    whole = run([text], tail, template)
+    assert run(chunks(text, cuts), tail, template) == whole
+    assert run(list(text), tail, template) == whole
 
 
 @settings(deadline=None)
 @given(st.text(alphabet=st.characters(exclude_characters="<[◁"), max_size=60), st.sampled_from(FORMATS))
 def test_nothing_is_lost(text, kind):
     assert run([text]) == ("", text)
-    if not kind.prompt_only:
+    if not kind.hint:
         reasoning, answer = run([kind.openings[0] + text + kind.closings[0] + "end"])
         assert reasoning.strip() == text.strip()
         assert answer == "end"
