@@ -22,6 +22,7 @@ from cpuchat.engine.vocab import Vocab
 from cpuchat.errors import DoesNotFit, GenerationFailed, Interrupted, ModelDamaged, ModelNotFound, ModelUnsupported
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.hardware.numa.mempolicy import current
+from cpuchat.hardware.numa.page_cache import missing_ranges
 from cpuchat.hardware.numa.placement import prepare_file
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.fingerprint import file_fingerprint
@@ -290,16 +291,25 @@ def _place_pages(header: GGUFHeader) -> list[str]:
 
 
 def _read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> None:
-    """Bring the file into the page cache, with progress and a way out.
+    """Bring into the page cache what is missing of the file there, with progress and a way out.
 
     llama.cpp would do the same inside one mmap call that neither tells nor can be stopped.
     """
-    done, total, told = 0, header.file_size, 0.0
-    buffer = bytearray(_READ_CHUNK)
-    for part in split_parts(header.path) or [header.path]:
-        try:
+    buffer = memoryview(bytearray(_READ_CHUNK))
+    part, told = header.path, 0.0
+    try:
+        missing: list[tuple[Path, int, int]] = []
+        for part in split_parts(header.path) or [header.path]:
+            ranges = missing_ranges(part)
+            missing += [(part, *one) for one in ([(0, part.stat().st_size)] if ranges is None else ranges)]
+        total = header.file_size
+        done = max(0, total - sum(end - start for _, start, end in missing))
+        on_progress("reading", done, total)
+        for part, start, end in missing:
             with part.open("rb", buffering=0) as file:
-                while n := file.readinto(buffer):
+                file.seek(start)
+                while start < end and (n := file.readinto(buffer[: end - start])):
+                    start += n
                     done += n
                     if abort.is_set():
                         raise Aborted
@@ -307,8 +317,10 @@ def _read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> 
                     if now - told >= _PROGRESS_SECONDS or done >= total:
                         told = now
                         on_progress("reading", min(done, total), total)
-        except OSError as error:
-            raise ModelNotFound(f"Cannot read {part}: {error.strerror}.", "Check the disk.") from None
+    except OSError as error:
+        raise ModelNotFound(f"Cannot read {part}: {error.strerror}.", "Check the disk.") from None
+    if abort.is_set():
+        raise Aborted
 
 
 def _reason() -> str:

@@ -27,6 +27,7 @@ from cpuchat.errors import (
     UsageError,
 )
 from cpuchat.hardware.cores import choose_cores
+from cpuchat.hardware.numa.page_cache import evict
 from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol import LoadOptions
 from tests.engine.conftest import OPTIONS
@@ -80,6 +81,29 @@ def test_load_can_be_cancelled(load: Load, tiny_model: Path, abort: AbortFlag, m
         load(tiny_model, msgspec.structs.replace(OPTIONS, load_mode=mode), on_progress=progress)
     abort.clear()
     load(tiny_model)
+
+
+def bytes_read() -> int:
+    """By this thread, through system calls."""
+    lines = Path("/proc/thread-self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is in the page cache")
+def test_only_what_is_not_in_memory_is_read_before_mapping(load: Load, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "model.gguf", n_embd=256, n_layer=4, n_ff=1024)
+    size = path.stat().st_size
+    before = bytes_read()
+    load(path).free()  # pages that are mapped stay
+    assert bytes_read() - before < size // 4
+    if not evict(path):
+        pytest.skip("this file system keeps every file in memory")
+    seen: list[tuple[str, int, int]] = []
+    before = bytes_read()
+    load(path, on_progress=lambda *event: seen.append(event))
+    assert bytes_read() - before > size * 3 // 4
+    done = [d for phase, d, _ in seen if phase == "reading"]
+    assert done[0] < size // 4 and done == sorted(done) and done[-1] == size
 
 
 def test_affinity_is_restored(tiny_model: Path, abort: AbortFlag) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ ROOT = Path("/")
 _SAMPLES = 4096
 _LOWEST_BIT = bytes(byte & 1 for byte in range(256))
 _PAGE = mmap.PAGESIZE
+_MISSING = re.compile(b"\0+")
 
 
 def resident_bytes(path: Path) -> int | None:
@@ -37,6 +39,16 @@ def resident_bytes(path: Path) -> int | None:
             return min(sum(mapped.resident()) * _PAGE, mapped.size)
     except OSError:
         return None
+
+
+def missing_ranges(path: Path) -> list[tuple[int, int]] | None:
+    """(start, end) in bytes of the parts that are not in the page cache; None where that is not known."""
+    try:
+        with _Mapped(path) as mapped:
+            resident, size = mapped.resident(), mapped.size
+    except OSError:
+        return None
+    return [(run.start() * _PAGE, min(run.end() * _PAGE, size)) for run in _MISSING.finditer(resident)]
 
 
 def resident_nodes(path: Path, root: Path = ROOT) -> dict[int, int] | None:
