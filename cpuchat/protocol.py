@@ -7,7 +7,7 @@ Frames are a 4-byte little-endian length followed by msgpack of one `Command` (U
 from __future__ import annotations
 
 import struct
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -46,6 +46,10 @@ class Sampling(Data, frozen=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
+
+
+MIN_CTX: Final = 256
+"""Tokens of the smallest context: llama.cpp makes them in steps of this size."""
 
 
 class LoadOptions(Data, frozen=True):

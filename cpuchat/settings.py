@@ -16,7 +16,16 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.errors import SettingsError
-from cpuchat.protocol import CacheType, DrafterName, FlashAttention, LoadMode, LoadOptions, Sampling, Speculation
+from cpuchat.protocol import (
+    MIN_CTX,
+    CacheType,
+    DrafterName,
+    FlashAttention,
+    LoadMode,
+    LoadOptions,
+    Sampling,
+    Speculation,
+)
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -88,6 +97,8 @@ class EngineSection(Section):
     experts: Count = 0
 
     def __post_init__(self) -> None:
+        if 0 < self.ctx < MIN_CTX:
+            raise ValueError(f"ctx: {self.ctx} is below {MIN_CTX}, the smallest context; 0 chooses")
         _check_ranges("cores", self.cores)
         _check_ranges("memory", self.memory)
 
@@ -237,6 +248,9 @@ def explained(error: msgspec.ValidationError) -> tuple[str, str]:
     # msgspec ends its message with "- at `$.engine.threads`".
     reason, _, where = str(error).partition(" - at ")
     key = where.strip("`").removeprefix("$").lstrip(".")
+    field, colon, rest = reason.partition(": ")
+    if colon and field.isidentifier():  # a rule of a whole section, which names the field
+        key, reason = f"{key}.{field}".lstrip("."), rest
     if "matching regex" in reason:
         reason = _WANTED.get(key, reason)
     return key, f"{reason[:1].lower()}{reason[1:]}"

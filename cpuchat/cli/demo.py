@@ -57,11 +57,11 @@ def demo(plain: bool, **values: Any) -> int:
 
 
 async def _plain(chosen: Settings) -> int:
-    """Each question is a chat of its own, answered greedily, so that the demo says the same each time."""
+    """Each question is a chat of its own, sampled as in the app."""
     from cpuchat.backend.base import GenerateRequest
     from cpuchat.cli.render import Terminal, summary
     from cpuchat.cli.session import Answer, Session
-    from cpuchat.protocol import Message, Sampling
+    from cpuchat.protocol import Message
 
     terminal = Terminal()
     path = model_path(DEMO, chosen)
@@ -74,7 +74,7 @@ async def _plain(chosen: Settings) -> int:
             terminal.line(f"> {question}")
             request = GenerateRequest(
                 messages=(Message(role="user", content=question),),
-                sampling=Sampling(temperature=0.0),
+                sampling=chosen.sampling.sampling(),
                 max_tokens=MAX_TOKENS,
                 speculation=chosen.speculation.speculation(),
             )

@@ -198,11 +198,29 @@ def _from_click(error: click.ClickException) -> UsageError:
     ctx = getattr(error, "ctx", None)
     command = ctx.command_path if ctx is not None else "cpuchat"
     hint = f"See {command} --help."
-    if isinstance(error, NoSuchOption) and error.possibilities:
-        hint = f"Did you mean {' or '.join(sorted(error.possibilities))}? {hint}"
+    if isinstance(error, NoSuchOption):
+        close = _close_options(error.option_name, ctx)
+        hint = f"Did you mean {' or '.join(close)}? {hint}" if close else hint
         return UsageError(f"No such option: {error.option_name}.", hint)
     message = error.format_message()
     return UsageError(message if message.endswith((".", "?", "!")) else f"{message}.", hint)
+
+
+def _close_options(wrong: str, ctx: click.Context | None) -> list[str]:
+    """Options of the command that `wrong` may stand for: its name shortened, lengthened by a word, or misspelled.
+
+    click compares the dashes as well, so that it takes every short option for every other.
+    """
+    import difflib
+
+    if ctx is None:
+        return []
+    names = {flag[2:] for one in ctx.command.get_params(ctx) for flag in one.opts if flag.startswith("--")}
+    word = wrong.lstrip("-")
+    parts = set(word.split("-"))
+    related = [name for name in names if name.startswith(word) or word in name.split("-") or name in parts]
+    close = related or difflib.get_close_matches(word, names, n=2, cutoff=0.8)
+    return [f"--{name}" for name in sorted(close)] if len(word) > 1 else []
 
 
 def _fail(error: CpuchatError, arguments: Sequence[str]) -> int:

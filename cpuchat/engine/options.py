@@ -18,7 +18,7 @@ from cpuchat.hardware.cores import CoreChoice, choose_cores
 from cpuchat.hardware.cpus import validate_threads
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
 from cpuchat.models.gguf import GGUFHeader, LazyArray
-from cpuchat.protocol import LoadOptions
+from cpuchat.protocol import MIN_CTX, LoadOptions
 from cpuchat.speculation.drafter import MAX_DEPTH
 
 N_OUTPUTS_MAX: Final = MAX_DEPTH + 1
@@ -166,7 +166,8 @@ def check_numbers(options: LoadOptions) -> None:
         if not least <= value <= most:
             raise UsageError(f"{name} is {value}, which is not between {least} and {most}.", also)
 
-    within("The context size", options.n_ctx, 0, _MAX_CTX, "Use 0 to have it chosen.")
+    if options.n_ctx:
+        within("The context size", options.n_ctx, MIN_CTX, _MAX_CTX, "Use 0 to have it chosen.")
     within("The batch size", options.n_batch, 1, _MAX_BATCH)
     within("The physical batch size (ubatch)", options.n_ubatch, 1, _MAX_BATCH)
     if options.n_ubatch > options.n_batch:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cpuchat import paths
 from tests.cli.program import HANG_GUARD, PLAIN, run, start
 
 
@@ -264,3 +265,17 @@ def test_a_killed_worker_with_json_keeps_the_text(slow_model: Path) -> None:
     out, _ = process.communicate(timeout=HANG_GUARD)
     assert process.returncode == 8
     assert json.loads(out)["error"]["code"] == "worker_died"
+
+
+def test_the_demo_is_sampled_as_other_models_are() -> None:
+    """Greedy answers would not depend on the seed."""
+    paths.settings_file().parent.mkdir(parents=True, exist_ok=True)
+    plain = '[speculation]\ndrafters = "off"\n[hardware]\nprobe = false\ncounters = false\n'
+    sampling = "[sampling]\ntemperature = 10.0\ntop_k = 0\ntop_p = 1.0\nmin_p = 0.0\nseed = {}\n"
+    said: list[list[str]] = []
+    for seed in (1, 2):
+        paths.settings_file().write_text(plain + sampling.format(seed))
+        done = run("demo", "--plain", "--threads", "1")
+        assert done.returncode == 0, done.stderr
+        said.append([line for line in done.stdout.splitlines() if "tok/s" not in line])
+    assert said[0] != said[1]

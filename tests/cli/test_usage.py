@@ -65,6 +65,8 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["ask", "--repeat-penalty", "0", "q"], ["--repeat-penalty", "not above 0"]),
         (["ask", "--seed", str(1 << 64), "q"], ["--seed", "too large"]),
         (["ask", "--ctx", "99999999999", "q"], ["--ctx"]),
+        (["ask", "--ctx", "5", "q"], ["engine.ctx: 5 is below 256", "0 chooses"]),
+        (["models", "files", "x", "--ctx", "255"], ["engine.ctx: 255 is below 256"]),
         (["ask", "--threads", "100000", "q"], ["100000 threads", "CPUs"]),
         (["ask", "--cache-type-k", "q9", "q"], ["--cache-type-k", "q8_0"]),
         (["ask", "--cache-type-v", "q8_0", "--flash-attn", "off", "q"], ["flash attention"]),
@@ -98,6 +100,29 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments: list[str], words: list[
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("--temp", "--temperature"),
+        ("--expert", "--experts"),
+        ("--depth", "--draft-depth"),
+        ("--ctx-size", "--ctx"),
+        ("--num-threads", "--threads"),
+        ("--cache-type", "--cache-type-k or --cache-type-v"),
+    ],
+)
+def test_an_option_that_was_nearly_right(wrong: str, meant: str) -> None:
+    assert f"No such option: {wrong}. Did you mean {meant}? See" in " ".join(run("ask", wrong, "q").stderr.split())
+
+
+@pytest.mark.parametrize("wrong", ["--export", "--text", "--parts", "--port", "--extra", "--expect", "--version", "-x"])
+def test_nothing_is_offered_for_an_option_that_is_no_other(wrong: str) -> None:
+    done = run("ask", wrong, "q")
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+    assert "Did you mean" not in done.stderr
 
 
 def test_wrong_usage_with_json_is_an_object_on_stdout() -> None:

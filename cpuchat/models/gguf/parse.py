@@ -209,7 +209,7 @@ def parse(source: Source) -> Parsed:
     reader = _Reader(source)
     magic = bytes(reader.buffer[(start := reader.need(4, "the first bytes")) : start + 4])
     if magic != b"GGUF":
-        raise ModelDamaged(f"{source.name} is no GGUF file: it starts with {magic!r}.", "Choose a file in GGUF format.")
+        raise ModelDamaged(f"{source.name} is not a GGUF file: bad magic 0x{magic.hex()}.", "Choose a .gguf file.")
     version = reader.u32("the version")
     if version not in (2, 3):
         hint = " (big-endian?)" if version & 0xFFFF == 0 else ""
@@ -226,7 +226,8 @@ def parse(source: Source) -> Parsed:
         metadata[key] = reader.value(f"setting {key[:64]!r}")
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise reader.damaged(f"an alignment of {alignment!r}, it must be a power of 2")
+        shown = alignment if isinstance(alignment, int | float) else "no number"
+        raise reader.damaged(f"an alignment of {shown}, it must be a power of 2")
     tensors: list[TensorInfo] = []
     seen: set[str] = set()
     expected = 0

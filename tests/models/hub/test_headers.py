@@ -198,5 +198,5 @@ def test_what_cannot_be_read_is_a_typed_error_and_nothing_is_kept(
 
 def test_a_file_that_is_no_model_is_damaged(hub_server: HubServer) -> None:
     hub_server.add(REPO, {NAME: b"PK\x03\x04 a zip file under a wrong name"})
-    with pytest.raises(ModelDamaged, match="no GGUF file"):
+    with pytest.raises(ModelDamaged, match="not a GGUF file"):
         read()
