@@ -149,6 +149,10 @@ class HubOffline(HubError):
     code = "hub_offline"
 
 
+class TooSlow(HubOffline):
+    """It can be reached, but doesn't answer in time: asking again would take as long."""
+
+
 class RateLimited(HubError):
     """It asks to wait, for longer than we do by ourselves."""
 

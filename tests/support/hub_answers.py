@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -48,6 +48,7 @@ class Fault:
         content: other content in the place of the right one, ranges as usual: of the same length for a wrong hash,
             shorter for a short file.
         page: a web page with status 200 instead of anything else.
+        raw: called to write the whole answer, head and all; the connection ends with it.
         headers: added to the answer, in the place of those of the same name.
         ignore_range: the whole file with status 200 though a range was asked for.
         gate: hold the answer there.
@@ -60,6 +61,7 @@ class Fault:
     cut_after: int | None = None
     content: bytes | None = None
     page: bytes | None = None
+    raw: Callable[[Connection], None] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     ignore_range: bool = False
     gate: Gate | None = None
@@ -97,6 +99,10 @@ class Answer:
         facts = {"X-Error-Message": message, **({"X-Error-Code": code} if code else {}), **(headers or {})}
         self.send(status, facts, message.encode())
 
+    def raw(self, write: Callable[[Connection], None]) -> None:
+        self._connection.cut()
+        write(self._connection)
+
     def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.send_content(status, headers, body, 0, len(body), Fault())
 
@@ -123,6 +129,9 @@ def failed(answer: Answer, fault: Fault | None) -> bool:
     """Answers with the fault if it replaces the whole answer."""
     if fault is None:
         return False
+    if fault.raw is not None:
+        answer.raw(fault.raw)
+        return True
     if fault.page is not None:
         answer.send(200, {"Content-Type": "text/html", **fault.headers}, fault.page)
         return True

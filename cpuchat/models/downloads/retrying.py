@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from cpuchat.errors import CpuchatError, DownloadFailed
+from cpuchat.errors import CpuchatError, DownloadFailed, TooSlow
 from cpuchat.models.downloads.progress import Progress
 from cpuchat.models.downloads.space import write_error
 from cpuchat.models.downloads.wire import Order, Patience
@@ -19,18 +19,27 @@ T = TypeVar("T")
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
 
 
+_LEAST_PROGRESS = 1 << 16
+"""Bytes that a try must bring to count as progress; the last bytes of a file are always enough."""
+_WRONG_TRIES = 3
+
+
 class BrokenAnswer(Exception):
-    """An answer that is not the file asked for: cut short, of another length, a web page, a link that ran out."""
+    """An answer that is not the file asked for, and may be one at the next try: cut short, a web page."""
+
+
+class WrongAnswer(BrokenAnswer):
+    """One of another length, piece or hash than was listed, or none: likely the same at every try."""
 
 
 def with_retries(act: Callable[[], T], order: Order, progress: Progress) -> T:
     """Call `act` until it succeeds; between the tries the state is `waiting`, with the fault in the report.
 
     Raises:
-        DownloadFailed: too many tries in a row brought no new byte.
+        DownloadFailed: too many tries in a row brought hardly a byte, or a few the same wrong answer.
         CpuchatError: a fault that does not pass (see `errors.translate`), or one that asks to wait for too long.
     """
-    patience, failures = order.patience, 0
+    patience, failures, wrong = order.patience, 0, 0
     while True:
         before = progress.here
         try:
@@ -39,7 +48,16 @@ def with_retries(act: Callable[[], T], order: Order, progress: Progress) -> T:
             fault = _fault(error, order, progress)
             if not _passes(error):
                 raise fault from None
-            failures = 0 if progress.here > before else failures + 1
+            if progress.here - before >= _LEAST_PROGRESS:
+                failures = wrong = 0
+            else:
+                failures += 1
+                wrong += isinstance(error, WrongAnswer)
+            if wrong >= _WRONG_TRIES:
+                raise DownloadFailed(
+                    f"{fault.message} {wrong} tries brought the same.",
+                    "The repository may have changed: list it again. Else choose another one, or another network.",
+                ) from None
             if failures >= patience.tries:
                 raise DownloadFailed(
                     f"{failures} tries in a row brought nothing. {fault.message}",
@@ -63,21 +81,22 @@ def _fault(error: Exception, order: Order, progress: Progress) -> CpuchatError:
 
 def _passes(error: Exception) -> bool:
     import httpx
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
 
-    if isinstance(error, HfHubHTTPError):
+    if isinstance(error, HfHubHTTPError | httpx.HTTPStatusError):
         return error.response.status_code in _PASSING
-    if isinstance(error, httpx.UnsupportedProtocol):
+    if isinstance(error, httpx.UnsupportedProtocol) or errors.is_certificate(error):
         return False
-    # The last one is how huggingface_hub says that it could not ask the hub.
-    return isinstance(error, BrokenAnswer | httpx.TransportError | LocalEntryNotFoundError)
+    return isinstance(error, BrokenAnswer | TooSlow | httpx.TransportError)
 
 
 def _told(error: Exception) -> float | None:
     """How long the server asks to wait; None when it doesn't say."""
+    import httpx
     from huggingface_hub.errors import HfHubHTTPError
 
-    return errors.seconds_to_wait(error.response.headers) if isinstance(error, HfHubHTTPError) else None
+    refused = isinstance(error, HfHubHTTPError | httpx.HTTPStatusError)
+    return errors.seconds_to_wait(error.response.headers) if refused else None
 
 
 def _back_off(failures: int, patience: Patience) -> float:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from cpuchat.models.downloads.layout import size_of
-from cpuchat.models.downloads.retrying import BrokenAnswer
-from cpuchat.models.hub.connection import headers
+from cpuchat.models.downloads.retrying import BrokenAnswer, WrongAnswer
+from cpuchat.models.hub.connection import headers, raise_for_status
 from cpuchat.models.hub.environment import endpoint, host
 from cpuchat.models.hub.repository import HubFile
 from cpuchat.text import clean_line
@@ -23,7 +24,6 @@ from cpuchat.text import clean_line
 if TYPE_CHECKING:
     import httpx
 
-_CONNECT_SECONDS = 10.0
 _REFUSED = frozenset({400, 401, 403, 404, 410, 416})
 """By a server of signed links: the next try gets a new link."""
 
@@ -37,7 +37,8 @@ def transfer(
     `grown(size)` is called after each.
 
     Raises:
-        BrokenAnswer, httpx.HTTPError: it did not come to the end; the part has what came.
+        BrokenAnswer, TooSlow, httpx.HTTPError: it did not come to the end; the part has what came.
+        HubError: a redirect to where we don't go, or an answer that is compressed.
         OSError: the part could not be written.
     """
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -72,6 +73,8 @@ def _pieces(repo: str, revision: str, file: HubFile, offset: int, silence: float
             missing -= len(wanted)
             if wanted:
                 yield wanted
+            if not missing:  # what comes behind it is none of the file, and may have no end
+                return
 
 
 @contextmanager
@@ -80,46 +83,48 @@ def _asked(repo: str, revision: str, file: HubFile, offset: int, silence: float)
 
     httpx passes the Authorization header on only within the host and port that it was meant for.
     """
-    import httpx
-    from huggingface_hub.utils import hf_raise_for_status
+    from cpuchat.models.hub.limits import Bounds
 
     url = f"{endpoint()}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
     sent = {**headers(), "accept-encoding": "identity", "range": f"bytes={offset}-"}
-    wait = httpx.Timeout(silence, connect=min(silence, _CONNECT_SECONDS))
-    with _client().stream("GET", url, headers=sent, timeout=wait) as answer:
+    bounds = Bounds(most=None, silence=silence, seconds=inf)
+    with _client().stream("GET", url, headers=sent, extensions=bounds.asked()) as answer:
         elsewhere = bool(answer.history) and answer.url.netloc != answer.history[0].url.netloc
         if elsewhere and answer.status_code in _REFUSED:
-            raise BrokenAnswer(f"The server that {host()} points to refused with {answer.status_code}.")
-        hf_raise_for_status(answer)
+            raise WrongAnswer(f"The server that {host()} points to refused with {answer.status_code}.")
+        raise_for_status(answer)
         yield answer
 
 
 @cache
 def _client() -> httpx.Client:
-    """Not huggingface_hub's: that one has limits for the answers of the API (`hub.limits`)."""
-    import httpx
+    """Apart from that of huggingface_hub, whose answers are counted in other ways."""
+    from cpuchat.models.hub.limits import client
 
-    return httpx.Client(follow_redirects=True)
+    return client()
 
 
 def _beginning(answer: httpx.Response, file: HubFile, offset: int) -> int:
     """At which byte of the file the body begins: `offset` or 0.
 
     Raises:
-        BrokenAnswer: the answer is not this file, or not the piece that was asked for.
+        BrokenAnswer: a web page.
+        WrongAnswer: not this file, or not the piece that was asked for.
     """
+    if answer.status_code not in (200, 206):
+        raise WrongAnswer(f"{host()} sent no file, and no reason (status {answer.status_code}).")
     if answer.headers.get("content-type", "").startswith("text/html"):
         raise BrokenAnswer(f"A web page came in the place of the file: {host()}, or a login page of this network.")
     for hop in (*answer.history, answer):
         etag = hop.headers.get("x-linked-etag", "").removeprefix("W/").strip('"')
         if etag and etag != file.etag:
-            raise BrokenAnswer(f"{host()} offers another file than it listed.")
+            raise WrongAnswer(f"{host()} offers another file than it listed.")
     start, size = 0, answer.headers.get("content-length")
     if answer.status_code == 206:
         span, _, size = answer.headers.get("content-range", "").removeprefix("bytes ").partition("/")
         start = offset
         if span.partition("-")[0] != str(offset):
-            raise BrokenAnswer(f"{host()} sent another piece of the file than was asked for.")
+            raise WrongAnswer(f"{host()} sent another piece of the file than was asked for.")
     if size is not None and size != str(file.size):
-        raise BrokenAnswer(f"{host()} has {clean_line(size)[:20]} bytes where it listed {file.size}.")
+        raise WrongAnswer(f"{host()} has {clean_line(size)[:20]} bytes where it listed {file.size}.")
     return start

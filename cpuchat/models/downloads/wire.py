@@ -10,14 +10,14 @@ class Patience(Data, frozen=True):
     """How long faults of the network are borne; all in seconds but `tries`.
 
     The wait before the next try doubles from `first` to `longest`. What a server asks for (Retry-After) is waited for
-    up to `told`. `silence` without a byte counts as a broken connection. `tries` in a row without a single new byte
-    end the download.
+    up to `told`. `silence` without a byte, or with hardly any, counts as a broken connection. `tries` in a row
+    that bring hardly a byte end the download.
     """
 
     first: float = 1.0
     longest: float = 60.0
     told: float = 600.0
-    silence: float = 30.0
+    silence: float = 12.0
     tries: int = 10
 
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
     from huggingface_hub.hf_api import RepoSibling
 
+_MOST_FILES = 5_000
+"""Model files of one repository: more is none that could be chosen from."""
+_MOST_PROBLEMS = 10
+_MOST_WORDS = 200
 _PIECE = re.compile(r"\.gguf\.?(part\d+of\d+|-?split-[a-z])$", re.IGNORECASE)
 
 
@@ -88,9 +92,14 @@ def _files(siblings: Iterable[RepoSibling]) -> tuple[list[HubFile], list[str]]:
             file = _file(path, sibling)
             if file is not None:
                 files.append(file)
+                if len(files) == _MOST_FILES:
+                    problems.insert(0, f"It lists more model files than the first {_MOST_FILES:,}, which are shown.")
+                    break
             else:
                 problems.append(f"The hub tells no size or hash of {path}, so it cannot be checked.")
         pieces += _PIECE.search(path) is not None
+    if len(problems) > _MOST_PROBLEMS:
+        problems[_MOST_PROBLEMS:] = [f"{len(problems) - _MOST_PROBLEMS} more files like these are left out, too."]
     if pieces:
         problems.append(f"{pieces} files are pieces that must be joined by hand before they are models.")
     return files, problems
@@ -118,10 +127,10 @@ def _day(info: ModelInfo) -> str:
 
 
 def _count(value: Any) -> int:
-    return max(value, 0) if isinstance(value, int) else 0
+    return value if is_size(value) else 0
 
 
 def _words(value: Any) -> str:
     """A card's fields hold a text, or a list of them."""
     values = value if isinstance(value, list) else [value]
-    return ", ".join(one for one in values if isinstance(one, str))
+    return ", ".join(one for one in values if isinstance(one, str))[:_MOST_WORDS]

@@ -77,25 +77,45 @@ def ask(question: Callable[[HfApi], T], repo: str = "") -> T:
 
 
 @contextmanager
-def get(url: str, repo: str, extra: Mapping[str, str]) -> Iterator[httpx.Response]:
+def get(url: str, repo: str, extra: Mapping[str, str], most: int) -> Iterator[httpx.Response]:
     """A GET whose answer is read as it comes. The token goes to no other host than that of `url`.
 
     Args:
         repo: for messages.
         extra: headers besides the usual ones.
+        most: bytes of the answer that are read at most.
 
     Raises:
         HubError and its kinds: as `ask`; and broken off while the answer is read.
     """
     _set_up()
-    from huggingface_hub.utils import get_session, hf_raise_for_status
+    from huggingface_hub.utils import get_session
 
+    from cpuchat.models.hub.limits import Bounds
+
+    bounds = Bounds(most=most).asked()
     try:
-        with get_session().stream("GET", url, headers={**headers(), **extra}) as answer:
-            hf_raise_for_status(answer)
+        with get_session().stream("GET", url, headers={**headers(), **extra}, extensions=bounds) as answer:
+            raise_for_status(answer)
+            if answer.status_code not in (200, 206):
+                raise errors.garbage()
             yield answer
     except Exception as error:
         raise errors.translate(error, repo) from None
+
+
+def raise_for_status(answer: httpx.Response) -> None:
+    """Raises HfHubHTTPError or one of its kinds, or httpx.HTTPStatusError, for an answer that is no content."""
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import hf_raise_for_status
+
+    try:
+        hf_raise_for_status(answer)
+    except HfHubHTTPError:
+        raise
+    except _NO_ANSWER:  # it looks for words in the answer, and stumbles over JSON of another form
+        answer.raise_for_status()
+        raise
 
 
 def _set_up() -> None:

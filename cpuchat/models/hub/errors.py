@@ -12,13 +12,15 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-from cpuchat.errors import AccessDenied, CpuchatError, HubError, HubOffline, NotOnHub, RateLimited, UsageError
+from cpuchat.errors import AccessDenied, CpuchatError, HubError, HubOffline, NotOnHub, RateLimited, TooSlow, UsageError
 from cpuchat.models.hub.environment import endpoint, host, is_offline
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     import httpx
 
+_CHECK = "Check the network, and HF_ENDPOINT if you set it"
+REDIRECTED = "A proxy or a login page of this network? Try another network, or check HF_ENDPOINT."
 _LOCAL = "models on this machine work without it: `cpuchat models list`."
 LOGIN = "Run `hf auth login`, or set HF_TOKEN."
 _LONGEST_REASON = 200
@@ -63,7 +65,9 @@ def translate(error: Exception, repo: str = "") -> CpuchatError:
             return _no_connection(error)
         case ImportError():  # httpx, of a package that it needs for such proxies
             return HubError("A SOCKS proxy is set, and the package for it is not installed.", "Install httpx[socks].")
-        case httpx.TooManyRedirects() | httpx.DecodingError():
+        case httpx.TooManyRedirects():
+            return HubError(f"{host()} redirects in a circle.", REDIRECTED)
+        case httpx.DecodingError():
             return garbage()
     return HubError(f"{host()}: unexpected {type(error).__name__}.", "Try again.")
 
@@ -80,8 +84,19 @@ def garbage() -> HubError:
     )
 
 
-def too_slow() -> HubOffline:
-    return _unreachable("did not answer in time")
+def too_slow(who: str = "") -> TooSlow:
+    return TooSlow(f"{who or host()} did not answer in time.", f"{_CHECK}; {_LOCAL}")
+
+
+def bad_redirect(url: httpx.URL, target: str) -> HubError:
+    """For a redirect to where we don't go. `url` is what answered with it, `target` where it leads, without a path:
+    that may be signed."""
+    return HubError(f"{url.netloc.decode('ascii')} redirects to {clean_line(target)[:120]}.", REDIRECTED)
+
+
+def is_certificate(error: Exception) -> bool:
+    """Whether the server's certificate was refused: that does not pass by itself."""
+    return "CERTIFICATE_VERIFY_FAILED" in str(error)
 
 
 def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
@@ -90,39 +105,54 @@ def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
     from huggingface_hub.utils import parse_ratelimit_headers
 
     value = headers.get("retry-after", "").strip()
-    if value.isdecimal():
-        return float(value)
-    if value:
-        try:
+    try:
+        if value.isdecimal():
+            return float(value)
+        if value:
             when = parsedate_to_datetime(value)
-        except ValueError:
-            return None
-        return max((when.astimezone(UTC) - datetime.now(UTC)).total_seconds(), 0.0)
-    limit = parse_ratelimit_headers(headers)
-    return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
+            return max((when.astimezone(UTC) - datetime.now(UTC)).total_seconds(), 0.0)
+        limit = parse_ratelimit_headers(headers)
+        return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
+    except (ValueError, OverflowError):  # neither, or a number that is none
+        return None
 
 
 def _named(repo: str) -> str:
     return clean_line(repo) or "The repository"
 
 
-def _unreachable(how: str) -> HubOffline:
-    return HubOffline(f"{host()} {how}.", f"Check the network, and HF_ENDPOINT if you set it; {_LOCAL}")
+def _unreachable(how: str, who: str = "") -> HubOffline:
+    return HubOffline(f"{who or host()} {how}.", f"{_CHECK}; {_LOCAL}")
 
 
 def _no_connection(error: httpx.TransportError) -> HubOffline:
     import httpx
 
+    who = _asked(error)
     if isinstance(error, httpx.TimeoutException):
-        return too_slow()
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return too_slow(who)
+    if is_certificate(error) and "mismatch" in str(error):
         return HubOffline(
-            f"The certificate of {host()} is not trusted here.",
-            "Behind a proxy that reads along, set SSL_CERT_FILE to its certificates.",
+            f"The certificate of {who} is for another host.",
+            "A proxy or a login page of this network may answer in its place; or check HF_ENDPOINT.",
+        )
+    if is_certificate(error):
+        return HubOffline(
+            f"The certificate of {who} is not trusted.",
+            "Behind a TLS-intercepting proxy, set SSL_CERT_FILE to its certificates.",
         )
     if isinstance(error, httpx.ConnectError | httpx.ProxyError):
-        return _unreachable("cannot be reached")
-    return _unreachable("broke off the connection")
+        return _unreachable("cannot be reached", who)
+    return _unreachable("broke off the connection", who)
+
+
+def _asked(error: httpx.TransportError) -> str:
+    """Who was asked: not always the hub, which redirects to other hosts."""
+    try:
+        asked = error.request.url.netloc.decode("ascii")
+    except RuntimeError:  # it doesn't know
+        return host()
+    return asked if asked == host() else f"{asked}, where {host()} redirects to,"
 
 
 def _has_token(response: httpx.Response) -> bool:

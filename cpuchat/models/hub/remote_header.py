@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from cpuchat.errors import HubError, HubOffline, ModelDamaged
+from cpuchat.errors import HubError, HubOffline, ModelDamaged, TooSlow
 from cpuchat.models.gguf import GGUFHeader, header_from
 from cpuchat.models.hub import connection
 from cpuchat.models.hub.environment import endpoint, host
@@ -18,6 +18,8 @@ from cpuchat.models.hub.repository import HubFile
 if TYPE_CHECKING:
     import httpx
 
+_MORE = 1 << 20
+"""Bytes that may come behind those that were asked for, from a server without ranges: we stop there ourselves."""
 _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+)$")
 
 
@@ -67,7 +69,9 @@ class _Remote:
         count = min(count, self.size - offset)
         try:
             piece = self._ask(offset, count)
-        except HubOffline:  # a connection that broke or was closed while it waited for its next use: once more
+        except HubOffline as error:  # a connection that broke, or was closed while it waited for its next use
+            if isinstance(error, TooSlow):
+                raise
             piece = self._ask(offset, count)
         if len(piece) < count:
             raise HubError(f"{host()} sent less of {self.name} than it announced.", "Try again.")
@@ -76,7 +80,7 @@ class _Remote:
 
     def _ask(self, offset: int, count: int) -> bytes:
         wanted = {"range": f"bytes={offset}-{offset + count - 1}", "accept-encoding": "identity"}
-        with connection.get(self._url, self._repo, wanted) as answer:
+        with connection.get(self._url, self._repo, wanted, most=offset + count + _MORE) as answer:
             if "html" in answer.headers.get("content-type", ""):
                 raise garbage()
             if answer.status_code == 200:  # no ranges there, so it comes from its beginning

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from cpuchat.errors import AccessDenied, DiskFull, HubError, HubOffline, RateLimited
+from cpuchat.errors import AccessDenied, DiskFull, HubError, HubOffline, RateLimited, TooSlow
 from cpuchat.models.hub.errors import seconds_to_wait, translate
 
 SIGNED = "https://cdn.example/file?X-Amz-Signature=0123secret"
@@ -47,7 +47,7 @@ def test_the_reason_for_a_refusal_is_passed_on() -> None:
         (LocalEntryNotFoundError("not in the cache"), HubOffline),
         (httpx.ConnectError("[Errno 111] Connection refused"), HubOffline),
         (httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), HubOffline),
-        (httpx.ReadTimeout("slow"), HubOffline),
+        (httpx.ReadTimeout("slow"), TooSlow),
         (httpx.RemoteProtocolError("peer closed connection"), HubOffline),
         (httpx.TooManyRedirects("20"), HubError),
         (refused(429), RateLimited),
@@ -78,6 +78,8 @@ def test_a_certificate_that_is_not_trusted_is_not_taken_for_a_missing_network() 
         ({"retry-after": "soon"}, None),
         ({"ratelimit": '"api";r=0;t=55'}, 55.0),
         ({"ratelimit": '"api";r=3;t=55'}, None),
+        ({"retry-after": "Fri, 31 Dec 9999 23:59:59 -2359"}, None),
+        ({"ratelimit": f'"api";r=0;t={"9" * 5000}'}, None),
         ({"retry-after": "7", "ratelimit": '"api";r=0;t=55'}, 7.0),
     ],
 )

@@ -1,0 +1,127 @@
+"""Servers that send another thing than was listed, more than that, or hardly anything: said soon, not after minutes."""
+
+from __future__ import annotations
+
+import gzip
+
+import httpx
+import pytest
+
+from cpuchat.errors import DownloadFailed, HubError, HubOffline
+from cpuchat.models.downloads.progress import Progress
+from cpuchat.models.downloads.retrying import with_retries
+from cpuchat.models.downloads.wire import Patience
+from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
+from tests.support.hub_listening import Connection
+from tests.support.hub_server import TOKEN, Fault, HubServer
+
+SIZE = len(CONTENT)
+LENIENT = Patience(first=0.0, longest=0.0, tries=1000)
+"""Would try for a long time."""
+
+
+def fetch(site: Site) -> None:
+    site.fetch(site.order(patience=LENIENT))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        pytest.param(Fault(content=CONTENT[:-1]), "bytes where it listed", id="a shorter file"),
+        pytest.param(Fault(content=CONTENT + b"+"), "bytes where it listed", id="a longer file"),
+        pytest.param(Fault(headers={"Content-Range": f"bytes 5-9/{SIZE}"}), "another piece", id="another range"),
+        pytest.param(Fault(headers={"Content-Range": "pages 1-2"}), "another piece", id="a range of something else"),
+        pytest.param(
+            Fault(where="hub", headers={"X-Linked-Etag": f'"{"a" * 64}"'}), "another file", id="another hash"
+        ),
+        pytest.param(Fault(status=403), "refused with 403", id="links that are refused"),
+        pytest.param(Fault(status=416), "refused with 416", id="ranges that are refused"),
+        pytest.param(Fault(status=204), "no file", id="no content"),
+        pytest.param(Fault(status=304), "no file", id="not modified"),
+    ],
+)
+def test_what_stays_wrong_is_said_after_three_tries(site: Site, fault: Fault, words: str) -> None:
+    site.hub.fault(REPO, NAME, *[fault] * 20)
+    with pytest.raises(DownloadFailed, match=words) as caught:
+        fetch(site)
+    assert "list it again" in caught.value.hint
+    assert len([request for request in site.hub.requests if request.host == "hub"]) == 3
+
+
+def test_a_file_that_never_ends_is_taken_as_far_as_it_was_listed(site: Site) -> None:
+    def write(connection: Connection) -> None:
+        head = f"HTTP/1.1 206 Part\r\nContent-Range: bytes 0-{SIZE - 1}/{SIZE}\r\n\r\n"
+        connection.send_body(head.encode() + CONTENT)
+        while True:  # until the client leaves
+            connection.send_body(bytes(1 << 16))
+
+    site.hub.fault(REPO, NAME, Fault(raw=write))
+    assert site.fetch().read_bytes() == CONTENT
+
+
+def test_a_byte_at_a_time_is_no_progress(site: Site) -> None:
+    site.hub.fault(REPO, NAME, Fault(cut_after=1, times=-1))
+    with pytest.raises(DownloadFailed, match="4 tries in a row"):
+        site.fetch()
+
+
+def test_a_compressed_file_is_refused_at_once(site: Site) -> None:
+    packed = Fault(content=gzip.compress(CONTENT), headers={"Content-Encoding": "gzip"}, times=-1)
+    site.hub.fault(REPO, NAME, packed)
+    with pytest.raises(HubError, match="compressed"):
+        fetch(site)
+    assert len(site.asked()) == 1
+
+
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://elsewhere.example/x", "http://[::1", "https://"])
+def test_a_redirect_to_where_we_do_not_go_is_named_at_once(site: Site, target: str) -> None:
+    site.hub.fault(REPO, NAME, Fault(where="hub", headers={"Location": target}, times=-1))
+    with pytest.raises(HubError, match="redirects to") as caught:
+        fetch(site)
+    assert "HF_ENDPOINT to one such" not in caught.value.hint
+    assert len(site.hub.requests) == 1
+
+
+def test_a_circle_of_redirects_is_named(site: Site) -> None:
+    place = f"/{REPO}/resolve/{site.commit}/{NAME}"
+    site.hub.fault(REPO, NAME, Fault(where="hub", headers={"Location": place}, times=-1))
+    with pytest.raises(HubError, match="in a circle"):
+        fetch(site)
+
+
+def test_a_refusal_in_an_odd_form_is_waited_for_like_others(site: Site) -> None:
+    """huggingface_hub looks into it for words, as if it were always an object."""
+
+    def write(connection: Connection) -> None:
+        connection.send_head(503, {"Content-Length": "9", "Content-Type": "application/json"})
+        connection.send_body(b'["busy"]\n')
+
+    site.hub.fault(REPO, NAME, Fault(where="hub", raw=write))
+    assert site.fetch().read_bytes() == CONTENT
+
+
+def test_a_certificate_that_is_refused_is_no_passing_fault(site: Site) -> None:
+    tries: list[int] = []
+
+    def connect() -> None:
+        tries.append(1)
+        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] Hostname mismatch, certificate is not valid for 'x'")
+
+    with pytest.raises(HubOffline, match="is for another host"):
+        with_retries(connect, site.order(patience=LENIENT), Progress(site.reports.append))
+    assert len(tries) == 1
+
+
+def test_the_token_follows_no_redirect(site: Site, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    elsewhere = f"{hub_server.content_host}/{REPO}/{site.commit}/{NAME}"
+    back = f"{hub_server.endpoint}/{REPO}/resolve/{site.commit}/{NAME}"
+    site.hub.fault(REPO, NAME, Fault(where="hub", headers={"Location": elsewhere}))
+    site.hub.fault(REPO, NAME, Fault(status=302, headers={"Location": back}))
+    assert site.fetch().read_bytes() == CONTENT
+    assert [(request.host, request.authorized) for request in site.hub.requests] == [
+        ("hub", True),
+        ("content", False),
+        ("hub", False),
+        ("content", False),
+    ]

@@ -1,0 +1,162 @@
+"""A hub that answers too much, too slowly, compressed, without an end, or from elsewhere."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import httpx
+import pytest
+
+from cpuchat.errors import HubError, HubOffline, TooSlow
+from cpuchat.models.hub import limits
+from cpuchat.models.hub.client import Hub
+from cpuchat.models.hub.limits import Bounds
+from tests.support.hub_listening import Connection
+from tests.support.hub_server import TOKEN, Fault, Gate, HubServer
+
+REPO = "some/Tiny-GGUF"
+MIB = 1 << 20
+
+
+def flood(head: bytes, piece: bytes) -> Fault:
+    """An answer that never ends."""
+
+    def write(connection: Connection) -> None:
+        connection.send_body(head)
+        while True:  # until the client leaves
+            connection.send_body(piece)
+
+    return Fault(where="api", raw=write)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "DEFAULT", Bounds(silence=0.2))
+
+
+def compressed(content: bytes, **headers: str) -> Fault:
+    return Fault(where="api", page=gzip.compress(content), headers={"Content-Encoding": "gzip", **headers})
+
+
+def test_a_compressed_answer_is_read(hub_server: HubServer) -> None:
+    hits = [{"id": f"some/Tiny{n}-GGUF", "downloads": n} for n in range(30)]
+    hub_server.fault("", "", compressed(json.dumps(hits).encode()))
+    assert [found.downloads for found in Hub().search("tiny")] == list(range(30))
+
+
+def test_the_limit_is_one_of_what_was_unpacked(hub_server: HubServer) -> None:
+    hub_server.fault("", "", compressed(b"[" + b" " * 32 * MIB + b"]"))
+    with pytest.raises(HubError, match="more than 16 MiB"):
+        Hub().search("tiny")
+
+
+@pytest.mark.parametrize("content", [gzip.compress(b"[]")[:-9], b"no gzip", b""], ids=["cut", "none", "empty"])
+def test_what_cannot_be_unpacked_is_an_error(hub_server: HubServer, content: bytes) -> None:
+    hub_server.fault("", "", Fault(where="api", page=content, headers={"Content-Encoding": "gzip"}))
+    with pytest.raises(HubError, match="not the hub's"):
+        Hub().search("tiny")
+
+
+def test_an_answer_without_end_is_given_up(hub_server: HubServer) -> None:
+    hub_server.fault("", "", flood(b"HTTP/1.1 200 OK\r\n\r\n[", b" " * MIB))
+    with pytest.raises(HubError, match="more than 16 MiB"):
+        Hub().search("tiny")
+
+
+def test_a_refusal_without_end_is_still_a_refusal(hub_server: HubServer) -> None:
+    hub_server.fault("", "", flood(b"HTTP/1.1 503 No\r\n\r\n", b"no " * MIB))
+    with pytest.raises(HubError, match="status 503"):
+        Hub().search("tiny")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_head_without_end_is_given_up(hub_server: HubServer) -> None:
+    hub_server.fault("", "", flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n"))
+    with pytest.raises(TooSlow, match="did not answer in time"):
+        Hub().search("tiny")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_hub_that_says_nothing_is_not_waited_for(hub_server: HubServer) -> None:
+    hub_server.fault("", "", Fault(where="api", gate=Gate()))
+    with pytest.raises(HubOffline, match="did not answer in time"):
+        Hub().search("tiny")
+
+
+def test_an_answer_that_drips_is_given_up(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every piece counts as one that came too late and brought too little."""
+    hub_server.add(REPO, {"a.gguf": b"1"})
+    monkeypatch.setattr(limits, "_GRACE", -1.0)
+    monkeypatch.setattr(limits, "_LEAST_RATE", 1 << 60)
+    with pytest.raises(TooSlow, match="did not answer in time"):
+        Hub().repository(REPO)
+
+
+def test_an_answer_may_take_so_long_as_a_whole(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub_server.add(REPO, {"a.gguf": b"1"})
+    monkeypatch.setattr(limits, "DEFAULT", Bounds(seconds=-1.0))
+    with pytest.raises(TooSlow, match="did not answer in time"):
+        Hub().repository(REPO)
+
+
+def test_there_are_no_further_pages_and_no_token_for_who_would_serve_them(
+    hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub_server.add(REPO, {"a.gguf": b"1"})
+    link = f'<{hub_server.content_host}/some/Tiny-GGUF/next>; rel="next"'
+    hits = json.dumps([{"id": REPO}]).encode()
+    hub_server.fault("", "", Fault(where="api", page=hits, headers={"Link": link}))
+    assert [found.id for found in Hub().search("tiny")] == [REPO]
+    assert [request.host for request in hub_server.requests] == ["hub"]
+
+
+def test_the_token_is_for_the_hub_alone(hub_server: HubServer) -> None:
+    """Whatever asks with this client, and for whatever reason: huggingface_hub follows addresses that a hub tells."""
+    path = f"{REPO}/{hub_server.add(REPO, {'a.gguf': b'1'})}/a.gguf"
+    with limits.client() as client:
+        for host in (hub_server.endpoint, hub_server.content_host):
+            client.get(f"{host}/{path}", headers={"authorization": "Bearer hf_secret"})
+    assert [(request.host, request.authorized) for request in hub_server.requests] == [
+        ("hub", True),
+        ("content", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("file:///etc/passwd", "redirects to file://, which is not https"),
+        ("ftp://elsewhere.example/x", "redirects to ftp://elsewhere.example"),
+        ("javascript:alert(1)", "redirects to javascript:"),
+        ("http://[::1", "redirects to an address that is none"),
+        ("https://", "redirects to"),
+        ("/api/models?again", "redirects in a circle"),
+    ],
+)
+def test_a_redirect_to_where_we_do_not_go_is_named(hub_server: HubServer, target: str, words: str) -> None:
+    hub_server.fault("", "", Fault(where="api", status=302, headers={"Location": target}, times=-1))
+    with pytest.raises(HubError) as caught:
+        Hub().search("tiny")
+    assert words in caught.value.message
+    assert "Try another network" in caught.value.hint
+
+
+def test_a_redirect_to_a_host_that_is_not_there_names_it(hub_server: HubServer) -> None:
+    with HubServer() as gone:
+        address = gone.endpoint
+    hub_server.fault("", "", Fault(where="api", status=307, headers={"Location": f"{address}/x?signature=secret"}))
+    with pytest.raises(HubOffline) as caught:
+        Hub().search("tiny")
+    assert f"{address.partition('://')[2]}, where" in caught.value.message
+    assert "secret" not in str(caught.value)
+
+
+def test_a_hub_of_https_does_not_send_us_to_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
+    answer = httpx.Response(302, headers={"location": "http://cdn.example/file?signature=secret"})
+    answer.request = httpx.Request("GET", "https://hub.example/file")
+    with pytest.raises(HubError, match=r"hub\.example redirects to http://cdn\.example, which is not https") as caught:
+        limits._check_redirect(answer)
+    assert "secret" not in str(caught.value)
