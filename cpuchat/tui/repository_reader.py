@@ -60,7 +60,7 @@ class RepositoryReader:
         """Sound files of the repository on this machine: path in the repository, path here."""
         found: dict[str, Path] = {}
         for model in self.library.local_models():
-            if model.repo.lower() == self.repo.lower() and not model.damaged:
+            if model.repo.lower() == self.repo.lower() and (not model.damaged or model.kind == "head"):
                 # The cache keeps files under snapshots/REVISION/, in the folders that they have in the repository.
                 _, snapshots, inside = model.path.as_posix().rpartition("/snapshots/")
                 if snapshots:

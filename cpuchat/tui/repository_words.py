@@ -12,7 +12,7 @@ from cpuchat.tui import download_words, outlook_words, wording
 from cpuchat.tui.repository_state import Known
 from cpuchat.tui.widgets.model_list import ListRow
 
-_PARTS_HEADING = "image and audio parts of these models"
+_PARTS_HEADING = "draft heads, image and audio parts: not models"
 
 
 def heading(repository: Repository) -> str:
@@ -28,7 +28,7 @@ def heading(repository: Repository) -> str:
 
 
 def rows(models: Sequence[Known]) -> list[ListRow]:
-    """Language models first, then the parts for images and sound under a heading."""
+    """Language models first, then heads and the parts for images and sound under a heading."""
     chat = [row(known) for known in models if known.model.kind == "model"]
     other = [row(known) for known in models if known.model.kind != "model"]
     return chat + ([ListRow(name=_PARTS_HEADING), *other] if other else [])

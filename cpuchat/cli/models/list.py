@@ -60,7 +60,7 @@ def _row(model: LocalModel, spec: str, machine: Machine) -> tuple[str, ...]:
     from cpuchat.cli.render import size
 
     if model.damaged is not None:
-        state = "damaged" if model.unfinished is None else "unfinished"
+        state = "unfinished" if model.unfinished is not None else "head" if model.kind == "head" else "damaged"
         return (
             model.name, model.architecture, _parameters(model), state, "", size(model.size), "", _day(model.last_used),
             f"{spec} ({model.damaged})",

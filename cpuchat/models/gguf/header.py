@@ -23,6 +23,9 @@ _COMPANIONS = {
     "adapter": "an adapter of a model",
     "imatrix": "an importance matrix of a model",
 }
+_HEAD = "a draft head of a model"
+_HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
+"""Architectures of llama.cpp that read the hidden states of another model."""
 _SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 
 
@@ -163,10 +166,20 @@ class GGUFHeader(msgspec.Struct, frozen=True):
         return self.architecture == "clip" or self.text("general.type") in _COMPANIONS
 
     @property
+    def is_head(self) -> bool:
+        """A head that predicts further tokens (EAGLE-3, DFlash, MTP) in a file of its own, without its model."""
+        is_rest = self.number("nextn_predict_layers") > 0 and bool(self.tensors)
+        return self.architecture in _HEADS or (
+            is_rest and not any(tensor.name.startswith("blk.0.") for tensor in self.tensors)
+        )
+
+    @property
     def other(self) -> str:
         """What the file is when it is no language model ("an adapter of a model"); "" when it is one."""
         if self.is_projector:
             return _COMPANIONS.get(self.text("general.type"), _COMPANIONS["mmproj"])
+        if self.is_head:
+            return _HEAD
         return "" if self.tensors else "a vocabulary without weights"
 
 

@@ -9,6 +9,9 @@ from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.models.quantization_names import rank, without_prefix
 from cpuchat.text import clean_line
 
+KINDS = {"head": "a draft head", "projector": "an image or audio part", "imatrix": "an importance matrix"}
+"""What a file is that is no model, as a person reads it."""
+
 
 def choose(repository: Repository, wanted: str = "") -> RepoModel:
     """The model that `wanted` names: a quantization, a model's or a file's name; "": the usual trade-off.
@@ -22,7 +25,11 @@ def choose(repository: Repository, wanted: str = "") -> RepoModel:
     listed = loadable(repository.models)
     models = usual_first(listed)
     if not models:
-        raise NotOnHub(f"{repository.id} holds no GGUF model.", f"See `cpuchat models search {_name(repository)}`.")
+        others = _others(repository)
+        raise NotOnHub(
+            f"{repository.id} holds no GGUF model{f', only {others}' if others else ''}.",
+            f"See `cpuchat models search {_name(repository)}`.",
+        )
     if not wanted:
         return models[0]
     for model in models:
@@ -31,12 +38,22 @@ def choose(repository: Repository, wanted: str = "") -> RepoModel:
     for model in models:
         if wanted.upper() == without_prefix(model.quantization):
             return model
+    for model in repository.models:
+        if wanted.lower() in _exact_names(model) - {model.quantization.lower()} and model.kind != "model":
+            name, listing = clean_line(model.name), f"`cpuchat models files {repository.id}` lists the models."
+            raise NotOnHub(f"{name} is {KINDS[model.kind]}, not a model.", listing)
     there = ", ".join(dict.fromkeys(clean_line(model.quantization or model.name) for model in listed))
     raise NotOnHub(f"{repository.id} has no {clean_line(wanted)}.", f"There is {there}.")
 
 
+def _others(repository: Repository) -> str:
+    """`draft heads, image or audio parts`: what it holds instead of models."""
+    kinds = dict.fromkeys(model.kind for model in repository.models if model.kind != "model")
+    return ", ".join(KINDS[kind].partition(" ")[2] + "s" for kind in kinds)
+
+
 def loadable(models: Iterable[RepoModel]) -> list[RepoModel]:
-    """Without projectors and the like, and without models of which parts are missing."""
+    """Without heads, projectors and the like, and without models of which parts are missing."""
     return [model for model in models if model.kind == "model" and model.complete]
 
 

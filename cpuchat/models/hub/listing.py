@@ -1,4 +1,4 @@
-"""From the names of a repository's files to its models: quantizations, split files, projectors. Pure.
+"""From the names of a repository's files to its models: quantizations, split files, heads, projectors. Pure.
 
 The names are those that publishers really use: `Model-Q4_K_M.gguf` (bartowski, lmstudio-community), `Model-UD-Q4_K_XL`
 and `BF16/Model-BF16-00001-of-00002` (unsloth), `Model.i1-IQ3_M` and `Model.mmproj-f16` (mradermacher),
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
+from cpuchat.models.file_roles import role_of
 from cpuchat.models.hub.repository import HubFile, RepoModel
 from cpuchat.models.quantization_names import quantization_of
 
@@ -37,16 +38,10 @@ def models_of(files: Iterable[HubFile]) -> tuple[RepoModel, ...]:
 
 
 def _model(stem: str, count: int, parts: Mapping[int, HubFile]) -> RepoModel:
-    name, quantization = PurePosixPath(stem).name, quantization_of(stem)
-    kind = "model"
-    if "mmproj" in name.lower():
-        kind = "projector"
-    elif "imatrix" in name.lower() and not quantization:
-        kind = "imatrix"
     return RepoModel(
-        name=name,
+        name=PurePosixPath(stem).name,
         files=tuple(parts[number] for number in sorted(parts)),
-        quantization=quantization,
-        kind=kind,
+        quantization=quantization_of(stem),
+        kind=role_of(stem),
         complete=len(parts) == count and min(parts) == 1 and max(parts) == count,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cpuchat.models.file_roles import Role
 from cpuchat.models.quantization_names import without_quantization
 
 
@@ -46,14 +47,14 @@ class RepoModel(Data, frozen=True):
     """One model of a repository: a GGUF file, or all parts of a split one, in order.
 
     `name` is the file's name without folder, `.gguf` and the part number. `quantization` as the name says it, upper
-    case ("Q4_K_M", "UD-Q4_K_XL"); "" when it doesn't. `kind`: "model"; "projector" is the image or audio part of a
-    model, "imatrix" holds weights for quantizing. `complete` is False when parts are missing in the repository.
+    case ("Q4_K_M", "UD-Q4_K_XL"); "" when it doesn't. `kind` see `file_roles`: only a "model" can be loaded. `complete`
+    is False when parts are missing in the repository.
     """
 
     name: str
     files: tuple[HubFile, ...]
     quantization: str = ""
-    kind: str = "model"
+    kind: Role = "model"
     complete: bool = True
 
     @property

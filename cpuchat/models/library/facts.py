@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -18,7 +18,7 @@ from cpuchat.models.library.places import INCOMPLETE, Place, model_files
 from cpuchat.models.traffic import traffic_of
 from cpuchat.telemetry.traffic import pass_bytes
 
-_VERSION = 1
+_VERSION = 2
 """Of `Facts`; a file of another one is not read."""
 _MOST = 5_000
 _MAX_BYTES = 4 << 20
@@ -39,6 +39,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     has_template: bool = False
     size: int = 0
     weights_per_token: int = 0
+    kind: Literal["model", "head"] = "model"
     damaged: str | None = None
     judged: str | None = None
 
@@ -120,8 +121,16 @@ def facts_of(header: GGUFHeader) -> Facts:
         has_template=bool(header.chat_template),
         size=header.file_size,
         weights_per_token=round(pass_bytes(weights, 1, 0)),
-        damaged=None if header.tensors else f"{header.path.name} holds a vocabulary but no weights.",
+        kind="head" if header.is_head else "model",
+        damaged=_why_not(header),
     )
+
+
+def _why_not(header: GGUFHeader) -> str | None:
+    """Why it can't be loaded; None when it can."""
+    if header.is_head:
+        return f"{header.path.name} is a draft head of a model and cannot answer by itself."
+    return None if header.tensors else f"{header.path.name} holds a vocabulary but no weights."
 
 
 def _missing(parts: list[Path], error: OSError) -> str:

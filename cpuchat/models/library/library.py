@@ -62,7 +62,8 @@ class Library:
             self._facts.judge(parts, words if state == "damaged" else None)
             self._facts.save()
         now = self._facts.model(Place(path=model.path, source=model.source, root=model.path.parent))
-        if state != "damaged" and now is not None and now.damaged:  # its header, or half a download
+        # Its header, or half a download; a head is sound and can't be loaded all the same.
+        if state != "damaged" and now is not None and now.damaged and now.kind == "model":
             state, words = "damaged", now.damaged
         return Verification(model=model, state=state, words=words)
 

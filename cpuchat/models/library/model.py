@@ -15,9 +15,10 @@ class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
 
     `path` is its first file, `parts` how many there are, `projector` the image or audio part that lies beside it.
     `repo` is "owner/name" for files of the Hugging Face cache, else "". `n_params_active` are the parameters that one
-    token uses, `weights_per_token` the bytes of these: all of them, but for experts that it is not sent to. `damaged`:
-    what is wrong with it, None when nothing is. `unfinished`: of a download that was not finished (always `damaged`
-    then, too), the share that is here, 0 to 1; -1 when that cannot be told.
+    token uses, `weights_per_token` the bytes of these: all of them, but for experts that it is not sent to. A "head"
+    only predicts further tokens for a model in another file. `damaged`: what is wrong with it, or why it cannot be
+    loaded; None when nothing is. `unfinished`: of a download that was not finished (always `damaged` then, too), the
+    share that is here, 0 to 1; -1 when that cannot be told.
 
     `last_used` is when it was loaded last, in seconds since 1970 (0: never). `measured_tok_s` is what plain decoding
     last reached here, `drafted_tok_s` an answer with drafts (0: not measured).
@@ -39,6 +40,7 @@ class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
     weights_per_token: int = 0
     parts: int = 1
     projector: Path | None = None
+    kind: Literal["model", "head"] = "model"
     damaged: str | None = None
     unfinished: float | None = None
     last_used: float = 0.0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cpuchat import paths
 from cpuchat.errors import ModelNotFound
+from cpuchat.models.file_roles import role_of
 from cpuchat.models.library.facts import FactsCache
 from cpuchat.models.library.places import DEMO_FILES, Place, model_files, repo_folder, repo_places, walk
 from cpuchat.models.quantization_names import quantization_of, rank, without_prefix
@@ -60,8 +61,21 @@ class Resolver:
         hints = hints or ["Give the path of a GGUF file, or `demo` for the model that comes with cpuchat."]
         raise ModelNotFound(f"There is no model {spec!r} on this machine.", " ".join(hints))
 
+    def _is_model(self, place: Place) -> bool:
+        """Whether it is none of what is used with a model: by its name, and by its header where that says more."""
+        if role_of(place.name_in_repo) != "model":
+            return False
+        model = self._facts.model(place)
+        return model is None or model.kind == "model"
+
     def _choose(self, repo: str, places: list[Place], quant: str | None) -> Path:
         """The file of a repository with the quantization `quant`, or that of the usual trade-off."""
+        places = [place for place in places if self._is_model(place)]
+        if not places:
+            raise ModelNotFound(
+                f"The cache holds no model of {repo}, only what is used with one.",
+                f"Download the model: cpuchat models download {repo}{f':{quant}' if quant else ''}.",
+            )
         named = [(quantization_of(place.name_in_repo), place) for place in places]
         if quant is None:
             return min(named, key=lambda one: (rank(one[0]), one[1].name_in_repo.count("/")))[1].path

@@ -31,6 +31,9 @@ def repository(*paths: str) -> Repository:
         (("small-Q8_0.gguf", "large-Q8_0.gguf"), "small-q8_0", "small-Q8_0"),
         (("small-Q8_0.gguf", "large-Q8_0.gguf"), "Q8_0", "large-Q8_0"),
         (("m-Q8_0.gguf", "MTP/head-Q8_0.gguf"), "Q8_0", "m-Q8_0"),
+        (("gpt-oss-20b-mxfp4.gguf", "eagle3-gpt-oss-20b-Q8_0.gguf"), "", "gpt-oss-20b-mxfp4"),
+        (("m-BF16.gguf", "mtp-m-Q4_K_M.gguf", "dflash-m-Q8_0.gguf"), "", "m-BF16"),
+        (("m-UD-Q8_0.gguf", "mtp-m-Q8_0.gguf"), "Q8_0", "m-UD-Q8_0"),
         (("a/x.gguf", "b/y.gguf"), "a/x.gguf", "x"),
         (("m-Q4_K_M-00001-of-00002.gguf", "m-Q5_K_M.gguf"), "", "m-Q5_K_M"),
     ],
@@ -43,6 +46,23 @@ def test_a_quantization_that_is_not_there_is_answered_with_those_that_are() -> N
     with pytest.raises(NotOnHub) as caught:
         choose(repository("m-Q4_K_S.gguf", "m-Q8_0.gguf"), "Q4_K")
     assert "Q4_K_S, Q8_0" in caught.value.hint
+
+
+def test_a_quantization_that_only_a_head_has_is_not_there() -> None:
+    with pytest.raises(NotOnHub, match="has no Q8_0") as caught:
+        choose(repository("gpt-oss-20b-mxfp4.gguf", "eagle3-gpt-oss-20b-Q8_0.gguf"), "Q8_0")
+    assert caught.value.hint == "There is MXFP4."
+
+
+@pytest.mark.parametrize("wanted", ["eagle3-m-Q8_0", "EAGLE3-m-q8_0.gguf", "mmproj-F16"])
+def test_what_is_no_model_is_named_as_what_it_is(wanted: str) -> None:
+    with pytest.raises(NotOnHub, match=r"is an? (draft head|image or audio part), not a model"):
+        choose(repository("m-Q4_K_M.gguf", "eagle3-m-Q8_0.gguf", "mmproj-F16.gguf"), wanted)
+
+
+def test_a_repository_of_heads_says_so() -> None:
+    with pytest.raises(NotOnHub, match="no GGUF model, only draft heads"):
+        choose(repository("Qwen3-8B-DFlash-Q8_0.gguf", "Qwen3-8B-DFlash-F16.gguf"))
 
 
 def test_a_repository_without_models_says_so() -> None:

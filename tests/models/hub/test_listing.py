@@ -106,6 +106,38 @@ def test_projectors_and_importance_matrices_are_no_models() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "eagle3-gpt-oss-20b-Q8_0.gguf",  # ggml-org/gpt-oss-20b-GGUF
+        "mtp-Qwen3.5-27B-Q8_0.gguf",
+        "MTP-Q4_K_M.gguf",
+        "dflash-Qwen3-8B-BF16.gguf",
+        "Qwen3-8B-DFlash-b16-Q8_0.gguf",
+        "Qwen3-8B_eagle3-F16.gguf",
+        "EAGLE3/gpt-oss-120b-Q8_0.gguf",
+        "MTP/head-Q8_0.gguf",
+        "eagle3/big-00001-of-00002.gguf",
+    ],
+)
+def test_heads_are_no_models(path: str) -> None:
+    assert [model.kind for model in models_of(files([path]))] == ["head"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "Qwen3.5-27B-MTP-Q4_K_M.gguf",  # holds its head itself
+        "eagle-7b-Q4_K_M.gguf",
+        "Eagle2-9B-Q8_0.gguf",
+        "mtpilot-Q8_0.gguf",
+        "gpt-oss-20b-mxfp4.gguf",
+    ],
+)
+def test_names_like_those_of_heads_are_models(path: str) -> None:
+    assert [model.kind for model in models_of(files([path]))] == ["model"]
+
+
 def test_other_files_are_left_out_and_the_smallest_model_comes_first() -> None:
     paths = ["b-Q4_K_M.gguf", "README.md", "config.json", "a-Q8_0.gguf", "weights.safetensors", "x.gguf.md"]
     listed = models_of(reversed(files(paths)))

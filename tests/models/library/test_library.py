@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import gguf as reference
+import numpy as np
 import pytest
 
 from cpuchat import paths
+from cpuchat.models.gguf import read_header
 from cpuchat.models.library import Library, hub_cache
 from cpuchat.models.synthetic import write_model
 from tests.models.library.files import REVISIONS, cached, part
@@ -105,6 +107,31 @@ def test_what_is_no_language_model_is_left_out(no_demo: Path, tmp_path: Path) ->
     [only] = Library([tmp_path], cache=tmp_path / "none").local_models()
     assert only.path.name == "vocabulary.gguf"
     assert "no weights" in (only.damaged or "")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layer", "n_heads"),
+    [("eagle3", 0, 0), ("dflash", 0, 0), ("gemma4-assistant", 0, 0), ("qwen35", 24, 1)],
+)
+def test_a_head_in_a_file_of_its_own_is_listed_as_one(
+    no_demo: Path, tmp_path: Path, model: Path, architecture: str, layer: int, n_heads: int
+) -> None:
+    """Whatever its name: a plain one is that of a model."""
+    writer = reference.GGUFWriter(tmp_path / "m-Q8_0.gguf", architecture)
+    writer.add_block_count(layer + 1)
+    if n_heads:
+        writer.add_uint32(f"{architecture}.nextn_predict_layers", n_heads)
+    writer.add_tensor(f"blk.{layer}.attn_k.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    library = Library([tmp_path], cache=tmp_path / "none")
+    [only] = [found for found in library.local_models() if found.path.name == "m-Q8_0.gguf"]
+    assert (only.kind, only.architecture) == ("head", architecture)
+    assert "draft head" in (only.damaged or "")
+    assert library.verify(only).state == "unchecked"
+    assert read_header(only.path).other == "a draft head of a model"
 
 
 def test_a_mixture_tells_its_experts(no_demo: Path, tmp_path: Path) -> None:

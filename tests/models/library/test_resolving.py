@@ -51,6 +51,21 @@ def test_resolve_a_repository(no_demo: Path, tmp_path: Path, model: Path) -> Non
         library.resolve("Qwen/Qwen2.5-0.5-GGUF")
 
 
+def test_a_head_is_never_taken_for_the_model(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    head = cached(tmp_path, "o/n", "eagle3-m-Q8_0.gguf", model)
+    cached(tmp_path, "o/n", "mtp-m-Q4_K_M.gguf", model)
+    library = Library(cache=tmp_path)
+    for spec in ("o/n", "o/n:Q8_0"):
+        with pytest.raises(ModelNotFound, match=f"only what is used with one. Download the model: .*{spec}"):
+            library.resolve(spec)
+    q6 = cached(tmp_path, "o/n", "m-Q6_K.gguf", model)
+    assert library.resolve("o/n") == q6
+    assert library.resolve("o/n:Q8_0") == q6  # as its header says
+    with pytest.raises(ModelNotFound, match=r"not as Q4_K_M\. There is m-Q6_K\.gguf"):
+        library.resolve("o/n:Q4_K_M")
+    assert library.resolve(str(head)) == head
+
+
 def test_a_folder_of_the_repository_tells_the_quantization_too(no_demo: Path, tmp_path: Path, model: Path) -> None:
     library = Library(cache=tmp_path)
     names = ("BF16/m.gguf", "Q6_K/m.gguf", "Q4_K_M/m.gguf", "m-UD-Q4_K_XL.gguf")

@@ -20,7 +20,7 @@ from cpuchat.tui.widgets.model_list import ListRow
 if TYPE_CHECKING:
     from cpuchat.models.outlook import Outlook
 
-HERE, LOADED, NOT_HERE, DAMAGED = "○", "●", "◌", "!"
+HERE, LOADED, NOT_HERE, DAMAGED, NOT_ALONE = "○", "●", "◌", "!", "·"
 
 
 def rows(
@@ -70,7 +70,7 @@ def row(entry: Entry, outlook: Outlook | None, loaded: Path | None) -> ListRow:
 
 def _local(key: str, model: LocalModel, outlook: Outlook | None, loaded: Path | None) -> ListRow:
     if model.damaged and model.unfinished is None:
-        return ListRow(key, DAMAGED, model.name, note=model.damaged, dim=True)
+        return ListRow(key, DAMAGED if model.kind == "model" else NOT_ALONE, model.name, note=model.damaged, dim=True)
     size = wording.size(model.size) if model.size else ""
     if model.unfinished is not None:
         state = f"{100 * model.unfinished:.0f} %" if model.unfinished >= 0 else "part"
