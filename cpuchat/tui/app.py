@@ -112,6 +112,11 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
             self.notify("\n".join(problems), title="Themes left out", severity="warning", timeout=10, markup=False)
         self.call_after_refresh(self.downloading.restore)
 
+    def on_resize(self) -> None:
+        """Draw everything again: a terminal that was resized and resized back has cut its text, and Textual takes a
+        size that it knows for no change."""
+        self.refresh()
+
     @property
     def own_themes(self) -> frozenset[str]:
         """Names of the themes that come with cpuchat or from the user's folder."""

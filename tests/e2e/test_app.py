@@ -88,6 +88,18 @@ def test_killed_app_keeps_the_text_and_its_worker_goes_too(tiny_model: Path, tmp
     assert [row[0] for row in stored()] == ["user", "assistant"]
 
 
+def test_a_window_made_smaller_and_larger_again_is_drawn_whole(demo: Terminal) -> None:
+    demo.wait_for("Enter sends")
+    demo.wait_until(lambda screen: re.search(r"0/\d+k ctx", screen), "the model")
+    app = psutil.Process(demo.process.pid)
+    app.suspend()  # busy for a moment: it sees only the size at the end, which is the one it knows
+    demo.resize(70, 20)
+    demo.resize(120, 40)
+    app.resume()
+    demo.wait_until(lambda screen: "no chats yet" in screen and "╭─ Now ─" in screen, "both side panels")
+    demo.wait_until(lambda screen: screen.count("╰") == 4 and screen.count("╯") == 4, "all frames")
+
+
 def test_worker_killed_behind_the_app_is_told_and_healed(endless: Terminal) -> None:
     endless.wait_for("tiny")
     ask(endless, "hello")

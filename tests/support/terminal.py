@@ -68,6 +68,11 @@ class Terminal:
     def text(self) -> str:
         return "\n".join(line.rstrip() for line in self.screen.display)
 
+    def resize(self, columns: int, rows: int) -> None:
+        """As a user does it with the window: what stood outside the new size is gone."""
+        self.screen.resize(lines=rows, columns=columns)
+        self.process.setwinsize(rows, columns)
+
     def press(self, *keys: str) -> None:
         """Named keys, see KEYS."""
         for key in keys:
