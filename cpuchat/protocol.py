@@ -209,7 +209,7 @@ class SpeculationFigures(Data, frozen=True):
     """Speculation in one answer so far.
 
     `draft_n` drafted tokens that were verified, `draft_n_accepted` of them accepted, in `passes` verify passes (every
-    evaluation of the target while decoding, plain steps too; tokens per pass = (predicted_n - 1) / passes). `recent_*`
+    evaluation of the target that wrote a token after the first one, plain steps too). `recent_*`
     are the same over about the last 32 passes with a draft. `by_position`: (drafted, accepted) for the first, second,
     ... token of a draft. `drafter` proposed last, `depth` is the draft depth in use now (0 = plain decoding),
     `overlap`: drafting and verifying run at the same time. `draft_passes` are evaluations of the draft model, each of
@@ -232,6 +232,18 @@ class SpeculationFigures(Data, frozen=True):
     draft_ms: float = 0.0
     plain_ms: float | None = None
     reason: str = ""
+
+    def tokens_per_pass(self, predicted_n: int) -> float | None:
+        """Tokens written per evaluation of the target, of `predicted_n` in all; the prompt gives the first one. None
+        when nothing was drafted."""
+        return (predicted_n - 1) / self.passes if self.draft_n and self.passes else None
+
+    def speed_up(self, tok_s: float | None, predicted_n: int) -> float | None:
+        """`tok_s` against plain decoding of this model here. None when one of them is not known, nothing was drafted,
+        and for a few tokens only, over which the first pass weighs too much."""
+        if tok_s is None or not self.plain_ms or not self.draft_n or predicted_n < LEAST_TOKENS:
+            return None
+        return tok_s * self.plain_ms / 1e3
 
 
 class Timings(Data, frozen=True):
@@ -270,20 +282,15 @@ class Timings(Data, frozen=True):
 
     @property
     def tokens_per_pass(self) -> float | None:
-        """Tokens written per evaluation of the target; None without speculation. The prompt gives the first one."""
-        figures = self.speculation
-        return (self.predicted_n - 1) / figures.passes if figures is not None and figures.passes else None
+        """As of `SpeculationFigures`; None without speculation."""
+        return self.speculation.tokens_per_pass(self.predicted_n) if self.speculation is not None else None
 
     @property
     def speed_up(self) -> float | None:
-        """Measured decode tok/s against plain decoding of this model here.
-
-        None when one of them is not known, and for a few tokens only, over which the first pass weighs too much.
-        """
-        rate, figures = self.predicted_per_second, self.speculation
-        if rate is None or figures is None or not figures.plain_ms or self.predicted_n < LEAST_TOKENS:
+        """As of `SpeculationFigures`, over the whole answer; None without speculation."""
+        if self.speculation is None:
             return None
-        return rate * figures.plain_ms / 1e3
+        return self.speculation.speed_up(self.predicted_per_second, self.predicted_n)
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -94,7 +94,8 @@ def write_drafted(
                 row = sequence.step(tokens[-1])
                 reason = take(sampler.pick(row), "")
                 done = perf_counter()
-                speculator.plain(1e3 * (done - began), is_known=owed <= 0)
+                if reason != "end":  # that pass wrote nothing, and comes after the time of the last token
+                    speculator.plain(1e3 * (done - began), is_known=owed <= 0)
                 if owed <= 0 and speculator.is_adaptive:
                     owed = max(owed, -LOOKING_AHEAD * (done - began)) + began - looked + perf_counter() - done
                 owed -= speculator.looking_share * (done - began)
@@ -118,7 +119,8 @@ def write_drafted(
             # The last token of the answer is never part of the sequence.
             kept = before + len(tokens) - told + (reason == "end")
             sequence.take_back(min(kept, before + 1 + n))
-            speculator.verified(proposal, accepted, compared, took)
+            if len(tokens) > told:
+                speculator.verified(proposal, accepted, compared, took)
     except Aborted:
         reason = "cancelled"
         sequence.truncate(prompt_n + len(tokens))  # a pass that was stopped may have left a part of its draft

@@ -89,13 +89,13 @@ class SpeculationMeter:
         plain_ms = now.plain_ms or self._model_plain_ms
         # Taken at two moments, so in the first instants of an answer the part can seem larger than the whole.
         long_enough = self._figures is not None and self._decode_ms >= max(now.draft_ms, 1.0)
-        share = now.draft_ms / self._decode_ms if long_enough else None
+        share = now.draft_ms / self._decode_ms if long_enough and (now.draft_n or now.draft_ms) else None
         return Drafting(
             wanted=True,
             adaptive=adaptive,
             acceptance_now=_share(now.recent_draft_n_accepted, now.recent_draft_n),
             acceptance=_share(now.draft_n_accepted, now.draft_n),
-            tokens_per_pass=self._predicted_n / now.passes if now.passes else None,
+            tokens_per_pass=now.tokens_per_pass(self._predicted_n),
             by_position=now.by_position,
             by_drafter=now.by_drafter,
             drafter=now.drafter,
@@ -103,7 +103,7 @@ class SpeculationMeter:
             overlap=now.overlap,
             draft_share=share,
             plain_tok_s=1e3 / plain_ms if plain_ms else None,
-            speed_up=tok_s * plain_ms / 1e3 if tok_s is not None and plain_ms and now.draft_n else None,
+            speed_up=now.speed_up(tok_s, self._predicted_n),
             reason=now.reason or (self._no_speculation if not now.draft_n else ""),
             answered=answered,
         )

@@ -99,6 +99,17 @@ def test_greedy_text_at_every_depth(pair: Callable[..., Talker], plain: Talker, 
         assert (said.figures.passes, said.figures.draft_n_accepted) == (passes, accepted)
 
 
+@pytest.mark.parametrize("depth", [0, 1, 3, 5])
+@pytest.mark.parametrize("n", range(12, 17))
+def test_the_pass_that_only_ends_the_answer_is_none(pair: Callable[..., Talker], depth: int, n: int) -> None:
+    """It writes nothing, and comes after the last token: every pass that counts has written one or more."""
+    ends = chain(PROMPT[-1], n + 1)[-1]
+    said = pair(1.0).say(PROMPT, drafts(depth), is_eog=lambda token: token == ends)
+    assert (said.reason, len(said.tokens)) == ("end", n) and said.figures is not None
+    assert said.figures.passes == -(-(n - 1) // (depth + 1))
+    assert said.figures.tokens_per_pass(n) == ((n - 1) / said.figures.passes if depth else None)
+
+
 @pytest.mark.parametrize("costs", [None, FLAT], ids=["unknown", "calibrated"])
 @pytest.mark.parametrize("drafters", [("draft",), ("lookup",), ("draft", "suffix", "lookup")], ids="-".join)
 def test_adaptive_text(pair: Callable[..., Talker], plain: Talker, costs: object, drafters: tuple[str, ...]) -> None:

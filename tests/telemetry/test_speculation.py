@@ -63,7 +63,7 @@ def test_figures_while_writing() -> None:
     now = meter.figures().drafting
     assert now.acceptance_now == pytest.approx(0.25)
     assert now.acceptance == pytest.approx(0.75)
-    assert now.tokens_per_pass == pytest.approx(4.0)
+    assert now.tokens_per_pass == pytest.approx(199 / 50)  # the prompt gives the first token
     assert now.by_position == FIGURES.by_position
     assert now.by_drafter == FIGURES.by_drafter
     assert (now.drafter, now.depth, now.adaptive, now.overlap, now.reason) == ("draft", 4, True, False, "")
@@ -79,7 +79,7 @@ def test_the_finished_answer_has_the_last_word() -> None:
     timings = Timings(predicted_n=201, predicted_ms=5000, draft_n=200, speculation=FIGURES)
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 5.0)
     now = meter.figures().drafting
-    assert now.tokens_per_pass == pytest.approx(201 / 50)
+    assert now.tokens_per_pass == timings.tokens_per_pass == pytest.approx(200 / 50)
     assert now.draft_share == pytest.approx(0.1)
     assert now.speed_up == pytest.approx(timings.speed_up)
 
@@ -125,9 +125,11 @@ def test_nothing_drafted_is_no_speed_up() -> None:
     figures = SpeculationFigures(passes=100, plain_ms=40.0, reason="off: it does not pay")
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=100, figures=figures), 2.0)
     now = meter.figures().drafting
-    assert (now.speed_up, now.acceptance, now.depth, now.tokens_per_pass) == (None, None, 0, 1.0)
+    assert (now.speed_up, now.acceptance, now.depth, now.tokens_per_pass) == (None, None, 0, None)
     assert now.why_missing("speed_up") == "nothing was drafted"
-    assert now.draft_share == 0
+    assert now.draft_share is None
+    timings = Timings(predicted_n=100, predicted_ms=1000, speculation=figures)
+    assert timings.tokens_per_pass is timings.speed_up is None
 
 
 def test_the_share_of_drafting_waits_until_there_is_something_to_share() -> None:
