@@ -109,7 +109,7 @@ class Conversation:
         """What the meter knows now."""
         if not self._running:
             self.meter.expect(self.speculation)
-        return self.meter.figures()
+        return self.meter.figures(self._clock())
 
     def new_chat(self) -> None:
         """Start over; the chat is stored with its first message."""

@@ -184,6 +184,22 @@ async def test_nothing_to_regenerate_is_said(tiny_model: Path) -> None:
             await anext(core.regenerate())
 
 
+async def test_the_live_rate_falls_when_the_stream_stalls(tiny_model: Path) -> None:
+    """On a clock of the test's own, which stands still while tokens come."""
+    now = [0.0]
+    async with conversation(tiny_model, max_tokens=400) as core:
+        core._clock = lambda: now[0]
+        stream = core.send("hello")
+        async for event in stream:
+            if isinstance(event, TextDelta) and event.predicted_n > 20:
+                break
+        assert (core.figures().live_tok_s or 0) > 0
+        now[0] += 600.0
+        assert core.figures().live_tok_s == 0
+        await core.stop()
+        await everything(stream)
+
+
 async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(tiny_model: Path) -> None:
     async with conversation(tiny_model) as core:
         await everything(core.send("hello"))

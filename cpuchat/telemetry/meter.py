@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from cpuchat.protocol import (
@@ -256,21 +257,20 @@ class Meter:
         return (self._tokens_at(end) - self._tokens_at(start)) / (end - start) * 1e3
 
     def _live(self, now: float | None) -> float | None:
+        """Over the last second until `now`, at most that of the worker's clock; a delta that is not overdue is not
+        missed yet: models slower than a token per second have a rate, too."""
         points = self._points
         if self._phase != "decoding" or len(points) < 2:
             return None
-        end = points[-1][0]
-        start = max(end - _LIVE_MS, points[0][0])
-        if end <= start:
-            return None
-        rate = self._between(start, end)
+        newest = points[-1][0]
+        overdue = 0.0
         if now is not None:
-            # A pause longer than the usual one is a stall; then the rate is at most one delta in that time.
-            silent = (now - self._newest_at) * 1e3
-            last_gap = points[-1][0] - points[-2][0]
-            if silent > max(_LIVE_MS, 2 * last_gap):
-                rate = min(rate, (points[-1][1] - points[-2][1]) / silent * 1e3)
-        return rate
+            usual = max(after[0] - before[0] for before, after in pairwise(points))
+            overdue = max(0.0, (now - self._newest_at) * 1e3 - 2 * usual)
+        end = newest + overdue
+        start = max(min(end - _LIVE_MS, newest), points[0][0])
+        written = self._tokens_at(newest) - self._tokens_at(start)
+        return written / min(_LIVE_MS, end - points[0][0]) * 1e3
 
     def _decode(self) -> float | None:
         if self._phase == "done" and self._decode_rate is not None:

@@ -103,14 +103,19 @@ def test_slow_models_give_an_even_line():
 
 
 def test_a_stall_shows():
+    """The last second moves on with the clock once the next token is overdue."""
     meter = Meter()
     steady(meter, rate=20, seconds=2)
     newest = 10 + 2.2
-    assert meter.figures(newest + 0.9).live_tok_s == pytest.approx(20)
-    assert meter.figures(newest + 5).live_tok_s == pytest.approx(0.2)
+    assert meter.figures(newest + 0.09).live_tok_s == pytest.approx(20)
+    assert meter.figures(newest + 0.6).live_tok_s == pytest.approx(10)
+    assert meter.figures(newest + 1.2).live_tok_s == meter.figures(newest + 60).live_tok_s == 0
+    meter.observe(delta(62_200, 42), newest + 60)
+    assert meter.figures(newest + 60).live_tok_s == pytest.approx(1 / 60)
     slow = Meter()
     steady(slow, rate=0.5, seconds=10)
     assert slow.figures(10 + 10.2 + 3).live_tok_s == pytest.approx(0.5)
+    assert slow.figures(10 + 10.2 + 6).live_tok_s == 0
 
 
 def test_history_is_bounded_and_goes_on_over_answers():
