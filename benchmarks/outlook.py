@@ -125,7 +125,7 @@ def share(info: ModelInfo, peak: float, timings: Timings) -> float:
         reaches = log.read().reaches()
     if not reaches:
         raise MeasureError(f"{info.name}: decoding says nothing about the bandwidth")
-    return reaches[0][1]
+    return reaches[0].share
 
 
 async def compare(quantization: str, rounds: int, n_tokens: int, n_threads: int) -> list[Row]:

@@ -252,6 +252,8 @@ class Timings(Data, frozen=True):
     `cache_n` prompt tokens reused from the KV cache, `prompt_n` prompt tokens evaluated in `prompt_ms`;
     `predicted_n` tokens written, `predicted_ms` from the first to the last of them; `ttft_ms` from the arrival of
     the request to the first token's text. Decode tok/s is (predicted_n - 1) / predicted_ms (DESIGN: figures).
+    `cpu_wait` is the share of the decoding time that the compute threads waited for a core which something else had
+    (None: not known).
     """
 
     cache_n: int = 0
@@ -266,6 +268,7 @@ class Timings(Data, frozen=True):
     n_ctx: int = 0
     seed: int = 0
     overhead_us: float = 0.0
+    cpu_wait: float | None = None
     speculation: SpeculationFigures | None = None
 
     @property

@@ -23,6 +23,7 @@ from cpuchat.engine.scribe import Scribe, ThreadedStream
 from cpuchat.engine.sequence import Aborted
 from cpuchat.engine.speculator import Speculator
 from cpuchat.engine.text import Detokenizer
+from cpuchat.engine.threads import waited_seconds
 from cpuchat.engine.verify import write_drafted
 from cpuchat.errors import ContextFull, UsageError
 from cpuchat.prefix import common_prefix
@@ -151,6 +152,7 @@ class Answer:
             # A stop string ends the answer with the token that completes it, so then the text is waited for.
             out = stream if stops else ThreadedStream(self._scribe, stream)
             end, limit = self._vocab.is_eog, command.max_tokens
+            waited, started = waited_seconds(), perf_counter()
             if loaded.speculator.begin(command.speculation, prompt):
                 written = write_drafted(
                     sequence, filled.row, self._sampler, out, end, limit, loaded.speculator, self._tell_speculation
@@ -161,6 +163,7 @@ class Answer:
                     speculation = loaded.speculator.figures()
                     self._tell_speculation(0, speculation)
                 written = write(sequence, filled.row, self._sampler, out, end, limit)
+            cpu_wait = self._cpu_wait(waited, perf_counter() - started)
         finally:
             self._record(text, prompt, written.tokens)
         n = len(written.tokens)
@@ -177,8 +180,16 @@ class Answer:
                 draft_n_accepted=speculation.draft_n_accepted if speculation else 0,
                 speculation=speculation,
                 overhead_us=1e6 * written.overhead_seconds / n if n else 0.0,
+                cpu_wait=cpu_wait,
             ),
         )
+
+    def _cpu_wait(self, before: float | None, seconds: float) -> float | None:
+        """As of `Timings`, over the last `seconds`."""
+        after = waited_seconds()
+        if before is None or after is None or seconds <= 0:
+            return None
+        return max(0.0, after - before) / (seconds * self._loaded.model.info.n_threads)
 
     def _record(self, text: bytes, prompt: list[int], answer: list[int]) -> None:
         """From here on what is in memory is this chat's, and worth saving; a refused prompt never gets here."""

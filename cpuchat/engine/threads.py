@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from cpuchat.engine import bindings
@@ -30,6 +31,16 @@ def usable_topology() -> Topology:
             "Start it on others, as with `taskset -c 0-31 cpuchat`.",
         )
     return topology if cpus == topology.allowed else replace(topology, allowed=cpus)
+
+
+def waited_seconds() -> float | None:
+    """How long threads of this process have been ready to run and waited for a core, all together; None where the
+    kernel does not tell (schedstat, Documentation/scheduler/sched-stats.rst)."""
+    try:
+        tasks = Path("/proc/self/task").iterdir()
+        return 1e-9 * sum(int((task / "schedstat").read_text("ascii").split()[1]) for task in tasks)
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 class ThreadPool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import msgspec
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.models.fit import PROCESS_BYTES, required_memory
 from cpuchat.models.gguf import read_model
-from cpuchat.models.library.usage import UsageLog
+from cpuchat.models.library.usage import Reach, UsageLog
 
 if TYPE_CHECKING:
     from cpuchat.hardware.numa.mempolicy import Policy
@@ -24,6 +25,10 @@ ASSUMED_REACH = 0.7
 """Share of the read bandwidth that plain decoding comes to, until it was measured here: good engines reach 55 to 75 %
 of what the memory modules could deliver; on two Zen 4 cores it was 70 % of the measured bandwidth with Q4_K_M, 79 %
 with Q8_0, 92 % with F16 (benchmarks/README.md)."""
+LEAST_REACH = ASSUMED_REACH / 2
+"""Whatever was measured: less is a disturbance, or a model whose time goes elsewhere."""
+SIZE_CLASSES = (1e9, 4e9)
+"""Bytes per token. What a pass costs beside reading weighs more in small models: those say nothing about large ones."""
 
 
 NOT_MEASURED = "the read bandwidth is not measured: `cpuchat probe`, or F12 in the app, does"
@@ -33,8 +38,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Memory in bytes, `peak` in bytes per second (0: not measured, and `peak_words` says what to do about it).
 
     `available` is what a model may take, `total` what there is. `reach` is the share of `peak` that plain decoding
-    comes to, `reach_words` how that is known, `reach_by` the same for quantizations that were measured. `cache_bytes`
-    are the L3 caches of the cores in use (0: not known): weights that stay in them are not read from memory.
+    comes to, `reach_words` how that is known, for models of a size of which none was measured; `reaches` those that
+    were. `cache_bytes` are the L3 caches of the cores in use (0: not known): weights that stay in them are not read
+    from memory.
     """
 
     available: int
@@ -43,13 +49,18 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     peak_words: str = ""
     reach: float = ASSUMED_REACH
     reach_words: str = "assumed"
-    reach_by: dict[str, float] = {}
+    reaches: tuple[Reach, ...] = ()
     cache_bytes: int = 0
 
-    def reach_of(self, quantization: str) -> tuple[float, str]:
-        """The share for models of one quantization, and how it is known."""
-        known = self.reach_by.get(quantization)
-        return (self.reach, self.reach_words) if known is None else (known, f"as measured here with {quantization}")
+    def reach_of(self, quantization: str, per_token: float) -> tuple[float, str]:
+        """The share for models of one quantization that read about `per_token` bytes, and how it is known."""
+        size = bisect.bisect(SIZE_CLASSES, per_token)
+        near = [one for one in self.reaches if bisect.bisect(SIZE_CLASSES, one.per_token) == size]
+        if not near:
+            return self.reach, self.reach_words
+        same = [one.share for one in near if one.quantization == quantization]
+        share = statistics.median(same or [one.share for one in near])
+        return max(share, LEAST_REACH), f"as measured here with {f'{quantization} ' if same else ''}models of this size"
 
 
 def this_machine(
@@ -76,18 +87,12 @@ def this_machine(
     # The kernel ends a process that wants more than the nodes that it is bound to have.
     bound = available_on(policy.nodes, root) if policy is not None and policy.mode == "bind" else None
     freed = given_back(loaded, settings.load_options()) if loaded is not None else 0
-    reaches = UsageLog().read().reaches()
-    by: dict[str, list[float]] = {}
-    for quantization, share in reaches:
-        by.setdefault(quantization, []).append(share)
     return Machine(
         available=min((available if bound is None else min(bound, available)) + freed, total),
         total=total,
         peak=peak.bytes_per_s if peak is not None else 0.0,
         peak_words=peak.source if peak is not None else problem or NOT_MEASURED,
-        reach=statistics.median(share for _, share in reaches) if reaches else ASSUMED_REACH,
-        reach_words="as measured here with other models" if reaches else "assumed",
-        reach_by={quantization: statistics.median(shares) for quantization, shares in by.items()},
+        reaches=tuple(UsageLog().read().reaches()),
         cache_bytes=l3_bytes(topology, cpus),
     )
 

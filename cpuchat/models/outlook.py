@@ -247,7 +247,7 @@ def _speed(
     if machine.peak <= 0:
         return None, None, machine.peak_words
     limit = machine.peak / max(per_token, 1)
-    reach, known = machine.reach_of(quantization)
+    reach, known = machine.reach_of(quantization, per_token)
     basis = (
         f"{units.bandwidth(machine.peak)} GB/s ({machine.peak_words}) × {100 * reach:.0f} % ({known}) "
         f"÷ {gigabytes(per_token)} GB per token"

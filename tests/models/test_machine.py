@@ -17,7 +17,7 @@ from cpuchat.models.gguf import read_model
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import ASSUMED_REACH, given_back, this_machine
 from cpuchat.models.synthetic import write_model
-from cpuchat.protocol import LoadOptions
+from cpuchat.protocol import LoadOptions, Traffic
 from cpuchat.settings import Settings, parse
 from cpuchat.telemetry.machine import Peak
 from tests.hardware.trees import make_tree
@@ -82,24 +82,16 @@ def test_what_the_loaded_model_gives_back_is_free(tmp_path: Path) -> None:
     assert given_back(loaded, options) == 1
 
 
-@pytest.mark.parametrize(
-    ("measured", "reach", "by"),
-    [
-        ([("Q8_0", 0.8)], 0.8, {"Q8_0": 0.8}),
-        ([("Q8_0", 0.8), ("Q8_0", 0.6), ("F16", 0.9), ("F16", 0.0)], 0.8, {"Q8_0": 0.7, "F16": 0.9}),
-    ],
-)
-def test_the_reach_is_the_median_of_what_was_measured_here(
-    tmp_path: Path, measured: list[tuple[str, float]], reach: float, by: dict[str, float]
-) -> None:
-    for n, (quantization, share) in enumerate(measured):
+def test_the_reach_is_the_median_of_what_was_measured_here_with_models_of_that_size(tmp_path: Path) -> None:
+    measured = [("Q8_0", 0.8, 1.5e9), ("Q8_0", 0.6, 2e9), ("F16", 0.9, 3e9), ("Q4_0", 0.4, 0.3e9), ("F16", 0.0, 9e9)]
+    for n, (quantization, share, size) in enumerate(measured):
         file = tmp_path / f"{n}.gguf"
         file.touch()
-        model = info(file, quantization=quantization, peak_read=50e9 if share else 0.0)
-        UsageLog().answered(model, answer(share * 50 or 1.0))
+        weights = Traffic(weights=round(size))
+        model = info(file, quantization=quantization, peak_read=50e9 if share else 0.0, traffic=weights)
+        UsageLog().answered(model, answer(share * 50e9 / size or 1.0))
     machine = this_machine(Settings())
-    assert machine.reach == pytest.approx(reach)
-    assert machine.reach_by == pytest.approx(by)
-    assert machine.reach_of("Q8_0") == (pytest.approx(by["Q8_0"]), "as measured here with Q8_0")
-    assert machine.reach_of("IQ1_S") == (pytest.approx(reach), "as measured here with other models")
-    assert msgspec.structs.replace(machine, reach_by={}).reach_of("Q8_0")[0] == machine.reach
+    assert machine.reach_of("Q8_0", 1e9) == (pytest.approx(0.7), "as measured here with Q8_0 models of this size")
+    assert machine.reach_of("IQ1_S", 3.9e9) == (pytest.approx(0.8), "as measured here with models of this size")
+    assert machine.reach_of("Q8_0", 0.9e9) == (pytest.approx(0.4), "as measured here with models of this size")
+    assert machine.reach_of("F16", 4e9) == (ASSUMED_REACH, "assumed")

@@ -13,6 +13,7 @@ from cpuchat.hardware.instructions import Instructions
 from cpuchat.models import fit
 from cpuchat.models.fit import check_fit
 from cpuchat.models.gguf import GGUFHeader, TensorInfo, read_model
+from cpuchat.models.library.usage import Reach
 from cpuchat.models.machine import Machine
 from cpuchat.models.outlook import N_PAST, Outlook, estimate, outlook, outlook_like
 from cpuchat.models.synthetic import SHAPES, write_model
@@ -131,11 +132,27 @@ def test_speed_is_bandwidth_by_bytes() -> None:
     assert seen.limit_tok_s == pytest.approx(50e9 / read)
     assert seen.tok_s == pytest.approx(0.7 * 50e9 / read)
     assert seen.basis == f"50 GB/s (measured, 2 cores) × 70 % (assumed) ÷ {read / 1e9:.1f} GB per token"
-    measured = msgspec.structs.replace(MACHINE, reach=0.8, reach_words="as measured here", reach_by={"Q8_0": 0.9})
+    measured = msgspec.structs.replace(MACHINE, reaches=(Reach("Q8_0", 1.5e9, 0.9), Reach("F16", 1.2e9, 0.7)))
     assert outlook(header, options, measured).tok_s == pytest.approx(0.9 * 50e9 / read)
-    assert "90 % (as measured here with Q8_0)" in outlook(header, options, measured).basis
-    other = outlook(real("1.5b", "Q4_K_M"), options, measured)
+    assert "90 % (as measured here with Q8_0 models of this size)" in outlook(header, options, measured).basis
+    other = outlook(real("3b", "Q4_K_M"), options, measured)
     assert other.tok_s == pytest.approx(0.8 * 50e9 / other.bytes_per_token)
+    assert "80 % (as measured here with models of this size)" in other.basis
+
+
+def test_a_small_model_says_nothing_about_a_large_one() -> None:
+    """270M parameters come to a third of the bandwidth, because a pass costs more than reading."""
+    options, machine = LoadOptions(n_ctx=4096), msgspec.structs.replace(MACHINE, peak=60e9)
+    large, small = real("8b", "Q4_K_M"), real("0.5b", "Q8_0")
+    chatted = msgspec.structs.replace(machine, reaches=(Reach("Q4_K_M", 0.29e9, 0.37),))
+    assert outlook(large, options, chatted).tok_s == outlook(large, options, machine).tok_s
+    assert estimate(5_600_000_000, chatted).tok_s == estimate(5_600_000_000, machine).tok_s
+    slower, before = outlook(small, options, chatted).tok_s, outlook(small, options, machine).tok_s
+    assert slower is not None and before is not None
+    assert slower == pytest.approx(before * 0.37 / 0.7)
+    disturbed = msgspec.structs.replace(machine, reaches=(Reach("Q4_K_M", 5e9, 0.14),))
+    floor = outlook(large, options, disturbed).tok_s
+    assert floor is not None and floor == pytest.approx(0.35 * 60e9 / outlook(large, options, machine).bytes_per_token)
 
 
 def test_experts_that_are_not_used_cost_memory_and_no_time() -> None:

@@ -73,6 +73,7 @@ async def test_figures_of_an_answer(files: tuple[Path, Path]) -> None:
         assert (timings.draft_n, timings.draft_n_accepted) == (figures.draft_n, figures.draft_n_accepted)
         assert timings.predicted_n == 200 == figures.passes + figures.draft_n_accepted + 1
         assert timings.tokens_per_pass == 199 / figures.passes > 1
+        assert timings.cpu_wait is not None and timings.cpu_wait >= 0
         assert figures.draft_ms > 0 and [d.name for d in figures.by_drafter] == ["draft"]
         assert timings.n_past == timings.prompt_n + 199
         # What is told meanwhile only grows, and ends at most at what is told at the end.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,22 +22,34 @@ from cpuchat.telemetry.traffic import pass_bytes
 _VERSION = 1
 _MOST = 1_000
 _MAX_BYTES = 1 << 20
+_LEAST_TOKENS = 64
+_QUIET = 0.05
+"""Share of the time that threads may have waited for a core."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """One model. `used` in seconds since 1970; tok/s 0 where not measured.
 
-    `plain_tok_s` is the last plain decoding, `drafted_tok_s` the last answer with drafts. `reach` is the largest share
-    of the read bandwidth `peak` (bytes per second) that plain decoding came to (0: not known): an answer beside other
-    programs only shows what they left.
+    `plain_tok_s` is the last plain decoding, `drafted_tok_s` the last answer with drafts. `share` is the largest part
+    of the read bandwidth `peak` (bytes per second) that plain decoding, which read `per_token` bytes for a token, came
+    to when nothing else wanted the cores (0: not known).
     """
 
     used: float = 0.0
     quantization: str = ""
     plain_tok_s: float = 0.0
-    reach: float = 0.0
+    share: float = 0.0
+    per_token: float = 0.0
     peak: float = 0.0
     drafted_tok_s: float = 0.0
+
+
+class Reach(NamedTuple):
+    """The `share` of the read bandwidth that plain decoding came to with a model that reads `per_token` bytes."""
+
+    quantization: str
+    per_token: float
+    share: float
 
 
 class UsageLog:
@@ -69,9 +82,9 @@ class UsageLog:
                 changes["drafted_tok_s"] = rate
             if plain:
                 changes["plain_tok_s"] = plain
-            if reach := _reach(model, timings, plain):
-                best = usage.reach if usage.peak == model.peak_read else 0.0
-                changes |= {"reach": max(reach, best), "peak": model.peak_read}
+            if reach := _reach(model, timings):
+                best = usage.share if usage.peak == model.peak_read else 0.0
+                changes |= {"share": max(reach.share, best), "per_token": reach.per_token, "peak": model.peak_read}
             return msgspec.structs.replace(usage, **changes)
 
         self._change(Path(model.path), changed)
@@ -105,22 +118,28 @@ class UsageRead:
         except OSError:
             return Usage()
 
-    def reaches(self) -> list[tuple[str, float]]:
-        """(quantization, share of the measured read bandwidth) of every model whose plain decoding was measured."""
-        return [(usage.quantization, usage.reach) for usage in self._entries.values() if usage.reach > 0]
+    def reaches(self) -> list[Reach]:
+        """Of every model whose plain decoding was measured."""
+        return [Reach(one.quantization, one.per_token, one.share) for one in self._entries.values() if one.share > 0]
 
 
 def _key(parts: list[Path]) -> str:
     return identity(parts, with_times=False)
 
 
-def _reach(model: ModelInfo, timings: Timings, plain_tok_s: float) -> float:
-    """The share of the read bandwidth that `plain_tok_s` came to; 0 where weights come from the L3 caches in part, the
-    bandwidth was not measured, is that of other cores, too (a draft model's), or its measurement is off."""
+def _reach(model: ModelInfo, timings: Timings) -> Reach | None:
+    """What plain decoding came to; None for an answer with drafts, a short one, and one beside other programs; where
+    weights come from the L3 caches in part, the bandwidth was not measured, is that of other cores, too (a draft
+    model's), or its measurement is off."""
+    rate = timings.predicted_per_second
+    if timings.draft_n or rate is None or timings.predicted_n <= _LEAST_TOKENS:
+        return None
+    if timings.cpu_wait is None or timings.cpu_wait > _QUIET:
+        return None
     if model.traffic is None or model.peak_read <= 0 or not set(model.draft_cpus) <= set(model.cpus):
-        return 0.0
+        return None
     if model.traffic.weights + model.traffic.experts < PARTLY_CACHED * model.cache_bytes:
-        return 0.0
-    n_past = max(0, timings.n_past - timings.predicted_n // 2)
-    share = plain_tok_s * pass_bytes(model.traffic, 1, n_past) / model.peak_read
-    return share if share <= OFF else 0.0
+        return None
+    per_token = pass_bytes(model.traffic, 1, max(0, timings.n_past - timings.predicted_n // 2))
+    share = rate * per_token / model.peak_read
+    return Reach(model.quantization, per_token, share) if share <= OFF else None

@@ -28,7 +28,7 @@ def info(path: Path, **changes: object) -> ModelInfo:
 
 
 def answer(tok_s: float, n: int = 101, **changes: object) -> Timings:
-    plain = Timings(predicted_n=n, predicted_ms=1e3 * (n - 1) / tok_s)
+    plain = Timings(predicted_n=n, predicted_ms=1e3 * (n - 1) / tok_s, cpu_wait=0.01)
     return msgspec.structs.replace(plain, **changes)
 
 
@@ -41,7 +41,8 @@ def test_a_load_and_an_answer_are_remembered(model: Path, no_demo: Path, tmp_pat
     log.loaded([model])
     log.answered(info(model), answer(40.0))
     usage = usage_of(model)
-    assert usage == Usage(used=1_700_000_000.0, quantization="Q8_0", plain_tok_s=40.0, reach=0.8, peak=50e9)
+    first = Usage(used=1_700_000_000.0, quantization="Q8_0", plain_tok_s=40.0)
+    assert usage == msgspec.structs.replace(first, share=0.8, per_token=1e9, peak=50e9)
     [found] = Library([model.parent], cache=tmp_path / "none").local_models()
     assert (found.last_used, found.measured_tok_s, found.drafted_tok_s) == (1_700_000_000.0, 40.0, 0.0)
 
@@ -50,7 +51,7 @@ def test_with_drafts_the_plain_speed_is_that_of_the_pass_beside_them(model: Path
     drafted = answer(60.0, draft_n=50, speculation=SpeculationFigures(passes=40, draft_n=50, plain_ms=25.0))
     UsageLog().answered(info(model), drafted)
     first = usage_of(model)
-    assert (first.plain_tok_s, first.reach, first.drafted_tok_s) == (40.0, 0.8, 60.0)
+    assert (first.plain_tok_s, first.share, first.drafted_tok_s) == (40.0, 0.0, 60.0)
     unknown = answer(70.0, draft_n=50, speculation=SpeculationFigures(passes=40, draft_n=50))
     UsageLog().answered(info(model), unknown)
     assert usage_of(model) == msgspec.structs.replace(first, drafted_tok_s=70.0)
@@ -73,17 +74,29 @@ def test_the_share_of_the_peak_is_kept_only_where_it_means_something(
 ) -> None:
     UsageLog().answered(info(model, **model_changes), answer(40.0))
     usage = usage_of(model)
-    assert (usage.plain_tok_s, usage.reach) == (40.0, pytest.approx(reach))
+    assert (usage.plain_tok_s, usage.share) == (40.0, pytest.approx(reach))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"predicted_n": 64}, {"cpu_wait": 0.2}, {"cpu_wait": None}, {"draft_n": 1}], ids=str
+)
+def test_only_long_quiet_answers_without_drafts_tell_the_share_of_the_peak(
+    model: Path, changes: dict[str, object]
+) -> None:
+    UsageLog().answered(info(model), answer(20.0, **changes))
+    assert usage_of(model).share == 0.0
+    UsageLog().answered(info(model), answer(20.0, n=65))
+    assert usage_of(model).share == pytest.approx(0.4)
 
 
 def test_an_answer_beside_other_programs_does_not_spoil_the_share_of_the_peak(model: Path) -> None:
     for rate in (40.0, 5.0, 20.0):
         UsageLog().answered(info(model), answer(rate))
-    assert (usage_of(model).plain_tok_s, usage_of(model).reach) == (20.0, 0.8)
+    assert (usage_of(model).plain_tok_s, usage_of(model).share) == (20.0, 0.8)
     UsageLog().answered(info(model, peak_read=0.0), answer(20.0))  # says nothing about it
-    assert usage_of(model).reach == 0.8
+    assert usage_of(model).share == 0.8
     UsageLog().answered(info(model, peak_read=100e9), answer(20.0))  # the bandwidth was measured anew
-    assert usage_of(model).reach == 0.2
+    assert usage_of(model).share == 0.2
 
 
 def test_what_says_nothing_about_speed_is_not_remembered(model: Path) -> None:
@@ -124,7 +137,7 @@ def test_a_damaged_file_counts_as_empty_and_is_replaced(model: Path, content: by
     paths.usage_file().write_bytes(content)
     assert UsageLog().read().reaches() == []
     UsageLog().answered(info(model), answer(40.0))
-    assert UsageLog().read().reaches() == [("Q8_0", 0.8)]
+    assert UsageLog().read().reaches() == [("Q8_0", 1e9, 0.8)]
 
 
 def test_programs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
