@@ -1,7 +1,8 @@
 """The headless core of a chat: history, backend, store and meter together.
 
 The terminal app, the command line and benchmarks use it alike. Each request is an async stream of events; while it is
-consumed, the history grows, the store is saved at least every half second, and the meter follows.
+consumed, the history grows, the store is saved at least every half second, and the meter follows. The store is only
+used in threads: a slow disk or another instance's lock never holds up the event loop.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from cpuchat.backend.base import Backend, GenerateRequest
-from cpuchat.chats.store import Chat, ChatStore, StoredMessage
-from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.chats.records import Chat, SearchHit, StoredMessage, storable
+from cpuchat.chats.saving import AnswerSaver
+from cpuchat.chats.store import ChatStore
+from cpuchat.errors import ChatsChanged, ChatsError, CpuchatError, UsageError
 from cpuchat.models.drafts.choice import NO_DRAFT, choose_draft
 from cpuchat.models.library import Library
 from cpuchat.models.library.usage import UsageLog
@@ -33,7 +36,6 @@ from cpuchat.protocol import (
 from cpuchat.settings import Settings
 from cpuchat.telemetry.meter import Figures, Meter
 
-AUTOSAVE_SECONDS = 0.4
 TITLE_LENGTH = 48
 
 
@@ -50,7 +52,7 @@ class Conversation:
 
     `library` is where draft models are looked for (None: the folders of the settings). `drafting` False answers
     without drafters whatever the settings say. `draft_problem` is why the draft model that the settings name was not
-    loaded with the model, "" when it was.
+    loaded with the model, "" when it was. `on_save_problem` is called when `save_problem` changes.
     """
 
     def __init__(
@@ -77,7 +79,8 @@ class Conversation:
         self._running = False
         self._path: Path | None = None
         self._name = ""
-        self._autosave: asyncio.TimerHandle | None = None
+        self.on_save_problem: Callable[[], None] = lambda: None
+        self._saver = AnswerSaver(store, lambda: self.on_save_problem())
 
     @property
     def busy(self) -> bool:
@@ -111,26 +114,56 @@ class Conversation:
             self.meter.expect(self.speculation)
         return self.meter.figures(self._clock())
 
+    @property
+    def save_problem(self) -> ChatsError | None:
+        """Why the last answer is not saved; it is tried again until it is. None when all is well."""
+        return self._saver.problem
+
+    @property
+    def unsaved(self) -> StoredMessage | None:
+        """The answer, as long as the store does not have all of it."""
+        return self._saver.unsaved
+
     def new_chat(self) -> None:
         """Start over; the chat is stored with its first message."""
         self._refuse_while_busy()
+        self._refuse_while_unsaved()
         self.chat = None
         self.messages = []
         self.meter.chat_changed(0)
 
-    def open_chat(self, chat_id: str) -> None:
+    async def open_chat(self, chat_id: str) -> None:
         """Go on with a stored chat."""
         self._refuse_while_busy()
-        self.chat = self.store.chat(chat_id)
-        self.messages = list(self.store.messages(chat_id))
+        await self._saver.save()
+        chat, messages = await asyncio.to_thread(self._read, chat_id)
+        self._refuse_while_busy()
+        self._refuse_while_unsaved()
+        self.chat, self.messages = chat, messages
         self.meter.chat_changed(self.n_past)
 
     async def delete_chat(self, chat_id: str) -> None:
         """Delete a chat with all that was kept of it; the open one is followed by a new one."""
         if self.chat is not None and self.chat.id == chat_id:
+            self._refuse_while_busy()
+            self._saver.discard()
             self.new_chat()
-        self.store.delete(chat_id)
+        await asyncio.to_thread(self.store.delete, chat_id)
         await self.backend.forget(chat_id)
+
+    async def rename_chat(self, chat_id: str, title: str) -> None:
+        """Raises ChatsError."""
+        await asyncio.to_thread(self.store.rename, chat_id, title)
+        if self.chat is not None and self.chat.id == chat_id:
+            self.chat = msgspec.structs.replace(self.chat, title=title)
+
+    async def stored_chat(self, chat_id: str) -> Chat:
+        """Raises ChatsError."""
+        return await asyncio.to_thread(self.store.chat, chat_id)
+
+    async def list_chats(self, text: str = "") -> Sequence[Chat | SearchHit]:
+        """All chats, last changed first, or those that hold `text`. Raises ChatsError."""
+        return await asyncio.to_thread(lambda: self.store.search(text) if text else self.store.chats())
 
     async def load_model(self, path: Path) -> AsyncGenerator[AnyEvent, None]:
         """Load with the options of the settings, a draft model beside it if there is one; see `Backend.load`.
@@ -138,10 +171,11 @@ class Conversation:
         A draft model that cannot be used does not keep the model from being loaded: what was wrong with it is told
         in `draft_problem` if the settings name it, else in the notes of the model.
         """
-        async with self._exclusive(self._load(path)) as events:
-            self._path = path
-            async for event in events:
-                yield event
+        with self._occupied():
+            async with self._metered(self._load(path)) as events:
+                self._path = path
+                async for event in events:
+                    yield event
 
     async def reload(self) -> AsyncGenerator[AnyEvent, None]:
         """Load the same model again, with the settings as they are now. The open chat goes on: what the worker
@@ -158,9 +192,10 @@ class Conversation:
 
     async def aside(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
         """A request beside the chat, for measuring: neither stored nor seen by the meter. Ends as `send` does."""
-        async with self._exclusive(self.backend.generate(request), metered=False) as events:
-            async for event in events:
-                yield event
+        with self._occupied():
+            async with contextlib.aclosing(self.backend.generate(request)) as events:
+                async for event in events:
+                    yield event
 
     async def _load(self, path: Path) -> AsyncGenerator[AnyEvent, None]:
         draft, note = await self._choose_draft(path)
@@ -209,33 +244,50 @@ class Conversation:
         return draft, note
 
     async def send(self, text: str) -> AsyncGenerator[AnyEvent, None]:
-        """Add my message and stream the answer."""
-        self._refuse_while_busy()
-        if self.chat is None:
-            self.chat = self.store.create_chat(self.model_name, self.settings.chat.system_prompt, title_of(text))
-        self.messages.append(self.store.add_message(self.chat.id, "user", text))
-        async with contextlib.aclosing(self._answer()) as events:
-            async for event in events:
-                yield event
+        """Add my message and stream the answer.
+
+        Raises:
+            ChatsError: the message could not be saved, and was not sent.
+            ChatsChanged: so that the chat had to be loaded again; or during the answer.
+        """
+        with self._occupied():
+            await self._require_saved()
+            async with self._reloading():
+                self.chat, message = await asyncio.to_thread(self._add_mine, text)
+            self.messages = [*self.messages, message]
+            async with contextlib.aclosing(self._answer(self.messages)) as events:
+                async for event in events:
+                    yield event
 
     async def regenerate(self) -> AsyncGenerator[AnyEvent, None]:
-        """Drop the last answer and write another one."""
-        self._refuse_while_busy()
-        self._cut(self._last_user())
-        async with contextlib.aclosing(self._answer()) as events:
-            async for event in events:
-                yield event
+        """Replace the last answer by another one, which takes its place with its first token.
+
+        Raises:
+            ChatsError, ChatsChanged: as `send`.
+        """
+        with self._occupied():
+            index = self._last_user()
+            await self._require_saved()
+            await self._require_unchanged()
+            async with contextlib.aclosing(self._answer(self.messages[: index + 1])) as events:
+                async for event in events:
+                    yield event
 
     async def edit_last(self, text: str) -> AsyncGenerator[AnyEvent, None]:
-        """Replace my last message and what follows it, then answer."""
-        self._refuse_while_busy()
-        index = self._last_user()
-        self._cut(index)
-        self.store.update_message(self.messages[index].id, content=text)
-        self.messages[index] = msgspec.structs.replace(self.messages[index], content=text)
-        async with contextlib.aclosing(self._answer()) as events:
-            async for event in events:
-                yield event
+        """Answer `text` instead of my last message. It takes the place of that and all that follows with the first
+        token of the answer.
+
+        Raises:
+            ChatsError, ChatsChanged: as `send`.
+        """
+        with self._occupied():
+            index = self._last_user()
+            await self._require_saved()
+            await self._require_unchanged()
+            edited = msgspec.structs.replace(self.messages[index], content=storable(text))
+            async with contextlib.aclosing(self._answer([*self.messages[:index], edited])) as events:
+                async for event in events:
+                    yield event
 
     async def stop(self) -> None:
         """Stop the running load or answer; its stream still ends with its final event."""
@@ -243,18 +295,57 @@ class Conversation:
             await self.backend.cancel()
 
     def save(self) -> None:
-        """Write the open chat's last answer as far as it has come; it is written by itself twice a second anyway."""
-        self._save()
+        """Save the answer as far as it has come, now and on this thread: for an app whose event loop is in trouble."""
+        self._saver.save_here()
 
     async def close(self) -> None:
-        """End the worker, keep everything said so far."""
-        self._save()
+        """End the worker, keep everything said so far. What could not be saved is in `unsaved`."""
+        await self._saver.close()
         await self.backend.close()
-        self.store.close()
+        await asyncio.to_thread(self.store.close)
 
     def _refuse_while_busy(self) -> None:
         if self._running:
             raise UsageError("An answer is still being written.", "Stop it with Esc first.")
+
+    def _refuse_while_unsaved(self) -> None:
+        if (problem := self._saver.problem) is not None:
+            raise ChatsError(f"The last answer is not saved yet. {problem.message}", problem.hint)
+
+    async def _require_saved(self) -> None:
+        await self._saver.save()
+        self._refuse_while_unsaved()
+
+    async def _require_unchanged(self) -> None:
+        if self.chat is not None:
+            async with self._reloading():
+                await asyncio.to_thread(self.store.require_unchanged, self.chat)
+
+    @contextlib.asynccontextmanager
+    async def _reloading(self) -> AsyncIterator[None]:
+        """When another instance has changed the chat, show what it is now."""
+        try:
+            yield
+        except ChatsChanged:
+            await self._reload()
+            raise
+
+    async def _reload(self) -> None:
+        if self.chat is not None:
+            with contextlib.suppress(ChatsError):  # deleted: what is on the screen stays there
+                self.chat, self.messages = await asyncio.to_thread(self._read, self.chat.id)
+
+    def _read(self, chat_id: str) -> tuple[Chat, list[StoredMessage]]:
+        chat = self.store.chat(chat_id)  # before its messages: should they change in between, that is noticed later
+        return chat, self.store.messages(chat_id)
+
+    def _add_mine(self, text: str) -> tuple[Chat, StoredMessage]:
+        with self.store.transaction(unchanged=self.chat):
+            chat = self.chat or self.store.create_chat(
+                self.model_name, self.settings.chat.system_prompt, title_of(text)
+            )
+            message = self.store.add_message(chat.id, "user", text)
+            return self.store.chat(chat.id), message
 
     def _last_user(self) -> int:
         for index in range(len(self.messages) - 1, -1, -1):
@@ -262,17 +353,11 @@ class Conversation:
                 return index
         raise UsageError("There is no message of yours to answer yet.", "Write one first.")
 
-    def _cut(self, index: int) -> None:
-        """Forget everything after the message at `index`."""
-        if self.chat is not None and len(self.messages) > index + 1:
-            self.store.delete_messages_from(self.chat.id, self.messages[index + 1].position)
-        del self.messages[index + 1 :]
-
-    def _request(self) -> GenerateRequest:
+    def _request(self, messages: Sequence[StoredMessage]) -> GenerateRequest:
         assert self.chat is not None
         system = self.chat.system_prompt
         history = [Message(role="system", content=system)] if system else []
-        for message in self.messages:
+        for message in messages:
             turn = Message(role=message.role, content=message.content, reasoning=message.reasoning)
             if history and turn.role == history[-1].role == "user":
                 # The answer between them was stopped before its first word; templates want turns to alternate.
@@ -286,93 +371,91 @@ class Conversation:
             speculation=self.speculation,
         )
 
-    async def _answer(self) -> AsyncGenerator[AnyEvent, None]:
-        assert self.chat is not None
-        request = self._request()
-        answer = self.store.add_message(self.chat.id, "assistant", "", model=self.model_name)
-        self.messages.append(answer)
-        index = len(self.messages) - 1
-        finished = False
+    async def _answer(self, history: list[StoredMessage]) -> AsyncGenerator[AnyEvent, None]:
+        """Answer `history`. With the first token it and the answer become the messages, here and in the store."""
+        messages = [*history, self._begin_answer(history)]
         try:
-            async with self._exclusive(self.backend.generate(request)) as events:
+            async with self._metered(self.backend.generate(self._request(history))) as events:
                 async for event in events:
-                    answer = self.messages[index]
+                    answer = messages[-1]
                     match event:
                         case TextDelta(channel="reasoning"):
-                            self.messages[index] = msgspec.structs.replace(
-                                answer, reasoning=answer.reasoning + event.text
-                            )
-                            self._save_soon()
+                            answer = msgspec.structs.replace(answer, reasoning=answer.reasoning + event.text)
                         case TextDelta():
-                            self.messages[index] = msgspec.structs.replace(answer, content=answer.content + event.text)
-                            self._save_soon()
+                            answer = msgspec.structs.replace(answer, content=answer.content + event.text)
                         case GenerationFinished():
-                            self.messages[index] = msgspec.structs.replace(
+                            answer = msgspec.structs.replace(
                                 answer, stop_reason=event.stop_reason, timings=event.timings, model=self.model_name
                             )
-                            finished = True
                         case Failed():
-                            self.messages[index] = msgspec.structs.replace(answer, stop_reason=event.code)
-                            finished = True
+                            answer = msgspec.structs.replace(answer, stop_reason=event.code)
                         case _:
                             pass
-                    if finished:
-                        self._save()
+                    self._show(messages, answer)
+                    if answer.stop_reason is not None:
+                        await self._saver.save()
+                    if self._saver.conflict is not None:
+                        break
                     if isinstance(event, GenerationFinished) and self.model is not None:
                         await asyncio.to_thread(self._usage.answered, self.model, event.timings)
                     yield event
         finally:
-            if not finished:
-                self.messages[index] = msgspec.structs.replace(self.messages[index], stop_reason="cancelled")
-            self._save()
-            self._drop_if_empty(index)
-
-    def _drop_if_empty(self, index: int) -> None:
-        """An answer that ended before its first word is no part of the history."""
-        answer = self.messages[index]
-        if not (answer.content or answer.reasoning) and self.chat is not None:
-            self.store.delete_messages_from(self.chat.id, answer.position)
-            del self.messages[index:]
-
-    def _save_soon(self) -> None:
-        if self._autosave is None:
-            self._autosave = asyncio.get_running_loop().call_later(AUTOSAVE_SECONDS, self._save)
-
-    def _save(self) -> None:
-        """Write the last message as it stands."""
-        if self._autosave is not None:
-            self._autosave.cancel()
-            self._autosave = None
-        if self.messages and self.messages[-1].role == "assistant":
-            last = self.messages[-1]
-            self.store.update_message(
-                last.id,
-                content=last.content,
-                reasoning=last.reasoning,
-                stop_reason=last.stop_reason,
-                timings=last.timings,
-                model=last.model,
+            if messages[-1].stop_reason is None:
+                self._show(messages, msgspec.structs.replace(messages[-1], stop_reason="cancelled"))
+            await self._saver.save()
+        if self._saver.conflict is not None or self._saver.overtaken:
+            await self._reload()
+            raise self._saver.conflict or ChatsChanged(
+                "This chat was changed in another window during the answer.", "It has been loaded again."
             )
 
-    @contextlib.asynccontextmanager
-    async def _exclusive(
-        self, events: AsyncGenerator[AnyEvent, None], metered: bool = True
-    ) -> AsyncIterator[AsyncIterator[AnyEvent]]:
-        """Run one stream at a time and let the meter see its events, unless it is not `metered`."""
+    def _begin_answer(self, history: list[StoredMessage]) -> StoredMessage:
+        """The answer before its first token; prepares that it replaces all that is not in `history`."""
+        assert self.chat is not None
+        chat_id = self.chat.id
+        stored = {message.id: message for message in self.messages}
+        edited = [message for message in history if stored[message.id].content != message.content]
+        dropped = sorted(stored.keys() - {message.id for message in history})
+
+        def saved(row: StoredMessage, version: int) -> None:
+            if self.chat is not None and self.chat.id == chat_id:
+                self.chat = msgspec.structs.replace(self.chat, version=version)
+                if self.messages and self.messages[-1].id in (answer.id, row.id):
+                    self.messages[-1] = msgspec.structs.replace(
+                        self.messages[-1], id=row.id, position=row.position, created=row.created
+                    )
+
+        answer = self._saver.begin(self.chat, self.model_name, dropped, edited, saved)
+        return answer
+
+    def _show(self, messages: list[StoredMessage], answer: StoredMessage) -> None:
+        """Make `answer` the last of `messages`, and these those of the chat as soon as it has a word."""
+        if answer != messages[-1]:
+            messages[-1] = answer
+            if answer.content or answer.reasoning:
+                self.messages = messages
+                self._saver.put(answer)
+
+    @contextlib.contextmanager
+    def _occupied(self) -> Iterator[None]:
+        """One load or answer at a time."""
         self._refuse_while_busy()
         self._running = True
-        if metered:
-            self.meter.expect(self.speculation)
-            self.meter.request_started(self._clock())
+        try:
+            yield
+        finally:
+            self._running = False
+
+    @contextlib.asynccontextmanager
+    async def _metered(self, events: AsyncGenerator[AnyEvent, None]) -> AsyncIterator[AsyncIterator[AnyEvent]]:
+        """Let the meter see the events."""
+        self.meter.expect(self.speculation)
+        self.meter.request_started(self._clock())
 
         async def seen() -> AsyncGenerator[AnyEvent, None]:
             async for event in events:
-                if metered:
-                    self.meter.observe(event, self._clock())
+                self.meter.observe(event, self._clock())
                 yield event
 
-        try:
-            async with contextlib.aclosing(events), contextlib.aclosing(seen()) as stream:
-                yield stream
-        finally:
-            self._running = False
+        async with contextlib.aclosing(events), contextlib.aclosing(seen()) as stream:
+            yield stream

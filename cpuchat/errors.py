@@ -112,7 +112,7 @@ class ChatsError(CpuchatError):
 
 
 class ChatsDamaged(ChatsError):
-    """The file of the chats was damaged and has been moved aside; opening again starts an empty one."""
+    """The file of the chats is damaged, and what is sound in it could not be moved to a new one."""
 
     code = "chats_damaged"
 
@@ -121,6 +121,18 @@ class ChatsTooNew(ChatsError):
     """The file of the chats was written by a newer version of this program."""
 
     code = "chats_too_new"
+
+
+class ChatsForeign(ChatsError):
+    """The file of the chats is another program's database."""
+
+    code = "chats_foreign"
+
+
+class ChatsChanged(ChatsError):
+    """Another instance of the app changed this chat, or deleted it."""
+
+    code = "chats_changed"
 
 
 class DraftMismatch(CpuchatError):

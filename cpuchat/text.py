@@ -21,9 +21,7 @@ _SET = (
 # ZWJ and the emoji selector change the width of their neighbours, so they are kept only where they can have a meaning:
 # between, or after, characters beyond ASCII.
 _JOINED = rf"[^\x00-\x7f\s\u200d\ufe0f{_SET}]"
-_UNSAFE = re.compile(
-    rf"[{_SET}]|(?<!{_JOINED})(?<!{_JOINED}\ufe0f)\u200d|\u200d(?!{_JOINED})|(?<!{_JOINED})\ufe0f"
-)
+_UNSAFE = re.compile(rf"[{_SET}]|(?<!{_JOINED})(?<!{_JOINED}\ufe0f)\u200d|\u200d(?!{_JOINED})|(?<!{_JOINED})\ufe0f")
 # Format characters without a form of their own, about whose width terminals disagree: left out.
 _INVISIBLE = {0xAD, 0x61C, 0x180E, 0x200B, 0x200D, 0x200E, 0x200F, *range(0x2060, 0x2066), 0xFE0F, 0xFEFF}
 _INVISIBLE.update(range(0xE0000, 0xE0080))

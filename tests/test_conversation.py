@@ -56,7 +56,7 @@ async def test_a_message_and_its_answer_are_kept(tiny_model: Path) -> None:
         assert answer.timings.predicted_n == 24
         assert core.meter.figures().predicted_n == 24
     async with conversation(tiny_model) as core:
-        core.open_chat(chat_id)
+        await core.open_chat(chat_id)
         assert [m.role for m in core.messages] == ["user", "assistant"]
         assert core.messages[1] == answer
 

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 
-from cpuchat.chats.store import Chat, StoredMessage
+from cpuchat.chats.records import Chat, StoredMessage
 from cpuchat.protocol import Timings
 
 

@@ -1,14 +1,17 @@
 """The tables of the chats, and how an older file becomes a current one.
 
 `PRAGMA user_version` counts the steps of `UPGRADES` that a file has gone through. A step is never changed once it
-has been released; a new one is added.
+has been released; a new one is added. The tables themselves decide: a number that contradicts them is put right.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sqlite3
 
-from cpuchat.errors import ChatsTooNew
+from cpuchat.chats.records import INTERRUPTED
+from cpuchat.errors import ChatsForeign, ChatsTooNew
 
 UPGRADES: tuple[tuple[str, ...], ...] = (
     (
@@ -22,7 +25,6 @@ UPGRADES: tuple[tuple[str, ...], ...] = (
             system_prompt TEXT NOT NULL DEFAULT ''
         )
         """,
-        "CREATE INDEX chats_by_time ON chats (updated)",
         """
         CREATE TABLE messages (
             id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -38,87 +40,215 @@ UPGRADES: tuple[tuple[str, ...], ...] = (
             UNIQUE (chat_id, position)
         )
         """,
-        "CREATE INDEX messages_unfinished ON messages (id) WHERE role = 'assistant' AND stop_reason IS NULL",
+    ),
+    (
+        "ALTER TABLE chats ADD COLUMN version INTEGER NOT NULL DEFAULT 0",
+        # Rows that made no sense, as they were found: JSON of column names and values, bytes as {"hex": ...}.
+        """
+        CREATE TABLE quarantine (
+            id INTEGER PRIMARY KEY,
+            chat_id TEXT REFERENCES chats (id) ON DELETE CASCADE,
+            source TEXT NOT NULL,
+            row TEXT NOT NULL,
+            found REAL NOT NULL
+        )
+        """,
     ),
 )
+TABLES = ("chats", "messages", "quarantine")
+_OUR_COLUMNS = {
+    "chats": {"title", "created", "updated", "model", "system_prompt"},
+    "messages": {"chat_id", "position", "role", "content", "reasoning", "stop_reason", "timings"},
+}
+_BELIEVABLE = 1000  # versions ahead of ours; a number beyond was not written by any cpuchat
 
-_SEARCH = (
-    """
-    CREATE VIRTUAL TABLE IF NOT EXISTS found USING fts5 (
-        content, content='messages', content_rowid='id', tokenize='unicode61 remove_diacritics 2'
-    )
-    """,
-    """
-    CREATE TRIGGER IF NOT EXISTS found_insert AFTER INSERT ON messages BEGIN
-        INSERT INTO found (rowid, content) VALUES (new.id, new.content);
-    END
-    """,
-    """
-    CREATE TRIGGER IF NOT EXISTS found_delete AFTER DELETE ON messages BEGIN
-        INSERT INTO found (found, rowid, content) VALUES ('delete', old.id, old.content);
-    END
-    """,
-    """
-    CREATE TRIGGER IF NOT EXISTS found_update AFTER UPDATE OF content ON messages BEGIN
-        INSERT INTO found (found, rowid, content) VALUES ('delete', old.id, old.content);
-        INSERT INTO found (rowid, content) VALUES (new.id, new.content);
-    END
-    """,
+# What can be made again from the tables at any time. An answer is indexed once it is finished: while it is written
+# it is saved over and over.
+_INDEXED = "({0}.role <> 'assistant' OR {0}.stop_reason IS NOT NULL)"
+_ADD = f"INSERT INTO messages_fts (rowid, content) SELECT new.id, new.content WHERE {_INDEXED.format('new')};"
+_REMOVE = (
+    "INSERT INTO messages_fts (messages_fts, rowid, content)"
+    f" SELECT 'delete', old.id, old.content WHERE {_INDEXED.format('old')};"
 )
+_INDEXES = {
+    "chats_by_time": "CREATE INDEX chats_by_time ON chats (updated)",
+    "messages_unfinished": (
+        "CREATE INDEX messages_unfinished ON messages (id) WHERE role = 'assistant' AND stop_reason IS NULL"
+    ),
+}
+_SEARCH = {
+    "messages_fts": (
+        "CREATE VIRTUAL TABLE messages_fts USING fts5 (content, content='messages', content_rowid='id',"
+        " tokenize='unicode61 remove_diacritics 2')"
+    ),
+    "fts_insert": f"CREATE TRIGGER fts_insert AFTER INSERT ON messages BEGIN {_ADD} END",
+    "fts_delete": f"CREATE TRIGGER fts_delete AFTER DELETE ON messages BEGIN {_REMOVE} END",
+    "fts_update": (
+        f"CREATE TRIGGER fts_update AFTER UPDATE OF content, stop_reason ON messages BEGIN {_REMOVE} {_ADD} END"
+    ),
+}
 
 
-def upgrade(db: sqlite3.Connection) -> None:
-    """Bring the file to the current version, all or nothing. Another instance may do the same at the same time.
+class Odd(sqlite3.DatabaseError):
+    """The tables are not as any version makes them, or a page of them is damaged."""
+
+
+def upgrade(db: sqlite3.Connection) -> bool:
+    """Bring the tables to the current version, all or nothing. Another instance may do the same at the same time.
+
+    Returns whether it was of an older version.
 
     Raises:
         ChatsTooNew: the file is ahead of this program.
-        sqlite3.Error
+        ChatsForeign: it is another program's database.
+        Odd, sqlite3.Error
     """
-    if _version(db) == len(UPGRADES):
-        return
+    if _version(db) == len(UPGRADES) and _structure(db) == _expected(len(UPGRADES)):
+        return False
     db.execute("BEGIN IMMEDIATE")
     try:
-        version = _version(db)  # again, now that nobody else can change it
-        if version > len(UPGRADES):
-            raise ChatsTooNew(
-                "Your chats were saved by a newer version of cpuchat.", "Update cpuchat; nothing was changed."
-            )
-        for step in UPGRADES[version:]:
-            for statement in step:
+        step = _step(db)  # now that nobody else can change it
+        for statements in UPGRADES[step:]:
+            for statement in statements:
                 db.execute(statement)
         db.execute(f"PRAGMA user_version = {len(UPGRADES)}")
         db.execute("COMMIT")
     except BaseException:
         db.execute("ROLLBACK")
         raise
+    return 0 < step < len(UPGRADES)
 
 
-def make_searchable(db: sqlite3.Connection) -> bool:
-    """Add the full-text index if this SQLite can; False when it cannot."""
-    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'found'").fetchone():
-        try:
-            db.execute("SELECT rowid FROM found LIMIT 0")
-        except sqlite3.OperationalError:  # made by another SQLite, one that has FTS5: its triggers would fail here
-            for name in ("found_insert", "found_delete", "found_update"):
-                db.execute(f"DROP TRIGGER IF EXISTS {name}")
-            return False
-    try:
-        db.execute("BEGIN IMMEDIATE")
-        triggers = db.execute(
-            "SELECT count(*) FROM sqlite_master WHERE name LIKE 'found\\_%' ESCAPE '\\' AND type = 'trigger'"
+def _step(db: sqlite3.Connection) -> int:
+    """How many upgrades the file has gone through."""
+    version, structure = _version(db), _structure(db)
+    names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
+    if not any(structure) and names:
+        raise _foreign(names)
+    if len(UPGRADES) < version <= len(UPGRADES) + _BELIEVABLE:
+        raise ChatsTooNew(
+            "Your chats were saved by a newer version of cpuchat.", "Update cpuchat; nothing was changed."
         )
-        complete = triggers.fetchone()[0] == 3
-        if not complete:
-            for statement in _SEARCH:
+    for step in range(len(UPGRADES) + 1):
+        if structure == _expected(step):
+            return step
+    if not any(len(columns & column_names(db, table)) > 2 for table, columns in _OUR_COLUMNS.items()):
+        raise _foreign(names)
+    raise Odd("the tables are not as cpuchat makes them")
+
+
+def _structure(db: sqlite3.Connection) -> tuple[object, ...]:
+    """Columns, keys and references of each table; () for one that is not there."""
+    found: list[object] = []
+    for table in TABLES:
+        kind = db.execute("SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table,)).fetchone()
+        unique = [
+            [column for (column,) in db.execute("SELECT name FROM pragma_index_info(?)", (name,))]
+            for _, name, is_unique, origin, *_ in db.execute(f"PRAGMA index_list({table})")
+            if is_unique and origin != "c"
+        ]
+        columns = _columns(db, table)
+        keys = db.execute(f"PRAGMA foreign_key_list({table})").fetchall()
+        found.append((kind, columns, sorted(unique), keys) if kind else ())
+    return tuple(found)
+
+
+def column_names(db: sqlite3.Connection, table: str) -> set[str]:
+    """Empty when there is no such table."""
+    return {str(column[1]) for column in _columns(db, table)}
+
+
+def _columns(db: sqlite3.Connection, table: str) -> list[tuple[object, ...]]:
+    try:
+        return db.execute(f"PRAGMA table_xinfo({table})").fetchall()
+    except sqlite3.OperationalError:  # a view of something that is not there
+        return []
+
+
+@functools.cache
+def _expected(step: int) -> tuple[object, ...]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        for statements in UPGRADES[:step]:
+            for statement in statements:
                 db.execute(statement)
-            db.execute("INSERT INTO found (found) VALUES ('rebuild')")
+        return _structure(db)
+
+
+def _foreign(names: set[str]) -> ChatsForeign:
+    shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+    return ChatsForeign(
+        f"The file of your chats is another program's database (tables: {shown}).",
+        "Move it away, then start again; nothing was changed.",
+    )
+
+
+def make_derived(db: sqlite3.Connection) -> bool:
+    """Make what is missing or altered of the indexes and the full-text index, and drop what is not ours.
+
+    Returns whether there is a full-text index: not every SQLite can.
+    """
+    if _derived(db) == {**_INDEXES, **_SEARCH}:
+        try:
+            db.execute("SELECT rowid FROM messages_fts LIMIT 0")
+        except sqlite3.OperationalError:  # made by another SQLite, one that has FTS5: its triggers would fail here
+            drop_triggers(db)
+            return False
+        return True
+    return remake_derived(db)
+
+
+def remake_derived(db: sqlite3.Connection) -> bool:
+    """The same, but from nothing."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        # Another instance may have done it meanwhile, but it may also be damaged in a way that cannot be seen.
+        drop_triggers(db)
+        mark_interrupted(db)
+        _drop(db, "type = 'index' AND tbl_name IN ('chats', 'messages') AND sql IS NOT NULL")
+        for statement in _INDEXES.values():
+            db.execute(statement)
+        full_text = True
+        try:
+            _drop(db, "name IN ('messages_fts', 'found')")
+            for statement in _SEARCH.values():
+                db.execute(statement)
+            db.execute("INSERT INTO messages_fts (messages_fts) VALUES ('rebuild')")
+        except sqlite3.OperationalError as error:
+            if "fts5" not in str(error):
+                raise
+            full_text = False
         db.execute("COMMIT")
-    except sqlite3.OperationalError as error:
-        db.execute("ROLLBACK")
-        if "fts5" not in str(error):
-            raise
-        return False
-    return True
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+    return full_text
+
+
+def mark_interrupted(db: sqlite3.Connection) -> None:
+    """Nobody will finish these. Should another instance be writing one right now, its last save puts it right."""
+    unfinished = "role = 'assistant' AND stop_reason IS NULL"
+    if db.execute(f"SELECT EXISTS (SELECT 1 FROM messages WHERE {unfinished})").fetchone()[0]:
+        db.execute(f"UPDATE messages SET stop_reason = ? WHERE {unfinished}", (INTERRUPTED,))
+
+
+def drop_triggers(db: sqlite3.Connection) -> None:
+    _drop(db, "type = 'trigger'")
+
+
+def _drop(db: sqlite3.Connection, where: str) -> None:
+    for kind, name in db.execute(f"SELECT type, name FROM sqlite_master WHERE {where}").fetchall():
+        quoted = name.replace('"', '""')
+        db.execute(f'DROP {kind} "{quoted}"')
+
+
+def _derived(db: sqlite3.Connection) -> dict[str, str]:
+    return dict(
+        db.execute(
+            "SELECT name, sql FROM sqlite_master WHERE name = 'messages_fts' OR type = 'trigger' OR"
+            " type = 'index' AND tbl_name IN ('chats', 'messages') AND sql IS NOT NULL"
+        )
+    )
 
 
 def _version(db: sqlite3.Connection) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-CHAT_COLUMNS = ("id", "title", "created", "updated", "model", "system_prompt")
+from cpuchat.chats.records import CHAT_COLUMNS
 
 _CHATS = ", ".join(f"chats.{name}" for name in CHAT_COLUMNS)
 _JOIN = "JOIN chats ON chats.id = messages.chat_id"
@@ -29,8 +29,8 @@ def rows(db: sqlite3.Connection, full_text: bool, text: str) -> list[tuple[Any, 
         # quoted, so that nothing in it is taken for a query operator
         words = " ".join('"' + word.replace('"', '""') + '"' for word in text.split())
         hits = db.execute(
-            f"SELECT {_CHATS}, snippet(found, 0, '', '', '…', 16) FROM found"
-            f" JOIN messages ON messages.id = found.rowid {_JOIN} WHERE found MATCH ? {_ORDER}",
+            f"SELECT {_CHATS}, snippet(messages_fts, 0, '', '', '…', 16) FROM messages_fts"
+            f" JOIN messages ON messages.id = messages_fts.rowid {_JOIN} WHERE messages_fts MATCH ? {_ORDER}",
             (words + "*",),
         ).fetchall()
     if not hits and not titles:

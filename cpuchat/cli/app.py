@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ def open_app(model: str | None, values: Mapping[str, Any]) -> int:
         conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
         if resume.chat_id:
             with contextlib.suppress(ChatsError):  # deleted meanwhile
-                conversation.open_chat(resume.chat_id)
+                asyncio.run(conversation.open_chat(resume.chat_id))
         return ChatApp(conversation, library, resume.model or initial, text=resume.text)
 
     return run(make)

@@ -263,6 +263,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     async def _close_conversation(self) -> None:
         async with self._saving:  # a setting that was just changed is written first
             await self.conversation.close()
+        self.saved = self.conversation.unsaved is None
 
     async def on_unmount(self) -> None:
         if not self._ended:  # not left in order

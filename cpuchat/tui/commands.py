@@ -46,7 +46,7 @@ class ChatProvider(Provider):
         if self.screen is not chat_screen:
             return
         try:
-            chats = app.conversation.store.chats()
+            chats = await app.conversation.list_chats()
         except CpuchatError:
             return
         matcher = self.matcher(query)

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
+from cpuchat.text import clean
 from cpuchat.tui import crash
 from cpuchat.tui.app import ChatApp, Resume
 from cpuchat.tui.guarded import GuardedApp, signal_name
@@ -30,11 +32,12 @@ def run(make: Callable[[Resume], ChatApp]) -> int:
     while True:
         app = make(resume)
         _run(app)
+        not_saved = _print_unsaved(app.conversation)
         if app.signalled:
             _tell(f"ended by {signal_name(app.signalled)}. {_kept(app.saved)}")
             return 128 + app.signalled
         if app.crash is None:
-            return app.return_code or 0
+            return app.return_code or not_saved
         last: LastResort | None = None
         if not app.leaving:
             last = LastResort(app.crash, app.saved)
@@ -43,6 +46,17 @@ def run(make: Callable[[Resume], ChatApp]) -> int:
             _tell(f"stopped on an internal error ({app.crash.what}). {_kept(app.saved)} {app.crash.log_words}")
             return 128 + last.signalled if last is not None and last.signalled else CpuchatError.exit_code
         resume = app.resume
+
+
+def _print_unsaved(conversation: Conversation) -> int:
+    """Print the answer that could not be saved, where it can still be copied; returns the exit code."""
+    answer, problem = conversation.unsaved, conversation.save_problem
+    if answer is None or problem is None:
+        return 0
+    _tell(f"the last answer could not be saved. {problem} This is its text:")
+    with contextlib.suppress(OSError, ValueError):
+        print(clean(answer.content or answer.reasoning), flush=True)
+    return problem.exit_code
 
 
 def _kept(saved: bool) -> str:

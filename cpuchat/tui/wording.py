@@ -6,7 +6,7 @@ import datetime
 
 from textual.content import Content
 
-from cpuchat.chats.store import StoredMessage
+from cpuchat.chats.records import StoredMessage
 from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, Timings
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size as size

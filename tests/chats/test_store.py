@@ -11,7 +11,7 @@ import pytest
 
 from cpuchat.chats import schema
 from cpuchat.chats.store import ChatStore
-from cpuchat.errors import ChatsDamaged, ChatsError, ChatsTooNew
+from cpuchat.errors import ChatsError, ChatsTooNew
 from cpuchat.protocol import Timings
 
 
@@ -73,8 +73,10 @@ def test_deleting(store):
     for text in ("one", "two", "three"):
         store.add_message(chat.id, "user", text)
     store.add_message(other.id, "user", "one")
-    assert store.delete_messages_from(chat.id, 1) == 2
+    version = store.chat(chat.id).version
+    store.delete_messages(chat.id, [m.id for m in store.messages(chat.id)][1:])
     assert [m.content for m in store.messages(chat.id)] == ["one"]
+    assert store.chat(chat.id).version > version
     assert store.add_message(chat.id, "user", "new").position == 1
     store.delete(chat.id)
     assert store.messages(chat.id) == []
@@ -103,7 +105,7 @@ def test_search(store):
     a = store.create_chat("m", title="Cooking")
     b = store.create_chat("m", title="Vectors")
     store.add_message(a.id, "user", "How long do I cook quinoa?\nAnd rice?")
-    store.add_message(a.id, "assistant", "Quinoa takes fifteen minutes.")
+    store.add_message(a.id, "assistant", "Quinoa takes fifteen minutes.", stop_reason="end")
     message = store.add_message(b.id, "user", 'std::vector<int> or 漢字テスト, 100% "sure"')
     assert [(f.id, f.snippet) for f in store.search("quinoa")] == [(a.id, "How long do I cook quinoa? And rice?")]
     assert [f.title for f in store.search("QUIN")] == ["Cooking"]
@@ -132,9 +134,8 @@ def test_a_file_made_without_the_index_gets_it(path):
     chat = store.create_chat("m")
     store.close()
     with sqlite3.connect(path) as db:
-        for name in ("found_insert", "found_delete", "found_update"):
-            db.execute(f"DROP TRIGGER {name}")
-        db.execute("DROP TABLE found")
+        schema.drop_triggers(db)
+        db.execute("DROP TABLE messages_fts")
         db.execute(
             "INSERT INTO messages (chat_id, position, role, content, created) VALUES (?, 0, 'user', 'old', 0)",
             (chat.id,),
@@ -230,8 +231,11 @@ def fill(path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("how", ["not a database", "cut short", "page overwritten", "empty page"])
-def test_a_damaged_file_is_moved_aside_and_told(path, how):
+@pytest.mark.parametrize(
+    ("how", "least"),
+    [("not a database", 0), ("cut short", 20), ("page overwritten", 100), ("empty page", 0), ("header", 200)],
+)
+def test_a_damaged_file_is_put_aside_and_what_can_be_read_is_kept(path, how, least):
     fill(path)
     content = bytearray(path.read_bytes())
     if how == "not a database":
@@ -239,17 +243,29 @@ def test_a_damaged_file_is_moved_aside_and_told(path, how):
     elif how == "cut short":
         del content[len(content) // 2 :]
     elif how == "page overwritten":
-        content[8192 : 8192 + 12288] = os.urandom(12288)
+        content[40960 : 40960 + 12288] = os.urandom(12288)
+    elif how == "header":
+        content[0:24] = os.urandom(24)
     else:
         content[4096:8192] = bytes(4096)
     path.write_bytes(content)
-    with pytest.raises(ChatsDamaged) as caught:
-        ChatStore(path)
-    (aside,) = path.parent.glob("chats.db.damaged-*")
-    assert aside.name in caught.value.hint
-    assert aside.read_bytes() == content
     store = ChatStore(path)
-    assert store.chats() == []
+    (notice,) = store.take_notices()
+    assert "damaged" in notice
+    assert store.take_notices() == []
+    (aside,) = path.parent.glob("chats.db.damaged-*[0-9]")
+    assert str(aside) in notice
+    assert aside.read_bytes() == content
+    kept = [m for chat in store.chats() for m in store.messages(chat.id)]
+    assert len(kept) >= least
+    assert all(m.content.startswith("message ") for m in kept)
+    chat = store.create_chat("m")
+    store.add_message(chat.id, "user", "after it")
+    assert [hit.id for hit in store.search("after")] == [chat.id]
+    store.close()
+    store = ChatStore(path)
+    assert store.take_notices() == []
+    assert sorted(p.name for p in path.parent.iterdir() if "damaged" not in p.name)[0] == "chats.db"
     store.close()
 
 

@@ -9,6 +9,7 @@ from cpuchat.protocol import (
     Failed,
     LoadProgress,
     ModelLoaded,
+    PrefillProgress,
     TextDelta,
 )
 from cpuchat.tui.screens.confirm import AskTextScreen, ConfirmScreen
@@ -360,3 +361,49 @@ async def test_snapshots_of_the_chat(name: str, size: tuple[int, int]) -> None:
         await app.press("f4")
         await app.pilot.pause()
         snapshot(app.app, f"chat-editing-{name}")
+
+
+async def test_stopping_before_the_first_word_brings_the_old_answer_back() -> None:
+    gate = Gate()
+    waiting = [PrefillProgress(request_id=1, processed=1, total=2, cache_n=0), gate, *answer("The new one.")]
+    async with running(ScriptedBackend([answer("The old one."), waiting])) as app:
+        await app.ready()
+        await app.send("Explain")
+        await app.press("ctrl+r")
+        await app.until(gate.reached.is_set)
+        await app.press("escape")
+        await app.until(lambda: not app.chat.busy)
+        assert [m.content for m in app.transcript.messages] == ["Explain", "The old one."]
+
+        gate.reached.clear()
+        app.chat.action_edit_last()
+        await app.send("Explain it well", wait=False)
+        await app.until(gate.reached.is_set)
+        await app.press("escape")
+        await app.until(lambda: not app.chat.busy)
+        assert [m.content for m in app.transcript.messages] == ["Explain", "The old one."]
+        assert app.stored() == [("user", "Explain"), ("assistant", "The old one.")]
+        assert app.prompt.text == "Explain it well"
+        gate.open()
+        await app.press("enter")  # still editing
+        await app.until(lambda: app.stored() == [("user", "Explain it well"), ("assistant", "The new one.")])
+
+
+async def test_an_answer_that_is_not_saved_is_told_until_it_is() -> None:
+    before, end = Gate(), Gate()
+    long = "word " * 5000
+    steps = answer(long, gate=end)
+    async with running(ScriptedBackend([answer("Hm."), [steps[0], before, *steps[1:]]])) as app:
+        await app.ready()
+        await app.send("Hello")
+        await app.send("More", wait=False)
+        await app.until(before.reached.is_set)
+        app.conversation.store._db.execute("PRAGMA max_page_count = 1")  # the disk is full
+        before.open()
+        await app.until(lambda: "Not saved" in app.screen_text)
+        app.conversation.store._db.execute("PRAGMA max_page_count = 1000000")
+        await app.until(lambda: app.conversation.save_problem is None)
+        end.open()
+        await app.until(lambda: not app.chat.busy)
+        assert "Not saved" not in app.screen_text
+        assert app.stored()[-1] == ("assistant", long)

@@ -119,7 +119,7 @@ async def test_marks_are_switched_with_a_key_remembered_and_kept_while_the_app_r
         assert "proposed by the model 27 %, draft 73 %" in app.screen_text
         chat_id = app.conversation.chat.id if app.conversation.chat else ""
         await app.press("ctrl+n")
-        app.chat.open_chat(chat_id)
+        await app.chat.open_chat(chat_id).wait()
         await app.until(lambda: "proposed by the model 27 %" in app.screen_text)
         await app.press("ctrl+t")
         assert "proposed by" not in app.screen_text
@@ -142,7 +142,7 @@ async def test_an_answer_written_anew_without_drafts_has_no_marks_of_the_old_one
         assert "proposed by" not in app.screen_text
         chat_id = app.conversation.chat.id if app.conversation.chat else ""
         await app.press("ctrl+n")
-        app.chat.open_chat(chat_id)
+        await app.chat.open_chat(chat_id).wait()
         await app.until(lambda: "A bold word" in app.screen_text)
 
 

@@ -40,7 +40,7 @@ def marked(app: RunningApp) -> str | None:
 
 
 async def open_chat(app: RunningApp, title: str) -> None:
-    app.chat.open_chat(titled(app, title))
+    await app.chat.open_chat(titled(app, title)).wait()
     await app.pilot.pause()
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from cpuchat.conversation import Conversation
-from cpuchat.errors import CpuchatError
+from cpuchat.errors import ChatsChanged, ChatsError, CpuchatError
 from cpuchat.protocol import (
     AnyEvent,
     ContextTrimmed,
@@ -37,13 +37,18 @@ class Answering:
         status: StatusLine,
         tell: Callable[[str, str], None],
         begun: Callable[[], None],
+        show_messages: Callable[[], None],
     ) -> None:
-        """`tell(text, severity)` shows a passing message; `begun()` is called when a stream gave its first event."""
+        """`tell(text, severity)` shows a passing message; `begun()` is called when a stream gave its first event,
+        `show_messages()` when the transcript has to show what the conversation holds.
+        """
         self._conversation = conversation
         self._transcript = transcript
         self._status = status
         self._tell = tell
         self._begun = begun
+        self._show_messages = show_messages
+        self._replaces = False  # the answer is to take the place of something that is not shown any more
         self._open = False  # an answer is being written
         self._written = False  # its first text has come
         self._left_out = ""
@@ -76,12 +81,15 @@ class Answering:
             self._show_notes(model)
         self.show_context()
 
-    async def answer(self, stream: Callable[[], AsyncIterator[AnyEvent]]) -> AnyEvent | None:
-        """Show one answer from its first event to its last. Returns the last."""
+    async def answer(self, stream: Callable[[], AsyncIterator[AnyEvent]], replaces: bool = False) -> AnyEvent | None:
+        """Show one answer from its first event to its last. Returns the last.
+
+        What it `replaces` is shown again when it ends before its first word.
+        """
         drafted = bool(self._conversation.speculation.drafters)
         self._transcript.begin_answer(self._conversation.model_name or "Answer", drafted)
         self._transcript.set_pending("thinking about it …")
-        self._open, self._written, self._left_out = True, False, ""
+        self._open, self._written, self._left_out, self._replaces = True, False, "", replaces
         try:
             return await self._consume(stream)
         finally:
@@ -101,9 +109,6 @@ class Answering:
                 self._show(event)
         except CpuchatError as error:
             last = Failed(code=error.code, message=error.message, hint=error.hint)
-            self._show(last)
-        except OSError as error:  # the disk is full, the database is locked, ...
-            last = Failed(code="error", message=f"{error}.", hint="The app goes on; the last answer may not be saved.")
             self._show(last)
         return last
 
@@ -133,6 +138,8 @@ class Answering:
                 self._close(" · ".join(filter(None, (note, self._left_out))))
             case Failed():
                 self._close("")
+                if event.code in (ChatsError.code, ChatsChanged.code):  # not sent, or loaded again
+                    self._show_messages()
                 self._fail(event)
             case _:
                 pass
@@ -146,6 +153,8 @@ class Answering:
             if answer is not None and messages and messages[-1].role == "assistant":
                 # Also when it has none: the id may be that of an answer that was deleted.
                 self.spans[messages[-1].id] = answer.spans
+            if self._replaces and not self._written:
+                self._show_messages()
 
     def _fail(self, event: Failed) -> None:
         title = {"worker_died": "The model stopped working", "does_not_fit": "Not enough memory"}.get(

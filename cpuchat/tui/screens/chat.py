@@ -16,6 +16,7 @@ from textual.content import Content
 from textual.widgets import Footer
 from textual.worker import Worker, WorkerError
 
+from cpuchat.chats.records import storable
 from cpuchat.conversation import Conversation
 from cpuchat.models.library import Library
 from cpuchat.protocol import AnyEvent, Failed
@@ -85,9 +86,12 @@ class ChatScreen(HistoryScreen):
         self._transcript = self.query_one(Transcript)
         self._prompt = self.query_one(Prompt)
         self._chats = self.query_one(ChatList)
-        self._answering = Answering(self.conversation, self._transcript, self._status, self.tell, self._begun)
+        self._answering = Answering(
+            self.conversation, self._transcript, self._status, self.tell, self._begun, self._show_messages
+        )
         self._copying = Copying(self._app, self._transcript, self.tell)
         self._figures = LiveFigures(self, self.conversation)
+        self.conversation.on_save_problem = self._show_save_problem
         self._apply_ui_settings()
         if self.conversation.settings.ui.show_reasoning:
             self._transcript.toggle_reasoning()
@@ -133,9 +137,15 @@ class ChatScreen(HistoryScreen):
             self._figures.share_the_cores()
             self._app.save_settings({"model": {"last": str(path)}})
 
-    async def _answer(self, stream: Callable[[], AsyncIterator[AnyEvent]]) -> None:
+    async def _answer(
+        self, stream: Callable[[], AsyncIterator[AnyEvent]], text: str = "", editing: bool = False
+    ) -> None:
+        """Show an answer. `text` is what it answers, if that is new; the prompt gets it back when it was not taken."""
         self.refresh_bindings()
-        last = await self._answering.answer(stream)
+        last = await self._answering.answer(stream, replaces=editing or not text)
+        if text and storable(text) != self._last_of_mine() and not self._prompt.text:
+            self._prompt.put(text)
+            self._editing = editing
         if isinstance(last, Failed) and last.code != "worker_died" and self.conversation.model is None:
             self._loaded = False
         self.list_chats()
@@ -234,14 +244,14 @@ class ChatScreen(HistoryScreen):
 
     def _send(self, text: str) -> None:
         self._copying.begin_again()
-        if self._editing:
+        if editing := self._editing:
             self._leave_editing()
             self._show_messages(before_last_user=True)
             stream = lambda: self.conversation.edit_last(text)  # noqa: E731
         else:
             stream = lambda: self.conversation.send(text)  # noqa: E731
         self._transcript.add_message(wording.mine(text))
-        self._run(self._answer(stream))
+        self._run(self._answer(stream, text, editing))
 
     def _send_queued(self) -> None:
         if self._queued and self._loaded and not self.busy:
@@ -304,6 +314,14 @@ class ChatScreen(HistoryScreen):
         chat = self.conversation.chat
         self._transcript.border_title = Content(chat.title) if chat else "New chat"
 
+    def _show_save_problem(self) -> None:
+        problem = self.conversation.save_problem
+        self._transcript.border_subtitle = Content(f"Not saved: {problem.message}") if problem else ""
+        if problem is not None:
+            self.tell(f"The answer is not saved yet. {problem} Saving is retried until it works.", "error")
+        else:
+            self.tell("The answer is saved now.")
+
     def _show_empty_text(self) -> None:
         self._transcript.empty_text = _WELCOME if self.model_path else _NO_MODEL
 
@@ -341,7 +359,7 @@ class ChatScreen(HistoryScreen):
     def action_again(self) -> None:
         if self.refuse_while_busy("Another answer can be written when this one is done"):
             return
-        if not any(m.role == "user" for m in self.conversation.messages):
+        if self._last_of_mine() is None:
             self.tell("There is nothing to answer yet. Write a message first.")
             return
         if not self._loaded:
@@ -354,17 +372,20 @@ class ChatScreen(HistoryScreen):
     def action_edit_last(self) -> None:
         if self.refuse_while_busy("A message can be edited when the answer is done"):
             return
-        mine = [m.content for m in self.conversation.messages if m.role == "user"]
-        if not mine:
+        mine = self._last_of_mine()
+        if mine is None:
             self.tell("There is no message of yours to edit yet.")
             return
         if not self._editing:
             self._draft = self._prompt.text
         self._editing = True
-        self._prompt.put(mine[-1])
+        self._prompt.put(mine)
         self._prompt.focus()
         self._show_prompt_title()
         self.refresh_bindings()
+
+    def _last_of_mine(self) -> str | None:
+        return next((m.content for m in reversed(self.conversation.messages) if m.role == "user"), None)
 
     def _leave_editing(self) -> None:
         self._editing = False

@@ -13,6 +13,8 @@ from cpuchat.errors import CpuchatError
 from cpuchat.tui.screens.confirm import AskTextScreen, ConfirmScreen
 from cpuchat.tui.widgets.chat_list import ChatList
 
+_NOTICE_SECONDS = 60.0  # of what the user has to know about a damaged file
+
 
 class HistoryScreen(Screen[None]):
     """Base of the chat screen, which says how to show a chat and when not to switch."""
@@ -35,32 +37,36 @@ class HistoryScreen(Screen[None]):
     def show_chat_title(self) -> None:
         raise NotImplementedError
 
-    def list_chats(self) -> None:
+    @work(exclusive=True, group="list-chats")
+    async def list_chats(self) -> None:
         """Show the chats, or those that match the search."""
-        chats = self.query_one(ChatList)
-        store = self.conversation.store
-        current = self.conversation.chat.id if self.conversation.chat else None
         with self._telling():
-            chats.show(store.search(chats.searching) if chats.searching else store.chats(), current)
+            found = await self.conversation.list_chats(self.query_one(ChatList).searching)
+            self.query_one(ChatList).show(found, self.conversation.chat.id if self.conversation.chat else None)
+        for notice in self.conversation.store.take_notices():
+            self.notify(notice, severity="warning", timeout=_NOTICE_SECONDS, markup=False)
 
-    def open_chat(self, chat_id: str) -> None:
+    @work(exclusive=True, group="open-chat")
+    async def open_chat(self, chat_id: str) -> None:
         """Go on with a stored chat."""
         if self.refuse_while_busy("Another chat can be opened when this is done"):
             return
         with self._telling():
-            self.conversation.open_chat(chat_id)
-        self._chat_changed()
+            await self.conversation.open_chat(chat_id)
+            self._chat_changed()
+        self.list_chats()
 
     def action_new_chat(self) -> None:
         if self.refuse_while_busy("A new chat can start when this is done"):
             return
-        self.conversation.new_chat()
-        self._chat_changed()
+        with self._telling():
+            self.conversation.new_chat()
+            self._chat_changed()
+        self.list_chats()
 
     def _chat_changed(self) -> None:
         self.query_one(ChatList).clear_search()
         self.show_chat()
-        self.list_chats()
 
     def action_rename_chat(self) -> None:
         if self.conversation.chat is None:
@@ -103,13 +109,11 @@ class HistoryScreen(Screen[None]):
 
     @work
     async def _rename(self, chat_id: str) -> None:
-        store = self.conversation.store
         with self._telling():
-            title = await self.app.push_screen_wait(AskTextScreen("Rename the chat", store.chat(chat_id).title))
+            chat = await self.conversation.stored_chat(chat_id)
+            title = await self.app.push_screen_wait(AskTextScreen("Rename the chat", chat.title))
             if title:
-                store.rename(chat_id, title)
-                if self._is_open(chat_id):
-                    self.conversation.chat = store.chat(chat_id)
+                await self.conversation.rename_chat(chat_id, title)
                 self.show_chat_title()
         self.list_chats()
 
@@ -118,7 +122,7 @@ class HistoryScreen(Screen[None]):
         if self._is_open(chat_id) and self.refuse_while_busy("This chat can be deleted when the answer is done"):
             return
         with self._telling():
-            title = self.conversation.store.chat(chat_id).title
+            title = (await self.conversation.stored_chat(chat_id)).title
             question = f"Delete “{title}” and all its messages? This cannot be undone."
             if await self.app.push_screen_wait(ConfirmScreen("Delete the chat", question, "Delete", "Keep it")):
                 # The dialog may have been open while a queued message was sent.

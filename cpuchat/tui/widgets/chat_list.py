@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from cpuchat.chats.store import Chat
+from cpuchat.chats.records import Chat
 from cpuchat.tui import keys
 
 

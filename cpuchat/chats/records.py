@@ -1,0 +1,178 @@
+"""What the store keeps, and what of a row makes no sense.
+
+SQLite takes any value in any column, and a file can be damaged anywhere: nothing is taken from it unchecked.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import msgspec
+
+from cpuchat.protocol import Role, Timings
+
+INTERRUPTED = "interrupted"
+_LATEST = 2.5e11  # seconds since the epoch; the year 9892, the calendar ends soon after
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LARGEST = 1e18  # of a figure in timings
+
+
+class Chat(msgspec.Struct, frozen=True, kw_only=True):
+    """One conversation. Times in seconds since the epoch. `version` changes whenever its messages do."""
+
+    id: str
+    title: str
+    created: float
+    updated: float
+    model: str
+    system_prompt: str
+    version: int = 0
+
+
+class SearchHit(Chat, frozen=True, kw_only=True):
+    """A chat that a search found; `snippet` is the text around the first hit, on one line."""
+
+    snippet: str
+
+
+class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One message. `position` orders the messages of a chat.
+
+    `stop_reason` of an answer is a `protocol.StopReason`, the code of an error, "interrupted" when its app died in
+    the middle of it, or None while it is being written.
+    """
+
+    id: int
+    chat_id: str
+    position: int
+    role: Role
+    content: str
+    reasoning: str
+    model: str
+    stop_reason: str | None
+    timings: Timings | None
+    created: float
+
+
+CHAT_COLUMNS = Chat.__struct_fields__
+MESSAGE_COLUMNS = StoredMessage.__struct_fields__
+
+
+def new_chat_id() -> str:
+    return secrets.token_hex(8)
+
+
+def mended_chat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """`row` of the table `chats` with whatever makes no sense replaced; equal to it when it was sound."""
+    created = _time(row["created"], row["updated"])
+    version = row["version"]
+    return {
+        "id": row["id"] if isinstance(row["id"], str) and _ID.fullmatch(row["id"]) else new_chat_id(),
+        "title": _text(row["title"]),
+        "created": created,
+        "updated": _time(row["updated"], created),
+        "model": _text(row["model"]),
+        "system_prompt": _text(row["system_prompt"]),
+        "version": version if isinstance(version, int) and 0 <= version < 1 << 53 else 0,
+    }
+
+
+def mended_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`row` of the table `messages` with whatever makes no sense replaced; equal to it when it was sound.
+
+    None: nobody could tell who said it. A `position` of -1 has to be made anew. `timings` stay as they are: figures
+    are not worth changing a message for.
+    """
+    if row["role"] not in get_args(Role):
+        return None
+    position, stop_reason = row["position"], row["stop_reason"]
+    return {
+        **row,
+        "chat_id": row["chat_id"] if isinstance(row["chat_id"], str) else "",
+        "position": position if isinstance(position, int) and 0 <= position < 1 << 53 else -1,
+        "content": _text(row["content"]),
+        "reasoning": _text(row["reasoning"]),
+        "model": _text(row["model"]),
+        "stop_reason": stop_reason if stop_reason is None else _text(stop_reason)[:100],
+        "created": _time(row["created"], 0.0),
+    }
+
+
+def chat_of(row: tuple[Any, ...]) -> Chat | None:
+    """None when the row makes no sense."""
+    fields = dict(zip(CHAT_COLUMNS, row, strict=True))
+    return Chat(**fields) if mended_chat(fields) == fields else None
+
+
+def message_of(row: tuple[Any, ...]) -> StoredMessage | None:
+    """None when the row makes no sense."""
+    fields = dict(zip(MESSAGE_COLUMNS, row, strict=True))
+    if mended_message(fields) != fields:
+        return None
+    return StoredMessage(**{**fields, "timings": _timings(fields["timings"])})
+
+
+def timings_json(timings: Timings | None) -> str | None:
+    return None if timings is None else msgspec.json.encode(timings).decode()
+
+
+def storable(text: str) -> str:
+    """SQLite keeps UTF-8: half a surrogate pair (from a broken paste) becomes a question mark."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def decoded(raw: bytes) -> str:
+    """For `sqlite3.Connection.text_factory`: bytes that are no UTF-8 become surrogates, which `_text` finds."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _text(value: object) -> str:
+    match value:
+        case str() if value.isascii():
+            return value
+        case str():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            return value
+        case bytes():
+            return value.decode("utf-8", "replace")
+        case None:
+            return ""
+        case _:
+            return str(value)
+
+
+def _time(value: object, otherwise: object) -> float:
+    for candidate in (value, otherwise):
+        if isinstance(candidate, int | float) and 0 <= candidate <= _LATEST:
+            return float(candidate)
+    return 0.0
+
+
+def _timings(text: object) -> Timings | None:
+    if not isinstance(text, str):
+        return None
+    try:
+        timings = msgspec.json.decode(text, type=Timings)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return timings if _sensible(msgspec.to_builtins(timings)) else None
+
+
+def _sensible(value: Any) -> bool:
+    """No figure in it overflows when it is shown or divided by."""
+    match value:
+        case dict():
+            return all(map(_sensible, value.values()))
+        case list() | tuple():
+            return all(map(_sensible, value))
+        case int() | float():
+            return math.isfinite(value) and abs(value) <= _LARGEST
+        case _:
+            return True

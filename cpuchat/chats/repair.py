@@ -1,0 +1,296 @@
+"""Damaged files of chats: what is sound is kept in use, what is not is kept as it was.
+
+Rows that make no sense are copied to the table `quarantine` and mended, or moved there. From a file whose tables or
+pages are damaged, every row that can still be read is copied to a new one, and the file is moved aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cpuchat.chats import schema
+from cpuchat.chats.records import (
+    CHAT_COLUMNS,
+    MESSAGE_COLUMNS,
+    decoded,
+    mended_chat,
+    mended_message,
+    new_chat_id,
+)
+from cpuchat.errors import ChatsDamaged
+
+Row = dict[str, Any]
+Numbered = tuple[int, Row]
+
+SIDES = ("-wal", "-shm")
+"""What SQLite keeps beside the file."""
+_DEFAULTS: dict[str, Row] = {
+    "chats": dict.fromkeys(CHAT_COLUMNS, "") | {"created": 0.0, "updated": 0.0, "version": 0},
+    "messages": dict.fromkeys(MESSAGE_COLUMNS, "")
+    | {"id": 0, "position": -1, "stop_reason": None, "timings": None, "created": 0.0},
+}
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+_HEADER = (
+    (0, b"SQLite format 3\0\x10\x00"),
+    (20, b"\0\x40\x20\x20"),
+    (44, b"\0\0\0\x04"),
+    (52, b"\0\0\0\0\0\0\0\x01"),
+)
+_MODES = (b"\1\1", b"\2\2")  # with a journal, with a write-ahead log
+_ORPHANED = "chat_id NOT IN (SELECT id FROM chats WHERE id IS NOT NULL)"
+_QUERIES = 4000  # how often a damaged table is asked for what is behind the damage
+
+
+def is_damage(error: BaseException) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return isinstance(error, schema.Odd) or (
+        code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    )
+
+
+def check(db: sqlite3.Connection) -> None:
+    """Look through every page; indexes that contradict their tables are made again.
+
+    Raises:
+        schema.Odd: the tables are damaged.
+    """
+    if _verdict(db) != "ok":
+        db.execute("REINDEX")
+        schema.remake_derived(db)
+        if (verdict := _verdict(db)) != "ok":
+            raise schema.Odd(verdict)
+
+
+def _verdict(db: sqlite3.Connection) -> str:
+    return str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+
+
+def mend(db: sqlite3.Connection) -> int:
+    """Mend every row that makes no sense; returns how many there were. The indexes are made again."""
+    db.execute("PRAGMA foreign_keys = OFF")  # a row that is replaced must not take its messages with it
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        schema.drop_triggers(db)  # they would be given what was never indexed
+        chats = [(rowid, row) for rowid, row in _rows(db, "chats") if mended_chat(row) != row]
+        messages = [(rowid, row) for rowid, row in _rows(db, "messages") if mended_message(row) != row]
+        n_mended = _put_rows(db, chats, messages)
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+    finally:
+        db.execute("PRAGMA foreign_keys = ON")
+    schema.remake_derived(db)
+    return n_mended
+
+
+def has_orphans(db: sqlite3.Connection) -> bool:
+    """Messages of a chat that is not there."""
+    return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM messages WHERE {_ORPHANED})").fetchone()[0])
+
+
+def salvage(path: Path) -> str:
+    """Put a new file with everything that can be read in the place of a damaged one; returns what to tell the user.
+
+    Raises:
+        ChatsDamaged: the new file cannot be written, or the old one not be moved; it is unchanged.
+    """
+    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+    new = path.with_name(f"{path.name}.new-{os.getpid()}")
+    try:
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(new.unlink, missing_ok=True)
+            n_chats, n_messages = _salvage_into(new, *_readable(path, cleanup))
+            for side in SIDES:
+                if (file := path.with_name(path.name + side)).exists():
+                    file.rename(aside.with_name(aside.name + side))
+            path.rename(aside)
+            new.rename(path)
+    except (OSError, sqlite3.Error) as error:
+        raise ChatsDamaged(
+            f"The file of your chats is damaged: {path}.",
+            f"It could not be replaced by a sound one ({error}). Move it away, then start again.",
+        ) from None
+    found = f"{n_chats} chats with {n_messages} messages were recovered" if n_chats else "Nothing could be recovered"
+    return f"The file of your chats was damaged. {found}; the damaged file is kept as {aside}."
+
+
+def _salvage_into(new: Path, chats: list[Numbered], messages: list[Numbered]) -> tuple[int, int]:
+    new.unlink(missing_ok=True)
+    os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as db:
+        schema.upgrade(db)
+        db.execute("BEGIN")
+        _put_rows(db, chats, messages)
+        db.execute("COMMIT")
+        schema.remake_derived(db)
+        n_chats, n_messages = (db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in _DEFAULTS)
+        return n_chats, n_messages
+
+
+def _put_rows(db: sqlite3.Connection, chats: Iterable[Numbered], messages: Iterable[Numbered]) -> int:
+    """Write rows, mended where that is needed, with a copy of what was mended. Returns how many of them were."""
+    n_mended = 0
+    new_ids: list[tuple[str, object]] = []
+    ids: set[str] = set()
+    for rowid, row in chats:
+        mended = mended_chat(row)
+        if mended["id"] in ids:  # a table without its key
+            mended["id"] = new_chat_id()
+        ids.add(mended["id"])
+        _insert(db, "chats", {"rowid": rowid, **mended})
+        if mended != row:
+            n_mended += 1
+            _quarantine(db, "chats", mended["id"], row)
+            new_ids.append((mended["id"], row["id"]))
+    places: set[tuple[str, int]] = set()
+    for rowid, row in messages:
+        mended = mended_message(row)
+        if mended != row:
+            n_mended += 1
+            _quarantine(db, "messages", row["chat_id"], row)
+        if mended is None:
+            db.execute("DELETE FROM messages WHERE id = ?", (rowid,))
+            continue
+        place = mended["chat_id"], mended["position"]
+        if mended["position"] < 0 or place in places:
+            mended["position"] = -1 - rowid
+        places.add(place)
+        _insert(db, "messages", {**mended, "id": rowid})
+    for new_id, old_id in new_ids:
+        _rename_chat(db, new_id, old_id)
+    n_mended += _adopt(db)
+    _renumber(db)
+    return n_mended
+
+
+def _insert(db: sqlite3.Connection, table: str, row: Row) -> None:
+    marks = ", ".join("?" * len(row))
+    db.execute(f"INSERT OR REPLACE INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+
+
+def _quarantine(db: sqlite3.Connection, source: str, chat_id: object, row: Row) -> None:
+    text = msgspec.json.encode({name: _plain(value) for name, value in row.items()}).decode()
+    chat_id = chat_id if isinstance(chat_id, str) else None
+    _insert(db, "quarantine", {"chat_id": chat_id, "source": source, "row": text, "found": time.time()})
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            value = value.encode("utf-8", "surrogateescape")
+    return {"hex": value.hex()} if isinstance(value, bytes) else value
+
+
+def _adopt(db: sqlite3.Connection) -> int:
+    """Give messages whose chat is lost a chat again; returns how many chats that were."""
+    lost = db.execute(
+        f"SELECT chat_id, min(created), max(created) FROM messages WHERE {_ORPHANED} GROUP BY chat_id"
+    ).fetchall()
+    for chat_id, created, updated in lost:
+        row = dict.fromkeys(CHAT_COLUMNS, None) | {"id": chat_id, "created": created, "updated": updated}
+        chat = mended_chat(row) | {"title": "Recovered chat"}
+        _insert(db, "chats", chat)
+        _rename_chat(db, chat["id"], chat_id)
+    return len(lost)
+
+
+def _rename_chat(db: sqlite3.Connection, new_id: str, old_id: object) -> None:
+    if new_id != old_id:
+        for table in ("messages", "quarantine"):
+            db.execute(f"UPDATE {table} SET chat_id = ? WHERE chat_id IS ?", (new_id, old_id))
+
+
+def _renumber(db: sqlite3.Connection) -> None:
+    """Number the messages of chats in which one has lost its place; they were added in the order of their ids."""
+    for (chat_id,) in db.execute("SELECT DISTINCT chat_id FROM messages WHERE position < 0").fetchall():
+        db.execute("UPDATE messages SET position = -1 - id WHERE chat_id = ?", (chat_id,))
+        db.execute(
+            "UPDATE messages SET position = (SELECT count(*) FROM messages AS m WHERE m.chat_id = messages.chat_id"
+            " AND m.id < messages.id) WHERE chat_id = ?",
+            (chat_id,),
+        )
+
+
+def _rows(
+    db: sqlite3.Connection, table: str, low: int = _LOWEST, high: int = _HIGHEST, down: bool = False
+) -> Iterator[Numbered]:
+    """Rows with their rowids, those in [low, high], columns that the table lacks with what they would have had."""
+    present = schema.column_names(db, table)
+    columns = [name for name in _DEFAULTS[table] if name in present]
+    query = (
+        f"SELECT rowid, {', '.join(columns)} FROM {table} WHERE rowid BETWEEN ? AND ?"
+        f" ORDER BY rowid {'DESC' if down else 'ASC'}"
+    )
+    for rowid, *values in db.execute(query, (low, high)):
+        yield rowid, _DEFAULTS[table] | dict(zip(columns, values, strict=True))
+
+
+def _readable(path: Path, cleanup: contextlib.ExitStack) -> tuple[list[Numbered], list[Numbered]]:
+    """The chats and messages of a damaged file, as far as SQLite can read them."""
+    db = _open_damaged(path, cleanup)
+    found: list[list[Numbered]] = []
+    for table in _DEFAULTS:
+        rows: dict[int, Row] = {}
+        with contextlib.suppress(sqlite3.Error):
+            # Of a view, or of a table that some module makes, nobody knows how long reading it takes.
+            is_table = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ? AND sql LIKE 'CREATE TABLE%'"
+            if db.execute(is_table, (table,)).fetchone():
+                _read_around_damage(db, table, rows)
+        found.append(sorted(rows.items()))
+    return found[0], found[1]
+
+
+def _read_around_damage(db: sqlite3.Connection, table: str, rows: dict[int, Row]) -> None:
+    """Read from both ends up to what cannot be read, then halve what lies between, and so on."""
+    spans = [(_LOWEST, _HIGHEST)]
+    for _ in range(_QUERIES):
+        if not spans:
+            return
+        low, high = spans.pop()
+        try:
+            for rowid, row in _rows(db, table, low, high):
+                rows[rowid] = row
+                low = rowid + 1
+            continue
+        except sqlite3.DatabaseError:
+            pass
+        with contextlib.suppress(sqlite3.DatabaseError):
+            for rowid, row in _rows(db, table, low, high, down=True):
+                rows[rowid] = row
+                high = rowid - 1
+        if low < high:
+            middle = (low + high) // 2
+            spans += [(low, middle), (middle + 1, high)]
+
+
+def _open_damaged(path: Path, cleanup: contextlib.ExitStack) -> sqlite3.Connection:
+    """Open for reading whatever SQLite lets itself be talked into."""
+    with path.open("rb") as file:
+        start = file.read(100)
+    if start[18:20] not in _MODES or any(start[at : at + len(right)] != right for at, right in _HEADER):
+        copy = path.with_name(f"{path.name}.copy-{os.getpid()}")
+        cleanup.callback(copy.unlink, missing_ok=True)
+        shutil.copyfile(path, copy)
+        with copy.open("r+b") as file:
+            for at, right in (*_HEADER, (18, _MODES[0])):
+                file.seek(at)
+                file.write(right)
+        path = copy
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+    cleanup.callback(db.close)
+    db.text_factory = decoded
+    db.execute("PRAGMA writable_schema = ON")  # a schema that makes no sense in places is read all the same
+    return db

@@ -1,0 +1,183 @@
+"""Keeps the store up with an answer while it is written, without ever blocking the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+
+from cpuchat.chats.records import Chat, StoredMessage
+from cpuchat.chats.store import ChatStore
+from cpuchat.errors import ChatsChanged, ChatsError
+
+AUTOSAVE_SECONDS = 0.3
+_RETRY_SECONDS = 1.0
+_UNSAVED = -1  # id of an answer that the store does not have yet
+
+
+class AnswerSaver:
+    """Saves one answer at a time. What cannot be saved (a full disk, a locked file) is tried again until it is.
+
+    `problem` is why the answer is not saved, None when it is or soon will be. `conflict` is set when another instance
+    of the app changed the chat, so that there is no place for the answer any more; `overtaken` when it was changed
+    but has the answer.
+
+    Args:
+        told: called when `problem` changes.
+    """
+
+    def __init__(self, store: ChatStore, told: Callable[[], None]) -> None:
+        self.problem: ChatsError | None = None
+        self.conflict: ChatsChanged | None = None
+        self.overtaken = False
+        self._store = store
+        self._told = told
+        self._answer: StoredMessage | None = None
+        self._insert: Callable[[StoredMessage], tuple[StoredMessage, int]] | None = None
+        self._saved: tuple[StoredMessage, int] | None = None  # its row, and the version that the chat has with it
+        self._on_saved: Callable[[StoredMessage, int], None] = lambda *_: None
+        self._writing = threading.Lock()  # a cancelled save goes on in its thread
+        self._taking_turns = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[bool] | None = None
+
+    @property
+    def unsaved(self) -> StoredMessage | None:
+        """The answer, while the store does not have all of it."""
+        return self._answer
+
+    def begin(
+        self,
+        chat: Chat,
+        model: str,
+        delete: Sequence[int],
+        edit: Sequence[StoredMessage],
+        on_saved: Callable[[StoredMessage, int], None],
+    ) -> StoredMessage:
+        """Start with an answer, which is returned. The one before must have been saved, or is given up.
+
+        Args:
+            chat: as it is on the screen: when it is another in the store, that is a `conflict`.
+            delete: ids of messages that go when the answer is first saved.
+            edit: messages that get a new text then.
+            on_saved: called after each save with the row of the answer and the version of the chat.
+        """
+        self.discard()
+        self.conflict, self.overtaken = None, False
+
+        def insert(answer: StoredMessage) -> tuple[StoredMessage, int]:
+            with self._store.transaction(unchanged=chat):
+                if delete:
+                    self._store.delete_messages(chat.id, delete)
+                for message in edit:
+                    self._store.edit_message(message.id, message.content)
+                row = self._store.add_message(
+                    chat.id,
+                    "assistant",
+                    answer.content,
+                    reasoning=answer.reasoning,
+                    model=answer.model,
+                    stop_reason=answer.stop_reason,
+                    timings=answer.timings,
+                )
+                return row, self._store.chat(chat.id).version
+
+        self._insert, self._saved, self._on_saved = insert, None, on_saved
+        return StoredMessage(
+            id=_UNSAVED,
+            chat_id=chat.id,
+            position=_UNSAVED,
+            role="assistant",
+            content="",
+            reasoning="",
+            model=model,
+            stop_reason=None,
+            timings=None,
+            created=0.0,
+        )
+
+    def put(self, answer: StoredMessage) -> None:
+        """Have this state of the answer saved soon: at once when it is the first."""
+        if self.conflict is None:
+            self._answer = answer
+            self._schedule(AUTOSAVE_SECONDS if self._saved else 0.0)
+
+    async def save(self) -> bool:
+        """Save now. Returns whether the store has everything; if it has not, saving goes on by itself."""
+        async with self._taking_turns:
+            self._unschedule()
+            answer = self._answer
+            if answer is None:
+                return True
+            try:
+                saved = await asyncio.to_thread(self._write, answer)
+            except ChatsChanged as error:
+                self.conflict = error
+                self.discard()
+                return False
+            except ChatsError as error:
+                self._schedule(_RETRY_SECONDS)
+                self._tell(error)
+                return False
+            self._tell(None)
+            self._on_saved(*saved)
+            if self._answer is not answer:  # it has grown meanwhile
+                self._schedule(AUTOSAVE_SECONDS)
+                return False
+            self._answer = None
+            return True
+
+    def discard(self) -> None:
+        """Give up what is not saved yet."""
+        self._unschedule()
+        self._answer = None
+        self._tell(None)
+
+    async def close(self) -> None:
+        """Save a last time."""
+        await self.save()
+        self._unschedule()
+
+    def save_here(self) -> None:
+        """Save once, on this thread. Raises ChatsError."""
+        if self._answer is not None:
+            self._write(self._answer)
+
+    def _write(self, answer: StoredMessage) -> tuple[StoredMessage, int]:
+        with self._writing:
+            if self._saved is None:
+                assert self._insert is not None
+                self._saved = self._insert(answer)
+                return self._saved
+            row, known = self._saved
+            version = self._store.update_message(
+                row.id,
+                content=answer.content,
+                reasoning=answer.reasoning,
+                stop_reason=answer.stop_reason,
+                timings=answer.timings,
+                model=answer.model,
+            )
+            if version is None:
+                raise ChatsChanged("This answer was deleted in another window.", "The chat has been loaded again.")
+            self.overtaken = self.overtaken or version != known + 1
+            self._saved = row, version
+            return self._saved
+
+    def _tell(self, problem: ChatsError | None) -> None:
+        if str(problem) != str(self.problem):
+            self.problem = problem
+            self._told()
+
+    def _schedule(self, seconds: float) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._start)
+
+    def _start(self) -> None:
+        self._timer = None
+        self._task = asyncio.ensure_future(self.save())
+
+    def _unschedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,198 @@
+"""What becomes of messages when the disk is full, the file is locked, or another instance is at the same chat."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.chats.store import ChatStore
+from cpuchat.conversation import Conversation
+from cpuchat.errors import ChatsChanged, ChatsError
+from cpuchat.protocol import AnyEvent, PrefillProgress, TextDelta
+from cpuchat.settings import Settings
+from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
+
+PREFILL = PrefillProgress(request_id=1, processed=1, total=1, cache_n=0)
+LONG = "word " * 20_000
+
+
+@contextlib.asynccontextmanager
+async def conversation(*answers: list[Step]) -> AsyncIterator[Conversation]:
+    core = Conversation(settings=Settings(), backend=ScriptedBackend(answers), store=ChatStore(paths.chats_db()))
+    try:
+        yield core
+    finally:
+        await core.close()
+
+
+async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
+    return [event async for event in stream]
+
+
+def stored(chat_id: str) -> list[tuple[str, str]]:
+    """As another instance finds it."""
+    with contextlib.closing(sqlite3.connect(paths.chats_db())) as db:
+        rows = db.execute("SELECT role, content FROM messages WHERE chat_id = ? ORDER BY position", (chat_id,))
+        return rows.fetchall()
+
+
+def fill_the_disk(core: Conversation) -> None:
+    core.store._db.execute("PRAGMA max_page_count = 1")  # SQLite takes the present size: not a page more
+
+
+def free_the_disk(core: Conversation) -> None:
+    core.store._db.execute("PRAGMA max_page_count = 1000000")
+
+
+@contextlib.asynccontextmanager
+async def unsaved(core: Conversation) -> AsyncIterator[asyncio.Event]:
+    """An answer of 100 kB that the full disk does not take; yields an event that is set when the problem ends."""
+    told, over = asyncio.Event(), asyncio.Event()
+    core.on_save_problem = lambda: (told if core.save_problem else over).set()
+    await everything(core.send("first"))
+    async for event in core.send("hello"):
+        if isinstance(event, PrefillProgress):
+            fill_the_disk(core)
+    assert told.is_set()
+    yield over
+
+
+async def test_what_a_full_disk_did_not_take_is_saved_when_there_is_room() -> None:
+    async with conversation(answer("Hm."), answer(LONG)) as core, unsaved(core) as over:
+        assert core.messages[-1].content == LONG
+        assert "disk is full" in str(core.save_problem)
+        with pytest.raises(ChatsError, match="not saved yet"):
+            core.new_chat()
+        with pytest.raises(ChatsError, match="not saved yet"):
+            await everything(core.send("more"))
+        free_the_disk(core)
+        await over.wait()
+        assert core.save_problem is None
+        assert core.chat is not None
+        assert stored(core.chat.id)[-1] == ("assistant", LONG)
+        assert core.messages == core.store.messages(core.chat.id)
+        await everything(core.regenerate())
+        assert core.messages == core.store.messages(core.chat.id)
+
+
+async def test_what_a_full_disk_did_not_take_is_saved_at_the_end() -> None:
+    async with conversation(answer("Hm."), answer(LONG)) as core, unsaved(core):
+        assert core.chat is not None
+        free_the_disk(core)
+        await core.close()
+        assert core.unsaved is None
+        assert stored(core.chat.id)[-1] == ("assistant", LONG)
+
+
+async def test_what_cannot_be_saved_even_at_the_end_is_given_out() -> None:
+    async with conversation(answer("Hm."), answer(LONG)) as core, unsaved(core):
+        await core.close()
+        assert core.unsaved is not None
+        assert core.unsaved.content == LONG
+
+
+async def test_a_message_that_cannot_be_saved_is_not_sent() -> None:
+    async with conversation() as core:
+        await everything(core.send("hello"))
+        fill_the_disk(core)
+        with pytest.raises(ChatsError, match="disk is full"):
+            await everything(core.send(LONG))
+        assert [m.role for m in core.messages] == ["user", "assistant"]
+        assert not core.busy
+
+
+async def test_the_event_loop_runs_while_another_program_locks_the_file() -> None:
+    async with conversation() as core:
+        await everything(core.send("hello"))
+        with contextlib.closing(sqlite3.connect(paths.chats_db(), isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            # Were the loop blocked, the lock would outlast the wait for it.
+            asyncio.get_running_loop().call_later(0.2, other.execute, "ROLLBACK")
+            await everything(core.send("again"))
+        assert [m.role for m in core.messages] == ["user", "assistant"] * 2
+
+
+@pytest.mark.parametrize("how", ["regenerate", "edit"])
+async def test_nothing_is_deleted_before_its_replacement_has_a_word(how: str) -> None:
+    gate = Gate()
+    async with conversation(answer("The old one."), [PREFILL, gate, *answer("The new one.")]) as core:
+        await everything(core.send("hello"))
+        assert core.chat is not None
+        before, chat_id = list(core.messages), core.chat.id
+
+        def again() -> AsyncGenerator[AnyEvent, None]:
+            return core.regenerate() if how == "regenerate" else core.edit_last("something else")
+
+        stopped = asyncio.ensure_future(everything(again()))
+        await gate.reached.wait()
+        assert stored(chat_id) == [("user", "hello"), ("assistant", "The old one.")]
+        await core.stop()
+        await stopped
+        assert core.messages == before == core.store.messages(chat_id)
+
+        gate.open()
+        await everything(again())
+        mine = "hello" if how == "regenerate" else "something else"
+        assert stored(chat_id) == [("user", mine), ("assistant", "The new one.")]
+        assert core.messages == core.store.messages(chat_id)
+
+
+async def test_an_instance_that_is_behind_deletes_nothing_and_catches_up() -> None:
+    gate = Gate()
+    async with (
+        conversation(answer("One."), answer("Two."), [PREFILL, gate, *answer("Three.")]) as one,
+        conversation(answer("From the other.")) as other,
+    ):
+        await everything(one.send("hello"))
+        assert one.chat is not None
+        await other.open_chat(one.chat.id)
+        await everything(other.send("and?"))
+        with pytest.raises(ChatsChanged, match="another window"):
+            await everything(one.regenerate())
+        assert one.messages == other.messages
+        await everything(one.regenerate())
+        assert [m.content for m in one.messages] == ["hello", "One.", "and?", "Two."]
+
+        with pytest.raises(ChatsChanged):  # the other is behind now
+            await everything(other.send("more"))
+        assert other.messages == one.messages
+        late = asyncio.ensure_future(everything(one.regenerate()))
+        await gate.reached.wait()
+        await everything(other.send("more"))  # while the first waits for its first token
+        gate.open()
+        with pytest.raises(ChatsChanged):
+            await late
+        assert one.messages == other.messages
+        assert [content for _, content in stored(one.chat.id)][-2:] == ["more", "From the other."]
+
+
+async def test_an_answer_that_another_instance_deleted_is_not_put_elsewhere() -> None:
+    gate = Gate()
+    async with conversation(answer("One two", gate=gate)) as core, conversation() as other:
+        with pytest.raises(ChatsChanged):
+            async for event in core.send("hello"):
+                if isinstance(event, TextDelta) and core.chat is not None and event.text == "One ":
+                    while len(stored(core.chat.id)) < 2:
+                        await asyncio.sleep(0)
+                    await other.delete_chat(core.chat.id)
+                    gate.open()
+        assert other.store.chats() == []
+        assert not core.busy
+
+
+async def test_another_instance_is_noticed_after_an_answer() -> None:
+    gate = Gate()
+    async with conversation(answer("One two", gate=gate)) as core, conversation() as other:
+        with pytest.raises(ChatsChanged, match="during the answer"):
+            async for event in core.send("hello"):
+                if isinstance(event, TextDelta) and core.chat is not None and event.text == "One ":
+                    while len(stored(core.chat.id)) < 2:
+                        await asyncio.sleep(0)
+                    other.store.add_message(core.chat.id, "user", "me too")
+                    gate.open()
+        assert [m.content for m in core.messages] == ["hello", "One two", "me too"]
