@@ -57,17 +57,19 @@ def is_damage(error: BaseException) -> bool:
     )
 
 
-def check(db: sqlite3.Connection) -> None:
-    """Look through every page; indexes that contradict their tables are made again.
+def check(db: sqlite3.Connection) -> int:
+    """Look through every page, and mend what can be mended in place; returns how many rows that were.
 
     Raises:
         schema.Odd: the tables are damaged.
     """
-    if _verdict(db) != "ok":
-        db.execute("REINDEX")
-        schema.remake_derived(db)
-        if (verdict := _verdict(db)) != "ok":
-            raise schema.Odd(verdict)
+    if _verdict(db) == "ok":
+        return 0
+    db.execute("REINDEX")
+    n_mended = mend(db)
+    if (verdict := _verdict(db)) != "ok":
+        raise schema.Odd(verdict)
+    return n_mended
 
 
 def _verdict(db: sqlite3.Connection) -> str:

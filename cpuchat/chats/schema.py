@@ -60,6 +60,7 @@ _OUR_COLUMNS = {
     "chats": {"title", "created", "updated", "model", "system_prompt"},
     "messages": {"chat_id", "position", "role", "content", "reasoning", "stop_reason", "timings"},
 }
+_ANYBODYS = ("sqlite_", "quarantine", "messages_fts", "found")  # what is left of our file without its two tables
 _BELIEVABLE = 1000  # versions ahead of ours; a number beyond was not written by any cpuchat
 
 # What can be made again from the tables at any time. An answer is indexed once it is finished: while it is written
@@ -123,7 +124,8 @@ def _step(db: sqlite3.Connection) -> int:
     """How many upgrades the file has gone through."""
     version, structure = _version(db), _structure(db)
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
-    if not any(structure) and names:
+    names = {name for name in names if not name.startswith(_ANYBODYS)}
+    if names and not any(len(columns & column_names(db, table)) > 2 for table, columns in _OUR_COLUMNS.items()):
         raise _foreign(names)
     if len(UPGRADES) < version <= len(UPGRADES) + _BELIEVABLE:
         raise ChatsTooNew(
@@ -132,8 +134,6 @@ def _step(db: sqlite3.Connection) -> int:
     for step in range(len(UPGRADES) + 1):
         if structure == _expected(step):
             return step
-    if not any(len(columns & column_names(db, table)) > 2 for table, columns in _OUR_COLUMNS.items()):
-        raise _foreign(names)
     raise Odd("the tables are not as cpuchat makes them")
 
 

@@ -81,19 +81,20 @@ class ChatStore:
             on_error.callback(db.close)
             db.text_factory = decoded
             db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
-            db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA temp_store = MEMORY")
             db.execute("PRAGMA foreign_keys = ON")
             was_older = schema.upgrade(db)
+            db.execute("PRAGMA journal_mode = WAL")
             if self.path.stat().st_size <= _CHECK_LIMIT:
-                repair.check(db)
+                self._tell_mended(repair.check(db))
             self._full_text = schema.make_derived(db)
             schema.mark_interrupted(db)
             if was_older:  # what was deleted before stood readable in unused pages
                 with contextlib.suppress(sqlite3.OperationalError):
                     db.execute("VACUUM")
+                    db.execute("PRAGMA wal_checkpoint (TRUNCATE)")
             if repair.has_orphans(db):
                 self._mend(db)
             on_error.pop_all()
@@ -310,7 +311,7 @@ class ChatStore:
             try:
                 yield
             except sqlite3.Error as error:
-                if getattr(error, "sqlite_errorcode", None) == _BAD_INDEX and not self._db.in_transaction:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BAD_INDEX and not self._db.in_transaction:
                     with contextlib.suppress(sqlite3.Error):
                         self._full_text = schema.remake_derived(self._db)
                 raise _unusable(self.path, error) from None
@@ -325,8 +326,12 @@ class ChatStore:
         return [record for record in records if record is not None]
 
     def _mend(self, db: sqlite3.Connection) -> None:
-        n_mended = repair.mend(db)
+        self._tell_mended(repair.mend(db))
         self._full_text = schema.make_derived(db)
+
+    def _tell_mended(self, n_mended: int) -> None:
+        if not n_mended:
+            return
         entries = "entry" if n_mended == 1 else "entries"
         self._notices.append(
             f"{n_mended} damaged {entries} of your chats repaired or set aside; the originals are kept in the table"
@@ -347,7 +352,8 @@ class ChatStore:
         self._db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
 
 
-_BAD_INDEX = sqlite3.SQLITE_CORRUPT_VTAB
+# What a damaged full-text index makes of a sound statement. It is made again, so that the next try succeeds.
+_BAD_INDEX = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CONSTRAINT)
 
 
 def _make_private(path: Path) -> None:

@@ -1,0 +1,271 @@
+"""Files of chats that are damaged, strange, or not ours: nothing locks the user out, nothing sound is lost."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat.chats import schema
+from cpuchat.chats.store import ChatStore
+from cpuchat.errors import ChatsError, ChatsForeign, ChatsTooNew
+
+SECRET = "Wolpertinger"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Two chats of two messages each."""
+    path = tmp_path / "chats.db"
+    store = ChatStore(path)
+    for title in ("First", "Second"):
+        chat = store.create_chat("m", "Be brief.", title=title)
+        store.add_message(chat.id, "user", f"Question about {title}")
+        store.add_message(chat.id, "assistant", f"Answer about {title}", stop_reason="end")
+    store.close()
+    return path
+
+
+def change(path: Path, *statements: str) -> None:
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA foreign_keys = OFF")
+    db.execute("PRAGMA secure_delete = OFF")
+    db.execute("PRAGMA ignore_check_constraints = ON")
+    for statement in statements:
+        db.execute(statement)
+    db.close()
+
+
+def texts(store: ChatStore) -> list[str]:
+    """All messages, and every other read of the store."""
+    assert all(-1 < chat.updated < 1e12 for chat in store.chats())
+    store.search("about")
+    return sorted(m.content for chat in store.chats() for m in store.messages(chat.id))
+
+
+QUESTIONS = ["Question about First", "Question about Second"]
+ALL = ["Answer about First", "Answer about Second", *QUESTIONS]
+FIRST = "WHERE id = (SELECT id FROM chats WHERE title = 'First')"
+
+
+@pytest.mark.parametrize(
+    ("statement", "left"),
+    [
+        (f"UPDATE chats SET updated = 1e300 {FIRST}", ALL),
+        (f"UPDATE chats SET updated = 9e999 {FIRST}", ALL),
+        (f"UPDATE chats SET created = -5, updated = 'soon' {FIRST}", ALL),
+        (f"UPDATE chats SET title = x'00ff1b5d' {FIRST}", ALL),
+        (f"UPDATE chats SET title = CAST(x'41ff42' AS TEXT) {FIRST}", ALL),
+        (f"UPDATE chats SET version = 'x', model = 7, system_prompt = x'' {FIRST}", ALL),
+        (f"UPDATE chats SET id = NULL {FIRST}", ALL),
+        (f"UPDATE chats SET id = '../../x' {FIRST}", ALL),
+        ("DELETE FROM chats", ALL),
+        ("UPDATE messages SET chat_id = CAST(chat_id AS BLOB)", ALL),
+        ("UPDATE messages SET role = 'bot' WHERE role = 'assistant'", QUESTIONS),
+        ("UPDATE messages SET role = x'00' WHERE role = 'assistant'", QUESTIONS),
+        ("UPDATE messages SET position = 'x' || id, created = 'x', model = x'ff', stop_reason = x'ff'", ALL),
+        ("UPDATE messages SET position = 1e300 WHERE role = 'assistant' AND content LIKE '%First'", ALL),
+        ("UPDATE messages SET content = x'ff41', reasoning = 5 WHERE role = 'assistant'", ["\ufffdA"] * 2 + QUESTIONS),
+        (
+            "UPDATE messages SET content = CAST(x'ff41' AS TEXT) WHERE role = 'assistant'",
+            ["\ufffdA"] * 2 + QUESTIONS,
+        ),
+    ],
+)
+def test_rows_that_make_no_sense_are_mended_or_set_aside_and_told_once(path, statement, left):
+    before = sqlite3.connect(path).execute("SELECT content FROM messages ORDER BY id").fetchall()
+    change(path, statement)
+    store = ChatStore(path)
+    assert texts(store) == sorted(left)
+    (notice,) = store.take_notices()
+    assert "damaged" in notice and str(path) in notice
+    kept = store._db.execute("SELECT row FROM quarantine").fetchall()
+    assert all(msgspec.json.decode(row) for (row,) in kept)
+    assert kept or "DELETE" in statement
+    for chat in store.chats():
+        order = [m.content for m in store.messages(chat.id)]
+        assert order == [content for (content,) in before if content in order] or "\ufffd" in str(order)
+        store.delete_messages(chat.id, [store.add_message(chat.id, "user", "more").id])
+    store.close()
+    store = ChatStore(path)
+    assert texts(store) == sorted(left)
+    assert store.take_notices() == []
+    assert list(path.parent.glob("chats.db.damaged*")) == []
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "timings", ["[oops", "[" * 100_000, '{"predicted_n": 1e400}', "{}" * 9, '{"ttft_ms": 1e300}', b"\xff"]
+)
+def test_figures_that_make_no_sense_are_left_out(path, timings):
+    db = sqlite3.connect(path)
+    db.execute("UPDATE messages SET timings = ?", (timings,))
+    db.commit()
+    db.close()
+    store = ChatStore(path)
+    assert {m.timings for chat in store.chats() for m in store.messages(chat.id)} == {None}
+    assert store.take_notices() == []
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["DROP INDEX chats_by_time"],
+        ["DROP TRIGGER fts_insert"],
+        ["DELETE FROM messages_fts_data"],
+        ["DROP TABLE messages_fts"],
+        ["DROP TABLE messages_fts_config"],
+        ["UPDATE messages_fts_data SET block = x'ff'"],
+        ["CREATE TRIGGER bad AFTER INSERT ON messages BEGIN DELETE FROM messages; END"],
+        ["CREATE UNIQUE INDEX bad ON messages (role, model, created)"],
+        ["PRAGMA user_version = 0"],
+        ["PRAGMA user_version = 1"],
+        ["PRAGMA user_version = -3"],
+        ["PRAGMA user_version = 99999"],
+        ["CREATE TABLE theirs (x)"],
+    ],
+)  # fmt: skip
+def test_what_can_be_made_again_is(path, statements):
+    change(path, *statements)
+    store = ChatStore(path)
+    assert texts(store) == ALL
+    chat = store.create_chat("m")
+    try:
+        store.add_message(chat.id, "user", SECRET)
+    except ChatsError:  # found out by writing; it is whole now
+        store.add_message(chat.id, "user", SECRET)
+    assert [hit.id for hit in store.search(SECRET[:5])] == [chat.id]
+    assert texts(store) == [*ALL, SECRET]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("statements", "left"),
+    [
+        (["DROP TABLE quarantine"], ALL),
+        (["ALTER TABLE chats DROP COLUMN model"], ALL),
+        (["ALTER TABLE messages DROP COLUMN reasoning"], ALL),
+        (["CREATE TABLE c AS SELECT * FROM chats", "DROP TABLE chats", "ALTER TABLE c RENAME TO chats",
+          "INSERT INTO chats SELECT * FROM chats"], ALL),
+        (["CREATE TABLE c AS SELECT * FROM messages", "DROP TABLE messages", "ALTER TABLE c RENAME TO messages",
+          "UPDATE messages SET id = 1"], ALL),
+        (["ALTER TABLE chats RENAME TO c", "CREATE VIEW chats AS SELECT * FROM c"], ALL),
+        (["ALTER TABLE messages RENAME TO m", "CREATE VIEW messages AS WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL"
+          " SELECT n FROM r) SELECT n AS id, 'a' AS chat_id, n AS position, 'user' AS role, '' AS content FROM r"], []),
+        (["DROP TABLE messages"], []),
+        (["DROP TABLE chats"], ALL),
+        (["DROP TABLE chats", "DROP TABLE messages"], []),
+    ],
+)  # fmt: skip
+def test_from_tables_that_are_not_ours_any_more_the_rows_are_taken(path, statements, left):
+    change(path, *statements)
+    before = path.read_bytes()
+    store = ChatStore(path)
+    assert texts(store) == left
+    (notice,) = store.take_notices()
+    (aside,) = path.parent.glob("chats.db.damaged-*[0-9]")
+    assert str(aside) in notice
+    assert aside.read_bytes() == before
+    store.close()
+    store = ChatStore(path)
+    assert texts(store) == left
+    assert store.take_notices() == []
+    store.close()
+
+
+def test_another_programs_database_is_named_and_left_alone(tmp_path):
+    path = tmp_path / "chats.db"
+    for statements in (["CREATE TABLE notes (x)"], ["CREATE TABLE messages (id, body)", "PRAGMA user_version = 5"]):
+        change(path, *statements)
+        before = path.read_bytes()
+        with pytest.raises(ChatsForeign, match="another program's"):
+            ChatStore(path)
+        assert path.read_bytes() == before
+        path.unlink()
+
+
+def test_a_newer_file_with_other_tables_is_left_alone(path):
+    change(path, f"PRAGMA user_version = {len(schema.UPGRADES) + 2}", "ALTER TABLE chats ADD COLUMN pinned")
+    before = path.read_bytes()
+    with pytest.raises(ChatsTooNew):
+        ChatStore(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("side", ["", "-wal", "-shm"])
+def test_what_is_no_file_is_said(tmp_path, side):
+    os.mkfifo(tmp_path / f"chats.db{side}")
+    with pytest.raises(ChatsError, match="not a regular file"):
+        ChatStore(tmp_path / "chats.db")
+
+
+def test_a_file_of_the_first_version_is_upgraded_and_old_leftovers_are_overwritten(tmp_path):
+    path = tmp_path / "chats.db"
+    change(path, *schema.UPGRADES[0], "PRAGMA user_version = 1",
+           "INSERT INTO chats (id, title, created, updated) VALUES ('a', 'Kept', 1, 2)",
+           "INSERT INTO messages (chat_id, position, role, content, created) VALUES ('a', 0, 'user', 'hello', 1)",
+           f"INSERT INTO messages (chat_id, position, role, content, created) VALUES ('a', 1, 'user', '{SECRET}', 1)",
+           "DELETE FROM messages WHERE position = 1")  # fmt: skip
+    assert SECRET.encode() in path.read_bytes()
+    store = ChatStore(path)
+    assert texts(store) == ["hello"]
+    assert store.chat("a").version == 0
+    assert not leftovers(path)
+    store.close()
+
+
+def leftovers(path: Path) -> list[str]:
+    """Files beside `path`, itself included, in which the secret can still be read in one piece, in any case."""
+    return [
+        file.name for file in path.parent.iterdir() if SECRET[1:].lower() in file.read_bytes().lower().decode("latin-1")
+    ]
+
+
+@pytest.mark.parametrize("how", ["delete", "rename", "regenerate", "edit", "system prompt"])
+def test_what_is_deleted_cannot_be_read_in_any_file(path, how):
+    store = ChatStore(path)
+    chat = store.create_chat("m", f"Know {SECRET}" if how == "system prompt" else "", title="T")
+    if how == "rename":
+        store.rename(chat.id, SECRET)
+    for number in range(30):
+        store.add_message(chat.id, "user", f"filler {number} " * 200)
+    text = f"Nobody must read of the {SECRET} again. " * 40 if how not in ("rename", "system prompt") else "x"
+    message = store.add_message(chat.id, "assistant", text, reasoning=text, stop_reason="end")
+    other = store.create_chat("m", title="Stays")
+    store.add_message(other.id, "user", "What stays")
+    assert leftovers(path)
+    match how:
+        case "delete":
+            store.delete(chat.id)
+        case "rename":
+            store.rename(chat.id, "Another")
+        case "regenerate":
+            with store.transaction():
+                store.delete_messages(chat.id, [message.id])
+                store.add_message(chat.id, "assistant", "New.", stop_reason="end")
+        case "edit":
+            store.update_message(message.id, reasoning="")
+            store.edit_message(message.id, "New.")
+        case _:
+            store.set_system_prompt(chat.id, "")
+    assert leftovers(path) == []
+    assert [hit.title for hit in store.search("stays")] == ["Stays"]
+    store.close()
+    assert leftovers(path) == []
+
+
+def test_what_is_deleted_beside_a_reader_is_overwritten_when_it_has_gone(path):
+    store = ChatStore(path)
+    chat = store.create_chat("m", title=SECRET)
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM chats").fetchall()
+    store.delete(chat.id)
+    reader.close()
+    store.create_chat("m", title="Next")
+    assert leftovers(path) == []
+    store.close()
