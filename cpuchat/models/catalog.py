@@ -1,16 +1,18 @@
 """The catalog: chat models that are worth knowing, where their GGUF files are, and which of them draft for which.
 
 `catalog.toml` beside this file comes with the program; `catalog.toml` in the config folder holds the user's own
-entries in the same form, and one with a known id replaces ours. Sizes and contexts are for choosing what to look at;
-what counts is read from the header of the file itself (`gguf`, `hub`).
+entries in the same form. One with a known id changes only the keys that it has. Sizes and contexts are for choosing
+what to look at; what counts is read from the header of the file itself (`gguf`, `hub`).
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -30,6 +32,14 @@ _SAME_SIZE = 0.3
 """Two models of one name are the same when their parameters differ by no more than this share: some files hold the
 embedding table once, some twice."""
 
+_WHY_NO_DRAFT = {
+    "small": "small: it drafts for larger ones",
+    "experts": "mixture of experts: verifying several tokens at once reads more experts, so drafting rarely pays",
+    "recurrent": "the small models of its family are recurrent, and a draft model must be able to drop rejected tokens",
+    "vocabulary": "no small model shares its vocabulary",
+    "size": "no model that could draft is small enough",
+}
+NoDraft = Literal["", "small", "experts", "recurrent", "vocabulary", "size"]
 Text = Annotated[str, msgspec.Meta(max_length=400)]
 Repo = Annotated[str, msgspec.Meta(pattern=r"^[\w.-]+/[\w.-]+\Z", max_length=200)]
 Id = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]*\Z", max_length=80)]
@@ -42,9 +52,11 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     `context` in tokens, as trained. `repos` hold its GGUF files, the first one those of `sizes` (GB of 1e9 bytes by
     quantization). `vocabulary` names the tokenizer: models with another one cannot draft. `drafts` are ids of models
-    that can draft for this one, the best first; `no_draft` is why there are none. `use` "draft": made to draft, not to
-    chat with. `verified` names the facts that were found in public listings and reports: "repo" (the first one),
-    "params", "context", "drafts", and quantizations for their sizes; all others are from memory or computed.
+    that can draft for this one, the best first; `no_draft` is why there are none, and `no_draft_detail` what is
+    particular about that. `drafts_for` (of the user's own entries) are ids of models that this one drafts for. `use`
+    "draft": made to draft, not to chat with. `verified` names the facts that were found in public listings and reports:
+    "repo" (the first one), "params", "context", "drafts", and quantizations for their sizes; all others are from memory
+    or computed.
     """
 
     id: Id
@@ -59,7 +71,9 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     repos: Annotated[tuple[Repo, ...], msgspec.Meta(min_length=1)]
     sizes: dict[str, GB] = {}
     drafts: tuple[Id, ...] = ()
-    no_draft: Text = ""
+    drafts_for: tuple[Id, ...] = ()
+    no_draft: NoDraft = ""
+    no_draft_detail: Text = ""
     license: Text = ""
     use: Literal["chat", "draft"] = "chat"
     note: Text = ""
@@ -68,10 +82,12 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.active_params > self.params:
             raise ValueError("active_params: there cannot be more than params")
-        if self.id in self.drafts:
+        if self.id in (*self.drafts, *self.drafts_for):
             raise ValueError("drafts: a model does not draft for itself")
         if self.drafts and self.no_draft:
             raise ValueError("no_draft: there are drafts")
+        if self.no_draft_detail and not self.no_draft:
+            raise ValueError("no_draft_detail: no_draft is missing")
         unknown = set(self.verified) - {"repo", "params", "context", "drafts", *self.sizes}
         if unknown:
             raise ValueError(f"verified: {sorted(unknown)[0]!r} is neither a fact nor one of the sizes")
@@ -85,6 +101,11 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def active_share(self) -> float:
         """Share of the weights that one token uses."""
         return self.active_params / self.params if self.is_moe else 1.0
+
+    @property
+    def why_no_draft(self) -> str:
+        """Why no model drafts for this one, as a clause; "" when some do or nothing is known."""
+        return self.no_draft_detail or _WHY_NO_DRAFT.get(self.no_draft, "")
 
     @property
     def quantization(self) -> str:
@@ -135,18 +156,29 @@ def load_catalog(user_file: Path | None = None) -> Catalog:
     problems: list[str] = []
     ours = _read(PACKAGED, problems)
     file = user_file or paths.user_catalog()
-    theirs = _read(file, problems) if file.exists() else {}
-    models = (*theirs.values(), *(model for model in ours.values() if model.id not in theirs))
-    known = {model.id for model in models}
+    theirs = _read(file, problems, ours) if file.exists() else {}
+    models = {model.id: model for model in (*theirs.values(), *ours.values())} | theirs
     for model in theirs.values():
         for draft in model.drafts:
-            if draft not in known:
+            if draft not in models:
                 problems.append(str(_error(file, f"{model.id}, drafts", f"there is no model {draft!r}")))
-    return Catalog(models, tuple(problems))
+        for target in model.drafts_for:
+            if target in models:
+                models[target] = _drafted_by(models[target], model.id)
+            else:
+                problems.append(str(_error(file, f"{model.id}, drafts_for", f"there is no model {target!r}")))
+    return Catalog(tuple(models.values()), tuple(problems))
 
 
-def _read(file: Path, problems: list[str]) -> dict[str, CatalogModel]:
-    """The models of one file by id. What is wrong with the others goes to `problems`."""
+def _drafted_by(model: CatalogModel, draft: str) -> CatalogModel:
+    drafts = (draft, *(known for known in model.drafts if known != draft))
+    return msgspec.structs.replace(model, drafts=drafts, no_draft="", no_draft_detail="")
+
+
+def _read(
+    file: Path, problems: list[str], known: Mapping[str, CatalogModel] = MappingProxyType({})
+) -> dict[str, CatalogModel]:
+    """The models of one file by id; entries of `known` models change those. What is wrong goes to `problems`."""
     found: dict[str, CatalogModel] = {}
     try:
         entries = _entries(file)
@@ -154,8 +186,9 @@ def _read(file: Path, problems: list[str]) -> dict[str, CatalogModel]:
         problems.append(str(error))
         return found
     for number, entry in enumerate(entries, 1):
+        base = known.get(entry["id"]) if isinstance(entry, dict) and isinstance(entry.get("id"), str) else None
         try:
-            model = _model(file, entry, f"model {number}")
+            model = _model(file, entry if base is None else _merged(base, entry), f"model {number}")
             if model.id in found:
                 raise _error(file, f"model {number}, id", f"{model.id!r} is there twice")
         except CatalogError as error:
@@ -163,6 +196,18 @@ def _read(file: Path, problems: list[str]) -> dict[str, CatalogModel]:
         else:
             found[model.id] = model
     return found
+
+
+def _merged(base: CatalogModel, entry: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the keys of `entry`. What was verified of `base` is not of what replaces it."""
+    ours = msgspec.to_builtins(base)
+    if entry.get("drafts"):
+        ours |= {"no_draft": "", "no_draft_detail": ""}
+    if "no_draft" in entry:
+        ours |= {"drafts": [], "no_draft_detail": ""}
+    replaced = {"repo" if key == "repos" else key for key in entry} | (set(base.sizes) if "sizes" in entry else set())
+    ours["verified"] = [fact for fact in base.verified if fact not in replaced]
+    return ours | entry
 
 
 def _entries(file: Path) -> list[Any]:

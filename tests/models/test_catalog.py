@@ -15,12 +15,15 @@ CATALOG = load_catalog()
 BITS = {
     "Q4_0": (4.5, 5.5),
     "Q4_K_M": (4.4, 5.8),
-    "UD-Q4_K_XL": (4.4, 5.8),
+    "UD-Q4_K_M": (4.4, 5.8),
+    "UD-Q4_K_XL": (4.3, 5.8),
+    "UD-Q8_K_XL": (4.5, 9.5),
     "Q8_0": (8.3, 9.2),
     "MXFP4": (4.0, 5.0),
     "F16": (5.0, 17.0),
 }
-"""Bits for a weight that the files of a quantization come to: of gpt-oss even "F16" has its experts in MXFP4."""
+"""Bits for a weight that the files of a quantization come to: of gpt-oss even "F16" has its experts in MXFP4,
+and so has DeepSeek V4 in "UD-Q8_K_XL"."""
 SMALL = 1.1
 """Billions of parameters up to which the embedding table, kept in more bits, is a good part of the file."""
 
@@ -76,8 +79,69 @@ def test_drafts_are_there_smaller_and_of_the_same_vocabulary(model: CatalogModel
         assert draft.vocabulary == model.vocabulary
 
 
+def test_no_entry_says_that_its_vocabulary_is_unique_beside_a_small_model_of_the_same() -> None:
+    for model in CATALOG.models:
+        if model.no_draft == "vocabulary":
+            small = [
+                m.id for m in CATALOG.models if m.vocabulary == model.vocabulary and m.params < 0.15 * model.params
+            ]
+            assert small == [], model.id
+
+
+def test_a_model_that_is_made_to_draft_drafts_for_all_of_its_vocabulary_that_are_large_enough() -> None:
+    for draft in CATALOG.models:
+        if draft.use == "draft" and draft.vocabulary in ("r1-qwen2.5", "deepseek3", "tekken-v7", "glm4"):
+            targets = {m.id for m in CATALOG.models if m.vocabulary == draft.vocabulary and m.use == "chat"}
+            drafted = {m.id for m in CATALOG.models for d in CATALOG.drafts_of(m) if d.vocabulary == draft.vocabulary}
+            assert drafted == targets, draft.id
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "value"),
+    [
+        ("llama-3.1-405b-instruct", "repos", ("bullerwins/Meta-Llama-3.1-405B-Instruct-GGUF",)),
+        ("lfm2.5-8b-a1b", "params", 8.47),
+        ("lfm2.5-8b-a1b", "vocabulary", "lfm2.5"),
+        ("lfm2-1.2b", "context", 32768),
+        ("minimax-m2.5", "license", "modified-mit"),
+        ("deepseek-v4-flash", "sizes", {"UD-Q4_K_XL": 155.0, "UD-Q8_K_XL": 162.0}),
+        ("gemma-4-26b-a4b-it", "active_params", 3.8),
+        ("glm-4-9b-0414", "drafts", ("glm-4.5-draft-0.6b",)),
+        ("granite-4.0-micro", "drafts", ("granite-4.0-350m",)),
+        ("deepseek-r1-distill-qwen-32b", "drafts", ("deepseek-r1-draft-qwen2.5-0.5b",)),
+        ("deepseek-v3-0324", "drafts", ("deepseek-v3-draft-0.6b",)),
+        ("mistral-small-3.1-draft-0.5b", "context", 32768),
+        ("mistral-small-3.2-24b-instruct-2506", "no_draft", "vocabulary"),
+    ],
+)
+def test_facts_that_were_wrong_once(model: str, key: str, value: object) -> None:
+    found = CATALOG.find(model)
+    assert found is not None
+    assert getattr(found, key) == value
+
+
+@pytest.mark.parametrize(
+    "repo",
+    [
+        "unsloth/Qwen3-Coder-Next-GGUF",
+        "unsloth/Devstral-Small-2-24B-Instruct-2512-GGUF",
+        "unsloth/Mistral-Small-4-119B-2603-GGUF",
+        "unsloth/Olmo-3-7B-Instruct-GGUF",
+        "ibm-granite/granite-4.2-8b-GGUF",
+        "LiquidAI/LFM2.5-2.6B-GGUF",
+        "LiquidAI/LFM2-24B-A2B-GGUF",
+        "unsloth/NVIDIA-Nemotron-3-Super-120B-A12B-GGUF",
+        "unsloth/GLM-4.7-GGUF",
+        "bartowski/moonshotai_Kimi-Linear-48B-A3B-Instruct-GGUF",
+        "unsloth/MiniMax-M2.7-GGUF",
+    ],
+)
+def test_models_that_were_missing_once(repo: str) -> None:
+    assert any(repo in model.repos for model in CATALOG.models)
+
+
 def test_models_that_keep_a_recurrent_state_draft_for_nobody() -> None:
-    recurrent = {model.id for model in CATALOG.models if model.no_draft.startswith("recurrent")}
+    recurrent = {model.id for model in CATALOG.models if model.no_draft == "recurrent"}
     assert {"qwen3.5-0.8b", "lfm2-1.2b", "qwen3-next-80b-a3b-instruct"} <= recurrent
     assert not recurrent & {draft for model in CATALOG.models for draft in model.drafts}
 
@@ -132,21 +196,49 @@ def test_without_a_file_there_is_only_ours() -> None:
     assert load_catalog().models == CATALOG.models
 
 
-def test_an_own_entry_comes_first_and_one_with_a_known_id_replaces_ours() -> None:
-    user_catalog(entry(drafts=["qwen3-0.6b"]), entry(id="qwen3-8b", name="My Qwen"))
+def test_an_own_entry_comes_first_and_one_with_a_known_id_changes_ours() -> None:
+    user_catalog(entry(drafts=["qwen3-0.6b"]), {"id": "qwen3-8b", "name": "My Qwen", "repos": ["me/mine-GGUF"]})
     found = load_catalog()
     assert found.problems == ()
     assert [model.name for model in found.models[:2]] == ["Mine", "My Qwen"]
     assert len(found.models) == len(CATALOG.models) + 1
     changed, mine = found.find("qwen3-8b"), found.find("mine")
     assert changed is not None and mine is not None
+    ours = CATALOG.find("qwen3-8b")
+    assert ours is not None
     assert changed.repos == ("me/mine-GGUF",)
+    assert (changed.params, changed.drafts, changed.sizes) == (ours.params, ours.drafts, ours.sizes)
+    assert set(changed.verified) == set(ours.verified) - {"repo"}
     assert [draft.id for draft in found.drafts_of(mine)] == ["qwen3-0.6b"]
+
+
+def test_an_own_draft_model_drafts_for_known_ones() -> None:
+    file = user_catalog(entry(id="tiny", drafts_for=["phi-4", "qwen3-8b", "nobody"]))
+    found = load_catalog()
+    phi, qwen = found.find("phi-4"), found.find("qwen3-8b")
+    assert phi is not None and qwen is not None
+    assert (phi.drafts, phi.no_draft, phi.why_no_draft) == (("tiny",), "", "")
+    assert qwen.drafts == ("tiny", "qwen3-0.6b", "qwen3-1.7b")
+    [problem] = found.problems
+    assert str(file) in problem and "drafts_for" in problem and "'nobody'" in problem
+
+
+def test_an_own_entry_may_give_or_take_the_drafts_of_a_known_model() -> None:
+    user_catalog({"id": "phi-4", "drafts": ["phi-4-mini-instruct"]}, {"id": "qwen3-8b", "no_draft": "size"})
+    found = load_catalog()
+    assert found.problems == ()
+    phi, qwen = found.find("phi-4"), found.find("qwen3-8b")
+    assert phi is not None and qwen is not None
+    assert (phi.drafts, phi.why_no_draft) == (("phi-4-mini-instruct",), "")
+    assert (qwen.drafts, qwen.why_no_draft) == ((), "no model that could draft is small enough")
 
 
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
+        ({"drafts_for": ["mine"]}, "drafts"),
+        ({"no_draft": "because"}, "no_draft"),
+        ({"no_draft_detail": "because"}, "no_draft_detail"),
         ({"params": "7B"}, "params"),
         ({"params": 0}, "params"),
         ({"active_params": 9.0}, "active_params"),

@@ -50,7 +50,7 @@ CATALOG = Catalog(
                      drafts=("qwen2.5-0.5b",), license="apache-2.0", verified=("repo", "Q4_K_M")),
         CatalogModel(id="qwen2.5-0.5b", name="Qwen2.5 0.5B Instruct", family="Qwen2.5", year=2024, params=0.49,
                      context=32768, repos=("bartowski/Qwen2.5-0.5B-Instruct-GGUF",),
-                     sizes={"Q4_K_M": 0.398, "Q8_0": 0.531}, no_draft="it drafts for larger ones"),
+                     sizes={"Q4_K_M": 0.398, "Q8_0": 0.531}, no_draft="small"),
         CatalogModel(id="qwen2.5-72b", name="Qwen2.5 72B Instruct", family="Qwen2.5", year=2024, params=72.7,
                      context=131072, repos=("bartowski/Qwen2.5-72B-Instruct-GGUF",), sizes={"Q4_K_M": 47.4},
                      drafts=("qwen2.5-0.5b",)),
@@ -58,7 +58,7 @@ CATALOG = Catalog(
                      repos=("someone/Qwen3-DRAFT-GGUF",), sizes={"Q8_0": 0.8}),
         CatalogModel(id="gpt-oss-20b", name="gpt-oss 20B", family="gpt-oss", year=2025, params=20.9, active_params=3.6,
                      context=131072, repos=("ggml-org/gpt-oss-20b-GGUF",), sizes={"MXFP4": 12.1},
-                     no_draft="a mixture of experts: checking drafts reads more of them", verified=("repo", "MXFP4")),
+                     no_draft="experts", verified=("repo", "MXFP4")),
     )
 )  # fmt: skip
 

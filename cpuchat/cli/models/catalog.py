@@ -133,7 +133,7 @@ def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], machi
         ("context", f"{model.context:,} tokens" if model.context else ""),
         ("sizes", ", ".join(f"{name} {_gigabytes(model, name)}" for name in model.sizes)),
         ("fit", outlook),
-        ("drafts", ", ".join(drafts) or (f"none: {model.no_draft}" if model.no_draft else "none known")),
+        ("drafts", ", ".join(drafts) or (f"none: {model.why_no_draft}" if model.why_no_draft else "none known")),
         ("made for", "drafting, not for chats" if model.use == "draft" else ""),
         ("note", model.note),
         ("repositories", ", ".join(model.repos)),

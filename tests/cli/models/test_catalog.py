@@ -56,7 +56,7 @@ def test_words_choose_and_one_match_tells_everything() -> None:
     assert "qwen2.5-0.5b-instruct" in one
     assert "cpuchat models download bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M" in " ".join(one.split())
     none = run("models", "catalog", "phi-4").stdout
-    assert "none: vocabulary" in none
+    assert "none: Phi-4 mini has another one" in none
 
 
 def test_words_that_match_nothing() -> None:

@@ -160,7 +160,7 @@ def _catalog(model: CatalogModel, look: Look, catalog: Catalog | None) -> list[R
         *_outlook(look),
         ("speed", _speed(look)),
         ("note", model.note),
-        ("drafts", ", ".join(drafts) or (f"none ({model.no_draft})" if model.no_draft else "")),
+        ("drafts", ", ".join(drafts) or (f"none ({model.why_no_draft})" if model.why_no_draft else "")),
         ("sizes", " · ".join(sizes)),
         ("from", model.repos[0]),
     ]
