@@ -148,7 +148,7 @@ KEYS: tuple[Key, ...] = (
         footer=True, palette=False),
     Key("hardware", "hardware.apply", "enter", "apply", "use it",
         "Use the marked layout: measured before and after, the chat goes on", HARDWARE, footer=True, priority=True),
-    Key("hardware", "hardware.undo", "u", "undo", "go back", "Go back to the layout before", HARDWARE, footer=True),
+    Key("hardware", "hardware.undo", "u", "undo", "go back", "Swap with the layout before", HARDWARE, footer=True),
     Key("hardware", "hardware.recommended", "t", "recommended", "recommended", "Mark the recommended layout",
         HARDWARE, footer=True),
     Key("hardware", "hardware.measure", "m", "measure", "measure", "Measure the read bandwidth (under 15 seconds)",

@@ -216,15 +216,11 @@ def outcome(outcome: Outcome) -> str:
         kept = "The new layout is saved; u goes back" if outcome.applied else "The settings are as they were before"
         lines.append(f"{kept}. No model is loaded now.")
     elif outcome.applied:
-        found = outcome.verdict
-        if found is None:
-            lines.append("Not measured. In use now; u goes back." if outcome.stopped else "In use now; u goes back.")
-        elif found.keep:
-            lines.append("Faster by more than chance: worth keeping. u goes back.")
-        elif found.gain < -found.needed:
-            lines.append("Slower: u goes back to what was before.")
-        else:
-            lines.append(f"No more than chance (a gain counts above {100 * found.needed:.0f} %). u goes back.")
+        lines.append("Significantly faster. u goes back." if outcome.verdict else "In use now; u goes back.")
+    elif (found := outcome.verdict) is not None and not outcome.problem:
+        slower = found.gain < -found.needed
+        why = "Slower" if slower else f"No significant gain (counts above {100 * found.needed:.0f} %)"
+        lines.append(f"{why}: back to the previous layout. u uses the new one all the same.")
     elif outcome.stopped:
         lines.append("Stopped; everything is as it was before.")
     elif outcome.problem:

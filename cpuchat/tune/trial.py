@@ -1,4 +1,5 @@
-"""Trying another use of the machine in the middle of a chat: measure, load again, measure, and go back if it fails.
+"""Trying another use of the machine in the middle of a chat: measure, load again, measure, and go back if it is not
+significantly faster.
 
 The chat goes on: the worker saves what it remembers of it before the model is loaded again.
 """
@@ -41,9 +42,10 @@ class Step:
 class Outcome:
     """How a trial ended.
 
-    `applied`: the model runs as was wanted. `before` and `after` are None where nothing was measured. `problem` is what
-    went wrong, in one or two sentences, "" if nothing did; `stopped`: the user stopped it; `lost`: no model is loaded
-    any more, because the worker died or the model could not be loaded as before.
+    `applied`: the model runs as was wanted, because it is faster or was not to be measured. `before` and `after` are
+    None where nothing was measured. `problem` is what went wrong, in one or two sentences, "" if nothing did;
+    `stopped`: the user stopped it; `lost`: no model is loaded any more, because
+    the worker died or the model could not be loaded as before.
     """
 
     applied: bool
@@ -91,7 +93,7 @@ class Trial:
         self._left = False
 
     async def stop(self) -> None:
-        """Stop as soon as possible. What is loaded then stays, or the model is loaded as it was before."""
+        """Stop as soon as possible. The model is loaded as it was before, if it was changed already."""
         self._stopped = True
         await self._conversation.stop()
 
@@ -127,17 +129,19 @@ class Trial:
         try:
             after = await self._decoding("after", self._conversation.model)
         except CpuchatError as error:
-            return Outcome(True, before, problem="" if self._stopped else str(error), stopped=self._stopped)
-        return Outcome(True, before, after, stopped=self._stopped)
+            return await self._back(before, "" if self._stopped else str(error))
+        if self._stopped or not verdict(before, after).keep:
+            return await self._back(before, "", None if self._stopped else after)
+        return Outcome(True, before, after)
 
-    async def _back(self, before: Measured | None, problem: str) -> Outcome:
+    async def _back(self, before: Measured | None, problem: str, after: Measured | None = None) -> Outcome:
         self._conversation.settings = self.previous.put_into(self._conversation.settings)
         stopped = self._stopped and not problem
         if not self._left:
             again = await self._load(self.previous, "back", None)
             if again:
                 problem = f"{problem} The model could not be loaded as before either: {again}".strip()
-        return Outcome(False, before, problem=problem, stopped=stopped)
+        return Outcome(False, before, after, problem=problem, stopped=stopped)
 
     async def _load(self, arrangement: Arrangement, stage: Stage, before: ModelInfo | None) -> str:
         """Load the model again; returns what went wrong, "" also when it was stopped."""

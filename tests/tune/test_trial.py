@@ -48,12 +48,13 @@ async def test_it_measures_loads_and_measures_again(tiny_model: Path) -> None:
         figures = core.figures().predicted_n
         cpu = core.model.cpus[-1] if core.model else 0
         outcome = await Trial(core, Arrangement(cores=str(cpu)), steps.append).run()
-        assert outcome.applied and outcome.problem == ""
+        assert outcome.problem == ""
         assert outcome.before and outcome.after and outcome.verdict
-        assert core.model and core.model.cpus == (cpu,)
-        assert core.settings.engine.cores == str(cpu)
+        assert outcome.applied == outcome.verdict.keep
+        assert core.settings.engine.cores == (str(cpu) if outcome.applied else "auto")
+        assert core.model and (core.model.cpus == (cpu,) or not outcome.applied)
         stages = [step.stage for step in steps]
-        assert sorted(set(stages), key=stages.index) == ["before", "loading", "after"]
+        assert sorted(set(stages), key=stages.index)[:3] == ["before", "loading", "after"]
         assert [m.role for m in core.messages] == ["user", "assistant"]
         assert figures == 40
         events = await collect(core.send("and now?"))
@@ -84,12 +85,12 @@ async def test_a_stop_before_the_load_changes_nothing(tiny_model: Path) -> None:
         assert core.settings.engine.cores == "auto"
 
 
-@pytest.mark.parametrize(("stage", "applied", "words"), [
-    ("before", False, "The settings are as they were before. No model is loaded now."),
-    ("after", True, "The new layout is saved; u goes back. No model is loaded now."),
+@pytest.mark.parametrize(("stage", "lost", "words"), [
+    ("before", True, "The settings are as they were before. No model is loaded now."),
+    ("after", False, "Everything is as it was before."),
 ])  # fmt: skip
 async def test_a_worker_killed_in_the_middle_is_told_and_the_chat_can_go_on(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, stage: str, applied: bool, words: str
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, stage: str, lost: bool, words: str
 ) -> None:
     steps: list[Step] = []
     killed: list[int] = []
@@ -111,8 +112,8 @@ async def test_a_worker_killed_in_the_middle_is_told_and_the_chat_can_go_on(
         cpu = str(core.model.cpus[0] if core.model else 0)
         outcome = await Trial(core, Arrangement(cores=cpu), steps.append).run()
         assert killed
-        assert (outcome.applied, outcome.lost, outcome.stopped) == (applied, True, False)
+        assert (outcome.applied, outcome.lost, outcome.stopped) == (False, lost, False)
         assert "killed" in outcome.problem
         assert machine_words.outcome(outcome).endswith(words)
-        assert core.settings.engine.cores == (cpu if applied else "auto")
+        assert core.settings.engine.cores == "auto"
         assert isinstance((await collect(core.reload())).events[-1], ModelLoaded)

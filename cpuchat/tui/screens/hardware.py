@@ -53,7 +53,7 @@ class HardwareScreen(MachineScreen):
         super().__init__(reader)
         self._trial: Trial | None = None
         self._measuring: threading.Event | None = None  # set to cancel
-        self._before: Arrangement | None = None  # where `u` goes
+        self._before: Arrangement | None = None  # where `u` goes: the layout that was left last
         self._told = ""
         self._about: dict[str, str] | None = None  # the words that the lines at the bottom are about
         self._outlook: Outlook | None = None
@@ -246,6 +246,8 @@ class HardwareScreen(MachineScreen):
         if outcome.applied:
             self._before = trial.previous
             self.chat_app.save_settings(trial.wanted.changes())
+        elif outcome.verdict is not None and not outcome.problem:
+            self._before = trial.wanted  # it brought nothing, but may be wanted for other reasons
         if self.is_mounted:
             self._tried(outcome)
 
