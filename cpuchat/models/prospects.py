@@ -19,6 +19,8 @@ from cpuchat.protocol import LoadOptions
 
 _FINAL = (HubOffline, RateLimited, AccessDenied)
 """What one header meets with, the next one would meet with, too."""
+_MOST_HEADERS = 25
+"""That are asked for, of one repository: a hub may list any number of models."""
 
 
 class Prospect(Data, frozen=True):
@@ -45,14 +47,19 @@ def prospects(
     """The outlook of every model that can be loaded, those whose headers were read first.
 
     Of each model the header of the usual quantization is read, or of the next one where that cannot be read; of
-    `first` in any case. When the hub cannot be reached or refuses, no other is asked for. Blocks meanwhile.
+    `first` in any case. When the hub cannot be reached or refuses, or after many, no other is asked for. Blocks
+    meanwhile.
     """
     models = usual_first(loadable(repository.models))
     headers: dict[str, tuple[RepoModel, GGUFHeader]] = {}
     faults: dict[RepoModel, CpuchatError] = {}
+    asked = 0
     for model in sorted(models, key=lambda one: one != first):
-        if hub is None or model.base in headers:
+        if hub is None or asked == _MOST_HEADERS:
+            break
+        if model.base in headers:
             continue
+        asked += 1
         try:
             header = hub.header(repository, model)
         except CpuchatError as error:

@@ -69,6 +69,20 @@ def test_of_several_models_in_one_repository_a_header_each_is_read(hub_server: H
     assert {name for name, one in told().items() if one.outlook.exact} == {"Small-Q4_0", "Large-Q6_K"}
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_of_a_repository_without_end_a_few_headers_are_read(
+    hub_server: HubServer, tiny_model: Path, is_there: bool
+) -> None:
+    content = tiny_model.read_bytes()
+    hub_server.add(REPO, {f"m{n}-Q8_0.gguf": content for n in range(60)})
+    if not is_there:
+        for n in range(60):
+            hub_server.fault(REPO, f"m{n}-Q8_0.gguf", Fault(where="hub", status=404, times=-1))
+    assert len(told()) == 60
+    asked = {request.file for request in hub_server.requests if request.file}
+    assert len(asked) == (1 if is_there else 25)  # the same content is read once
+
+
 def test_a_hub_that_asks_to_wait_is_not_asked_for_another_header(hub_server: HubServer) -> None:
     paths = [f"m{n}-Q8_0.gguf" for n in range(20)]
     hub_server.add(REPO, {path: path.encode() for path in paths})

@@ -91,7 +91,8 @@ class Listener(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Connections that end early are no news; anything else is a mistake of a test."""
+        import ssl
         import sys
 
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError | ssl.SSLError):
             super().handle_error(request, client_address)

@@ -24,6 +24,7 @@ REDIRECTED = "A proxy or a login page of this network? Try another network, or c
 _LOCAL = "models on this machine work without it: `cpuchat models list`."
 LOGIN = "Run `hf auth login`, or set HF_TOKEN."
 _LONGEST_REASON = 200
+_DAY = 86_400
 _TOKEN = re.compile(r"\bhf_\w+|bearer\s+\S+", re.IGNORECASE)
 
 
@@ -198,7 +199,7 @@ def _by_status(response: httpx.Response, repo: str) -> HubError:
         return NotOnHub(f"{_named(repo)}: {host()} has no such thing.", "Check the spelling.")
     if status == 429:
         seconds = seconds_to_wait(response.headers)
-        how_long = f" for {seconds:.0f} s" if seconds else ""
+        how_long = f" for {seconds:.0f} s" if seconds and seconds <= _DAY else " for over a day" if seconds else ""
         more = "" if _has_token(response) else " With a token (`hf auth login`) the hub allows more."
         return RateLimited(f"{host()} gets too many requests from here and asks to wait{how_long}.", f"Wait.{more}")
     if status >= 500:

@@ -38,7 +38,7 @@ class Bounds:
     `seconds`: for all of it. The default is for the API, whose answers become Python objects of 20 times the size.
     """
 
-    most: int | None = 16 << 20
+    most: int | None = 8 << 20
     silence: float = 10.0
     seconds: float = 120.0
 
@@ -150,7 +150,9 @@ def _check_redirect(response: httpx.Response) -> None:
     except (httpx.InvalidURL, ValueError):
         raise bad_redirect(response.url, "an address that is none") from None
     allowed = ("https", "http") if endpoint().lower().startswith("http://") else ("https",)
-    if target.scheme not in allowed or not target.host:
+    if target.scheme in allowed and not target.host:
+        raise bad_redirect(response.url, "an address that is none")
+    if target.scheme not in allowed:
         raise bad_redirect(response.url, f"{target.scheme}://{target.host}, which is not https")
 
 

@@ -295,6 +295,7 @@ def test_a_hub_that_is_not_there_is_offline(hub_server: HubServer, monkeypatch: 
     [
         (Fault(where="api", status=429, retry_after="77"), RateLimited, "wait for 77 s"),
         (Fault(where="api", status=429), RateLimited, "asks to wait"),
+        (Fault(where="api", status=429, retry_after="9" * 400), RateLimited, "wait for over a day"),
         (Fault(where="api", status=503), HubError, "trouble of its own"),
         (Fault(where="api", status=403), AccessDenied, "may not read"),
         (Fault(where="api", status=400), HubError, "refused the request"),
