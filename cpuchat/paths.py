@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import stat
 from pathlib import Path
 
 import platformdirs
@@ -17,7 +19,34 @@ APP = "cpuchat"
 
 def _folder(variable: str, default: Path) -> Path:
     value = os.environ.get(variable)
-    return Path(value).expanduser() if value else default
+    return expanded(value) if value else default
+
+
+def expanded(text: str | Path) -> Path:
+    """`text` as a path, a leading `~` or `~user` replaced by that home folder; of an unknown user it stays, as in
+    shells."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 (Path.expanduser raises RuntimeError there)
+
+
+def read_text(file: Path, most: int = 1 << 20) -> str:
+    """The UTF-8 text of a small file that people edit; a byte order mark is left out.
+
+    Raises:
+        OSError: it cannot be read, is no regular file (a pipe would never end), or holds over `most` bytes.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(file))
+        with os.fdopen(handle, "rb", closefd=False) as stream:
+            data = stream.read(most + 1)
+    finally:
+        os.close(handle)
+    if len(data) > most:
+        limit = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
+        raise OSError(errno.EFBIG, f"larger than {limit}", str(file))
+    return data.decode("utf-8-sig")
 
 
 def config_dir() -> Path:

@@ -73,6 +73,10 @@ class ModelSection(Section):
     last: str = ""
     folders: list[str] = []
 
+    def __post_init__(self) -> None:
+        if "\0" in "".join((self.last, *self.folders)):
+            raise ValueError("a path holds a NUL character")
+
 
 class EngineSection(Section):
     """How models are loaded; 0 means "choose for me". `experts`: how many a token uses in a mixture of experts.
@@ -93,7 +97,7 @@ class EngineSection(Section):
     mlock: bool = False
     repack: bool = True
     poll: Annotated[int, msgspec.Meta(ge=0, le=100)] = 50
-    saved_kv_gb: Annotated[float, msgspec.Meta(ge=0)] = 2.0
+    saved_kv_gb: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 2.0
     experts: Count = 0
 
     def __post_init__(self) -> None:
@@ -138,6 +142,8 @@ class SpeculationSection(Section):
 
     def __post_init__(self) -> None:
         _check_ranges("draft_cores", self.draft_cores)
+        if "\0" in self.draft_model:
+            raise ValueError("draft_model holds a NUL character")
 
     @property
     def wanted_draft(self) -> str:
@@ -224,23 +230,26 @@ def load(file: Path | None = None) -> Settings:
     """
     file = file or paths.settings_file()
     try:
-        text = file.read_text(encoding="utf-8")
+        text = paths.read_text(file)
     except FileNotFoundError:
         return Settings()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"Cannot read the settings file {file}: {error}.", "Mend or remove it.") from None
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise SettingsError(f"Cannot read the settings file {file}: {reason}.", "Correct or remove it.") from None
     return parse(text, str(file))
 
 
 def parse(text: str, origin: str = "config.toml") -> Settings:
     """Raises SettingsError as `load` does."""
     try:
-        return msgspec.convert(tomllib.loads(text), Settings)
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{origin} is not valid TOML: {error}.", "Mend that line or remove the file.") from None
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also a number of too many digits, brackets nested too deep
+        raise SettingsError(f"{origin} is not valid TOML: {error}.", "Correct that line or remove the file.") from None
+    try:
+        return msgspec.convert(tables, Settings)
     except msgspec.ValidationError as error:
         key, reason = explained(error)
-        raise SettingsError(f"{origin}, {key or 'top level'}: {reason}.", "Mend or remove that key.") from None
+        raise SettingsError(f"{origin}, {key or 'top level'}: {reason}.", "Correct or remove that key.") from None
 
 
 def explained(error: msgspec.ValidationError) -> tuple[str, str]:
@@ -264,11 +273,15 @@ def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Sett
     Raises:
         SettingsError: the file on disk or the changed values are not valid; nothing is written then.
     """
-    import tomlkit  # only when writing: reading at start needs no third parser
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError  # only when writing: reading at start needs no third parser
 
     file = file or paths.settings_file()
     load(file)
-    document = tomlkit.parse(file.read_text(encoding="utf-8") if file.exists() else "")
+    try:
+        document = tomlkit.parse(paths.read_text(file) if file.exists() else "")
+    except (TOMLKitError, RecursionError) as error:  # what tomllib has just read
+        raise SettingsError(f"Cannot change {file}: {error}.", "Simplify it, or edit it by hand.") from None
     for section, values in changes.items():
         table = document.setdefault(section, tomlkit.table())
         for key, value in values.items():

@@ -1,13 +1,14 @@
 """Makes untrusted text safe to show: nothing in it can steer the terminal or reorder what is read.
 
-Model output, file names and chat titles all pass through `clean` before they reach a terminal. What is replaced stays
-visible (an escape character becomes ␛), so that nothing disappears unseen.
+Two gates stand right before the terminal, and everything passes one of them: `tui.gate` each row that the app draws,
+`cli.output` each text that a command prints. Names and messages go through `clean_line` and `clean` before they are
+laid out, too, so that what is replaced stays visible (an escape character becomes ␛) and has its width counted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 TAB_SIZE = 4
 
@@ -86,6 +87,11 @@ class Cleaner:
 def is_safe(texts: Iterable[str]) -> bool:
     """True if no character of `texts` needs cleaning; tabs and newlines do not count as unsafe."""
     return all(_UNSAFE.search(text) is None for text in texts)
+
+
+def replace_unsafe(text: str, shown: Callable[[str], str]) -> str:
+    """`text` with `shown(character)` for each character that `clean` would replace."""
+    return _UNSAFE.sub(lambda match: shown(match[0]), text)
 
 
 def expand_tabs(line: str) -> str:

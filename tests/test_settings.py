@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,42 @@ def test_a_change_keeps_the_users_comments_and_is_refused_when_it_is_wrong(tmp_p
     with pytest.raises(SettingsError, match=r"speculation\.draft_cores"):
         settings.update({"speculation": {"draft_cores": "many"}})
     assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[engine]\nsaved_kv_gb = inf", "engine.saved_kv_gb"),
+        ("[engine]\nsaved_kv_gb = nan", "engine.saved_kv_gb"),
+        ("[sampling]\ntemperature = nan", "sampling.temperature"),
+        ('[model]\nfolders = ["/a\\u0000b"]', "NUL"),
+        ('[speculation]\ndraft_model = "a\\u0000b"', "NUL"),
+        ("[model]\nfolders = " + "[" * 5000 + "]" * 5000, "not valid TOML"),
+        ("[engine]\nthreads = " + "9" * 5000, "not valid TOML"),
+        ("[sampling]\ntemperature = " + "9" * 400, "sampling.temperature"),
+    ],
+)
+def test_values_that_no_program_can_use_are_named(text: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        settings.parse(text)
+
+
+def test_a_byte_order_mark_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(b"\xef\xbb\xbf[engine]\nthreads = 3\n")
+    assert settings.load(file).engine.threads == 3
+    settings.update({"engine": {"threads": 4}}, file)
+    assert settings.load(file).engine.threads == 4
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "config.toml")
+    with pytest.raises(SettingsError, match="not a regular file"):
+        settings.load(pipe)
+    with pytest.raises(SettingsError, match="not a regular file"):
+        settings.load(tmp_path)
+
+
+def test_the_home_of_an_unknown_user_is_a_name_like_others() -> None:
+    assert paths.expanded("~nobody-of-this-name/x") == Path("~nobody-of-this-name/x")
+    assert paths.expanded("~/x") == Path.home() / "x"

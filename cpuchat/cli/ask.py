@@ -43,7 +43,8 @@ Examples:
   cpuchat ask --json "Hello" | jq .timings.predicted_per_second
 
 Options that are not given come from config.toml. The answer goes to standard output, everything else to
-standard error. Ctrl+C stops the answer and keeps what was said.
+standard error. Ctrl+C stops the answer and keeps what was said. Control characters in an answer are replaced by
+visible ones, in pipes and files too (--raw-output leaves them); --json escapes them.
 
 \b
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
@@ -80,6 +81,11 @@ Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or
     experts_option(),
     speculation_options(),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete."),
+    click.option(
+        "--raw-output",
+        is_flag=True,
+        help="Print the answer as it is, with control characters; they steer the terminal that shows it.",
+    ),
     click.option("--show-reasoning", is_flag=True, help="Print what the model thinks aloud on standard error."),
     click.option("--quiet", "-q", is_flag=True, help="Print only the answer, warnings and errors."),
 )
@@ -90,6 +96,7 @@ def ask(
     raw: bool,
     stop: tuple[str, ...],
     as_json: bool,
+    raw_output: bool,
     show_reasoning: bool,
     quiet: bool,
     **values: Any,
@@ -122,7 +129,7 @@ def ask(
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     strict = values["speculation__draft_model"] is not None
     draft, note = draft_of(path, chosen, strict=strict, calibrate=calibrate)
-    terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning)
+    terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning, raw=raw_output)
     options = msgspec.structs.replace(chosen.load_options(draft), probe=False)
     if not calibrate:
         options = msgspec.structs.replace(options, calibrate=False)

@@ -16,6 +16,7 @@ import click
 from click.exceptions import Abort, NoArgsIsHelpError, NoSuchOption
 
 from cpuchat.cli.lazy import LazyGroup
+from cpuchat.cli.output import cleaned_output
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
 SIGPIPE_STATUS = 141
@@ -126,8 +127,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     _never_fail_to_print()
     _heed_ctrl_c()
+    with cleaned_output():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
-        result = cli.main(args=arguments, prog_name="cpuchat", standalone_mode=False)
+        result = cli.main(args=list(arguments), prog_name="cpuchat", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
         return result if isinstance(result, int) else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,7 +46,7 @@ def probe(as_json: bool, **values: Any) -> int:
 
     Generating text reads the whole model for every token, so this is what bounds its speed.
     """
-    from cpuchat.cli.render import json_line
+    from cpuchat.cli.render import Terminal, json_line
     from cpuchat.hardware.bandwidth.memory_modules import theoretical
     from cpuchat.hardware.bandwidth.survey import survey
     from cpuchat.hardware.cores import choose_cores
@@ -58,34 +57,21 @@ def probe(as_json: bool, **values: Any) -> int:
     topology = read_topology()
     cpus = choose_cores(topology, engine.cores, 0 if values.get("engine__cores") else engine.threads).cpus
     memory = choose_policy(topology, engine.memory, cpus)[0].words
-    progress = _Progress()
+    terminal = Terminal()
+
+    def progress(done: int, total: int, what: str) -> None:
+        terminal.status(f"measuring {what} ({done + 1} of {total})")
+
     try:
         found = survey(topology, progress, cpus=cpus, memory=memory)
     finally:
-        progress.clear()
+        terminal.clear_progress()
     limit = theoretical(topology)
     if as_json:
         click.echo(json_line(_json(topology, found, limit)))
     else:
         _print(topology, found, limit)
     return 0
-
-
-class _Progress:
-    """One line on a terminal that says what is being measured."""
-
-    def __init__(self) -> None:
-        from cpuchat.cli.render import is_terminal
-
-        self._shown = is_terminal(sys.stderr)
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        if self._shown:
-            click.echo(f"\r\x1b[2Kmeasuring {what} ({done + 1} of {total})", err=True, nl=False)
-
-    def clear(self) -> None:
-        if self._shown:
-            click.echo("\r\x1b[2K", err=True, nl=False)
 
 
 def _print(topology: Topology, found: Survey, limit: Theoretical | None) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from cpuchat.cli.output import cleaned
 from cpuchat.errors import CpuchatError
 from cpuchat.protocol import LoadProgress, PrefillProgress, SpeculationFigures, StopReason, Timings
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size as size
-from cpuchat.text import Cleaner, clean
+from cpuchat.text import clean, replace_unsafe
 
 if TYPE_CHECKING:
     from cpuchat.telemetry.roofline import Roofline
@@ -38,13 +38,14 @@ def is_terminal(stream: TextIO | None) -> bool:
 class Terminal:
     """Writes the answer to stdout as it comes; notes, progress and reasoning to stderr.
 
-    Model text is cleaned of everything that a terminal would obey wherever it goes to a terminal, and passed on
-    unchanged into files and pipes. `quiet` leaves only answers and errors. `moves`: whether `status` can show a line.
+    All of it is cleaned of what a terminal would act on, into pipes and files too; `raw` leaves the answer as it is.
+    `quiet` leaves only answers and errors. `moves`: whether `status` can show a line.
     """
 
-    def __init__(self, *, quiet: bool = False, show_reasoning: bool = False) -> None:
-        self._out: TextIO | None = sys.stdout
-        self._err: TextIO | None = sys.stderr
+    def __init__(self, *, quiet: bool = False, show_reasoning: bool = False, raw: bool = False) -> None:
+        self._out = cleaned(sys.stdout)
+        self._err = cleaned(sys.stderr)
+        self._raw = raw
         self._out_tty = is_terminal(sys.stdout)
         self._err_tty = is_terminal(sys.stderr)
         self._quiet = quiet
@@ -52,7 +53,6 @@ class Terminal:
         dumb = os.environ.get("TERM", "dumb") == "dumb"
         self.moves = self._err_tty and not dumb
         self._styled = self.moves and not os.environ.get("NO_COLOR")
-        self._cleaner = Cleaner()
         self._progress_shown = False
         self._out_open_line = False
         self._err_open_line = False
@@ -70,7 +70,7 @@ class Terminal:
         self.clear_progress()
         if self._reasoning_last:
             self._end_reasoning()
-        self._write_out(self._cleaner.feed(text) if self._out_tty else text)
+        self._write_out(text, raw=self._raw)
         self._out_open_line = not text.endswith("\n")
 
     def reasoning(self, text: str) -> None:
@@ -79,15 +79,18 @@ class Terminal:
             return
         self.clear_progress()
         self.end_answer()
-        shown = clean(text) if self._err_tty else text
-        self._write_err(f"\x1b[2m{shown}\x1b[22m" if self._styled else shown)
+        if self._styled:
+            self._write_err("\x1b[2m", raw=True)
+        self._write_err(text)
+        if self._styled:
+            self._write_err("\x1b[22m", raw=True)
         self._err_open_line = not text.endswith("\n")
         self._reasoning_last = True
 
     def end_answer(self) -> None:
         """Finish the last line of the answer."""
         if self._out_open_line:
-            self._write_out(self._cleaner.flush() + "\n")
+            self._write_out("\n")
             self._out_open_line = False
 
     def line(self, text: str = "") -> None:
@@ -119,12 +122,13 @@ class Terminal:
         if self._quiet or not self.moves:
             return
         width = shutil.get_terminal_size().columns - 1
-        self._write_err(f"\r\x1b[2K{clean(text)[:width]}")
+        self._write_err("\r\x1b[2K", raw=True)
+        self._write_err(clean(text)[:width])
         self._progress_shown = True
 
     def clear_progress(self) -> None:
         if self._progress_shown:
-            self._write_err("\r\x1b[2K")
+            self._write_err("\r\x1b[2K", raw=True)
             self._progress_shown = False
 
     def _end_reasoning(self) -> None:
@@ -139,24 +143,24 @@ class Terminal:
             self._write_err("\n")
             self._err_open_line = False
         self._reasoning_last = False
-        self._write_err(clean(text) + "\n")
+        self._write_err(text + "\n")
 
-    def _write_out(self, text: str) -> None:
+    def _write_out(self, text: str, *, raw: bool = False) -> None:
         if self._out is None:
             raise OutputClosed
         try:
-            self._out.write(text)
+            (self._out.write_raw if raw else self._out.write)(text)
             self._out.flush()
         except BrokenPipeError:
             raise OutputClosed from None
         except OSError as error:
             raise CpuchatError(f"Cannot write to standard output: {error.strerror}.") from None
 
-    def _write_err(self, text: str) -> None:
+    def _write_err(self, text: str, *, raw: bool = False) -> None:
         if self._err is None:
             return
         try:
-            self._err.write(text)
+            (self._err.write_raw if raw else self._err.write)(text)
             self._err.flush()
         except OSError:
             self._err = None  # nobody listens; the answer still counts
@@ -298,6 +302,5 @@ def error_json(error: CpuchatError) -> dict[str, Any]:
 
 
 def json_line(value: Any) -> str:
-    """One line of JSON in which even DEL and the C1 control characters are escaped, so that it is safe to look at."""
-    text = json.dumps(value, ensure_ascii=False)
-    return re.sub("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    """One line of JSON with everything escaped that `clean` would replace: safe to look at, and nothing is lost."""
+    return replace_unsafe(json.dumps(value, ensure_ascii=False), lambda character: json.dumps(character)[1:-1])

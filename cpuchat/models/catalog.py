@@ -213,9 +213,7 @@ def _merged(base: CatalogModel, entry: dict[str, Any]) -> dict[str, Any]:
 def _entries(file: Path) -> list[Any]:
     """Raises CatalogError when the file cannot be read, is no TOML, or is not made of `[[model]]` tables."""
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise _error(file, "", f"it is larger than {MAX_BYTES >> 20} MiB")
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables = tomllib.loads(paths.read_text(file, MAX_BYTES))
     except OSError as error:
         raise _error(file, "", f"it cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8

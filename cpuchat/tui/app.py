@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,14 +16,18 @@ from textual import on
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
+from textual.filter import LineFilter
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from cpuchat import settings
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.models.library import Library
+from cpuchat.text import clean, clean_line
 from cpuchat.tui import commands, crash, keys, themes
 from cpuchat.tui.downloading import Downloading, Opener, open_downloads
+from cpuchat.tui.gate import Gate
 from cpuchat.tui.guarded import GuardedApp
 from cpuchat.tui.key_order import OrderedKeys
 from cpuchat.tui.quantizing import Quantizing
@@ -76,6 +80,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         text: str = "",
         downloads: Opener = open_downloads,
     ) -> None:
+        self._gate = Gate()
         super().__init__()
         self.conversation = conversation
         self.library = conversation.library = library
@@ -93,6 +98,20 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._loaded_themes = themes.load_themes()
         for theme in self._loaded_themes.themes.values():
             self.register_theme(theme)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), self._gate]
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = True,
+    ) -> None:
+        super().notify(clean(message), title=clean_line(title), severity=severity, timeout=timeout, markup=markup)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return dict(themes.OWN_VARIABLES)

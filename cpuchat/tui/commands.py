@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from textual.app import SystemCommand
 from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
+from textual.fuzzy import Matcher
 from textual.screen import Screen
 
 from cpuchat.errors import CpuchatError
+from cpuchat.text import clean_line
 from cpuchat.tui import keys
 
 if TYPE_CHECKING:
@@ -37,6 +40,14 @@ def system_commands(app: ChatApp, screen: Screen[Any]) -> Iterable[SystemCommand
         yield SystemCommand(title, about, partial(node.run_action, key.action))  # type: ignore[arg-type]
 
 
+def _highlighted(matcher: Matcher, text: str) -> Content:
+    """As `Matcher.highlight`, which would take brackets in a title for markup."""
+    content = Content(text)
+    for offset in matcher.fuzzy_search.match(matcher.query, text)[1]:
+        content = content.stylize(matcher.match_style, offset, offset + 1)
+    return content
+
+
 class ChatProvider(Provider):
     """Stored chats by title, once something is typed."""
 
@@ -51,11 +62,11 @@ class ChatProvider(Provider):
             return
         matcher = self.matcher(query)
         for chat in chats:
-            score = matcher.match(chat.title)
+            title = clean_line(chat.title)
+            score = matcher.match(title)
             if score > 0:
-                yield Hit(
-                    score, matcher.highlight(chat.title), partial(chat_screen.open_chat, chat.id), help="Open this chat"
-                )
+                shown = _highlighted(matcher, title)
+                yield Hit(score, shown, partial(chat_screen.open_chat, chat.id), help="Open this chat")
 
 
 class ThemeProvider(Provider):
@@ -78,4 +89,4 @@ class ThemeProvider(Provider):
         matcher = self.matcher(query)
         for name, origin in self._themes():
             if (score := matcher.match(name)) > 0:
-                yield Hit(score, matcher.highlight(name), partial(app.use_theme, name), text=name, help=origin)
+                yield Hit(score, _highlighted(matcher, name), partial(app.use_theme, name), text=name, help=origin)

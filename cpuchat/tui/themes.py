@@ -74,7 +74,7 @@ def parse_theme(text: str) -> Theme:
     """
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of too many digits, brackets nested too deep
         raise ThemeError(f"not valid TOML: {error}") from None
     if unknown := sorted(data.keys() - _TOP_KEYS):
         raise ThemeError(f"unknown key {unknown[0]!r}")
@@ -119,10 +119,10 @@ def load_themes(folders: Iterable[Path] | None = None) -> LoadedThemes:
             continue
         for file in files:
             try:
-                if file.stat().st_size > _MAX_FILE:
-                    raise ThemeError("larger than 64 KB")
-                theme = parse_theme(file.read_text(encoding="utf-8"))
-            except (ThemeError, OSError, UnicodeDecodeError) as error:
+                theme = parse_theme(paths.read_text(file, _MAX_FILE))
+            except OSError as error:
+                problems.append(ThemeProblem(file, error.strerror or str(error)))
+            except (ThemeError, UnicodeDecodeError) as error:
                 problems.append(ThemeProblem(file, str(error)))
             else:
                 themes[theme.name] = theme

@@ -13,6 +13,8 @@ import pytest
 
 from cpuchat import paths
 from tests.cli.program import HANG_GUARD, PLAIN, run, start
+from tests.support.edited_gguf import edited
+from tests.support.tiny_gguf import byte_symbols, vocabulary
 
 
 def ask(model: Path, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -279,3 +281,24 @@ def test_the_demo_is_sampled_as_other_models_are() -> None:
         assert done.returncode == 0, done.stderr
         said.append([line for line in done.stdout.splitlines() if "tok/s" not in line])
     assert said[0] != said[1]
+
+
+@pytest.fixture(scope="module")
+def escaping_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It writes an escape character where it would write an l, and BEL for a dash."""
+    tokens = vocabulary()
+    for letter, byte in (("l", 0x1B), ("-", 0x07)):
+        other = byte_symbols()[byte]
+        one, two = tokens.index(letter), tokens.index(other)
+        tokens[one], tokens[two] = other, letter
+    return edited(tiny_model, tmp_path_factory.mktemp("models") / "esc.gguf", {"tokenizer.ggml.tokens": tokens})
+
+
+def test_escape_characters_of_an_answer_do_not_pass_through_a_pipe(escaping_model: Path) -> None:
+    several = ("--max-tokens", "64", "Hello")
+    cleaned = ask(escaping_model, *several).stdout
+    assert "␛" in cleaned or "␇" in cleaned
+    assert not set("\x1b\x07") & set(cleaned)
+    raw = ask(escaping_model, "--raw-output", *several).stdout
+    assert raw.replace("\x1b", "␛").replace("\x07", "␇") == cleaned
+    assert ask_json(escaping_model, *several)["text"] == raw.removesuffix("\n")

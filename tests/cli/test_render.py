@@ -254,12 +254,15 @@ def test_escape_characters_of_an_answer_never_reach_the_terminal(
     assert screen.text() == "␛]0;owned␇ hello ␛[2J\n"
 
 
-def test_a_pipe_gets_the_answer_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", out)
-    terminal = Terminal(quiet=True)
-    terminal.answer("a\x1b[1m")
-    assert out.getvalue() == "a\x1b[1m"
+def test_a_pipe_gets_the_answer_cleaned_or_as_it_is_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for raw, got in ((False, "a␛[1m\nb\n"), (True, "a\x1b[1m\r\nb\n")):
+        out = io.StringIO()
+        monkeypatch.setattr(sys, "stdout", out)
+        terminal = Terminal(quiet=True, raw=raw)
+        for piece in ("a\x1b", "[1m\r", "\nb"):
+            terminal.answer(piece)
+        terminal.end_answer()
+        assert out.getvalue() == got
 
 
 def test_reasoning_is_dim_on_the_terminals_stderr_and_the_answer_starts_on_a_new_line(

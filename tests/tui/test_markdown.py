@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from cpuchat.text import clean
+from cpuchat.tui.widgets.dialect import MOST_MARKS
 from cpuchat.tui.widgets.markdown import code_blocks, missing, render
 from cpuchat.tui.widgets.palette import Palette
 from cpuchat.tui.widgets.parser import parse
@@ -34,9 +36,9 @@ def lines(source: str, width: int = 80) -> list[Line]:
 
 KEPT = [
     "std::vector<int> and List<String>",
-    "a <br> b <script>alert(1)</script> <!-- note -->",
+    "<script>alert(1)</script> <!-- note --> <brr>",
     "<think>hidden</think>",
-    "&lt;div&gt; &amp; &#27; &nbsp;",
+    "&#27; &#x202e; &nosuchentity; & AT&T",
     "$x_1 * y_1 * z$ and \\(a_1 \\cdot b_1\\) and \\[ \\frac{a}{b} \\]",
     "$5 and $10",
     "__init__ and __name__",
@@ -81,7 +83,34 @@ def test_markup_becomes_style() -> None:
 
 def test_lists_keep_their_numbers_and_tasks() -> None:
     assert plain("3. three\n3. again\n10) ten") == "3. three\n3. again\n\n10) ten"
-    assert plain("- [ ] open\n- [x] done\n  - deep") == "• [ ] open\n• [x] done\n  ◦ deep"
+    assert plain("- [ ] open\n- [x] done\n  - deep") == "☐ open\n☑ done\n  ◦ deep"
+    assert plain("1. [X] **done** so\n2. [y] no\n\n[x] no list") == "1. ☑ done so\n2. [y] no\n\n[x] no list"
+
+
+def test_entities_are_characters_but_in_code() -> None:
+    assert plain("&lt;div&gt; &amp; &#35;1 &copy; **&quot;a&quot;**") == '<div> & #1 © "a"'
+    assert plain("`&lt;`\n\n```\n&amp;\n```") == "&lt;\n\n▎ &amp;"
+    assert plain("[a &amp; b](http://x.y?a=1&amp;b=2)") == "a & b (http://x.y?a=1&amp;b=2)"
+
+
+def test_br_breaks_the_line_also_in_a_table() -> None:
+    assert plain("one <br> two<br/>\nthree `<br>`") == "one\ntwo\nthree <br>"
+    assert plain("|a|b|\n|-|-|\n|one<br>two|x|").split("\n")[2:] == [" one │ x", " two │"]
+
+
+def test_every_level_of_a_heading_looks_different() -> None:
+    looks = [[(text.strip(), str(style)) for text, style in render("#" * n + " Title", 40, PALETTE)[0].runs]
+             for n in range(1, 7)]  # fmt: skip
+    assert len({str(look) for look in looks}) == 6
+
+
+@pytest.mark.parametrize("fence", ["diff", "patch", ""])
+def test_a_diff_has_colors(fence: str) -> None:
+    palette = replace(PALETTE, inserted=Style(color="green"), deleted=Style(color="red"))
+    rows = render(f"```{fence}\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+new\n same\n```", 40, palette)
+    colors = {text: style.color and style.color.name for row in rows for text, style in row.runs}
+    assert (colors["-old"], colors["+new"], colors[" same"]) == ("red", "green", None)
+    assert colors["--- a/x"] is colors["+++ b/x"] is None
 
 
 def test_a_formula_block_is_not_markup() -> None:
@@ -205,6 +234,8 @@ SOURCES = st.lists(PIECES, max_size=30).map("".join)
 
 
 def word_characters(text: str) -> Counter[str]:
+    """Without the letters that become another character."""
+    text = text.replace("&amp;", "&").replace("&#35;", "#").replace("[x]", "")
     return Counter(char for char in text if char.isalnum())
 
 
@@ -231,11 +262,55 @@ def test_the_parser_itself_loses_no_block(source: str) -> None:
 
 def _leaf_texts(source: str) -> list[str]:
     texts: list[str] = []
+    extra: list[str] = []
     for token in parse(source):
         texts.append(token.info)
         texts.append(token.content)
-        texts += token.meta.get("extra", [])
+        extra += token.meta.get("extra", [])
+        if token.type == "tr_close":
+            texts += extra
+            extra = []
     return texts
+
+
+# Texts that took from seconds to minutes; the budget is in characters, so that no clock decides what is shown.
+
+COSTLY = {
+    "formulas": "$$a " * 20_000,
+    "dollars": "$a" * 20_000,
+    "stars": "*a " * 20_000,
+    "images": "![a](" * 8_000,
+    "lists": "".join("  " * level + "- x\n" for level in range(500)),
+    "spaces": "a\n" + " " * 100_000 + "b",
+    "accents": "e" + "\u0301" * 20_000 + " end",
+    "cell": "|a|\n|-|\n|" + "`$a " * 20_000 + "|",
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+@pytest.mark.timeout(60)
+def test_costly_text_is_shown_plain_in_time_and_whole(name: str) -> None:
+    source = COSTLY[name]
+    for width in (24, 80):
+        assert not missing(source, render(source, width, PALETTE))
+    stream, final, tail = Stream(80, PALETTE), [], []
+    for start in range(0, len(source), len(source) // 20):
+        stream.feed(source[start : start + len(source) // 20])
+        done, tail = stream.update()
+        final += done
+    assert not missing(source, [*final, *tail])
+
+
+def test_markup_beyond_the_budget_is_text_and_what_follows_is_rendered() -> None:
+    rows = [row.text for row in render("**a** " * (MOST_MARKS // 4 + 1) + "\n\n**b**", 80, PALETTE)]
+    assert rows[0].startswith("**a** **a**")
+    assert rows[-1] == "b"
+
+
+def test_no_row_holds_thousands_of_characters_in_one_cell() -> None:
+    rows = render(COSTLY["accents"], 40, PALETTE)
+    assert max(len(row.text) for row in rows) <= 16 * 40
+    assert "".join(row.text for row in rows).count("\u0301") == 20_000
 
 
 HOSTILE = [">" * 300 + " deep", "- " * 200 + "deep", "[" * 3000 + "deep", "*a " * 2000, "`" * 999]

@@ -15,7 +15,7 @@ from cpuchat.models.outlook import estimate
 from cpuchat.models.shortlist import ranked
 from cpuchat.tui.screens.models import details, lines
 from cpuchat.tui.screens.models.details import Look
-from cpuchat.tui.screens.models.entries import HubSearch, Section, Shelf, typed_path
+from cpuchat.tui.screens.models.entries import HubSearch, Section, Shelf, TypedFile, typed_path
 from tests.support.downloads import download, model
 from tests.support.shelf import CATALOG, LOCAL, MACHINE, shelf_reader
 
@@ -156,3 +156,14 @@ def test_what_counts_as_a_path(text: str, path: str | None) -> None:
 
 def test_a_tilde_is_the_home_folder() -> None:
     assert typed_path("~/b.gguf") == Path.home() / "b.gguf"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("~a", "no such file"), ("~nobody/x.gguf", "no such file"), ("/" + "x" * 300, "file name too long"),
+     ("/tmp/a\0b.gguf", "a path holds no NUL character"), ("/dev/null", "no regular file"), ("~", "no regular file")],
+)  # fmt: skip
+def test_a_typed_path_that_cannot_be_opened_says_why(text: str, problem: str) -> None:
+    (section,) = Shelf().sections(text)
+    assert isinstance(file := section.entries[0].subject, TypedFile)
+    assert file.problem == problem

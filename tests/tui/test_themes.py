@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,16 @@ def test_colours_that_carry_text_stand_out(name: str, least: float) -> None:
         assert color and _contrast(color, theme.background) >= least, color
     variables = theme.variables
     assert _contrast(variables["block-cursor-foreground"], variables["block-cursor-background"]) >= least
+
+
+def test_what_is_no_theme_file_is_reported_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "deep.toml").write_text("name = " + "[" * 5000)
+    (tmp_path / "long.toml").write_text("name = " + "9" * 5000)
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + b'name = "marked"\n[colors]\nprimary = "#808080"\n')
+    loaded = load_themes([tmp_path])
+    assert list(loaded.themes) == ["marked"]
+    reasons = {problem.file.name: problem.reason for problem in loaded.problems}
+    assert sorted(reasons) == ["deep.toml", "folder.toml", "long.toml", "pipe.toml"]
+    assert reasons["pipe.toml"] == reasons["folder.toml"] == "not a regular file"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -27,7 +26,7 @@ that is not here, named without a quantization, is listed as `models files` does
 @click.argument("model")
 @click.option("--tensors", is_flag=True, help="List every tensor, too.")
 @click.option("--metadata", is_flag=True, help="List everything that the header says, too.")
-@click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
+@click.option("--template", is_flag=True, help="Print the chat template and nothing else (--json: exactly).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, sizes in bytes.")
 def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: bool) -> int:
     """Say what MODEL is: architecture, tensors by type, bytes per token, experts, tokenizer, chat template.
@@ -59,14 +58,10 @@ def _list_files(repo: str, *, as_json: bool) -> int:
 
 
 def _print_template(found: Inspection) -> int:
-    """Unchanged into files and pipes, harmless on a terminal."""
-    from cpuchat.text import clean
-
     if not found.templates:
         click.echo("cpuchat: This model has no chat template.", err=True)
         return ModelNotFound.exit_code
-    text = found.templates[0].text
-    click.echo(clean(text) if sys.stdout.isatty() else text)
+    click.echo(found.templates[0].text)
     return 0
 
 

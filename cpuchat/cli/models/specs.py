@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,11 +38,12 @@ def find_model(library: Library, spec: str) -> LocalModel:
         ModelNotFound: there is none, or it is in none of the places that the library knows.
         UsageError: it may mean several.
     """
+    from cpuchat import paths
     from cpuchat.errors import ModelNotFound, UsageError
 
     found = library.local_models()
     specs = specs_of(found)
-    path = Path(spec).expanduser().absolute()
+    path = paths.expanded(spec).absolute()
     exact = [model for model, name in zip(found, specs, strict=True) if spec == name or path == model.path.absolute()]
     if exact:
         return exact[0]

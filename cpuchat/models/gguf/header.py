@@ -14,6 +14,7 @@ from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.parse import TensorInfo, parse
 from cpuchat.models.gguf.source import FileSource, Source
 from cpuchat.models.gguf.types import FILE_TYPES
+from cpuchat.text import clean_line
 
 _MAX_LAYERS = 4096
 _MAX_PARTS = 1000
@@ -68,8 +69,8 @@ class GGUFHeader(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """`general.name`, or the file's name."""
-        return self.text("general.name").strip() or self.path.stem
+        """`general.name`, or the file's name; cleaned, for it is only shown."""
+        return clean_line(self.text("general.name")) or clean_line(self.path.stem)
 
     @property
     def n_params(self) -> int:

@@ -17,6 +17,7 @@ from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.places import INCOMPLETE, Place, model_files
 from cpuchat.models.traffic import traffic_of
 from cpuchat.telemetry.traffic import pass_bytes
+from cpuchat.text import clean_line
 
 _VERSION = 2
 """Of `Facts`; a file of another one is not read."""
@@ -69,7 +70,12 @@ class FactsCache:
         path = place.path
         parts = model_files(path)
         base = LocalModel(
-            path=path, name=path.stem, source=place.source, repo=place.repo, parts=len(parts), projector=place.projector
+            path=path,
+            name=clean_line(path.stem),
+            source=place.source,
+            repo=place.repo,
+            parts=len(parts),
+            projector=place.projector,
         )
         try:
             facts = self._facts(parts)
@@ -179,7 +185,7 @@ def _unfinished(place: Place) -> LocalModel | None:
     state = "all of it is here, but has no name" if is_whole else f"{100 * share:.0f} % is here"
     return msgspec.structs.replace(
         facts.of(base),
-        name=header.text("general.name").strip()[:_MAX_NAME] or place.repo,
+        name=clean_line(header.text("general.name"))[:_MAX_NAME] or place.repo,
         size=here,
         unfinished=share,
         damaged=f"The download is not finished: {state}.",

@@ -23,7 +23,7 @@ class Library:
 
     def __init__(self, settings_folders: Iterable[Path | str] = (), cache: Path | None = None) -> None:
         """`settings_folders` are the user's; `cache` replaces the Hugging Face cache."""
-        self.folders = (*(Path(folder).expanduser() for folder in settings_folders), paths.made_models_dir())
+        self.folders = (*(paths.expanded(folder) for folder in settings_folders), paths.made_models_dir())
         self.cache = cache or hub_cache()
         self._facts = FactsCache()
 

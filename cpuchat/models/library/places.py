@@ -55,9 +55,9 @@ def hub_cache() -> Path:
     for variable, inside in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
         value = os.environ.get(variable)
         if value:
-            return Path(os.path.expandvars(value)).expanduser() / inside
+            return paths.expanded(os.path.expandvars(value)) / inside
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(os.path.expandvars(base)) if base else Path("~/.cache")).expanduser() / "huggingface/hub"
+    return paths.expanded(os.path.expandvars(base or "~/.cache")) / "huggingface/hub"
 
 
 def model_files(path: Path) -> list[Path]:

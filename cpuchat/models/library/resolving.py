@@ -30,7 +30,7 @@ class Resolver:
         spec = spec.strip()
         if spec in DEMO_FILES:
             return _demo(spec)
-        path = Path(spec).expanduser()
+        path = paths.expanded(spec)
         try:
             if spec and path.is_file():
                 return model_files(path)[0]

@@ -20,6 +20,7 @@ from cpuchat.chats.records import storable
 from cpuchat.conversation import Conversation
 from cpuchat.models.library import Library
 from cpuchat.protocol import AnyEvent, Failed
+from cpuchat.text import clean_line
 from cpuchat.tui import keys, wording
 from cpuchat.tui.screens import drafts
 from cpuchat.tui.screens.answering import Answering
@@ -312,7 +313,7 @@ class ChatScreen(HistoryScreen):
 
     def show_chat_title(self) -> None:
         chat = self.conversation.chat
-        self._transcript.border_title = Content(chat.title) if chat else "New chat"
+        self._transcript.border_title = Content(clean_line(chat.title)) if chat else "New chat"
 
     def _show_save_problem(self) -> None:
         problem = self.conversation.save_problem

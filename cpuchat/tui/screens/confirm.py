@@ -13,6 +13,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label
 
+from cpuchat.text import clean, clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.screens.dismissable import Dismissable
 
@@ -31,8 +32,8 @@ class ConfirmScreen(Dismissable[bool], ModalScreen[bool]):
 
     def __init__(self, title: str, question: str, yes: str = "Yes", no: str = "No", danger: bool = True) -> None:
         super().__init__()
-        self._title = title
-        self._question = question
+        self._title = clean_line(title)
+        self._question = clean(question)
         self._yes = yes
         self._no = no
         self._danger = danger
@@ -78,8 +79,8 @@ class ChoiceScreen(Dismissable[str | None], ModalScreen[str | None]):
 
     def __init__(self, title: str, question: str, choices: Sequence[Choice]) -> None:
         super().__init__()
-        self._title = title
-        self._question = question
+        self._title = clean_line(title)
+        self._question = clean(question)
         self._choices = tuple(choices)
 
     def compose(self) -> ComposeResult:
@@ -109,7 +110,7 @@ class AskTextScreen(Dismissable[str | None], ModalScreen[str | None]):
 
     def __init__(self, title: str, value: str = "", max_length: int = 200) -> None:
         super().__init__()
-        self._title = title
+        self._title = clean_line(title)
         self._value = value
         self._max_length = max_length
 

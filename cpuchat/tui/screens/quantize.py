@@ -191,7 +191,7 @@ class QuantizeScreen(ListScreen[Path | None]):
         """The file that is named; None, with a word to the user, when that is none."""
         text, problem = self.query_one("#out", Input).value.strip(), ""
         try:
-            out = Path(text).expanduser().absolute()
+            out = paths.expanded(text).absolute()
             out.exists()
             if out.suffix.lower() != ".gguf":
                 problem = "The name must end in .gguf."

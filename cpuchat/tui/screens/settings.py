@@ -10,6 +10,7 @@ from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
 from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Checkbox, Footer, Input, Select, Static, TextArea
@@ -18,6 +19,7 @@ from cpuchat import paths
 from cpuchat import settings as settings_file
 from cpuchat.errors import CpuchatError
 from cpuchat.settings import Settings
+from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.screens.confirm import ConfirmScreen
 from cpuchat.tui.screens.dismissable import Dismissable
@@ -68,7 +70,9 @@ class SettingRow(Horizontal):
                 return OnOff(bool(shown), classes="editor")
             case "choice" | "theme":
                 names = list(field.choices) or sorted({*self._themes, shown})
-                return Select([(n, n) for n in names], value=shown, allow_blank=False, compact=True, classes="editor")
+                # Not as markup: config.toml may name a theme of any characters.
+                options = [(Content(clean_line(str(name))), name) for name in names]
+                return Select(options, value=shown, allow_blank=False, compact=True, classes="editor")
             case "text" | "lines":
                 return TextArea(str(shown), compact=True, tab_behavior="focus", classes="editor")
             case _:

@@ -16,6 +16,7 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from cpuchat.chats.records import Chat
+from cpuchat.text import clean_line
 from cpuchat.tui import keys
 
 
@@ -109,7 +110,7 @@ class ChatList(Vertical):
             here = chat.id == current
             # Text, not markup: a title is whatever the user typed.
             title = Text("▌" if here else " ", style="bold" if here else "", no_wrap=True, overflow="ellipsis")
-            rows.append(Option(title.append(chat.title or "New chat"), id=chat.id))
+            rows.append(Option(title.append(clean_line(chat.title) or "New chat"), id=chat.id))
         if not rows:
             text = "nothing found" if self.searching else "no chats yet"
             rows.append(Option(Text(f" {text}", style="dim italic"), disabled=True))

@@ -1,23 +1,32 @@
 """The Markdown dialect of a chat: CommonMark with GFM tables and strikethrough, changed so that no text gets lost.
 
 Against stock CommonMark:
-- HTML is text (`vector<int>` stays), entities stay as they are written (`&lt;` may be what the answer is about).
+- HTML is text (`vector<int>` stays), but for `<br>`, which breaks the line. Entities are decoded as usual (in code they
+  stay), but for those of control characters.
 - Link reference definitions are text: they would vanish, and would make a block depend on another one.
 - Link targets and titles are kept letter by letter, without decoding or percent-encoding.
 - Cells beyond a table's last column are kept (`token.meta["extra"]` of the row).
+- A paragraph, heading or cell with over `MOST_MARKS` characters that may be markup is text: the inline rules look for
+  the other end of each, and a screen must not wait for it (5,000 take 0.1 s).
 - `$…$`, `$$…$$`, `\\(…\\)` and `\\[…\\]` are taken as they are: a backslash or underscore in a formula is no markup.
 """
 
 from __future__ import annotations
 
+import html
 import re
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
 from markdown_it import MarkdownIt, helpers
 from markdown_it.rules_block import StateBlock
 from markdown_it.rules_block.table import escapedSplit, table
+from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
+from markdown_it.token import Token
+
+from cpuchat.text import is_safe
 
 # A dollar formula touches its dollars, and no digit follows it ("$5 and $10" are amounts of money).
 _INLINE_MATH = re.compile(
@@ -25,13 +34,17 @@ _INLINE_MATH = re.compile(
     r"|\\\(.{1,999}?\\\)|\\\[.{1,999}?\\\]",
     re.DOTALL,
 )
+ENTITY = re.compile(r"&(?:#[xX][0-9a-fA-F]{1,6}|#[0-9]{1,7}|[A-Za-z][A-Za-z0-9]{1,31});")
+LINE_BREAK = re.compile(r"<br\s*/?>[ \t]*\n?[ \t]*", re.IGNORECASE)
+MOST_MARKS = 5_000
+_MARK = re.compile(r"[$*_~`\[\]<!\\&]")
 _MATH_FENCE = {"$$": "$$", "\\[": "\\]"}
 
 
 def build() -> MarkdownIt:
     """A parser of this dialect."""
     # gfm-like without linkify: nothing here becomes a live link, and it takes file names (main.py) for hosts.
-    md = MarkdownIt("gfm-like", {"html": False, "linkify": False}).disable(["reference", "entity", "linkify"])
+    md = MarkdownIt("gfm-like", {"html": False, "linkify": False}).disable(["reference", "linkify"])
     setattr(md, "normalizeLink", str)  # noqa: B010 (methods of this one parser, not of the class)
     setattr(md, "normalizeLinkText", str)  # noqa: B010
     setattr(md, "validateLink", lambda url: True)  # noqa: B010
@@ -44,10 +57,27 @@ def build() -> MarkdownIt:
     )
     md.block.ruler.at("table", _table, {"alt": ["paragraph", "reference"]})
     md.block.ruler.before("fence", "math_block", _math_block, {"alt": ["paragraph", "reference", "blockquote", "list"]})
+    md.core.ruler.at("inline", _inline)
+    md.inline.ruler.at("entity", _entity)
+    md.inline.ruler.before("autolink", "line_break", _line_break)
     md.inline.ruler.before("escape", "math_inline", _math_inline)
     # Plain text stops at characters that may begin markup; the dollar is not among them.
     md.inline.add_terminator_char("$")
     return md
+
+
+def _inline(state: StateCore) -> None:
+    for token in state.tokens:
+        if token.type != "inline":
+            continue
+        token.children = children = []
+        if sum(1 for _ in islice(_MARK.finditer(token.content), MOST_MARKS + 1)) <= MOST_MARKS:
+            state.md.inline.parse(token.content, state.md, state.env, children)
+            continue
+        for number, line in enumerate(token.content.split("\n")):
+            if number:
+                children.append(Token("softbreak", "br", 0))
+            children.append(Token("text", "", 0, content=line))
 
 
 def _destination(string: str, pos: int, maximum: int) -> Any:
@@ -114,6 +144,27 @@ def _math_block(state: StateBlock, start_line: int, end_line: int, silent: bool)
     token.content = state.getLines(start_line, line + 1, state.sCount[start_line], False).rstrip("\n")
     token.map = [start_line, line + 1]
     state.line = line + 1
+    return True
+
+
+def _entity(state: StateInline, silent: bool) -> bool:
+    match = ENTITY.match(state.src, state.pos, state.posMax)
+    if match is None or (decoded := html.unescape(match[0])) in (match[0], "") or not is_safe((decoded,)):
+        return False
+    if not silent:
+        state.pending += decoded
+    state.pos = match.end()
+    return True
+
+
+def _line_break(state: StateInline, silent: bool) -> bool:
+    match = LINE_BREAK.match(state.src, state.pos, state.posMax)
+    if match is None:
+        return False
+    if not silent:
+        state.pending = state.pending.rstrip(" ")
+        state.push("hardbreak", "br", 0)
+    state.pos = match.end()
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ _ROLES = {
     "Generic.Heading": "heading",
     "Generic.Subheading": "heading",
 }
+_DIFF = re.compile(r"diff --git |--- .*\n\+\+\+ |@@ -\d")
 _MAX_LINE = 2000  # minified files: some lexers are quadratic in the line's length
 
 
@@ -78,6 +80,8 @@ def highlight(code: str, language: str, palette: Palette) -> tuple[list[list[Run
     Never loses a character: where a lexer does, the code comes back plain.
     """
     style = palette.block
+    if _DIFF.match(code) if not language else language.lower() in ("patch", "git"):
+        language = "diff"
     lexer = find_lexer(language) if language else None
     if lexer is not None and all(len(line) < _MAX_LINE for line in code.split("\n")):
         lines: list[list[Run]] = [[]]
@@ -85,7 +89,7 @@ def highlight(code: str, language: str, palette: Palette) -> tuple[list[list[Run
         size = 0
         for kind, value in lexer.get_tokens(code):
             size += len(value)
-            role = _role(kind)
+            role = "label" if language == "diff" and value.startswith(("--- ", "+++ ")) else _role(kind)
             run_style = style + getattr(palette, role) if role else style
             first, *others = value.split("\n")
             if first:

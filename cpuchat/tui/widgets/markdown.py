@@ -1,13 +1,15 @@
 """Markdown to rows of styled text.
 
 Nothing that a model writes may get lost. What vanishes is markup only: the characters of `#`, `*`, `_`, `~`,
-backticks, `>`, list bullets (drawn as •), table pipes and their delimiter row, brackets around links, escaping
-backslashes, blanks that CommonMark ignores, and a link's target that is its text. Every other letter and digit of the
-source is in the rendered text: `render` counts them, and shows a block's source as it is if one is missing.
+backticks, `>`, list bullets (drawn as •) and task boxes (☐ and ☑), table pipes and their delimiter row, brackets around
+links, escaping backslashes, `<br>`, blanks that CommonMark ignores, and a link's target that is its text; entities
+become their characters. Every other letter and digit of the source is in the rendered text: `render` counts them, and
+shows a block's source as it is if one is missing.
 """
 
 from __future__ import annotations
 
+import html
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -26,16 +28,21 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 _URL = re.compile(r"https?://[^\s<>\"'`]*[^\s<>\"'`.,;:!?)\]}]")
+MOST = 200_000
+"""Longer texts are shown as they are: rendering takes 1 to 12 µs per character, and the screen waits for it."""
 _BULLETS = "•◦▪"
-_TASK = re.compile(r"\[[ xX]\](?=\s)")
+_TASK = re.compile(r"\[[ xX]\](?:\s|$)")
+_MARKUP = re.compile(r"&#?\w{1,32};|<br\s*/?>|\[[xX]\](?=\s|$)", re.IGNORECASE)  # letters that become something else
 
 
 def render(source: str, width: int, palette: Palette) -> list[Row]:
     """The rows of a whole message. `source` has been cleaned (`sanitize.clean`).
 
     Every top-level block whose letters and digits are not all in its rows (or that nests too deep to be rendered)
-    comes out as plain text.
+    comes out as plain text; so does a message of over `MOST` characters.
     """
+    if len(source) > MOST:
+        return plain_rows(source, width, Style())
     try:
         tokens = parse(source)
     except RecursionError:
@@ -69,7 +76,7 @@ def render(source: str, width: int, palette: Palette) -> list[Row]:
 
 def missing(source: str, rows: Sequence[Row]) -> Counter[str]:
     """Letters and digits that stand in `source` more often than in `rows`."""
-    lost = Counter(source)
+    lost = Counter(_MARKUP.sub(lambda match: html.unescape(match[0]) if match[0][0] == "&" else "", source))
     lost.subtract("".join([row.text for row in rows]))
     return Counter({char: count for char, count in lost.items() if count > 0 and char.isalnum()})
 
@@ -135,7 +142,12 @@ class Renderer:
             case "heading_open":
                 level = int(token.tag[1])
                 heading = palette.title if level == 1 else palette.heading if level == 2 else palette.head
-                return self._paragraph(inner, width, style + heading)
+                if level <= 2:
+                    return self._paragraph(inner, width, style + heading)
+                # The deeper ones differ by their marks: nothing else shows on every terminal.
+                marks = "#" * level + " "
+                rows = self._paragraph(inner, width - len(marks), style + heading)
+                return prefix(rows, (marks, palette.dim), (" " * len(marks), palette.dim))
             case "fence" | "code_block":
                 return self._code(token, width)
             case "bullet_list_open" | "ordered_list_open":
@@ -171,6 +183,8 @@ class Renderer:
                 close += 1
             # The number as it was written: renumbering would change what the answer says.
             marker = f"{item.info}{item.markup} " if item.info else _BULLETS[min(depth, 2)] + " "
+            if box := _take_task(inner[start + 1 : close]):
+                marker = f"{marker if item.info else ''}{box} "
             content = self._blocks(inner[start + 1 : close], width - len(marker), style, depth + 1) or [Row()]
             if rows and loose:
                 rows.append(Row())
@@ -211,8 +225,7 @@ class Renderer:
                     aligns.append(str(token.attrs.get("style", "")).removeprefix("text-align:"))
             elif token.type == "inline":
                 cell_style = style + self.palette.head if head else style
-                cell = self.inline(token.children or [], cell_style)
-                lines[-1].append([run for line in cell for run in line])
+                lines[-1].append(self.inline(token.children or [], cell_style))
         table = tables.Table(lines[0], lines[1:], aligns, extra)
         fixed = self.table_widths if self.continued else None
         self.table_widths = fixed or tables.column_widths(table, width)
@@ -262,7 +275,7 @@ class Renderer:
                     target, title = str(token.attrs.get("src", "")), str(token.attrs.get("title", ""))
                     self._target(lines[-1], "", target, title, current)
                 case _:
-                    self._text(lines[-1], expand_tabs(token.content), current, links != [], index == 0)
+                    self._text(lines[-1], expand_tabs(token.content), current, links != [])
         return lines
 
     def _target(self, line: list[Run], label: str, target: str, title: str, style: Style) -> None:
@@ -276,10 +289,7 @@ class Renderer:
         if shown:
             line.append((f" ({shown})" if label or line else f"({shown})", style + self.palette.dim))
 
-    def _text(self, line: list[Run], text: str, style: Style, in_link: bool, at_start: bool) -> None:
-        if at_start and (task := _TASK.match(text)):
-            line.append((task[0], style + self.palette.bullet))
-            text = text[task.end() :]
+    def _text(self, line: list[Run], text: str, style: Style, in_link: bool) -> None:
         at = 0
         if not in_link and "://" in text:
             for url in _URL.finditer(text):
@@ -288,6 +298,18 @@ class Renderer:
                 at = url.end()
         if text[at:]:
             line.append((text[at:], style))
+
+
+def _take_task(item: Sequence[Token]) -> str:
+    """The box of a task, ☐ or ☑, whose mark is taken off the item's text; "" if it is none."""
+    if len(item) < 2 or item[1].type != "inline" or not item[1].children:
+        return ""
+    first = item[1].children[0]
+    task = _TASK.match(first.content) if first.type == "text" else None
+    if task is None:
+        return ""
+    first.content = first.content[task.end() :]
+    return "☐" if task[0][1] == " " else "☑"
 
 
 def _dunder(children: Sequence[Token], index: int) -> bool:

@@ -6,7 +6,8 @@ A `Row` is what renderers produce (runs without a width), a `Line` is what the t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rich.cells import cell_len, split_graphemes
@@ -21,6 +22,7 @@ Run = tuple[str, Style]
 # Scripts written without spaces: a line may end after each character, but not before closing punctuation.
 _WIDE = "\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\uff01-\uff60"
 _CLOSING = "\u3001\u3002\u3009\u300b\u300d\u300f\u3011\uff01\uff09\uff0c\uff0e\uff1a\uff1b\uff1f\uff5d"
+_MOST_PER_CELL = 16  # characters in a row, on average: more are accents upon accents
 _WORD = re.compile(rf"[^\S\n]*(?:[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*)|\s+")
 
 
@@ -83,13 +85,16 @@ def wrap(row: Row, width: int) -> list[Row]:
     No character is lost: joining the texts with the rows' `joint` gives back the text, but for spaces at its end.
     """
     text = row.text
-    if (len(text) if text.isascii() else cell_len(text)) <= width:
+    if len(text) <= _MOST_PER_CELL * width and (len(text) if text.isascii() else cell_len(text)) <= width:
         return [row]
     rows: list[Row] = []
     joint = row.joint
+    rest = deque(row.runs)
+    at = 0
     for start, end, next_joint in _cuts(text, max(2, width)):
-        rows.append(Row(_slice(row.runs, start, end), joint, bare=row.bare, fill=row.fill))
-        joint = next_joint
+        _take(rest, start - at)
+        rows.append(Row(_take(rest, end - start), joint, bare=row.bare, fill=row.fill))
+        joint, at = next_joint, end
     return rows
 
 
@@ -124,20 +129,27 @@ def _cuts(text: str, width: int) -> list[tuple[int, int, str]]:
             cells += size
     if start < len(text) or not cuts:
         cuts.append((start, len(text), ""))
-    return cuts
+    return [short for cut in cuts for short in _shortened(*cut, _MOST_PER_CELL * width)]
 
 
-def _slice(runs: Sequence[Run], start: int, end: int) -> list[Run]:
-    result: list[Run] = []
-    at = 0
-    for text, style in runs:
-        after = at + len(text)
-        if after > start and at < end:
-            result.append((text[max(0, start - at) : end - at], style))
-        at = after
-        if at >= end:
-            break
-    return result
+def _shortened(start: int, end: int, joint: str, most: int) -> Iterator[tuple[int, int, str]]:
+    """A cut in pieces of at most `most` characters: thousands of accents fit into one cell, and freeze terminals."""
+    while end - start > most:
+        yield start, start + most, ""
+        start += most
+    yield start, end, joint
+
+
+def _take(runs: deque[Run], count: int) -> list[Run]:
+    """Remove the first `count` characters of `runs` and return them."""
+    taken: list[Run] = []
+    while count > 0 and runs:
+        text, style = runs.popleft()
+        taken.append((text[:count], style))
+        if len(text) > count:
+            runs.appendleft((text[count:], style))
+        count -= len(text)
+    return taken
 
 
 def prefix(rows: Iterable[Row], first: Run, rest: Run) -> list[Row]:

@@ -10,6 +10,7 @@ from textual.widget import Widget
 
 from cpuchat.protocol import EngineInfo, ModelInfo
 from cpuchat.telemetry.speculation import Drafting
+from cpuchat.text import clean
 
 _SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[BbMm](?![A-Za-z0-9])")
 
@@ -53,6 +54,7 @@ class StatusLine(Widget):
 
     def show_state(self, state: str) -> None:
         """A passing state ("loading … 61 %") instead of the model's name; "" goes back to the name."""
+        state = clean(state).replace("\n", " ")  # its columns stay
         if state != self._state:
             self._state = state
             self.refresh()

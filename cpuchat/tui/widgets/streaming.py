@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 # Longer lists, tables and code blocks are committed in parts (about 400 tokens).
 LONG_BLOCK = 1600
+# An open block that is longer is shown as it is until the answer is complete: it would be parsed again at each flush.
+MOST_OPEN = 40_000
 # A last line that may still become anything: shown when more of it has come, so that "--" isn't a heading for a moment.
-_UNDECIDED = re.compile(r"(?:^|\n)[ \t]*(?:[-=*_+#>`~|: \t]+|\d{1,9}[.)]?)[ \t]*$")
+_UNDECIDED = re.compile(r"[-=*_+#>`~|: \t]+|[ \t]*\d{1,9}[.)]?[ \t]*")
 
 
 class Stream:
@@ -37,6 +39,7 @@ class Stream:
         self._open = ""
         self._gap = False
         self._continued = False
+        self._plain_until = 0  # so long may the open block get before it is parsed again
 
     def feed(self, text: str) -> None:
         self._open += text
@@ -45,10 +48,15 @@ class Stream:
         """Rows that are new and final, and the rows of the open block (they replace those of the last call)."""
         final: list[Row] = []
         try:
-            while self._commit(final):
-                pass
-            undecided = _UNDECIDED.search(self._open)
-            shown = self._open[: undecided.start()] if undecided else self._open
+            if len(self._open) > self._plain_until:
+                while self._commit(final):
+                    pass
+            if len(self._open) > MOST_OPEN:
+                self._plain_until = max(self._plain_until, 2 * len(self._open))
+                return final, plain_rows(self._open, self._width, Style())
+            self._plain_until = 0
+            before, _, last = self._open.rpartition("\n")
+            shown = before if _UNDECIDED.fullmatch(last) else self._open
             return final, self._rows(shown, preview=True) if shown.strip() else []
         except RecursionError:  # nested thousands deep
             return final, plain_rows(self._open, self._width, Style())

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rich.cells import cell_len
+from rich.style import Style
 
 from cpuchat.tui.widgets.palette import Palette
 from cpuchat.tui.widgets.rows import Row, Run, prefix, wrap
 
-Cell = list[Run]
+Cell = list[list[Run]]  # lines, of which there are several where it holds `<br>`
 _MIN_COLUMN = 6
 _BETWEEN = 3  # " │ "
 
@@ -24,14 +25,23 @@ class Table:
     extra: dict[int, list[str]] = field(default_factory=dict)
 
 
-def _size(cell: Cell) -> int:
-    return sum(cell_len(text) for text, _ in cell)
+def _size(line: list[Run]) -> int:
+    return sum(cell_len(text) for text, _ in line)
+
+
+def _width(cell: Cell) -> int:
+    return max(map(_size, cell), default=0)
+
+
+def _joined(cell: Cell) -> list[Run]:
+    """A cell's lines as one."""
+    return [run for number, line in enumerate(cell) for run in ([(" ", Style()), *line] if number else line)]
 
 
 def column_widths(table: Table, width: int) -> list[int] | None:
     """Cells for each column, or None when the columns would be too narrow to read."""
     natural = [
-        max(1, _size(head), *(_size(row[column]) for row in table.rows)) for column, head in enumerate(table.header)
+        max(1, _width(head), *(_width(row[column]) for row in table.rows)) for column, head in enumerate(table.header)
     ]
     room = width - _BETWEEN * (len(natural) - 1) - 2
     if sum(natural) <= room:
@@ -68,7 +78,10 @@ def layout(table: Table, width: int, palette: Palette, widths: list[int] | None 
 
 
 def _row(cells: list[Cell], widths: list[int], aligns: list[str], palette: Palette) -> list[Row]:
-    columns = [wrap(Row(list(cell)), size) for cell, size in zip(cells, widths, strict=False)]
+    columns = [
+        [row for line in cell for row in wrap(Row(list(line)), size)]
+        for cell, size in zip(cells, widths, strict=False)
+    ]
     rows: list[Row] = []
     for line in range(max((len(column) for column in columns), default=0)):
         runs: list[Run] = [(" ", palette.rule)]
@@ -91,12 +104,12 @@ def _stacked(table: Table, width: int, palette: Palette) -> list[Row]:
     """One "heading: value" line per cell: no width is too small for it."""
     rows: list[Row] = []
     if not table.rows:
-        return [row for head in table.header for row in wrap(Row(list(head)), width)]
+        return [row for head in table.header for row in wrap(Row(_joined(head)), width)]
     for index, cells in enumerate(table.rows):
         if index:
             rows.append(Row([("─" * min(width, 12), palette.rule)]))
         for head, cell in zip(table.header, cells, strict=False):
-            rows += wrap(Row([*head, (": ", palette.dim), *cell]), width)
+            rows += wrap(Row([*_joined(head), (": ", palette.dim), *_joined(cell)]), width)
         if index in table.extra:
             rows += wrap(Row([(" │ ".join(table.extra[index]), palette.dim)]), width)
     return rows

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+from cpuchat import paths
 from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import FoundRepository
@@ -77,8 +79,7 @@ class Shelf:
         """What is shown for the text of the filter: what is here first, then what could be."""
         path = typed_path(text)
         if path is not None:
-            problem = "" if path.is_file() else "no such file"
-            return [Section("", (Entry("file", TypedFile(path, problem)),))]
+            return [Section("", (Entry("file", TypedFile(path, _problem(path))),))]
         words = text.lower().split()
         sections = [
             Section("on this machine", tuple(self._local(words)), "" if words else self._local_note()),
@@ -138,6 +139,18 @@ def _has(words: Iterable[str], *texts: str) -> bool:
     return all(word in haystack for word in words)
 
 
+def _problem(path: Path) -> str:
+    """Why `path` is no file to load; "" when it may be one."""
+    try:
+        return "" if stat.S_ISREG(path.stat().st_mode) else "no regular file"
+    except FileNotFoundError:
+        return "no such file"
+    except ValueError:
+        return "a path holds no NUL character"
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        return (error.strerror or str(error)).lower()
+
+
 def typed_path(text: str) -> Path | None:
     """The file that a typed or pasted text names, or None when it looks like a search.
 
@@ -151,4 +164,4 @@ def typed_path(text: str) -> Path | None:
     looks_so = text.startswith(("/", "~", "./", "../")) or (text.lower().endswith(".gguf") and os.sep in text)
     if not looks_so or "://" in text:  # links of the hub are searched there
         return None
-    return Path(text.replace("\\ ", " ")).expanduser()
+    return paths.expanded(text.replace("\\ ", " "))

@@ -1,0 +1,72 @@
+"""The command line's gate to the terminal: standard output and standard error clean all text that is printed.
+
+Into pipes and files too: what stands there reaches a terminal sooner or later (`| tee`, `cat`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from cpuchat.text import Cleaner
+
+
+class CleanStream(io.TextIOBase):
+    """Text for `stream`, cleaned of what a terminal would act on; `write_raw` is for our own control sequences.
+
+    It has no `buffer`, by which click would go around it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._cleaner = Cleaner()
+
+    def write(self, text: str) -> int:
+        self._stream.write(self._cleaner.feed(text))
+        return len(text)
+
+    def write_raw(self, text: str) -> None:
+        self._stream.write(self._cleaner.flush() + text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._stream.encoding
+
+    @property
+    def errors(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._stream.errors
+
+    @property
+    def closed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._stream.closed
+
+
+@contextlib.contextmanager
+def cleaned_output() -> Iterator[None]:
+    """Have all that is printed meanwhile cleaned."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(cleaned, before)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def cleaned(stream: TextIO | None) -> CleanStream | None:
+    """`stream` as one that cleans what is written; None (closed before the start) stays None."""
+    return stream if stream is None or isinstance(stream, CleanStream) else CleanStream(stream)
