@@ -5,6 +5,7 @@ The limits are those of the process that reads them (`limited`): the system ends
 
 from __future__ import annotations
 
+import random
 import struct
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.hostile.ggufs import load, mutated
+from cpuchat.backend.local import LocalBackend
 from cpuchat.models.gguf.parse import LONGEST_TEXT, MAX_HEADER, MAX_SETTINGS, MAX_STRINGS, MAX_TENSORS, MAX_VALUES
 from tests.models.gguf.fields import fields, patched
 from tests.models.gguf.test_header import write_reference
@@ -193,3 +196,22 @@ def test_beyond_the_limits(reader: Reader, kind: str) -> None:
     content, words = TOO_LARGE[kind]
     answer = reader.read(content())
     assert answer.startswith("ModelDamaged") and words in answer, answer
+
+
+@pytest.mark.timeout(120)
+async def test_mutated_models_in_a_real_worker(tmp_path: Path, tiny_model: Path) -> None:
+    """Each is answered with, or refused with a typed error, by one worker that lives through all of them."""
+    sound = tiny_model.read_bytes()
+    known, rng = fields(sound), random.Random(5)
+    backend = LocalBackend(log_dir=tmp_path / "logs")
+    fates: list[str] = []
+    try:
+        for number in range(16):
+            path = tmp_path / f"{number}.gguf"
+            path.write_bytes(mutated(sound, known, rng))
+            fates.append(await load(backend, path))
+    finally:
+        await backend.close()
+    assert "answered" in fates and "model_damaged" in fates
+    assert set(fates) <= {"answered", "model_damaged", "model_unsupported", "usage", "does_not_fit", "template"}
+    assert not any("Traceback" in log.read_text() for log in (tmp_path / "logs").iterdir())
