@@ -75,6 +75,11 @@ def settings_file() -> Path:
     return config_dir() / "config.toml"
 
 
+def state_file() -> Path:
+    """What the app remembers by itself: the last model, which panes are shown."""
+    return data_dir() / "state.json"
+
+
 def user_themes_dir() -> Path:
     return config_dir() / "themes"
 

@@ -1,14 +1,18 @@
 """What the user can set, where it is kept, and how it is checked.
 
 `config.toml` is read with the standard library and checked by msgspec: an unknown key or a wrong value is an error
-that names it. It is written atomically and keeps the user's comments.
+that names it. It is written only for what the user chose, atomically, and keeps the user's comments. What the app
+remembers by itself (the last model, which panes are shown) is in a file of its own in the data folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +30,14 @@ from cpuchat.protocol import (
     Sampling,
     Speculation,
 )
+
+try:
+    import fcntl
+except ImportError:  # no such locks on this system: the last writer wins
+    fcntl = None
+
+LOCK_PATIENCE = 2.0
+"""Seconds to wait for another program that changes the same file, which takes it milliseconds: after that it hangs."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -68,7 +80,8 @@ def _check_ranges(name: str, words: str) -> None:
 
 
 class ModelSection(Section):
-    """`last` is what the app opened last ("" = the demo model). `folders` are searched for GGUF files."""
+    """`last` is what the app opened last ("" = the demo model), remembered; earlier versions kept it in config.toml.
+    `folders` are searched for GGUF files."""
 
     last: str = ""
     folders: list[str] = []
@@ -222,13 +235,49 @@ class Settings(Section):
         )
 
 
+class _Remembered(msgspec.Struct, omit_defaults=True):
+    """What the app remembers by itself, by the names that settings have. None: not yet."""
+
+    last: str | None = None
+    sidebar: bool | None = None
+    telemetry: bool | None = None
+
+
+_REMEMBERED = {"model": ("last",), "ui": ("sidebar", "telemetry")}
+
+
+def _remembered() -> _Remembered:
+    """A missing or damaged file means nothing."""
+    try:
+        return msgspec.json.decode(paths.state_file().read_bytes(), type=_Remembered)
+    except (OSError, ValueError):  # msgspec's errors are ValueErrors
+        return _Remembered()
+
+
+def _remember(values: dict[str, Any]) -> None:
+    """Raises OSError where the folder cannot be written."""
+    file = paths.state_file()
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(file.parent):
+        write_atomically(file, msgspec.json.encode(msgspec.structs.replace(_remembered(), **values)))
+
+
 def load(file: Path | None = None) -> Settings:
-    """Read the settings; a missing file means defaults.
+    """Read the settings with what the app remembers; a missing file means defaults.
+
+    Args:
+        file: this one alone instead, without what is remembered.
 
     Raises:
         SettingsError: unreadable file, TOML error, unknown key or wrong value (named).
     """
-    file = file or paths.settings_file()
+    if file is None:
+        chosen, known = load(paths.settings_file()), _remembered()
+        for section, names in _REMEMBERED.items():
+            for name in names:
+                if (value := getattr(known, name)) is not None:
+                    setattr(getattr(chosen, section), name, value)
+        return chosen
     try:
         text = paths.read_text(file)
     except FileNotFoundError:
@@ -266,30 +315,98 @@ def explained(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Settings:
-    """Set `changes[section][key]` in the file and leave every other line and comment as it is.
+    """Set `changes[section][key]` in the file as it is now and leave every other line and comment as it is.
 
-    Returns the settings after the change. The file is replaced atomically.
+    Returns the settings after the change. The file is replaced atomically; a link stays one, its target is replaced.
+    What the app remembers by itself goes to the file for that.
 
     Raises:
         SettingsError: the file on disk or the changed values are not valid; nothing is written then.
+        OSError: one of the files cannot be written.
     """
-    import tomlkit
-    from tomlkit.exceptions import TOMLKitError  # only when writing: reading at start needs no third parser
+    chosen, by_itself = _divided(changes)
+    if file is None:
+        _check(by_itself)
+        if chosen:
+            _write(chosen, paths.settings_file())
+        if by_itself:
+            _remember({name: value for values in by_itself.values() for name, value in values.items()})
+        return load()
+    return _write(changes, file)
 
-    file = file or paths.settings_file()
-    load(file)
-    try:
-        document = tomlkit.parse(paths.read_text(file) if file.exists() else "")
-    except (TOMLKitError, RecursionError) as error:  # what tomllib has just read
-        raise SettingsError(f"Cannot change {file}: {error}.", "Simplify it, or edit it by hand.") from None
+
+Changes = dict[str, dict[str, Any]]
+
+
+def _divided(changes: Changes) -> tuple[Changes, Changes]:
+    """What the user chose, and what the app remembers by itself."""
+    chosen: Changes = {}
+    by_itself: Changes = {}
     for section, values in changes.items():
-        table = document.setdefault(section, tomlkit.table())
-        for key, value in values.items():
-            table[key] = value
-    text = tomlkit.dumps(document)
-    checked = parse(text, str(file))
-    write_atomically(file, text)
+        for name, value in values.items():
+            into = by_itself if name in _REMEMBERED.get(section, ()) else chosen
+            into.setdefault(section, {})[name] = value
+    return chosen, by_itself
+
+
+def _check(changes: Changes) -> None:
+    """Raises SettingsError for values that are not acceptable."""
+    try:
+        msgspec.convert(changes, Settings)
+    except msgspec.ValidationError as error:
+        key, reason = explained(error)
+        raise SettingsError(f"{key}: {reason}.", "Choose another value.") from None
+
+
+def _write(changes: Changes, file: Path) -> Settings:
+    """As `update`, all into one file."""
+    import tomlkit  # only when writing: reading at start needs no third parser
+    from tomlkit.exceptions import TOMLKitError
+
+    file = Path(os.path.realpath(file))  # a link, to a folder of dotfiles for instance, stays one
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.parent):
+        load(file)
+        try:
+            document = tomlkit.parse(paths.read_text(file) if file.exists() else "")
+        except (TOMLKitError, RecursionError) as error:  # what tomllib has just read
+            raise SettingsError(f"Cannot change {file}: {error}.", "Simplify it, or edit it by hand.") from None
+        for section, values in changes.items():
+            table = document.setdefault(section, tomlkit.table())
+            for key, value in values.items():
+                table[key] = value
+        text = tomlkit.dumps(document)
+        checked = parse(text, str(file))
+        write_atomically(file, text)
     return checked
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Change what `path` (a file or a folder) stands for, one program at a time.
+
+    The lock ends with whoever holds it. One that hangs keeps nobody: after `LOCK_PATIENCE` it is ignored, at worst an
+    entry of one of the two is lost.
+
+    Raises:
+        OSError: `path` cannot be opened.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + LOCK_PATIENCE
+        while fcntl is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(0.002)
+            except OSError:  # a file system without locks
+                break
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:

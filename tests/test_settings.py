@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,3 +160,55 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
 def test_the_home_of_an_unknown_user_is_a_name_like_others() -> None:
     assert paths.expanded("~nobody-of-this-name/x") == Path("~nobody-of-this-name/x")
     assert paths.expanded("~/x") == Path.home() / "x"
+
+
+def test_what_the_app_remembers_by_itself_leaves_config_toml_alone() -> None:
+    file = paths.settings_file()
+    file.parent.mkdir(parents=True)
+    written = '# mine\n[model]\nlast = "/from/an/earlier/version.gguf"\n[ui]\nsidebar = false\n'
+    file.write_text(written)
+    assert settings.load().model.last == "/from/an/earlier/version.gguf"
+    assert settings.load().ui.sidebar is False
+    settings.update({"model": {"last": "/new.gguf"}})
+    settings.update({"ui": {"telemetry": False}})
+    settings.update({"ui": {"sidebar": True}})
+    chosen = settings.load()
+    assert (chosen.model.last, chosen.ui.sidebar, chosen.ui.telemetry) == ("/new.gguf", True, False)
+    assert file.read_text() == written
+    with pytest.raises(SettingsError, match=r"ui\.sidebar"):
+        settings.update({"ui": {"sidebar": "perhaps"}})
+    paths.state_file().write_bytes(b"\xff{")
+    assert settings.load().model.last == "/from/an/earlier/version.gguf"
+
+
+def test_a_link_to_the_settings_stays_one(tmp_path: Path) -> None:
+    dotfiles = tmp_path / "dotfiles" / "cpuchat.toml"
+    dotfiles.parent.mkdir()
+    dotfiles.write_text("# mine\n")
+    paths.settings_file().parent.mkdir(parents=True)
+    paths.settings_file().symlink_to(dotfiles)
+    settings.update({"ui": {"color_drafts": True}})
+    assert paths.settings_file().is_symlink()
+    assert dotfiles.read_text().startswith("# mine") and settings.load().ui.color_drafts
+    dotfiles.unlink()
+    settings.update({"engine": {"threads": 3}})
+    assert paths.settings_file().is_symlink() and "threads = 3" in dotfiles.read_text()
+
+
+def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
+    script = "import sys; from cpuchat.settings import update\nfor n in range(20): update({'engine': {sys.argv[1]: n}})"
+    keys = ("threads", "poll", "experts")
+    programs = [subprocess.Popen([sys.executable, "-c", script, key]) for key in keys]
+    assert [program.wait(120) for program in programs] == [0, 0, 0]
+    engine = settings.load().engine
+    assert (engine.threads, engine.poll, engine.experts) == (19, 19, 19)
+
+
+@pytest.mark.timeout(60)
+def test_a_program_that_hangs_with_the_lock_keeps_nobody() -> None:
+    for folder in (paths.settings_file().parent, paths.state_file().parent):
+        folder.mkdir(parents=True)
+    with settings.locked(paths.settings_file().parent), settings.locked(paths.state_file().parent):
+        settings.update({"engine": {"threads": 3}, "model": {"last": "x.gguf"}})
+    chosen = settings.load()
+    assert (chosen.engine.threads, chosen.model.last) == (3, "x.gguf")

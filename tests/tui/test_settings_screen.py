@@ -153,3 +153,20 @@ async def test_snapshots(name: str, size: tuple[int, int]) -> None:
         row(screen, "sampling.top_k").put("many")
         await app.pilot.pause()
         snapshot(app.app, f"settings-{name}")
+
+
+async def test_what_others_changed_while_the_form_was_open_stays() -> None:
+    async with running() as app:
+        screen = await opened(app)
+        app.app.save_settings({"engine": {"threads": 3}})
+        settings.update({"chat": {"max_tokens": 50}})  # another instance
+        await app.until(lambda: app.conversation.settings.engine.threads == 3)
+        row(screen, "sampling.top_k").put(7)
+        await app.press("ctrl+s")
+        await app.until(lambda: app.app.screen is not screen)
+        if isinstance(app.app.screen, ConfirmScreen):  # threads are for the next load
+            await app.press("escape")
+        await app.until(lambda: app.conversation.settings.sampling.top_k == 7)
+        assert app.conversation.settings.engine.threads == 3
+    saved = settings.load()
+    assert (saved.sampling.top_k, saved.engine.threads, saved.chat.max_tokens) == (7, 3, 50)

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from cpuchat.settings import write_atomically
+from cpuchat.settings import locked, write_atomically
 
 try:
     import fcntl
@@ -63,12 +63,11 @@ class Kept(Generic[T]):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One program at a time. The lock ends with whoever holds it, so none can be left behind."""
+        """One program at a time."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.with_suffix(".lock").open("ab") as lock:
-            if fcntl is not None:
-                with contextlib.suppress(OSError):  # a file system without locks
-                    fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = self._file.with_suffix(".lock")
+        lock.touch()
+        with locked(lock):
             yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from textual import events, on, work
 from textual.app import ComposeResult
@@ -24,6 +24,9 @@ from cpuchat.tui import keys
 from cpuchat.tui.screens.confirm import ConfirmScreen
 from cpuchat.tui.screens.dismissable import Dismissable
 from cpuchat.tui.settings_form import SECTIONS, Field, current, fields, with_changes
+
+if TYPE_CHECKING:
+    from cpuchat.tui.app import ChatApp
 
 
 class OnOff(Checkbox):
@@ -207,7 +210,9 @@ class SettingsScreen(Dismissable[Settings | None]):
     async def _save(self, changes: dict[str, dict[str, Any]]) -> None:
         try:
             await asyncio.to_thread(settings_file.update, changes)
-            self.dismiss(with_changes(self._settings, changes))
+            # Others may have changed while this form was open: only what was changed here is put into them.
+            app = cast("ChatApp", self.app)
+            self.dismiss(with_changes(app.conversation.settings, changes))
         except (CpuchatError, OSError) as error:
             self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)
         finally:

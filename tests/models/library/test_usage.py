@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths
+from cpuchat import paths, settings
 from cpuchat.models.library import Library
 from cpuchat.models.library.kept import Kept
 from cpuchat.models.library.usage import Usage, UsageLog
@@ -151,3 +151,12 @@ def test_programs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     programs = [subprocess.Popen([sys.executable, "-c", code, *map(str, files[first::2])]) for first in range(2)]
     assert [program.wait() for program in programs] == [0, 0]
     assert all(usage_of(file).used > 0 for file in files)
+
+
+@pytest.mark.timeout(60)
+def test_a_program_that_hangs_with_the_lock_keeps_nobody(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "kept.json", int, version=1, most=9, max_bytes=1000)
+    kept.change(lambda entries: entries.update(a=1))
+    with settings.locked(tmp_path / "kept.lock"):
+        kept.change(lambda entries: entries.update(b=2))
+    assert kept.read() == {"a": 1, "b": 2}
