@@ -35,7 +35,7 @@ embedding table once, some twice."""
 _WHY_NO_DRAFT = {
     "small": "small: it drafts for larger ones",
     "experts": "mixture of experts: verifying several tokens at once reads more experts, so drafting rarely pays",
-    "recurrent": "the small models of its family are recurrent, and a draft model must be able to drop rejected tokens",
+    "recurrent": "the small models of its vocabulary are recurrent, which cpuchat does not use to draft",
     "vocabulary": "no small model shares its vocabulary",
     "size": "no model that could draft is small enough",
 }

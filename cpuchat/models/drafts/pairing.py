@@ -72,7 +72,7 @@ def _difference(target: GGUFHeader, draft: GGUFHeader) -> str:
     if draft.other:
         return f"it is {draft.other}"
     if draft.architecture in _RUNNING_STATE:
-        return f"it is a recurrent model ({_shown(draft.architecture)}), which cannot take back a token that is refused"
+        return f"it is a recurrent model ({_shown(draft.architecture)}), which cpuchat does not use to draft"
     ours, theirs = vocabulary(target), vocabulary(draft)
     if ours.kind != theirs.kind:
         return f"its tokenizer is of the kind {_shown(theirs.model)}, the target's {_shown(ours.model)}"
