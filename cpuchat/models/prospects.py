@@ -6,6 +6,7 @@ one model differ in their weights only, so one header of them is read, and the o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from cpuchat.errors import AccessDenied, CpuchatError, HubOffline, ModelDamaged, RateLimited
@@ -21,6 +22,8 @@ _FINAL = (HubOffline, RateLimited, AccessDenied)
 """What one header meets with, the next one would meet with, too."""
 _MOST_HEADERS = 25
 """That are asked for, of one repository: a hub may list any number of models."""
+_LONGEST = 20.0
+"""Seconds after which no other header is asked for."""
 
 
 class Prospect(Data, frozen=True):
@@ -53,9 +56,9 @@ def prospects(
     models = usual_first(loadable(repository.models))
     headers: dict[str, tuple[RepoModel, GGUFHeader]] = {}
     faults: dict[RepoModel, CpuchatError] = {}
-    asked = 0
+    asked, until = 0, time.monotonic() + _LONGEST
     for model in sorted(models, key=lambda one: one != first):
-        if hub is None or asked == _MOST_HEADERS:
+        if hub is None or asked == _MOST_HEADERS or time.monotonic() > until:
             break
         if model.base in headers:
             continue

@@ -16,7 +16,12 @@ def specs_of(found: Sequence[LocalModel]) -> list[str]:
     from cpuchat.models.library import DEMO_FILES
 
     demo = {file: name for name, file in DEMO_FILES.items()}
-    named = [(m.repo, m.quantization) if m.repo and m.quantization and m.unfinished is None else None for m in found]
+    named = [
+        (m.repo, m.quantization)
+        if m.repo and m.quantization and m.unfinished is None and m.kind == "model"
+        else None
+        for m in found
+    ]
     times = Counter(named)
     specs: list[str] = []
     for model, name in zip(found, named, strict=True):

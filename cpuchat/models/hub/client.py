@@ -10,6 +10,7 @@ from cpuchat.errors import ModelDamaged
 from cpuchat.models.gguf import GGUFHeader, join_parts
 from cpuchat.models.hub import answers, connection
 from cpuchat.models.hub.address import parse_address
+from cpuchat.models.hub.errors import too_slow
 from cpuchat.models.hub.kept_headers import KeptHeaders
 from cpuchat.models.hub.remote_header import read_remote_header
 from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository
@@ -17,6 +18,8 @@ from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ExpandModelProperty_T
 
+_LONGEST = 60.0
+"""Seconds after which no other part's header is asked for."""
 MAIN = "main"
 """The branch of every repository that its newest commit is on."""
 _FACTS: list[ExpandModelProperty_T] = ["downloads", "likes", "gated", "private", "lastModified", "gguf"]
@@ -63,8 +66,13 @@ class Hub:
 
         Raises:
             ModelDamaged: no GGUF file, a contradictory header, or parts that are missing.
+            TooSlow: it has so many parts, or comes so slowly, that it takes too long.
         """
-        headers = [read_remote_header(repo.id, repo.revision, file, self._kept) for file in model.files]
+        headers, until = [], time.monotonic() + _LONGEST
+        for file in model.files:
+            if time.monotonic() > until:
+                raise too_slow()
+            headers.append(read_remote_header(repo.id, repo.revision, file, self._kept))
         if not model.complete or headers[0].split_count != len(headers):
             raise ModelDamaged(f"{model.name}: parts of it are missing in {repo.id}.", "Choose another file.")
         return join_parts(headers)

@@ -49,7 +49,8 @@ class Resolver:
         names: dict[str, Path] = {}
         for place in self._places():
             if not place.is_unfinished:
-                for name in (place.path.name, place.path.stem, place.repo):
+                repository = place.repo if role_of(place.path.name) == "model" else ""
+                for name in (place.path.name, place.path.stem, repository):
                     if name:
                         names.setdefault(name.lower(), place.path)
         if spec.lower() in names:
@@ -102,6 +103,7 @@ def _demo(spec: str) -> Path:
 
 def _only_one(folder: Path) -> Path:
     files = [path for path, _ in walk(folder)]
+    files = [path for path in files if role_of(path.name) == "model"] or files
     if len(files) == 1:
         return files[0]
     listed = ", ".join(path.name for path in files[:5])

@@ -63,7 +63,9 @@ def test_a_head_is_never_taken_for_the_model(no_demo: Path, tmp_path: Path, mode
     assert library.resolve("o/n:Q8_0") == q6  # as its header says
     with pytest.raises(ModelNotFound, match=r"not as Q4_K_M\. There is m-Q6_K\.gguf"):
         library.resolve("o/n:Q4_K_M")
+    assert library.resolve("O/N") == q6  # another way to write it: found by its name
     assert library.resolve(str(head)) == head
+    assert library.resolve(str(q6.parent)) == q6
 
 
 def test_a_folder_of_the_repository_tells_the_quantization_too(no_demo: Path, tmp_path: Path, model: Path) -> None:
