@@ -92,7 +92,7 @@ def mended_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
     position, stop_reason = row["position"], row["stop_reason"]
     return {
         **row,
-        "chat_id": row["chat_id"] if isinstance(row["chat_id"], str) else "",
+        "chat_id": _text(row["chat_id"]),
         "position": position if isinstance(position, int) and 0 <= position < 1 << 53 else -1,
         "content": _text(row["content"]),
         "reasoning": _text(row["reasoning"]),
@@ -130,16 +130,22 @@ def decoded(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
+def is_unicode(value: object) -> bool:
+    """Not a text that `decoded` found to be none."""
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
+
+
 def _text(value: object) -> str:
     match value:
-        case str() if value.isascii():
+        case str() if is_unicode(value):
             return value
         case str():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-            return value
+            return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         case bytes():
             return value.decode("utf-8", "replace")
         case None:

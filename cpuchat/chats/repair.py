@@ -22,6 +22,7 @@ from cpuchat.chats.records import (
     CHAT_COLUMNS,
     MESSAGE_COLUMNS,
     decoded,
+    is_unicode,
     mended_chat,
     mended_message,
     new_chat_id,
@@ -154,7 +155,8 @@ def _put_rows(db: sqlite3.Connection, chats: Iterable[Numbered], messages: Itera
         if mended != row:
             n_mended += 1
             _quarantine(db, "chats", mended["id"], row)
-            new_ids.append((mended["id"], row["id"]))
+            if is_unicode(row["id"]):
+                new_ids.append((mended["id"], row["id"]))
     places: set[tuple[str, int]] = set()
     for rowid, row in messages:
         mended = mended_message(row)
@@ -183,16 +185,13 @@ def _insert(db: sqlite3.Connection, table: str, row: Row) -> None:
 
 def _quarantine(db: sqlite3.Connection, source: str, chat_id: object, row: Row) -> None:
     text = msgspec.json.encode({name: _plain(value) for name, value in row.items()}).decode()
-    chat_id = chat_id if isinstance(chat_id, str) else None
+    chat_id = chat_id if isinstance(chat_id, str) and is_unicode(chat_id) else None  # with that chat, it is deleted
     _insert(db, "quarantine", {"chat_id": chat_id, "source": source, "row": text, "found": time.time()})
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            value = value.encode("utf-8", "surrogateescape")
+    if isinstance(value, str) and not is_unicode(value):
+        value = value.encode("utf-8", "surrogateescape")
     return {"hex": value.hex()} if isinstance(value, bytes) else value
 
 

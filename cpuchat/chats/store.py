@@ -72,7 +72,7 @@ class ChatStore:
                     raise
                 self._notices.append(repair.salvage(path))
                 self._db = self._opened()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, OverflowError, UnicodeError, sqlite3.Error) as error:
             raise _unusable(path, error) from None
 
     def _opened(self) -> sqlite3.Connection:
@@ -314,6 +314,8 @@ class ChatStore:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BAD_INDEX and not self._db.in_transaction:
                     with contextlib.suppress(sqlite3.Error):
                         self._full_text = schema.remake_derived(self._db)
+                raise _unusable(self.path, error) from None
+            except (OverflowError, UnicodeError) as error:  # values that cannot be put back as they were read
                 raise _unusable(self.path, error) from None
 
     def _select(self, convert: Callable[[tuple[Any, ...]], T | None], query: str, values: tuple[Any, ...]) -> list[T]:

@@ -62,7 +62,9 @@ FIRST = "WHERE id = (SELECT id FROM chats WHERE title = 'First')"
         (f"UPDATE chats SET version = 'x', model = 7, system_prompt = x'' {FIRST}", ALL),
         (f"UPDATE chats SET id = NULL {FIRST}", ALL),
         (f"UPDATE chats SET id = '../../x' {FIRST}", ALL),
+        (f"UPDATE chats SET id = CAST(x'41ff' AS TEXT) {FIRST}", ALL),
         ("DELETE FROM chats", ALL),
+        ("UPDATE messages SET chat_id = CAST(x'41ff' AS TEXT) WHERE role = 'user' AND content LIKE '%First'", ALL),
         ("UPDATE messages SET chat_id = CAST(chat_id AS BLOB)", ALL),
         ("UPDATE messages SET role = 'bot' WHERE role = 'assistant'", QUESTIONS),
         ("UPDATE messages SET role = x'00' WHERE role = 'assistant'", QUESTIONS),
@@ -267,5 +269,16 @@ def test_what_is_deleted_beside_a_reader_is_overwritten_when_it_has_gone(path):
     store.delete(chat.id)
     reader.close()
     store.create_chat("m", title="Next")
+    assert leftovers(path) == []
+    store.close()
+
+
+def test_what_was_set_aside_goes_with_its_chat(path):
+    change(path, f"UPDATE messages SET role = 'bot', content = '{SECRET}' WHERE role = 'assistant'")
+    store = ChatStore(path)
+    assert texts(store) == QUESTIONS
+    assert leftovers(path)
+    for chat in store.chats():
+        store.delete(chat.id)
     assert leftovers(path) == []
     store.close()
