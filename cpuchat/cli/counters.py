@@ -96,6 +96,23 @@ def print_unit() -> int:
     return 0
 
 
+@counters.command("program")
+def print_program() -> int:
+    """Print the program of that service, one file of Python, for root to install.
+
+    A copy that only root can change: `cpuchat counters unit` says how.
+    """
+    import sys
+
+    from cpuchat.hardware.collector_unit import program_file
+
+    if sys.stdout.isatty():
+        how = "`cpuchat counters unit` says how to install it."
+        raise UsageError("The program is for a file, not for a terminal.", how)
+    sys.stdout.buffer.write(program_file())
+    return 0
+
+
 @counters.command("watch")
 @click.option("--seconds", type=click.IntRange(min=1), metavar="N", help="End after N seconds.")
 @click.option("--pid", type=click.IntRange(min=1), metavar="PID", help="The process to watch where only one can be.")

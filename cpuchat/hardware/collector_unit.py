@@ -1,27 +1,45 @@
-"""The systemd unit of the collector, for the user to read and install. Settings: systemd.exec(5)."""
+"""The collector as root installs it: one file that only root can change, and its systemd unit (systemd.exec(5)).
+
+A service with rights must not run code that a user can write: the copy lies in `PROGRAM`, and a system's interpreter
+runs it, without anything from a home folder or a virtual environment.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import stat
+import subprocess
 import sys
+import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
+from cpuchat.errors import UsageError
 from cpuchat.hardware.collector import NOTHING_TO_READ
 from cpuchat.hardware.counters.collector_file import DEFAULT
 
 NAME = "cpuchat-bwd"
-_HOMES = ("/home", "/root", "/run/user")
+PROGRAM = Path("/usr/local/lib/cpuchat/cpuchat-bwd")
+_INTERPRETERS = ("/usr/bin/python3", "/usr/local/bin/python3")
+_LEAST_PYTHON = (3, 11)
+_ROOMS = ("__init__.py", "errors.py", "hardware/**/*.py", "telemetry/*.py")
+_MAIN = "import sys\n\nfrom cpuchat.hardware.collector import main\n\nsys.exit(main())\n"
+_EPOCH = (2026, 1, 1, 0, 0, 0)
 
 _UNIT = """\
 # {name}.service: reads memory-bandwidth and power counters, so that cpuchat can show them without rights.
 #
-# Install:   cpuchat counters unit | sudo tee /etc/systemd/system/{name}.service
+# Install:   cpuchat counters program | sudo install -D -o root -g root -m 0755 /dev/stdin {program}
+#            cpuchat counters unit | sudo tee /etc/systemd/system/{name}.service
 #            sudo systemctl daemon-reload
 #            sudo systemctl enable --now {name}
 # Look:      systemctl status {name}; cat {file}
 # Remove:    sudo systemctl disable --now {name}; sudo rm /etc/systemd/system/{name}.service
+#            sudo rm -r {folder_of_program}
+# After an update of cpuchat: the first line of Install again, then sudo systemctl restart {name}
 #
+# It runs a copy that only root can change, not the program in your own folders.
 # It may read performance counters (CAP_PERFMON) and /dev/hsmp, and write {file}; nothing else.
 # The figures are of the whole machine, and everyone who can log in can read them.
 
@@ -30,8 +48,8 @@ Description=Memory bandwidth and power counters for cpuchat
 ConditionVirtualization=!container
 
 [Service]
-ExecStart={interpreter} -m cpuchat.hardware.collector --output {file}
-{user}
+ExecStart={interpreter} -I -S {program} --output {file}
+DynamicUser=yes
 AmbientCapabilities=CAP_PERFMON
 CapabilityBoundingSet=CAP_PERFMON
 RuntimeDirectory={folder}
@@ -50,7 +68,7 @@ PrivateNetwork=yes
 PrivateTmp=yes
 ProtectClock=yes
 ProtectControlGroups=yes
-ProtectHome={home}
+ProtectHome=yes
 ProtectHostname=yes
 ProtectKernelLogs=yes
 ProtectKernelModules=yes
@@ -69,59 +87,102 @@ WantedBy=multi-user.target
 """
 
 
-def unit(interpreter: Path | None = None, package: Path | None = None) -> str:
+def unit(interpreter: Path | None = None, program: Path = PROGRAM) -> str:
     """The unit's text.
 
-    A user made for the service alone runs it; where that user could not reach the interpreter or the package, such as
-    in a closed home folder, the owner of what is closed does.
-
     Args:
-        interpreter: default: the one that runs this.
-        package: the folder of cpuchat; default: this one.
+        interpreter: default: the system's.
+        program: where `program_file` will be.
+
+    Raises:
+        UsageError: a user could change what the service would run.
     """
-    python = interpreter or Path(sys.executable)
-    code = package or Path(__file__).resolve().parent.parent
-    places = (python, python.resolve(), code)
-    shut = next((folder for place in places if (folder := _closed(place)) is not None), None)
-    user = "DynamicUser=yes" if shut is None else f"User={_owner(shut)}"
-    home = "read-only" if any(str(place).startswith(_HOMES) for place in places) else "yes"
+    python = interpreter or _system_python()
+    for place in (python, program):
+        if (folder := changeable(place)) is not None:
+            raise UsageError(
+                f"The collector would run with rights, but users other than root can change {folder}.",
+                f"Make it root's alone: sudo chown root:root {folder} && sudo chmod go-w {folder}",
+            )
     return _UNIT.format(
         name=NAME,
         file=DEFAULT,
         folder=DEFAULT.parent.name,
         interpreter=_quoted(python),
-        user=user,
-        home=home,
+        program=program,
+        folder_of_program=program.parent,
         nothing=NOTHING_TO_READ,
     )
 
 
-def _closed(place: Path) -> Path | None:
-    """What keeps other users from `place`: the innermost closed folder on the way, or itself."""
-    for path in (place, *place.parents):
+def program_file() -> bytes:
+    """The collector as one file that Python runs (zipapp): nothing but the standard library beside it."""
+    package = Path(__file__).resolve().parent.parent
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sorted(_sources(package)):
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), content)
+    return b"#!/usr/bin/python3 -IS\n" + data.getvalue()
+
+
+def _sources(package: Path) -> Iterable[tuple[str, str]]:
+    yield "__main__.py", _MAIN
+    for pattern in _ROOMS:
+        for file in package.glob(pattern):
+            yield f"cpuchat/{file.relative_to(package).as_posix()}", file.read_text(encoding="utf-8")
+
+
+def changeable(place: Path, owner: int = 0) -> Path | None:
+    """What lets users other than `owner` (root) put something else in the place of `place`: it, a folder on the way to
+    it, or one on the way to what it is a link to. What is not there yet is left out; None: nothing."""
+    real = Path(os.path.realpath(place))
+    for path in dict.fromkeys((real, *real.parents, place, *place.parents)):
         try:
-            mode = path.stat().st_mode
+            found = path.lstat()
         except OSError:
-            continue  # a closed folder further out says why
-        listed = path == place and stat.S_ISDIR(mode)  # Python looks into the package's folder
-        needed = stat.S_IXOTH | (stat.S_IROTH if listed else 0)
-        if mode & needed != needed:
+            continue
+        writable = 0 if stat.S_ISLNK(found.st_mode) else found.st_mode & stat.S_IWOTH
+        if found.st_gid != 0 and not stat.S_ISLNK(found.st_mode):
+            writable |= found.st_mode & stat.S_IWGRP
+        if found.st_uid != owner or writable:
             return path
     return None
 
 
-def _owner(path: Path) -> str:
-    """Never who owns what a link leads to: that could be the administrator."""
-    try:
-        number = path.lstat().st_uid
-    except OSError:
-        number = os.getuid()
-    import pwd
+def _system_python() -> Path:
+    """Raises UsageError where the system has none that is new enough and root's alone."""
+    why = ""
+    for name in (*_INTERPRETERS, str(Path(sys.executable).resolve())):
+        python = Path(name)
+        if not python.exists():
+            continue
+        if (folder := changeable(python)) is not None:
+            why = f" Users other than root can change {folder}."
+        elif not _open_to_all(python):
+            why = f" Other users cannot run {python}."
+        elif _version_of(python) >= _LEAST_PYTHON:
+            return python
+    raise UsageError(
+        f"The collector needs a Python {'.'.join(map(str, _LEAST_PYTHON))} or newer that only root can change.{why}",
+        "Install the system's: sudo apt-get install python3, or sudo dnf install python3.",
+    )
 
+
+def _open_to_all(place: Path) -> bool:
+    """Whether every user may run it: the service has one of its own."""
     try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
+        return all(path.stat().st_mode & stat.S_IXOTH for path in (place, *Path(os.path.realpath(place)).parents))
+    except OSError:
+        return False
+
+
+def _version_of(python: Path) -> tuple[int, ...]:
+    code = "import sys; print(*sys.version_info[:2])"
+    try:
+        done = subprocess.run([python, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=20)
+        return tuple(int(part) for part in done.stdout.split())
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ()
 
 
 def _quoted(path: Path) -> str:

@@ -12,14 +12,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
 
+from cpuchat.errors import UsageError
 from cpuchat.hardware import monitor
 from cpuchat.hardware.collector import NOTHING_TO_READ, collect
-from cpuchat.hardware.collector_unit import unit
+from cpuchat.hardware.collector_unit import _quoted, changeable, program_file, unit
 from cpuchat.hardware.counters.collector_file import CollectedPower, CollectorFile
 from tests.hardware.counters.simulated import Simulated, umc
 from tests.hardware.trees import make_tree, write
@@ -164,65 +164,64 @@ def folder(path: Path, mode: int) -> Path:
     return path
 
 
-def test_the_unit_runs_this_interpreter_with_one_right() -> None:
-    service = parsed(unit())
-    assert service["ExecStart"].startswith(sys.executable)
-    assert service["ExecStart"].endswith("-m cpuchat.hardware.collector --output /run/cpuchat/bandwidth.json")
+def test_the_unit_runs_a_copy_of_roots_with_one_right() -> None:
+    text = unit(Path("/usr/bin/env"))
+    service = parsed(text)
+    program = "/usr/local/lib/cpuchat/cpuchat-bwd"
+    assert service["ExecStart"] == f"/usr/bin/env -I -S {program} --output /run/cpuchat/bandwidth.json"
+    assert f"sudo install -D -o root -g root -m 0755 /dev/stdin {program}" in text
+    assert str(Path(sys.prefix)) not in text and str(Path(__file__).parents[2]) not in text
     assert service["AmbientCapabilities"] == service["CapabilityBoundingSet"] == "CAP_PERFMON"
-    assert service["NoNewPrivileges"] == "yes"
+    assert service["NoNewPrivileges"] == service["DynamicUser"] == service["ProtectHome"] == "yes"
     assert service["RestartPreventExitStatus"] == str(NOTHING_TO_READ)
 
 
 def test_the_unit_says_how_to_install_and_remove_it() -> None:
-    comments = [line for line in unit().splitlines() if line.startswith("#")]
-    text = "\n".join(comments)
+    text = "\n".join(line for line in unit(Path("/usr/bin/env")).splitlines() if line.startswith("#"))
     assert "sudo tee /etc/systemd/system/cpuchat-bwd.service" in text
     assert "systemctl enable --now" in text and "systemctl disable --now" in text
-
-
-def test_a_user_of_its_own_where_that_user_can_get_in() -> None:
-    assert parsed(unit(Path("/usr/bin/env"), Path("/usr/bin")))["DynamicUser"] == "yes"
-
-
-def test_the_owner_where_the_folder_is_closed(tmp_path: Path) -> None:
-    shut = folder(tmp_path / "home", 0o700) / "python"
-    shut.touch()
-    service = parsed(unit(shut, Path("/usr/bin")))
-    assert "DynamicUser" not in service
-    assert service["User"] == shut.owner()
+    assert "sudo rm -r /usr/local/lib/cpuchat" in text
 
 
 def test_odd_paths_are_quoted() -> None:
-    text = unit(Path('/usr/my py"thon%n'), Path("/usr/bin"))
-    assert 'ExecStart="/usr/my py\\"thon%%n" -m' in text
+    assert _quoted(Path('/usr/my py"thon%n')) == '"/usr/my py\\"thon%%n"'
 
 
-def test_a_link_to_the_systems_interpreter_does_not_make_it_the_administrators(tmp_path: Path) -> None:
-    """The interpreter of a virtual environment is a link to a file that the administrator owns."""
-    shut = folder(tmp_path / "home", 0o700)
-    if os.getuid() == 0:  # else it is not the administrator's anyway
-        os.chown(shut, *NOBODY)
-    (shut / "bin").mkdir()
-    (shut / "bin/python").symlink_to("/usr/bin/env")
-    service = parsed(unit(shut / "bin/python", Path("/usr/bin")))
-    assert service["User"] == shut.owner()
+@pytest.mark.parametrize("mode", [0o757, 0o775, 0o1777])
+def test_what_a_user_can_change_is_not_run(tmp_path: Path, mode: int) -> None:
+    if os.getuid() == 0:
+        os.chown(tmp_path, *NOBODY)
+    open_folder = folder(tmp_path / "lib", 0o755)
+    (program := open_folder / "program").touch()
+    assert changeable(program) is not None  # its folder's folder is another user's
+    with pytest.raises(UsageError, match="other than root can change"):
+        unit(Path("/usr/bin/env"), program)
+    mine = os.getuid()
+    if os.getuid() == 0:
+        os.chown(tmp_path, 0, 0)
+    assert changeable(program, mine) not in (program, open_folder, tmp_path)
+    open_folder.chmod(mode)
+    if mode == 0o775:
+        if os.getuid() != 0:
+            pytest.skip("only root gives a folder to another group")
+        os.chown(open_folder, 0, NOBODY[1])
+    assert changeable(program, mine) == open_folder
+    link = tmp_path / "link"
+    link.symlink_to(program)
+    assert changeable(link, mine) == open_folder
 
 
-def test_an_owner_without_a_name_is_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(number: int) -> None:
-        raise KeyError(number)
-
-    monkeypatch.setattr("pwd.getpwuid", unknown)
-    shut = folder(tmp_path / "home", 0o700) / "python"
-    shut.touch()
-    assert parsed(unit(shut, Path("/usr/bin")))["User"] == str(os.getuid())
-
-
-def test_a_package_that_only_its_owner_may_read() -> None:
-    with TemporaryDirectory() as code:  # closed itself, in a folder that is open to all
-        assert parsed(unit(Path("/usr/bin/env"), Path(code)))["User"] == Path(code).owner()
-        Path(code).chmod(0o755)
-        assert "User" not in parsed(unit(Path("/usr/bin/env"), Path(code)))
+def test_the_program_is_one_file_that_needs_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "cpuchat-bwd"
+    file.write_bytes(program_file())
+    assert program_file() == file.read_bytes()
+    environment = {"PATH": "/usr/bin:/bin"}
+    run = [sys.executable, "-I", "-S", str(file)]
+    helped = subprocess.run([*run, "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert helped.returncode == 0 and "cpuchat-bwd" in helped.stdout, helped.stderr
+    done = subprocess.run([*run, "--once"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode in (0, NOTHING_TO_READ), done.stderr
+    assert "Traceback" not in done.stderr and "No module" not in done.stderr + done.stdout
 
 
 def test_a_file_of_another_collector_is_left_alone(
