@@ -25,6 +25,7 @@ from common import WORK, MeasureError, run_main
 
 PACKAGE = "llama-cpp-python"
 ROOT = WORK / "llama"
+CHECKOUT = Path(__file__).resolve().parent.parent
 
 # What the engine is built with (pyproject.toml), plus what keeps the tools small and off the network.
 SWITCHES = {
@@ -60,20 +61,29 @@ def installed_version() -> str:
 
 
 def fetch_sdist(version: str) -> Path:
-    """Download the source distribution with pip (through uv where this Python has no pip)."""
+    """Download the source distribution with pip, through the uv that `make setup` uses where this Python has no pip."""
     target = WORK / "sdist"
     target.mkdir(parents=True, exist_ok=True)
     pattern = f"llama_cpp_python-{version}.tar.gz"
     if not (target / pattern).is_file():
         pip = [sys.executable, "-m", "pip"]
         if subprocess.run([*pip, "--version"], capture_output=True).returncode:
-            uv = shutil.which("uv") or os.environ.get("UV")
-            if uv is None:
-                raise MeasureError("neither pip nor uv found: download the source distribution and give it as --sdist")
-            pip = [uv, "tool", "run", "pip"]
+            pip = [find_uv(), "tool", "run", "pip"]
         wanted = f"{PACKAGE}=={version}"
         run([*pip, "download", "--no-deps", "--no-binary", PACKAGE, "--dest", str(target), wanted])
     return target / pattern
+
+
+def find_uv() -> str:
+    """The uv of the set-up: on the PATH, else the one that it put into .tools.
+
+    Raises:
+        MeasureError: there is none.
+    """
+    uv = shutil.which("uv") or shutil.which("uv", path=CHECKOUT / ".tools/bin")
+    if uv is None:
+        raise MeasureError("neither pip nor uv found: run `make setup`, or give the source distribution as --sdist")
+    return uv
 
 
 def unpack(sdist: Path, version: str) -> Path:

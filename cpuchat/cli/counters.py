@@ -102,6 +102,7 @@ def print_program() -> int:
 
     A copy that only root can change: `cpuchat counters unit` says how.
     """
+    import os
     import sys
 
     from cpuchat.hardware.collector_unit import program_file
@@ -109,7 +110,8 @@ def print_program() -> int:
     if sys.stdout.isatty():
         how = "`cpuchat counters unit` says how to install it."
         raise UsageError("The program is for a file, not for a terminal.", how)
-    sys.stdout.buffer.write(program_file())
+    with os.fdopen(1, "wb", closefd=False) as out:  # sys.stdout takes clean text only
+        out.write(program_file())
     return 0
 
 
