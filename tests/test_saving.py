@@ -15,6 +15,7 @@ from cpuchat.conversation import Conversation
 from cpuchat.errors import ChatsChanged, ChatsError
 from cpuchat.protocol import AnyEvent, PrefillProgress, TextDelta
 from cpuchat.settings import Settings
+from cpuchat.tui.launch import print_unsaved
 from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
 
 PREFILL = PrefillProgress(request_id=1, processed=1, total=1, cache_n=0)
@@ -89,11 +90,13 @@ async def test_what_a_full_disk_did_not_take_is_saved_at_the_end() -> None:
         assert stored(core.chat.id)[-1] == ("assistant", LONG)
 
 
-async def test_what_cannot_be_saved_even_at_the_end_is_given_out() -> None:
+async def test_what_cannot_be_saved_even_at_the_end_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     async with conversation(answer("Hm."), answer(LONG)) as core, unsaved(core):
         await core.close()
-        assert core.unsaved is not None
-        assert core.unsaved.content == LONG
+        assert print_unsaved(core) == ChatsError.exit_code
+        printed = capsys.readouterr()
+        assert LONG in printed.out
+        assert "could not be saved" in printed.err
 
 
 async def test_a_message_that_cannot_be_saved_is_not_sent() -> None:

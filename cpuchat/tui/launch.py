@@ -32,7 +32,7 @@ def run(make: Callable[[Resume], ChatApp]) -> int:
     while True:
         app = make(resume)
         _run(app)
-        not_saved = _print_unsaved(app.conversation)
+        not_saved = print_unsaved(app.conversation)
         if app.signalled:
             _tell(f"ended by {signal_name(app.signalled)}. {_kept(app.saved)}")
             return 128 + app.signalled
@@ -48,7 +48,7 @@ def run(make: Callable[[Resume], ChatApp]) -> int:
         resume = app.resume
 
 
-def _print_unsaved(conversation: Conversation) -> int:
+def print_unsaved(conversation: Conversation) -> int:
     """Print the answer that could not be saved, where it can still be copied; returns the exit code."""
     answer, problem = conversation.unsaved, conversation.save_problem
     if answer is None or problem is None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat import settings
+from cpuchat import paths, settings
+from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
 from cpuchat.protocol import (
     ContextTrimmed,
@@ -407,3 +408,23 @@ async def test_an_answer_that_is_not_saved_is_told_until_it_is() -> None:
         await app.until(lambda: not app.chat.busy)
         assert "Not saved" not in app.screen_text
         assert app.stored()[-1] == ("assistant", long)
+
+
+async def test_a_chat_that_another_window_changed_is_loaded_again_and_the_text_stays() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.send("Hello")
+        assert app.conversation.chat is not None
+        other = ChatStore(paths.chats_db())
+        other.add_message(app.conversation.chat.id, "user", "From the other window")
+        other.close()
+        await app.write("More")
+        await app.press("enter")
+        await app.until(lambda: len(app.transcript.messages) == 4 and not app.chat.busy)
+        assert app.prompt.text == "More"
+        shown = [m.content for m in app.transcript.messages]
+        assert shown[:3] == ["Hello", "Hello there.", "From the other window"]
+        assert "another window" in shown[3]
+        await app.press("enter")
+        await app.until(lambda: app.stored()[-1] == ("assistant", "Hello there."))
+        assert [content for _, content in app.stored()] == [*shown[:3], "More", "Hello there."]
