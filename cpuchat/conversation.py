@@ -32,6 +32,7 @@ from cpuchat.protocol import (
     ModelLoaded,
     Speculation,
     TextDelta,
+    Unloaded,
 )
 from cpuchat.settings import Settings
 from cpuchat.telemetry.meter import Figures, Meter
@@ -77,6 +78,7 @@ class Conversation:
         self._clock = clock
         self._usage = UsageLog()
         self._running = False
+        self._stopping = False
         self._path: Path | None = None
         self._name = ""
         self.on_save_problem: Callable[[], None] = lambda: None
@@ -200,6 +202,9 @@ class Conversation:
     async def _load(self, path: Path) -> AsyncGenerator[AnyEvent, None]:
         draft, note = await self._choose_draft(path)
         options = self.settings.load_options(draft_path=str(draft or ""))
+        if self._stopping:  # while a draft model was looked for
+            yield Unloaded()
+            return
         failed: Failed | None = None
         async with contextlib.aclosing(self.backend.load(path, options)) as events:
             async for event in events:
@@ -208,6 +213,9 @@ class Conversation:
                 else:
                     yield await self._noted(event, note, path, draft)
         if failed is None:
+            return
+        if self._stopping:
+            yield Unloaded()
             return
         # Which of the two was at fault the failure does not tell; if it was the model, it fails again.
         note = f"Loaded without the draft model {draft.stem if draft else ''}: {failed.message}"
@@ -292,6 +300,7 @@ class Conversation:
     async def stop(self) -> None:
         """Stop the running load or answer; its stream still ends with its final event."""
         if self._running:
+            self._stopping = True
             await self.backend.cancel()
 
     def save(self) -> None:
@@ -440,7 +449,7 @@ class Conversation:
     def _occupied(self) -> Iterator[None]:
         """One load or answer at a time."""
         self._refuse_while_busy()
-        self._running = True
+        self._running, self._stopping = True, False
         try:
             yield
         finally:

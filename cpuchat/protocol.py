@@ -308,6 +308,7 @@ class LoadModel(Command, frozen=True):
 
     path: str
     options: LoadOptions = LoadOptions()
+    request_id: int = 0
     state_dir: str = ""
     calibration_dir: str = ""
     state_limit: int = 2 << 30
@@ -331,7 +332,10 @@ class Generate(Command, frozen=True):
 
 
 class Cancel(Command, frozen=True):
-    """Stop the running generation or load. What was said stays."""
+    """Stop a generation or a load, whether it runs or waits; one that is over is not concerned, nor are others.
+    What was said stays."""
+
+    request_id: int
 
 
 class ForgetChat(Command, frozen=True):
@@ -356,6 +360,10 @@ class WorkerReady(Event, frozen=True):
     """First event of a worker."""
 
     engine: EngineInfo
+
+
+class ShuttingDown(Event, frozen=True):
+    """`Shutdown` has arrived: it saves and exits. A worker that does not say so soon is stuck."""
 
 
 class LoadProgress(Event, frozen=True):
@@ -440,7 +448,7 @@ class Failed(Event, frozen=True):
 
 AnyCommand = LoadModel | Generate | Cancel | ForgetChat | Unload | Shutdown
 AnyEvent = (
-    WorkerReady | LoadProgress | ModelLoaded | Unloaded | ContextTrimmed | PrefillProgress | TextDelta
+    WorkerReady | ShuttingDown | LoadProgress | ModelLoaded | Unloaded | ContextTrimmed | PrefillProgress | TextDelta
     | SpeculationUpdate | GenerationFinished | Failed
 )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -19,7 +20,7 @@ from cpuchat.conversation import Conversation, title_of
 from cpuchat.errors import UsageError
 from cpuchat.models.library import DEMO_FILES
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.protocol import AnyEvent, Failed, GenerationFinished, ModelLoaded, TextDelta
+from cpuchat.protocol import AnyEvent, Failed, GenerationFinished, ModelLoaded, TextDelta, Unloaded
 from cpuchat.settings import Settings
 from tests.models.drafts.files import write_catalog
 from tests.support.edited_gguf import edited
@@ -241,3 +242,17 @@ def test_titles() -> None:
     long = title_of("word " * 40)
     assert long.endswith("word…")
     assert len(long) <= 50
+
+
+async def test_a_stop_is_heard_however_early_in_a_load(tiny_model: Path) -> None:
+    """Also while it is looked for a draft model, before there is anything to tell the worker."""
+    async with conversation(tiny_model) as core:
+        for steps in range(4):
+            loading = asyncio.create_task(everything(core.load_model(tiny_model)))
+            while not core.busy:
+                await asyncio.sleep(0)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await core.stop()
+            assert isinstance((await loading)[-1], Unloaded)
+        assert isinstance((await everything(core.load_model(tiny_model)))[-1], ModelLoaded)

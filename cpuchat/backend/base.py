@@ -61,6 +61,10 @@ class Backend(Protocol):
         """A chat was deleted: delete what was saved to continue it quickly."""
         ...
 
+    def kill(self) -> None:
+        """End the worker at once; what it has not saved is lost. Streams end with `Failed`; `close` is still due."""
+        ...
+
     async def close(self) -> None:
-        """Let the worker save and exit; kill it if it does not."""
+        """Let the worker save and exit; kill it if it does not, or not within some seconds."""
         ...

@@ -33,6 +33,7 @@ from cpuchat.protocol import (
     LoadOptions,
     ModelInfo,
     ModelLoaded,
+    Timings,
     Unloaded,
     WorkerReady,
 )
@@ -57,6 +58,7 @@ class LocalBackend:
         self._model: ModelInfo | None = None
         self._wanted: tuple[Path, LoadOptions] | None = None
         self._starting = asyncio.Lock()
+        self._request_id = 0  # what the worker is at
         self._cancelled = False
         self._closed = False
 
@@ -85,10 +87,13 @@ class LocalBackend:
         """Start the worker without a model, to ask for its `engine`; returns what went wrong, if anything did."""
         return None if self._alive else await self._ensure_started("local")
 
-    async def load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
+    def load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
+        self._cancelled = False  # at once: a cancel may come before the first event is asked for
+        return self._load(path, options)
+
+    async def _load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
         self._wanted = (path, options)
         self._model = None
-        self._cancelled = False
         try:
             memory = await asyncio.to_thread(_memory_policy, options)
         except CpuchatError as error:
@@ -102,6 +107,7 @@ class LocalBackend:
             yield Unloaded()
             return
         command = LoadModel(
+            request_id=next(self._request_ids),
             path=str(path),
             options=options,
             state_dir=str(self._state_dir) if self._state_dir else "",
@@ -117,7 +123,11 @@ class LocalBackend:
                     event = msgspec.structs.replace(event, hint=hint)
                 yield event
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+        self._cancelled = False
+        return self._generate_twice(request)
+
+    async def _generate_twice(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
         # A worker that was killed since the last answer may be noticed only now: then this request has done no harm
         # and is worth a second try. One that dies again, or after its first event, is reported.
         for is_last in (False, True):
@@ -131,17 +141,22 @@ class LocalBackend:
             return
 
     async def _generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+        request_id = next(self._request_ids)
         if self._model is None or not self._alive:
             if self._wanted is None:
                 yield Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
                 return
-            async with contextlib.aclosing(self.load(*self._wanted)) as events:
+            async with contextlib.aclosing(self._load(*self._wanted)) as events:
                 async for event in events:
-                    yield event
-            if self._model is None:
+                    if not isinstance(event, Unloaded):
+                        yield event
+            if self._model is None and not self._cancelled:
                 return
+        if self._cancelled:  # before the worker was told of it
+            yield GenerationFinished(request_id=request_id, stop_reason="cancelled", timings=Timings())
+            return
         command = Generate(
-            request_id=next(self._request_ids),
+            request_id=request_id,
             messages=request.messages,
             prompt=request.prompt,
             sampling=request.sampling,
@@ -156,7 +171,8 @@ class LocalBackend:
 
     async def cancel(self) -> None:
         self._cancelled = True
-        self._send(Cancel())
+        if self._request_id:
+            self._send(Cancel(request_id=self._request_id))
 
     async def forget(self, chat_id: str) -> None:
         self._send(ForgetChat(chat_id=chat_id))
@@ -164,6 +180,11 @@ class LocalBackend:
             for file in self._state_dir.glob(f"{paths.kv_stem(chat_id)}-*"):
                 with contextlib.suppress(OSError):
                     file.unlink(missing_ok=True)
+
+    def kill(self) -> None:
+        self._closed = True
+        if self._worker is not None:
+            self._worker.kill()
 
     async def close(self) -> None:
         self._closed = True
@@ -174,11 +195,12 @@ class LocalBackend:
         async with self._starting:  # whoever is starting one sees that nobody wants it any more
             self._spawner.close()
 
-    async def _stream(self, command: Command, final: tuple[type, ...]) -> AsyncGenerator[AnyEvent, None]:
+    async def _stream(self, command: LoadModel | Generate, final: tuple[type, ...]) -> AsyncGenerator[AnyEvent, None]:
         """Send, then yield events up to and including the final one; closed early, it cancels and drains."""
         worker = self._worker
         assert worker is not None
         worker.send(command)
+        self._request_id = command.request_id
         finished = False
         try:
             while not finished:
@@ -187,9 +209,10 @@ class LocalBackend:
                 yield event
         finally:
             if not finished:
-                worker.send(Cancel())
+                worker.send(Cancel(request_id=command.request_id))
                 while not isinstance(await worker.events.get(), final):
                     pass
+            self._request_id = 0
 
     def _send(self, command: Command) -> None:
         if self._worker is not None:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,10 +20,24 @@ import msgspec
 from cpuchat.children import child_environment, python_command
 from cpuchat.errors import Interrupted
 from cpuchat.hardware.numa.launch import launch_command
-from cpuchat.protocol import HEADER_SIZE, AnyEvent, Command, Failed, Shutdown, decode_event, encode, frame_length
+from cpuchat.protocol import (
+    HEADER_SIZE,
+    AnyEvent,
+    Command,
+    Failed,
+    Shutdown,
+    ShuttingDown,
+    decode_event,
+    encode,
+    frame_length,
+)
 
 KEPT_LOGS = 10
 SHUTDOWN_SECONDS = 10.0
+"""Time for saving."""
+ANSWER_SECONDS = 3.0
+"""A worker that has not even said by then that it shuts down is stopped, or waits for a disk."""
+_DYING_SECONDS = 3.0
 _TAIL_BYTES = 16_384
 _ASSERTION = re.compile(r"CPUCHAT-ABORT: *(.+)")
 
@@ -43,7 +58,15 @@ class Spawner:
 
         def popen() -> subprocess.Popen[bytes]:
             with log.open("wb") as stderr:
-                return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=env)
+                # A process group of its own, so that no helper of the worker outlives it.
+                return subprocess.Popen(
+                    argv,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    env=env,
+                    process_group=0 if sys.platform != "win32" else None,
+                )
 
         return await asyncio.wrap_future(self._thread.submit(popen))
 
@@ -68,6 +91,7 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self._status: int | None = None
         self._gone = asyncio.Event()
+        self._shutting_down = asyncio.Event()  # or gone
         self._expected = False
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"to-{process.pid}")
         threading.Thread(target=self._read, name=f"from-{process.pid}", daemon=True).start()
@@ -97,15 +121,29 @@ class WorkerProcess:
         self._expected = True
         self.send(Shutdown())
         try:
+            await asyncio.wait_for(self._shutting_down.wait(), ANSWER_SECONDS)
             await asyncio.wait_for(self._gone.wait(), SHUTDOWN_SECONDS)
         except TimeoutError:
-            self._process.kill()
-        await self.finished()
+            self.kill()
+            try:
+                await asyncio.wait_for(self._gone.wait(), _DYING_SECONDS)
+            except TimeoutError:  # it hangs in the kernel and dies when that lets go of it
+                self._ended(-signal.SIGKILL, "")
 
     def kill(self) -> None:
-        """End it at once; what it has not saved is lost."""
+        """End it and its helpers at once; what it has not saved is lost."""
         self._expected = True
-        self._process.kill()
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._kill_helpers()
+
+    def _kill_helpers(self) -> None:
+        if sys.platform != "win32":
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def _write(self, frame: bytes) -> None:
         """On a thread of its own: a worker that is stopped, or busy for long, takes nothing more at some point."""
@@ -131,11 +169,16 @@ class WorkerProcess:
                 body = stream.read(length)
                 if len(body) < length:
                     break
-                self._tell(self.events.put_nowait, decode_event(body))
+                self._tell(self._arrived, decode_event(body))
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             broken = f"it sent something unreadable ({error})"
-            self._process.kill()
-        status = self._process.wait()
+            self._kill()
+        try:
+            status = self._process.wait(_DYING_SECONDS)
+        except subprocess.TimeoutExpired:  # it says nothing more, so it is of no use
+            self._kill()
+            status = self._process.wait()
+        self._kill_helpers()
         stream.close()
         self._tell(self._ended, status, broken)
 
@@ -143,7 +186,15 @@ class WorkerProcess:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(callback, *values)
 
+    def _arrived(self, event: AnyEvent) -> None:
+        if isinstance(event, ShuttingDown):
+            self._shutting_down.set()
+        else:
+            self.events.put_nowait(event)
+
     def _ended(self, status: int, broken: str) -> None:
+        if self._status is not None:  # given up for gone already
+            return
         self._status = status
         self._writer.submit(self._close_stdin)
         self._writer.shutdown(wait=False)
@@ -151,6 +202,7 @@ class WorkerProcess:
             self.events.put_nowait(Failed(code=Interrupted.code, message="The inference worker was closed."))
         else:
             self.events.put_nowait(self._epitaph(status, broken))
+        self._shutting_down.set()
         self._gone.set()
 
     def _epitaph(self, status: int, broken: str) -> Failed:

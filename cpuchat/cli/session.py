@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
@@ -76,7 +75,7 @@ class Session:
     def _on_interrupt(self) -> None:
         self._presses += 1
         if self._presses > 1 and self._backend.pid is not None:
-            os.kill(self._backend.pid, signal.SIGKILL)
+            self._backend.kill()
         else:
             self._cancel()
 

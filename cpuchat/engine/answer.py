@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final, Protocol
 
@@ -13,6 +13,7 @@ from cpuchat.engine.context import fit_messages
 from cpuchat.engine.continuation import Continuation
 from cpuchat.engine.control_text import MARK
 from cpuchat.engine.decode import Prefill, Written, prefill, write
+from cpuchat.engine.disk_writer import WriteBudget
 from cpuchat.engine.model import Model
 from cpuchat.engine.output import TextStream
 from cpuchat.engine.prefix_cache import PrefixCache, SavedChat
@@ -41,6 +42,8 @@ from cpuchat.protocol import (
 
 _OTHER_CHATS: Final = 1 << 16
 """Tokens of other chats that suffix decoding looks into."""
+_SAVE_SHARE: Final = 4
+"""A chat is saved again when the new part of it is this fraction of the whole."""
 _RESTORE_GAIN: Final = 32
 """A saved state is loaded only if it spares the evaluation of at least this many tokens."""
 
@@ -57,8 +60,8 @@ class Renders(Protocol):
 class Loaded:
     """A model and what is known about the chat in its KV cache.
 
-    `template` None: the model has none. `chat_id` "": the chat has no name and is not saved. `knows_others`: the
-    speculator was told the texts of other chats.
+    `template` None: the model has none. `chat_id` "": the chat has no name and is not saved. `kept`: the tokens of this
+    chat whose KV is saved. `knows_others`: the speculator was told the texts of other chats.
     """
 
     model: Model
@@ -66,15 +69,42 @@ class Loaded:
     cache: PrefixCache | None
     continuation: Continuation
     speculator: Speculator
+    budget: WriteBudget
     chat_id: str = ""
-    is_dirty: bool = False
+    kept: list[int] = field(default_factory=list)
     knows_others: bool = False
 
-    def save(self) -> None:
-        """Write the KV of the chat in memory, if anything came to it since the last time."""
-        if self.is_dirty and self.cache is not None and self.chat_id:
-            self.cache.save(self.chat_id, self.model.sequence, self.continuation)
-        self.is_dirty = False
+    def save(self, *, at_end: bool = False) -> None:
+        """Save the KV of the chat in memory if enough of it would be lost.
+
+        A state is written whole, so a long chat is written again only when it has grown by a third: in all, that is at
+        most four times what came to it, whatever its length. What is lost meanwhile costs its prefill. `at_end`:
+        nothing but this will keep it, and it is saved if it is worth restoring.
+        """
+        if self.cache is None or not self.chat_id:
+            return
+        sequence = self.model.sequence
+        held = common_prefix(sequence.tokens, self.kept)
+        if held < len(self.kept) and not sequence.can_roll_back:
+            held = 0  # what is saved goes on differently
+        new = len(sequence) - held
+        if new >= _RESTORE_GAIN if at_end else new * _SAVE_SHARE >= len(sequence) and self.budget.allows():
+            written = self.cache.save(self.chat_id, sequence, self.continuation)
+            if written:
+                self.kept = list(sequence.tokens)
+                self.budget.spend(written)
+
+    def forget(self, chat_id: str) -> None:
+        """Drop what was said in a chat, here and on disk, and draft from it no more; that of others is read again."""
+        current = self.chat_id in (chat_id, "")  # without a name it may be what is left of that one
+        if current:
+            self.model.sequence.clear()
+            self.continuation = Continuation()
+            self.chat_id, self.kept = "", []
+        self.speculator.forget(current=current)  # it may be among the texts that it knows
+        self.knows_others = False
+        if self.cache is not None:
+            self.cache.forget(chat_id)
 
     def remember_chats(self, next_id: str) -> None:
         """Tell the speculator what other chats said: those on disk at first, then each one that is left."""
@@ -112,6 +142,7 @@ class Answer:
                 loaded.remember_chats(command.chat_id)
             loaded.chat_id = ""  # until the new chat's text is in the cache, what is there belongs to nobody
             self._saved = loaded.cache.find(command.chat_id) if loaded.cache and command.chat_id else None
+            loaded.kept = self._saved.tokens if self._saved is not None else []
         text, prompt = self._prompt()
         self._restore(text, prompt)
         written = Written(stop_reason="cancelled")
@@ -195,7 +226,7 @@ class Answer:
         """From here on what is in memory is this chat's, and worth saving; a refused prompt never gets here."""
         loaded = self._loaded
         loaded.continuation.record(text, prompt, answer, self._vocab.raw_piece)
-        loaded.chat_id, loaded.is_dirty = self._command.chat_id, True
+        loaded.chat_id = self._command.chat_id
 
     def _finish(self, written: Written, timings: Timings) -> None:
         timings = msgspec.structs.replace(

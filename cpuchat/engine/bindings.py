@@ -138,6 +138,7 @@ class AbortFlag:
     """
 
     def __init__(self) -> None:
+        self._is_final = False
         self._buffer = ctypes.create_string_buffer(2)
         self.callback = ctypes.cast(ctypes.cast(_libc.strlen, ctypes.c_void_p).value or 0, llama.ggml_abort_callback)
         self.data = ctypes.cast(self._buffer, ctypes.c_void_p)
@@ -145,8 +146,14 @@ class AbortFlag:
     def set(self) -> None:
         self._buffer[0] = b"\x01"
 
+    def set_for_good(self) -> None:
+        """From now on `clear` does nothing."""
+        self._is_final = True
+        self.set()
+
     def clear(self) -> None:
-        self._buffer[0] = b"\x00"
+        if not self._is_final:
+            self._buffer[0] = b"\x00"
 
     def is_set(self) -> bool:
         return self._buffer[0] != b"\x00"

@@ -253,6 +253,8 @@ def _costs(
         )
     except Aborted:
         abort.clear()
+        if abort.is_set():  # for good: it is not only the measurement that is not wanted
+            raise Interrupted("The load was stopped.") from None
         if earlier is None:
             notes.append("Calibration was skipped, so adaptive drafting stays off until the model is loaded again.")
         return earlier, SKIPPED

@@ -30,6 +30,10 @@ class Continuation(msgspec.Struct):
     cut_bytes: list[int] = msgspec.field(default_factory=lambda: [0])
     cut_tokens: list[int] = msgspec.field(default_factory=lambda: [0])
 
+    def copy(self) -> Continuation:
+        """One that does not change with this one."""
+        return Continuation(self.text, list(self.tokens), list(self.cut_bytes), list(self.cut_tokens))
+
     def check(self) -> None:
         """Raises ValueError when the parts contradict each other (read from a damaged file)."""
         if not (

@@ -13,6 +13,7 @@ from cpuchat.engine.answer import Answer, Loaded
 from cpuchat.engine.bindings import AbortFlag
 from cpuchat.engine.companions import Companions, leave_draft_cores, load_companions
 from cpuchat.engine.continuation import Continuation
+from cpuchat.engine.disk_writer import DiskWriter, WriteBudget
 from cpuchat.engine.limits import available_here, with_limits
 from cpuchat.engine.model import Model
 from cpuchat.engine.prefix_cache import PrefixCache
@@ -50,18 +51,21 @@ class _Template:
 class Engine:
     """Loads one model at a time and answers with it.
 
-    All methods but `cancel` and `clear_cancel` belong to one thread, which also computes. Expected failures become
+    All methods but the three around `cancel` belong to one thread, which also computes. Expected failures become
     `Failed` events; the model then stays loaded, unless it was the load that failed.
 
     Args:
         emit: takes every event; called on the engine's thread only.
+        budget: what may be written to disk of saved chats.
     """
 
-    def __init__(self, emit: Callable[[Event], None]) -> None:
+    def __init__(self, emit: Callable[[Event], None], budget: WriteBudget | None = None) -> None:
         bindings.start()
         self._emit = emit
         self._abort = AbortFlag()
+        self._budget = budget or WriteBudget()
         self._scribe: Scribe | None = None
+        self._writer: DiskWriter | None = None
         self._loaded: Loaded | None = None
         self._companions: Companions | None = None
         self._template: _Template | None = None
@@ -70,15 +74,20 @@ class Engine:
         """Stop the load or the answer that runs, or the next one. From any thread; holds until `clear_cancel`."""
         self._abort.set()
 
+    def cancel_for_good(self) -> None:
+        """As `cancel`, and so is all that follows. From any thread; `close` saves all the same."""
+        self._abort.set_for_good()
+
     def clear_cancel(self) -> None:
         """End the effect of `cancel`. From any thread."""
         self._abort.clear()
 
     def load(self, command: LoadModel) -> None:
         """Load a model in place of the one in use. Ends with `ModelLoaded`, `Unloaded` (cancelled) or `Failed`."""
-        self._free()
+        self._free(self._abort.is_set)
         if self._scribe is None:  # here, where this thread is not pinned
             self._scribe = Scribe()
+            self._writer = DiskWriter()
 
         def prepare_template(header: GGUFHeader, vocab: Vocab) -> None:
             if header.chat_template:
@@ -118,31 +127,33 @@ class Engine:
             return
         cache = None
         if command.state_dir:
-            cache = PrefixCache(Path(command.state_dir), command.state_limit, model.state_key())
-        self._loaded = Loaded(model, self._template, cache, Continuation(), self._companions.speculator)
+            cache = PrefixCache(Path(command.state_dir), command.state_limit, model.state_key(), self._writer)
+        self._loaded = Loaded(model, self._template, cache, Continuation(), self._companions.speculator, self._budget)
         self._emit(ModelLoaded(model=model.info))
 
-    def generate(self, command: Generate) -> None:
-        """Answer. Ends with `GenerationFinished` or `Failed`."""
-        arrived = perf_counter()
-        loaded = self._loaded
+    def generate(self, command: Generate, arrived: float | None = None) -> None:
+        """Answer. Ends with `GenerationFinished` or `Failed`.
+
+        Args:
+            arrived: when the request reached this process, by `perf_counter`; None: now.
+        """
+        arrived = perf_counter() if arrived is None else arrived
+        loaded, writer = self._loaded, self._writer
         try:
-            if loaded is None or self._scribe is None:
+            if loaded is None or self._scribe is None or writer is None:
                 raise UsageError("No model is loaded.", "Choose a model first.")
-            Answer(loaded, command, arrived, self._emit, self._scribe).run()
+            writer.give_way()
+            try:
+                Answer(loaded, command, arrived, self._emit, self._scribe).run()
+            finally:
+                writer.go_on()
         except CpuchatError as error:
             self._fail(error, command.request_id)
 
     def forget(self, chat_id: str) -> None:
-        """That chat is deleted: what is in memory of it is not saved any more, what is on disk goes."""
-        loaded = self._loaded
-        if loaded is not None and loaded.chat_id == chat_id:
-            loaded.chat_id = ""
-        if loaded is not None:
-            loaded.speculator.forget_others()  # it may be among them; the rest is read again
-            loaded.knows_others = False
-            if loaded.cache is not None:
-                loaded.cache.forget(chat_id)
+        """That chat is deleted: nothing of it stays in memory or on disk."""
+        if self._loaded is not None:
+            self._loaded.forget(chat_id)
 
     def unload(self) -> None:
         """Free the model. Ends with `Unloaded`."""
@@ -150,21 +161,26 @@ class Engine:
         self._emit(Unloaded())
 
     def idle(self) -> None:
-        """Nothing to do for a while: write down what a restart would lose."""
+        """Nothing to do for long: begin to write down what a crash would lose."""
         if self._loaded is not None:
             self._loaded.save()
 
     def close(self) -> None:
         """Save and free everything."""
         self._free()
-        if self._scribe is not None:
+        if self._scribe is not None and self._writer is not None:
             self._scribe.close()
-            self._scribe = None
+            self._writer.close()
+            self._scribe = self._writer = None
 
-    def _free(self) -> None:
+    def _free(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Free the model. Its chat is saved first, and given up for lost if `give_up` says so meanwhile."""
         loaded, self._loaded = self._loaded, None
-        if loaded is not None:
-            loaded.save()
+        if loaded is not None and loaded.cache is not None:
+            loaded.cache.finish(give_up)
+            loaded.save(at_end=True)
+            loaded.cache.finish(give_up)
+            loaded.cache.drop()
         if self._companions is not None:
             self._companions.free()
             self._companions = None

@@ -3,6 +3,9 @@
 Two files per chat, named by hashes of the chat and of the key: `<name>.kv` is llama.cpp's state of one sequence,
 `<name>.text` says which text that was, with the state's checksum. They hold the conversation, so the folder is the
 user's alone.
+
+A state may have gigabytes. Saving copies it in memory, which is all that the engine's thread does; a `DiskWriter` takes
+it to the disk later, and until then the copy serves in place of the file.
 """
 
 from __future__ import annotations
@@ -11,18 +14,24 @@ import contextlib
 import hashlib
 import os
 import tempfile
+import threading
 import time
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from cpuchat.engine.continuation import Continuation
+from cpuchat.engine.disk_writer import DiskWriter
 from cpuchat.engine.sequence import Sequence
+from cpuchat.hardware.memory import available_bytes
 from cpuchat.paths import kv_stem
 
-_FORMAT = 1
-_CHUNK = 4 << 20
+_FORMAT = 2
+_SLICE = 4 << 20
 _STALE_SECONDS = 3600.0
 
 
@@ -40,20 +49,34 @@ class SavedChat(msgspec.Struct):
 _decoder = msgspec.msgpack.Decoder(SavedChat)
 
 
+@dataclass
+class _Unwritten:
+    """A saved chat on its way to the disk. `is_dropped`: it shall not get there."""
+
+    chat_id: str
+    saved: SavedChat
+    state: np.ndarray
+    is_dropped: bool = False
+
+
 class PrefixCache:
     """Saved chats of one model in `folder`; all models together stay under `limit` bytes, oldest use goes first.
 
     Args:
         key: everything that makes a state unusable when it differs: the model's fingerprint, cache types, flash
             attention, the engine's commit.
+        writer: what writes in the background; None writes at once.
 
     No method raises for a disk that is full, read-only or gone: the cache then keeps nothing.
     """
 
-    def __init__(self, folder: Path, limit: int, key: str) -> None:
+    def __init__(self, folder: Path, limit: int, key: str, writer: DiskWriter | None = None) -> None:
         self._folder = folder
         self._limit = limit
         self._key = key
+        self._writer = writer
+        self._unwritten: _Unwritten | None = None
+        self._lock = threading.Lock()  # over `_unwritten` and the names of the files
         self._suffix = hashlib.sha256(key.encode()).hexdigest()[:20]
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -66,31 +89,67 @@ class PrefixCache:
         name = f"{kv_stem(chat_id)}-{self._suffix}"
         return self._folder / f"{name}.kv", self._folder / f"{name}.text"
 
-    def save(self, chat_id: str, sequence: Sequence, continuation: Continuation) -> bool:
-        """Write the sequence as the state of `chat_id`; False when it was not worth it or did not work."""
-        if not sequence.tokens or sequence.state_size() > self._limit:
-            return False
-        kv_file, text_file = self._files(chat_id)
+    def save(self, chat_id: str, sequence: Sequence, continuation: Continuation) -> int:
+        """Have the sequence written as the state of `chat_id`.
+
+        Returns the bytes of the state; 0 when it is larger than the limit or than half of the free memory, when the
+        one before is still being written, or when it could not be written at once.
+        """
+        size = sequence.state_size()
+        busy = self._writer is not None and not self._writer.is_idle
+        if not sequence.tokens or size > self._limit or busy or size > available_bytes() // 2:
+            return 0
+        state = sequence.state()
+        saved = SavedChat(
+            format=_FORMAT,
+            key=self._key,
+            tokens=list(sequence.tokens),
+            continuation=continuation.copy(),
+            kv_bytes=state.size,
+            kv_crc32=0,
+        )
+        unwritten = _Unwritten(chat_id, saved, state)
+        writer = self._writer
+        if writer is None:
+            return size if self._write(unwritten, lambda: None) else 0
+        self._unwritten = unwritten
+        writer.start(lambda: self._write_later(unwritten, writer.wait_for_quiet))
+        return size
+
+    def _write_later(self, unwritten: _Unwritten, wait: Callable[[], None]) -> None:
+        try:
+            self._write(unwritten, wait)
+        finally:
+            with self._lock:
+                self._unwritten = None
+
+    def _write(self, unwritten: _Unwritten, wait: Callable[[], None]) -> bool:
+        """Take it to the disk, slice by slice, with `wait` called before each. False when that did not work."""
+        saved, state = unwritten.saved, unwritten.state.data
+        kv_file, text_file = self._files(unwritten.chat_id)
         temporary: list[Path] = []
+        checksum = 0
         try:
             for _ in range(2):
                 handle, name = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
                 os.close(handle)
                 temporary.append(Path(name))
-            if not sequence.save(str(temporary[0])):
-                return False
-            saved = SavedChat(
-                format=_FORMAT,
-                key=self._key,
-                tokens=sequence.tokens,
-                continuation=continuation,
-                kv_bytes=temporary[0].stat().st_size,
-                kv_crc32=_crc32(temporary[0]),
-            )
-            temporary[1].write_bytes(msgspec.msgpack.encode(saved))
-            # A crash between the two renames leaves a pair that does not match, which `restore` throws away.
-            temporary[0].replace(kv_file)
-            temporary[1].replace(text_file)
+            with temporary[0].open("wb", buffering=0) as stream:
+                for at in range(0, len(state), _SLICE):
+                    wait()
+                    if unwritten.is_dropped:
+                        return False
+                    part = state[at : at + _SLICE]
+                    checksum = zlib.crc32(part, checksum)
+                    while part:
+                        part = part[stream.write(part) :]
+            temporary[1].write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(saved, kv_crc32=checksum)))
+            with self._lock:
+                if unwritten.is_dropped:
+                    return False
+                # A crash between the two renames leaves a pair that does not match, which `restore` throws away.
+                temporary[0].replace(kv_file)
+                temporary[1].replace(text_file)
         except OSError:
             return False
         finally:
@@ -100,8 +159,27 @@ class PrefixCache:
         self._evict(keep=kv_file.stem)
         return True
 
+    def finish(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait until what was saved is on the disk, or until `give_up` says so."""
+        if self._writer is not None:
+            self._writer.finish(give_up)
+
+    def drop(self) -> None:
+        """Do not write what is not written yet."""
+        with self._lock:
+            if self._unwritten is not None:
+                self._unwritten.is_dropped = True
+                self._unwritten = None
+
+    def _not_yet_written(self, chat_id: str) -> _Unwritten | None:
+        with self._lock:
+            unwritten = self._unwritten
+        return unwritten if unwritten is not None and unwritten.chat_id == chat_id else None
+
     def find(self, chat_id: str) -> SavedChat | None:
         """What is saved for `chat_id`; a damaged file is deleted."""
+        if unwritten := self._not_yet_written(chat_id):
+            return msgspec.structs.replace(unwritten.saved, continuation=unwritten.saved.continuation.copy())
         _, text_file = self._files(chat_id)
         try:
             saved = _decoder.decode(text_file.read_bytes())
@@ -137,20 +215,25 @@ class PrefixCache:
     def restore(self, chat_id: str, saved: SavedChat, sequence: Sequence) -> bool:
         """Load the state that belongs to `saved`.
 
-        On False the files are gone; the sequence is unchanged or empty. The checksum comes first: llama.cpp checks
-        little of a state and aborts on some contradictions.
+        On False the sequence is unchanged or empty, and files that are damaged are gone. The checksum comes first:
+        llama.cpp checks little of a state and aborts on some contradictions. The sequence's abort flag stops it.
         """
         kv_file, text_file = self._files(chat_id)
-        if len(saved.tokens) > sequence.n_ctx:
+        if len(saved.tokens) > sequence.n_ctx or saved.kv_bytes > available_bytes() // 2:
             return False
+        unwritten = self._not_yet_written(chat_id)
         try:
-            sound = kv_file.stat().st_size == saved.kv_bytes and _crc32(kv_file) == saved.kv_crc32
-        except OSError:
-            sound = False
-        if not sound or not sequence.load(str(kv_file)) or sequence.tokens != saved.tokens:
+            if unwritten is not None and unwritten.saved.tokens == saved.tokens:
+                state = unwritten.state
+            else:
+                state = _read(kv_file, saved, sequence.abort.is_set)
+        except InterruptedError:
+            return False
+        except (OSError, ValueError):
             self.forget(chat_id)
-            if sequence.tokens and sound:
-                sequence.clear()
+            return False
+        if not sequence.set_state(saved.tokens, state):
+            self.forget(chat_id)
             return False
         for file in (kv_file, text_file):
             with contextlib.suppress(OSError):
@@ -159,6 +242,8 @@ class PrefixCache:
 
     def forget(self, chat_id: str) -> None:
         """Delete what is saved for `chat_id`."""
+        if self._not_yet_written(chat_id):
+            self.drop()
         for file in self._files(chat_id):
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
@@ -185,9 +270,24 @@ class PrefixCache:
             total -= pairs[stem][1]
 
 
-def _crc32(file: Path) -> int:
-    checksum = 0
+def _read(file: Path, saved: SavedChat, is_stopped: Callable[[], bool]) -> np.ndarray:
+    """The state in `file`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not what `saved` says.
+        InterruptedError: `is_stopped` said so, asked before each slice.
+    """
     with file.open("rb", buffering=0) as stream:
-        while chunk := stream.read(_CHUNK):
-            checksum = zlib.crc32(chunk, checksum)
-    return checksum
+        if os.fstat(stream.fileno()).st_size != saved.kv_bytes:
+            raise ValueError("another size")
+        state = np.empty(saved.kv_bytes, np.uint8)
+        view, checksum, at = state.data, 0, 0
+        while n := stream.readinto(view[at : at + _SLICE]):
+            if is_stopped():
+                raise InterruptedError
+            checksum = zlib.crc32(view[at : at + n], checksum)
+            at += n
+    if at != saved.kv_bytes or checksum != saved.kv_crc32:
+        raise ValueError("another content")
+    return state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence as Tokens
 from time import perf_counter
 from typing import Any
@@ -18,6 +17,10 @@ from cpuchat.prefix import common_prefix
 
 _OK, _NO_SLOT, _ABORTED = 0, 1, 2
 _MAX_ROWS = 256
+
+
+def _pointer(data: np.ndarray) -> Any:
+    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 class Aborted(Exception):
@@ -231,29 +234,27 @@ class Sequence:
         self._marked = 0
 
     def state_size(self) -> int:
-        """Bytes that `save` would write, about."""
-        return int(llama.llama_state_seq_get_size(self.context, 0)) + 4 * len(self.tokens)
+        """Bytes of `state`."""
+        return int(llama.llama_state_seq_get_size(self.context, 0))
 
-    def save(self, path: str) -> bool:
-        """Write the KV cache to a file; False when that failed (disk full)."""
-        n = len(self.tokens)
-        tokens = (llama.llama_token * n)(*self.tokens)
-        return bool(llama.llama_state_seq_save_file(self.context, os.fsencode(path), 0, tokens, n))
+    def state(self) -> np.ndarray:
+        """A copy of the KV cache: uint8, empty when llama.cpp has none to give. Takes as long as copying memory does
+        and cannot be stopped meanwhile."""
+        data = np.empty(int(llama.llama_state_seq_get_size(self.context, 0)), np.uint8)
+        return data[: int(llama.llama_state_seq_get_data(self.context, _pointer(data), data.size, 0))]
 
-    def load(self, path: str) -> bool:
-        """Replace the KV cache by a file that `save` wrote with the same model and cache types.
+    def set_state(self, tokens: list[int], data: np.ndarray) -> bool:
+        """Replace the KV cache by what `state` gave for `tokens` with the same model and cache types.
 
         llama.cpp checks shapes and little else, and asserts on some: the caller vouches for the content. On False
         the sequence is empty.
         """
         self.clear()
-        tokens = (llama.llama_token * self.n_ctx)()
-        n = ctypes.c_size_t()
-        read = llama.llama_state_seq_load_file(self.context, os.fsencode(path), 0, tokens, self.n_ctx, ctypes.byref(n))
-        if not read or int(llama.llama_memory_seq_pos_max(self._memory, 0)) + 1 != n.value:
+        read = llama.llama_state_seq_set_data(self.context, _pointer(data), data.size, 0)
+        if not read or int(llama.llama_memory_seq_pos_max(self._memory, 0)) + 1 != len(tokens):
             self.clear()
             return False
-        self.tokens = tokens[: n.value]
+        self.tokens = list(tokens)
         return True
 
     def free(self) -> None:

@@ -89,9 +89,13 @@ class Speculator:
         """Another chat's text, for suffix decoding across chats."""
         self._suffix.remember(text)
 
-    def forget_others(self) -> None:
-        """Forget what `remember` was told."""
+    def forget(self, *, current: bool) -> None:
+        """Forget what `remember` was told; with `current` also the text of the last answer."""
         self._suffix.forget()
+        if current:
+            for drafter in (self._suffix, self._lookup, self._draft):
+                if drafter is not None:
+                    drafter.begin(())
 
     def begin(self, options: Speculation, text: Tokens[int]) -> bool:
         """An answer to `text` begins; False when nothing is to be drafted, and `why_not` tells if it could be."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from time import perf_counter
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
@@ -27,6 +29,7 @@ from cpuchat.protocol import (
     Generate,
     LoadModel,
     Shutdown,
+    ShuttingDown,
     Unload,
     WorkerReady,
     decode_command,
@@ -37,8 +40,10 @@ from cpuchat.protocol import (
 if TYPE_CHECKING:
     from cpuchat.engine.engine import Engine
 
-IDLE_SECONDS = 2.0
-"""Quiet time after which unsaved KV is written to disk."""
+IDLE_SECONDS = 300.0
+"""Time without a command after which unsaved KV is written to disk, against a crash: leaving a chat and quitting save
+it too."""
+_FAILED = 70  # EX_SOFTWARE
 
 
 class _Output:
@@ -72,37 +77,68 @@ def _read_commands(stream: BinaryIO) -> Iterator[AnyCommand]:
 
 
 class _EngineThread(threading.Thread):
-    """Owns the engine: one command after the other."""
+    """Owns the engine: one command after the other.
+
+    The process cannot live without this thread: nobody would answer. Whatever ends it otherwise than in order ends the
+    process, which the parent sees.
+    """
 
     def __init__(self, output: _Output) -> None:
         super().__init__(name="engine")
         self._output = output
-        self._commands: queue.SimpleQueue[AnyCommand] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[AnyCommand, float]] = queue.SimpleQueue()
         self._engine: Engine | None = None
-        self._ready = threading.Event()
-        self._pending = 0
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # over the three below
+        self._waiting: set[int] = set()
+        self._cancelled: set[int] = set()
+        self._running = 0
 
     def submit(self, command: AnyCommand) -> None:
+        """Called from the main thread, at once when the command has arrived."""
         with self._lock:
-            self._pending += 1
-        self._commands.put(command)
+            self._waiting.add(_request_id(command))
+        self._commands.put((command, perf_counter()))
 
-    def cancel(self) -> None:
-        """Called from the main thread: stop the command that runs or waits; without one there is nothing to stop."""
-        self._ready.wait()
+    def cancel(self, request_id: int) -> None:
+        """Called from the main thread: stop that request if it runs or waits; there is nothing to stop otherwise."""
         with self._lock:
-            if self._pending and self._engine is not None:
+            if request_id in self._waiting:
+                self._cancelled.add(request_id)
+            if request_id and request_id == self._running and self._engine is not None:
                 self._engine.cancel()
 
-    def _finished(self) -> None:
+    def shut_down(self) -> None:
+        """Called from the main thread: stop everything, save, end."""
+        with self._lock:
+            self._cancelled |= self._waiting
+            if self._engine is not None:
+                self._engine.cancel_for_good()
+        self.submit(Shutdown())
+
+    def _begin(self, request_id: int) -> None:
+        with self._lock:
+            self._waiting.discard(request_id)
+            self._running = request_id
+            if request_id in self._cancelled and self._engine is not None:
+                self._engine.cancel()
+            self._cancelled.discard(request_id)
+
+    def _finish(self) -> None:
         """A cancellation ends with the command that it was meant for."""
         with self._lock:
-            self._pending -= 1
+            self._running = 0
             if self._engine is not None:
                 self._engine.clear_cancel()
 
     def run(self) -> None:
+        try:
+            self._run()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(_FAILED)
+
+    def _run(self) -> None:
         try:
             # The import of llama.cpp happens here, so that even its failure is reported as an event.
             from cpuchat.engine.bindings import engine_info
@@ -110,7 +146,7 @@ class _EngineThread(threading.Thread):
 
             memory, refused = in_effect()
             info = msgspec.structs.replace(engine_info(), memory=memory, memory_refused=refused)
-            self._engine = Engine(self._output.emit)
+            engine = Engine(self._output.emit)
         except CpuchatError as error:
             self._output.emit(Failed(code=error.code, message=error.message, hint=error.hint))
             return
@@ -123,24 +159,29 @@ class _EngineThread(threading.Thread):
                 )
             )
             return
-        finally:
-            self._ready.set()
+        with self._lock:
+            self._engine = engine
         self._output.emit(WorkerReady(engine=info))
         try:
-            while self._one():
+            while self._one(engine):
                 pass
         finally:
-            self._engine.close()
+            engine.close()
 
-    def _one(self) -> bool:
-        """Carry out the next command; False ends the thread."""
-        engine = self._engine
-        assert engine is not None
+    def _next(self, engine: Engine) -> tuple[AnyCommand, float]:
         try:
-            command = self._commands.get(timeout=IDLE_SECONDS)
+            return self._commands.get(timeout=IDLE_SECONDS)
         except queue.Empty:
-            engine.idle()
-            command = self._commands.get()
+            try:
+                engine.idle()
+            except Exception:  # nobody waits for this, and the next request may well succeed
+                traceback.print_exc()
+            return self._commands.get()
+
+    def _one(self, engine: Engine) -> bool:
+        """Carry out the next command; False ends the thread."""
+        command, arrived = self._next(engine)
+        self._begin(_request_id(command))
         try:
             match command:
                 case Shutdown():
@@ -148,7 +189,7 @@ class _EngineThread(threading.Thread):
                 case LoadModel():
                     engine.load(command)
                 case Generate():
-                    engine.generate(command)
+                    engine.generate(command, arrived)
                 case ForgetChat():
                     engine.forget(command.chat_id)
                 case Unload():
@@ -157,18 +198,22 @@ class _EngineThread(threading.Thread):
                     pass
         except Exception as error:  # a bug of ours must reach the user as a message and the log as a traceback
             traceback.print_exc()
-            request = command.request_id if isinstance(command, Generate) else 0
             self._output.emit(
                 Failed(
                     code="error",
                     message=f"Unexpected {type(error).__name__} in the worker: {error}.",
                     hint="The worker's log has the details.",
-                    request_id=request,
+                    request_id=command.request_id if isinstance(command, Generate) else 0,
                 )
             )
         finally:
-            self._finished()
+            self._finish()
         return not self._output.closed
+
+
+def _request_id(command: AnyCommand) -> int:
+    """0 for commands that cannot be cancelled by themselves."""
+    return command.request_id if isinstance(command, LoadModel | Generate) else 0
 
 
 def serve(input_descriptor: int, output_descriptor: int) -> int:
@@ -181,16 +226,16 @@ def serve(input_descriptor: int, output_descriptor: int) -> int:
         with open(input_descriptor, "rb", closefd=False) as stream:
             for command in _read_commands(stream):
                 if isinstance(command, Cancel):
-                    engine.cancel()
-                    continue
-                engine.submit(command)
-                if isinstance(command, Shutdown):
+                    engine.cancel(command.request_id)
+                elif isinstance(command, Shutdown):
+                    output.emit(ShuttingDown())
                     break
-    except (ValueError, msgspec.MsgspecError) as error:
+                else:
+                    engine.submit(command)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         output.emit(Failed(code="error", message=f"Unreadable command: {error}."))
         status = 1
     # The parent is gone or wants us to go: stop what runs, save, leave.
-    engine.cancel()
-    engine.submit(Shutdown())
+    engine.shut_down()
     engine.join()
     return status

@@ -15,7 +15,19 @@ import pytest
 from cpuchat.backend import process
 from cpuchat.backend.local import LocalBackend
 from cpuchat.backend.process import Spawner, WorkerProcess
-from cpuchat.protocol import AnyEvent, Failed, Generate, LoadOptions, ModelLoaded, Unloaded, WorkerReady
+from cpuchat.protocol import (
+    AnyEvent,
+    Cancel,
+    Failed,
+    Generate,
+    GenerationFinished,
+    LoadModel,
+    LoadOptions,
+    ModelLoaded,
+    TextDelta,
+    Unloaded,
+    WorkerReady,
+)
 from tests.support.chatting import chat, collect
 
 OPTIONS = LoadOptions(n_ctx=512, n_threads=1)
@@ -55,7 +67,7 @@ async def rest(events: AsyncGenerator[AnyEvent, None]) -> AnyEvent:
 
 
 async def test_a_worker_that_takes_nothing_more_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SHUTDOWN_SECONDS", 0.1)
+    monkeypatch.setattr(process, "ANSWER_SECONDS", 0.1)
     async with started(tmp_path) as worker:
         os.kill(worker.pid, signal.SIGSTOP)
         worker.send(Generate(request_id=1, prompt="x" * (4 << 20)))  # more than a pipe holds
@@ -66,7 +78,7 @@ async def test_a_worker_that_takes_nothing_more_is_killed(tmp_path: Path, monkey
 async def test_an_answer_ends_when_its_worker_is_closed_the_hard_way(
     backend: LocalBackend, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "SHUTDOWN_SECONDS", 0.1)
+    monkeypatch.setattr(process, "ANSWER_SECONDS", 0.1)
     await collect(backend.load(tiny_model, OPTIONS))
     answer = backend.generate(chat("hello", max_tokens=400))
     await anext(answer)
@@ -76,6 +88,105 @@ async def test_an_answer_ends_when_its_worker_is_closed_the_hard_way(
     await backend.close()
     last = await waiting
     assert isinstance(last, Failed) and last.code == "interrupted"
+
+
+async def test_a_stopped_worker_is_killed_with_its_helpers(
+    backend: LocalBackend, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "ANSWER_SECONDS", 0.1)
+    await collect(backend.load(tiny_model, OPTIONS))
+    await collect(backend.generate(chat("hello")))
+    worker = psutil.Process(backend.pid)
+    everyone = [worker, *worker.children(recursive=True)]
+    assert len(everyone) > 1  # one renders the chat template
+    for one in everyone:
+        one.suspend()
+    await backend.close()
+    assert not psutil.wait_procs(everyone, timeout=_STUCK)[1]
+
+
+async def test_a_worker_that_is_killed_takes_its_helpers_along(backend: LocalBackend, tiny_model: Path) -> None:
+    """Also one that was stopped and sees nothing of its parent's end."""
+    await collect(backend.load(tiny_model, OPTIONS))
+    await collect(backend.generate(chat("hello")))
+    worker = psutil.Process(backend.pid)
+    helpers = worker.children(recursive=True)
+    assert helpers
+    for one in helpers:
+        one.suspend()
+    worker.kill()
+    assert not psutil.wait_procs(helpers, timeout=_STUCK)[1]
+
+
+async def test_a_worker_that_hangs_in_the_kernel_keeps_nobody_waiting(
+    backend: LocalBackend, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not even die of SIGKILL before its disk answers, which only a signal that never comes can stand for."""
+    for name in ("ANSWER_SECONDS", "_DYING_SECONDS"):
+        monkeypatch.setattr(process, name, 0.1)
+    await collect(backend.load(tiny_model, OPTIONS))
+    worker = psutil.Process(backend.pid)
+    with monkeypatch.context() as unkillable:
+        unkillable.setattr(WorkerProcess, "_kill", lambda _: None)
+        worker.suspend()
+        waiting = asyncio.create_task(rest(backend.generate(chat("hello"))))
+        await asyncio.sleep(0)
+        await backend.close()
+        last = await waiting
+    assert isinstance(last, Failed) and last.code == "interrupted"
+    worker.kill()
+    assert not psutil.wait_procs([worker], timeout=_STUCK)[1]
+
+
+async def test_killing_ends_what_runs_at_once(backend: LocalBackend, tiny_model: Path) -> None:
+    await collect(backend.load(tiny_model, OPTIONS))
+    answer = backend.generate(chat("hello", max_tokens=0))
+    await anext(answer)
+    backend.kill()
+    last = await rest(answer)
+    assert isinstance(last, Failed) and last.code == "interrupted"
+    await backend.close()
+
+
+async def test_a_stop_between_the_reload_and_the_answer_is_heard(backend: LocalBackend, tiny_model: Path) -> None:
+    await collect(backend.load(tiny_model, OPTIONS))
+    assert backend.pid is not None
+    os.kill(backend.pid, signal.SIGKILL)
+    events = []
+    async for event in backend.generate(chat("hello", max_tokens=0)):
+        events.append(event)
+        if isinstance(event, ModelLoaded):
+            await backend.cancel()
+    assert isinstance(events[-1], GenerationFinished) and events[-1].stop_reason == "cancelled"
+    assert not any(isinstance(event, TextDelta) for event in events)
+
+
+async def test_a_stop_before_the_first_event_is_asked_for_is_heard(backend: LocalBackend, tiny_model: Path) -> None:
+    loading = backend.load(tiny_model, OPTIONS)
+    await backend.cancel()
+    assert isinstance(await rest(loading), Unloaded)
+    await collect(backend.load(tiny_model, OPTIONS))
+    answer = backend.generate(chat("hello", max_tokens=0))
+    await backend.cancel()
+    last = await rest(answer)
+    assert isinstance(last, GenerationFinished) and last.stop_reason == "cancelled"
+
+
+async def test_a_cancel_concerns_one_request(tmp_path: Path, tiny_model: Path) -> None:
+    """Neither the one that runs when it comes too late, nor the one after that which it was meant for."""
+    async with started(tmp_path) as worker:
+        worker.send(LoadModel(path=str(tiny_model), options=OPTIONS, request_id=1))
+        for number in (2, 3, 4):
+            worker.send(Generate(request_id=number, prompt="abc", max_tokens=40))
+        worker.send(Cancel(request_id=3))
+        ends: dict[int, str] = {}
+        while len(ends) < 3:
+            event = await worker.events.get()
+            if isinstance(event, GenerationFinished):
+                ends[event.request_id] = event.stop_reason
+            elif isinstance(event, TextDelta) and event.request_id == 4:
+                worker.send(Cancel(request_id=2))
+        assert ends == {2: "max_tokens", 3: "cancelled", 4: "max_tokens"}
 
 
 async def test_closing_while_a_worker_starts_or_loads(backend: LocalBackend, tiny_model: Path) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from cpuchat import paths
+from cpuchat.engine.disk_writer import WriteBudget
 from cpuchat.engine.engine import Engine
 from cpuchat.engine.sequence import Sequence
 from cpuchat.errors import GenerationFailed
@@ -44,10 +45,10 @@ SEEDED = Sampling(seed=11, temperature=1.0)
 class Chat:
     """An engine and everything that it said. `react` may cancel in the middle of something."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: WriteBudget | None = None) -> None:
         self.events: list[Event] = []
         self.react: Callable[[Event], None] = lambda _: None
-        self.engine = Engine(self._emit)
+        self.engine = Engine(self._emit, budget)
         self._requests = 0
 
     def _emit(self, event: Event) -> None:
@@ -224,25 +225,6 @@ def test_restart_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
     assert unbroken.ask(*turns).cache_n == before.n_past
     assert unbroken.text == restored
     unbroken.engine.close()
-
-
-def test_idle_saves_once(chat: Chat, tiny_model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "kv"
-    chat.load(tiny_model, state_dir=folder)
-    chat.engine.idle()
-    assert list(folder.iterdir()) == []
-    chat.ask(user(LONG), chat_id="a")
-    assert list(folder.iterdir()) == []
-    chat.engine.idle()
-    files = list(folder.iterdir())
-    assert len(files) == 2
-    for file in files:
-        file.unlink()
-    chat.engine.idle()
-    assert list(folder.iterdir()) == []
-    chat.ask(user(LONG))  # a chat without a name is never saved
-    chat.engine.idle()
-    assert list(folder.iterdir()) == []
 
 
 def test_changing_chats_brings_each_back(chat: Chat, tiny_model: Path, tmp_path: Path) -> None:

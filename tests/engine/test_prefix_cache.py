@@ -43,7 +43,7 @@ def test_saved_chat_comes_back(model: Model, folder: Path) -> None:
 
 def test_files_tell_nothing_and_belong_to_the_user(model: Model, folder: Path) -> None:
     cache = PrefixCache(folder, LIMIT, "key")
-    assert cache.save("../../etc/secret plans", model.sequence, fill(model, b"x")) is True
+    assert cache.save("../../etc/secret plans", model.sequence, fill(model, b"x"))
     names = sorted(f.name for f in folder.iterdir())
     assert len(names) == 2 and not any("secret" in n or "." in n.split(".")[0] for n in names)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -266,6 +266,9 @@ class ScriptedBackend:
     async def forget(self, chat_id: str) -> None:
         self.forgotten.append(chat_id)
 
+    def kill(self) -> None:
+        self._cancelled.set()
+
     async def close(self) -> None:
         self.closed = True
         self._cancelled.set()

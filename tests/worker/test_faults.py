@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from cpuchat.backend.local import LocalBackend
 from cpuchat.protocol import LoadOptions, TextDelta
 from tests.support.chatting import chat, collect, load, worker
 from tests.support.edited_gguf import edited
@@ -114,6 +118,53 @@ async def test_hostile_template_is_an_error_not_a_disaster(tmp_path: Path, templ
             failed = (await collect(backend.generate(chat("hello")))).failed
             assert failed.code == "template"
         assert backend.pid is not None
+
+
+@contextlib.asynccontextmanager
+async def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> AsyncIterator[LocalBackend]:
+    """A worker with a fault that no input brings about: Python runs this file in every process that it starts."""
+    (tmp_path / "sitecustomize.py").write_text(fault)
+    with monkeypatch.context() as faulted:
+        faulted.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+        async with asyncio.timeout(120), worker() as backend:
+            yield backend
+
+
+IDLE_FAILS = """
+from cpuchat.worker import server
+from cpuchat.engine.engine import Engine
+server.IDLE_SECONDS = 0.01
+def idle(self):
+    open(__file__ + ".idled", "w").close()
+    raise RuntimeError("idle failed")
+Engine.idle = idle
+"""
+ENGINE_ENDS = """
+from cpuchat.engine.engine import Engine
+def generate(self, *_):
+    raise SystemExit(0)
+Engine.generate = generate
+"""
+
+
+async def test_a_fault_in_an_idle_moment_is_logged_and_the_next_message_answered(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with faulty(tmp_path, monkeypatch, IDLE_FAILS) as backend:
+        await load(backend, tiny_model)
+        while not (tmp_path / "sitecustomize.py.idled").exists():
+            await asyncio.sleep(0)
+        assert (await collect(backend.generate(chat("hello")))).finished.stop_reason == "max_tokens"
+        assert backend.log_file is not None and "RuntimeError: idle failed" in backend.log_file.read_text()
+
+
+async def test_an_engine_thread_that_ends_is_a_worker_that_dies(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with faulty(tmp_path, monkeypatch, ENGINE_ENDS) as backend:
+        await load(backend, tiny_model)
+        failed = (await collect(backend.generate(chat("hello")))).failed
+        assert failed.code == "worker_died" and "status 70" in failed.message
 
 
 async def test_no_other_process_stays_behind(tiny_model: Path) -> None:

@@ -248,3 +248,17 @@ async def test_other_chats_are_looked_into_only_when_asked(
             await load(backend, files[0])
             again = await collect(backend.generate(say(prompt, ACROSS, max_tokens=50, chat_id="four")))
             assert again.text == alone.text and again.timings.draft_n_accepted > 30
+
+
+async def test_a_deleted_chat_is_not_drafted_from(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Neither the one that is open when it is deleted, nor one that was left before."""
+    async with worker(state_dir=tmp_path) as backend:
+        await load(backend, files[0])
+        words = (await collect(backend.generate(say("a b c", SUFFIX, max_tokens=100, chat_id="one")))).text.split()
+        await backend.forget("one")
+        asked = say("q w e " + " ".join(words[20:24]), ACROSS, max_tokens=30, chat_id="two")
+        assert (await collect(backend.generate(asked))).timings.draft_n_accepted == 0
+        await collect(backend.generate(say("r t", ACROSS, max_tokens=5, chat_id="three")))
+        await backend.forget("two")
+        asked = say("z y " + " ".join(words[30:34]), ACROSS, max_tokens=20, chat_id="four")
+        assert (await collect(backend.generate(asked))).timings.draft_n_accepted == 0

@@ -1,0 +1,240 @@
+"""When the KV of a chat is written to disk: seldom, never in a message's way, and not more than is allowed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat.engine.disk_writer import DiskWriter, WriteBudget
+from cpuchat.protocol import Event, Generate, Message, PrefillProgress, TextDelta
+from tests.engine.conftest import OPTIONS
+from tests.engine.test_engine import LONG, Chat, assistant, user
+
+HOUR = 3600.0
+WIDE = msgspec.structs.replace(OPTIONS, n_ctx=2048)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SavingChat(Chat):
+    """A chat whose KV is saved in `folder`; `written` counts the bytes that get there."""
+
+    def __init__(self, model: Path, folder: Path, budget: WriteBudget | None = None) -> None:
+        super().__init__(budget)
+        self.folder = folder
+        self.written = 0
+        self._known: set[tuple[str, int]] = set()
+        self.load(model, WIDE, state_dir=folder)
+
+    @property
+    def writer(self) -> DiskWriter:
+        assert self.engine._writer is not None
+        return self.engine._writer
+
+    def settle(self) -> list[Path]:
+        """The files, when all is written."""
+        self.writer.finish()
+        files = sorted(self.folder.iterdir())
+        for file in files:
+            info = file.stat()
+            if (key := (file.name, info.st_ino, info.st_mtime_ns)) not in self._known:  # each is written anew
+                self._known.add(key)
+                self.written += info.st_size
+        return files
+
+
+@pytest.fixture
+def saving(tiny_model: Path, tmp_path: Path) -> Iterator[SavingChat]:
+    chat = SavingChat(tiny_model, tmp_path / "kv")
+    yield chat
+    chat.engine.close()
+
+
+def test_a_long_rest_saves_once(saving: SavingChat) -> None:
+    saving.engine.idle()
+    assert saving.settle() == []
+    saving.ask(user(LONG), chat_id="a")
+    assert saving.settle() == []
+    saving.engine.idle()
+    files = saving.settle()
+    assert [file.suffix for file in files] == [".kv", ".text"]
+    for file in files:
+        file.unlink()
+    saving.engine.idle()
+    assert saving.settle() == []
+    saving.ask(user(LONG))  # a chat without a name is never saved
+    saving.engine.idle()
+    assert saving.settle() == []
+
+
+def test_nothing_is_written_while_a_message_is_answered(saving: SavingChat) -> None:
+    """Leaving a chat saves it, and the answer in the next chat does not wait for that."""
+    saving.ask(user(LONG), chat_id="one")
+    seen: list[int] = []
+    kinds = (PrefillProgress, TextDelta)
+
+    def look(event: Event) -> None:
+        if isinstance(event, kinds):
+            seen.append(sum(file.stat().st_size for file in saving.folder.iterdir()))
+
+    saving.react = look
+    saving.ask(user("Something else entirely " * 5), chat_id="two")
+    assert len(seen) > 2 and set(seen) == {0}
+    assert len(saving.settle()) == 2
+
+
+def test_a_chat_that_is_not_written_yet_comes_back_from_memory(
+    saving: SavingChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = saving.ask(user(LONG), chat_id="one")
+    turns = (user(LONG), assistant(saving.text), user("And then?"))
+    with monkeypatch.context() as held:
+        held.setattr(saving.writer, "go_on", lambda: None)
+        assert saving.ask(user("Something else entirely " * 5), chat_id="two").cache_n < 30
+        assert saving.ask(*turns, chat_id="one").cache_n == one.n_past
+        assert not list(saving.folder.glob("*.kv"))
+    again = saving.text
+    saving.settle()
+    saving.ask(user("Something else entirely " * 5), chat_id="two")
+    assert saving.ask(*turns, chat_id="one").cache_n >= one.n_past
+    assert saving.text == again
+
+
+def test_a_chat_that_is_deleted_before_it_is_written_never_is(
+    saving: SavingChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving.ask(user(LONG), chat_id="one")
+    with monkeypatch.context() as held:
+        held.setattr(saving.writer, "go_on", lambda: None)
+        saving.ask(user("Something else"), chat_id="two")
+        saving.engine.forget("one")
+    assert saving.settle() == []
+    saving.engine.forget("two")
+    saving.engine.unload()
+    assert saving.settle() == []
+
+
+def test_what_was_said_in_a_deleted_chat_is_gone_from_memory(saving: SavingChat) -> None:
+    first = saving.ask(user(LONG), chat_id="one")
+    assert first.prompt_n > 60
+    saving.engine.forget("one")
+    assert saving.ask(user(LONG), chat_id="two").cache_n == 0
+    saving.engine.forget("one")  # another one than is open
+    assert saving.ask(user(LONG), chat_id="two").cache_n > 60
+
+
+def test_a_growing_chat_is_not_written_again_with_every_answer(saving: SavingChat, tiny_model: Path) -> None:
+    """However often it rests, and it is all there after the end."""
+    turns: list[Message] = []
+    n_past = 0
+    for number in range(20):
+        turns.append(user(f"{number}: and then, what came after that?"))
+        n_past = saving.ask(*turns, chat_id="a", max_tokens=30).n_past
+        turns.append(assistant(saving.text))
+        saving.engine.idle()
+        saving.settle()
+    state = saving.engine._loaded.model.sequence.state_size()  # type: ignore[union-attr]
+    assert n_past > 1000
+    assert saving.written < 5 * state  # written every time it would be ten
+    saving.engine.close()
+    saving.load(tiny_model, WIDE, state_dir=saving.folder)
+    assert saving.ask(*turns, user("So?"), chat_id="a").cache_n >= n_past - 1
+
+
+def test_an_hour_of_changing_chats_stays_within_what_may_be_written(tiny_model: Path, tmp_path: Path) -> None:
+    clock = Clock()
+    per_hour = 1 << 19
+    chat = SavingChat(tiny_model, tmp_path / "kv", WriteBudget(per_hour, clock))
+    largest = 0
+    for number in range(60):
+        chat.ask(user(f"{number} {LONG}"), chat_id=f"chat {number}", max_tokens=4)
+        largest = max(largest, chat.engine._loaded.model.sequence.state_size())  # type: ignore[union-attr]
+        chat.settle()
+        clock.now += HOUR / 60
+    assert 60 * largest > 3 * per_hour  # there was more to be written
+    assert per_hour < chat.written < 2 * per_hour + 2 * largest
+    before = chat.written
+    chat.engine.close()  # what was said last is saved whatever was written before
+    chat.load(tiny_model, WIDE, state_dir=chat.folder)
+    chat.settle()
+    assert chat.written > before
+    assert chat.ask(user(f"59 {LONG}"), chat_id="chat 59").cache_n > 60
+    chat.engine.close()
+
+
+def test_the_budget() -> None:
+    clock = Clock()
+    budget = WriteBudget(1000, clock)
+    assert budget.allows()
+    budget.spend(3000)  # the last one may be larger than what is left
+    assert not budget.allows()
+    clock.now = 1.9 * HOUR
+    assert not budget.allows()
+    clock.now = 2.1 * HOUR
+    assert budget.allows()
+    clock.now = 1e6 * HOUR  # nothing is saved up for longer than an hour
+    budget.spend(1001)
+    assert not budget.allows()
+
+
+def test_the_writer_waits_while_the_engine_computes() -> None:
+    writer, done = DiskWriter(), threading.Event()
+    slices: list[int] = []
+
+    def job() -> None:
+        for number in range(3):
+            writer.wait_for_quiet()
+            slices.append(number)
+            if number == 0:
+                writer.give_way()
+                done.set()
+
+    writer.start(job)
+    done.wait()
+    writer.finish(lambda: True)  # gives up after one look
+    assert not slices[1:] or len(slices) == 3
+    writer.go_on()
+    writer.finish()
+    assert slices == [0, 1, 2] and writer.is_idle
+
+    def broken() -> None:
+        raise OSError("no such disk")
+
+    writer.start(broken)
+    writer.finish()
+    assert writer.is_idle
+    writer.close()
+
+
+def test_a_stop_while_a_chat_is_read_keeps_what_is_saved(saving: SavingChat) -> None:
+    one = saving.ask(user(LONG), chat_id="one")
+    turns = (user(LONG), assistant(saving.text), user("And then?"))
+    saving.ask(user("Something else"), chat_id="two")
+    saving.settle()
+    saving.engine.cancel()
+    assert saving.ask(*turns, chat_id="one").predicted_n == 0
+    saving.engine.clear_cancel()
+    assert saving.stop_reason == "cancelled"
+    saving.ask(user("Something else"), chat_id="two")
+    assert saving.ask(*turns, chat_id="one").cache_n == one.n_past
+
+
+def test_the_wait_before_an_answer_counts(saving: SavingChat) -> None:
+    """TTFT begins when the request reached the process, not when its turn came."""
+    from time import perf_counter
+
+    saving.events.clear()
+    saving.engine.generate(
+        Generate(request_id=1, messages=(user("Hello"),), max_tokens=2), arrived=perf_counter() - 100.0
+    )
+    assert saving.events[-1].timings.ttft_ms > 100_000  # type: ignore[attr-defined]
+    assert saving.of(TextDelta)[0].at_ms > 100_000
