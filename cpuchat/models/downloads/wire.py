@@ -17,7 +17,7 @@ class Patience(Data, frozen=True):
     first: float = 1.0
     longest: float = 60.0
     told: float = 600.0
-    silence: float = 12.0
+    silence: float = 10.0
     tries: int = 10
 
 

@@ -39,7 +39,7 @@ class Bounds:
     """
 
     most: int | None = 8 << 20
-    silence: float = 10.0
+    silence: float = 8.0
     seconds: float = 120.0
 
     def asked(self) -> dict[str, Any]:
