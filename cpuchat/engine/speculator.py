@@ -281,7 +281,7 @@ class Speculator:
         controller, plan = self._controller, self._controller.plan
         draft = self._draft if self._uses_draft else None
         return self._stats.figures(
-            depth=plan.depth,
+            depth=controller.depth,
             overlap=self._overlaps and plan.depth > 0,
             draft_passes=draft.passes - self._passes_before if draft is not None else 0,
             plain_ms=controller.plain_ms,

@@ -98,6 +98,7 @@ class DepthController:
         self._catch_up = 0.0
         self._interval = _READ_CHUNK
         self._last_use = 1 << 30
+        self._last_depth = 0
         self._proposed = 0
         self._recent = (0.0, 0.0)
         self._cache: dict[int, Best] = {}
@@ -180,6 +181,7 @@ class DepthController:
         if name == "draft":
             self._unread = self._fresh = 0
         self._last_use = 0 if n else self._last_use + 1
+        self._last_depth = n or self._last_depth
 
     @staticmethod
     def _moments(acceptance: Acceptance, grades: Sequence[int]) -> tuple[float, float]:
@@ -446,6 +448,11 @@ class DepthController:
     def plan(self) -> Plan:
         """The last plan for the draft model."""
         return self._plan
+
+    @property
+    def depth(self) -> int:
+        """Tokens per draft now, whoever drafts: as planned, or those of the last draft while it is recent."""
+        return self._plan.depth or (self._last_depth if self._last_use <= _RECENT else 0)
 
     @property
     def acceptance(self) -> float:

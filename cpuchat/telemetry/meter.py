@@ -214,7 +214,7 @@ class Meter:
             points.append((event.at_ms, event.predicted_n))
         self._newest_at = now
         if self._prefill is not None:
-            self._n_past = self._prefill.total + event.predicted_n
+            self._n_past = self._prefill.total + max(0, event.predicted_n - 1)  # the newest is not evaluated yet
         self._predicted_n = event.predicted_n
         while self._next_sample <= event.at_ms:
             self._history.append(self._between(self._next_sample - SAMPLE_MS, self._next_sample))
@@ -234,10 +234,8 @@ class Meter:
         self._roofline.finish(timings)
         if timings.ttft_ms > 0:
             self._ttft_s = timings.ttft_ms / 1e3
-        if timings.n_past:
-            self._n_past = timings.n_past
         if timings.n_ctx:
-            self._n_ctx = timings.n_ctx
+            self._n_past, self._n_ctx = timings.n_past, timings.n_ctx
 
     def _tokens_at(self, ms: float) -> float:
         """Tokens written until `ms`, evenly spread between two deltas."""

@@ -27,6 +27,7 @@ LEAST_PREFILL = 64
 """Prompt tokens from which on the prefill rate tells what the cores can compute."""
 _CALIBRATED = 32  # tokens of the largest measured pass
 _WORTH_TELLING = 1.1
+_FAR_BELOW = 0.5
 _LEAST_PASSES = 20
 
 NO_MEMORY_LIMIT = "weights fit in L3: no memory limit"
@@ -69,10 +70,10 @@ class Roofline:
     `bandwidth` is that of `source`: a counter's name, or "≈ model" for `estimate`, which is always what the model
     reads by its header. `counted` is the counter's whole reading. `utilization` is `bandwidth` by `peak`, not cut off
     at 1; `off` says in a few words why it cannot be believed. `remark` is what the counter and the estimate tell
-    together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute.
-    `bytes_per_pass` of the target. `limit` is what takes most of a pass. `advice` is one measured sentence.
-    `fits_cache`: the weights stay in L3, so memory is no limit. `l3_groups` of them have a share in what the counter
-    reads, also while nothing is written.
+    together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute; one that
+    was exceeded is none. `bytes_per_pass` of the target. `limit` is what takes most of a pass. `advice` is one measured
+    sentence. `fits_cache`: the weights stay in L3, so memory is no limit. `l3_groups` of them have a share in what the
+    counter reads, also while nothing is written.
     """
 
     bandwidth: float | None = None
@@ -93,6 +94,7 @@ class Roofline:
     joules_per_token: float | None = None
     fits_cache: bool = False
     l3_groups: int = 0
+    exceeded: tuple[str, ...] = ()
     has_model: bool = False
     has_traffic: bool = False
     no_counter: str = ""
@@ -116,6 +118,8 @@ class Roofline:
             return "no model loaded"
         if field == "peak":
             return "not measured · run cpuchat probe"
+        if field in self.exceeded:
+            return "exceeded: calibration is off"
         if field == "ceiling_compute":
             return f"needs a prompt of {LEAST_PREFILL} tokens"
         if not self.has_traffic:
@@ -133,7 +137,8 @@ class Decoding:
 
     `tok_s` now (the average once it is done) with what was evaluated in that time (`recent`), `average_tok_s` with
     `whole` of the answer. `n_past` tokens in the context. `by_position` as of `SpeculationFigures`; `fixed_depth` is
-    the draft depth if the user set one, else 0; `draft_ms` was spent on drafting.
+    the draft depth if the user set one, else 0; `draft_ms` was spent on drafting. `plain_tok_s` is what plain decoding
+    does here.
     """
 
     tok_s: float | None = None
@@ -144,6 +149,7 @@ class Decoding:
     by_position: tuple[tuple[int, int], ...] = ()
     fixed_depth: int = 0
     draft_ms: float = 0.0
+    plain_tok_s: float | None = None
 
 
 def peak_of(model: ModelInfo) -> Peak | None:
@@ -194,14 +200,12 @@ def roofline(
     whole = now.whole
     per_pass = _bytes_per_pass(model, whole, now.n_past)
     recent = _bytes_per_pass(model, now.recent, now.n_past)
-    estimate = average = plain = accepted = None
+    estimate = average = None
     if recent is not None and now.tok_s is not None:
         estimate = now.tok_s / now.recent.tokens_per_pass * recent
     if per_pass is not None and now.average_tok_s is not None:
         average = now.average_tok_s / whole.tokens_per_pass * per_pass
-    if peak is not None and not cached and model.traffic is not None and per_pass is not None:
-        plain = peak.bytes_per_s / pass_bytes(model.traffic, 1, now.n_past)
-        accepted = whole.tokens_per_pass * peak.bytes_per_s / per_pass if whole.draft_n else None
+    ceilings, exceeded = _ceilings(model, now, None if cached else peak, compute)
     counted = read if estimate is not None else None
     bandwidth = estimate if counted is None else counted.total if counted.read is None else counted.read
     utilization = bandwidth / peak.bytes_per_s if bandwidth is not None and peak is not None and not cached else None
@@ -216,13 +220,14 @@ def roofline(
         utilization=utilization,
         off=_off(model, average, peak, cached) or _counter_off(utilization if counted is not None else None, remark),
         remark=remark,
-        ceiling_plain=plain,
-        ceiling_accepted=accepted,
-        ceiling_compute=None if compute is None else compute * whole.tokens_per_pass / whole.n_per_pass,
+        ceiling_plain=ceilings.get("ceiling_plain"),
+        ceiling_accepted=ceilings.get("ceiling_accepted"),
+        ceiling_compute=ceilings.get("ceiling_compute"),
         bytes_per_pass=None if model.traffic is None else pass_bytes(model.traffic, whole.n_per_pass, now.n_past),
-        limit=_limit(now, per_pass, None if peak is None or cached else peak.bytes_per_s, compute),
+        limit=_limit(now, ceilings, utilization),
         advice=better_depth(model.pass_ms, now.by_position, now.fixed_depth, now.draft_ms),
         fits_cache=cached,
+        exceeded=exceeded,
         has_model=True,
         has_traffic=model.traffic is not None,
     )
@@ -281,16 +286,49 @@ def _remark(counted: Bandwidth | None, estimate: float | None, cached: bool) -> 
     return ""
 
 
-def _limit(now: Decoding, per_pass: float | None, peak: float | None, compute: float | None) -> Limit:
-    """What takes most of an average pass; "" when not enough is known to say."""
-    if not now.average_tok_s:
+def _ceilings(
+    model: ModelInfo, now: Decoding, peak: Peak | None, compute: float | None
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """The ceilings by their fields, and those that are none because what was measured is well above them.
+
+    The acceptance is the better of that of the whole answer and that of its last second: both rates are shown.
+    """
+    parts = [part for part in (now.whole, now.recent) if part.passes] or [now.whole]
+    ceilings: dict[str, float] = {}
+    if compute is not None:
+        ceilings["ceiling_compute"] = compute * max(part.tokens_per_pass / part.n_per_pass for part in parts)
+    if peak is not None and model.traffic is not None:
+        ceilings["ceiling_plain"] = peak.bytes_per_s / pass_bytes(model.traffic, 1, now.n_past)
+        if now.whole.draft_n:
+            reads = [(part.tokens_per_pass, _bytes_per_pass(model, part, now.n_past)) for part in parts]
+            ceilings["ceiling_accepted"] = peak.bytes_per_s * max(tokens / read for tokens, read in reads if read)
+    written = max(now.tok_s or 0.0, now.average_tok_s or 0.0)
+    plain = now.plain_tok_s or 0.0
+    measured = {
+        "ceiling_compute": max(written, plain),
+        "ceiling_plain": plain if now.whole.draft_n else max(written, plain),
+        "ceiling_accepted": written,
+    }
+    exceeded = tuple(name for name, ceiling in ceilings.items() if measured[name] > OFF * ceiling)
+    return {name: ceiling for name, ceiling in ceilings.items() if name not in exceeded}, exceeded
+
+
+def _limit(now: Decoding, ceilings: dict[str, float], utilization: float | None) -> Limit:
+    """What takes most of an average pass; "" when not enough is known to say, or the bar would say otherwise."""
+    rate = now.average_tok_s
+    if not rate:
         return ""
-    seconds = now.whole.tokens_per_pass / now.average_tok_s
-    memory = per_pass / peak / seconds if per_pass is not None and peak is not None else 0.0
-    computing = now.whole.n_per_pass / compute / seconds if compute is not None else 0.0
+    by_memory = ceilings.get("ceiling_accepted" if now.whole.draft_n else "ceiling_plain")
+    by_compute = ceilings.get("ceiling_compute")
+    memory = rate / by_memory if by_memory else 0.0
+    computing = rate / by_compute if by_compute else 0.0
     if max(memory, computing) >= AT_THE_LIMIT:
-        return "memory" if memory >= computing else "compute"
-    return "overhead" if compute is not None and peak is not None else ""
+        if computing > memory:
+            return "compute"
+        return "memory" if utilization is None or utilization >= _FAR_BELOW else ""
+    if not by_memory or not by_compute or rate > _FAR_BELOW * min(ceilings.values()):
+        return ""
+    return "overhead" if utilization is None or utilization <= _FAR_BELOW else ""
 
 
 def better_depth(pass_ms: Sequence[float], by_position: Sequence[tuple[int, int]], depth: int, draft_ms: float) -> str:

@@ -143,6 +143,7 @@ class RooflineMeter:
             by_position=figures.by_position if figures is not None else (),
             fixed_depth=depth,
             draft_ms=figures.draft_ms if figures is not None else 0.0,
+            plain_tok_s=1e3 / figures.plain_ms if figures is not None and figures.plain_ms else None,
         )
         return roofline(self._model, now, self._prefill, machine, self._average.joules_per_token)
 

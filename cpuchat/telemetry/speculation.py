@@ -46,7 +46,7 @@ class Drafting:
         if not self.wanted:
             return "drafting is off"
         if field == "plain_tok_s":
-            return "not measured yet"
+            return "not calibrated"
         if not self.answered:
             return "no answer yet"
         if field == "speed_up" and self.plain_tok_s is None:

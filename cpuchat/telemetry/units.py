@@ -29,6 +29,17 @@ def bandwidth(bytes_per_s: float) -> str:
     return f"{value:.2f}" if value < 0.995 else f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
 
 
+def context(used: int, size: int) -> str:
+    """How full a context is, both in tokens: `48/8k`, `7.9k/8k`. k is 1024 where the size is a multiple of that."""
+    unit = 1024 if size % 1024 == 0 else 1000
+
+    def short(count: int) -> str:
+        value = count / unit
+        return str(count) if count < 1000 else f"{value:.0f}k" if count % unit == 0 else f"{value:.1f}k"
+
+    return f"{short(used)}/{short(size)}"
+
+
 def parameters(count: int) -> str:
     """How many values a model has, as names of models say it: `494M`, `7.6B`, `70.6B`."""
     for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Row = tuple[str, str]
 """(label, text)"""
 
-MEASURE_HINT = "not measured yet · m measures it, in under 15 s"
+MEASURE_HINT = "no survey yet · m measures cores and L3 groups in under 15 s"
 _STAGES = {
     "before": "measuring as it is now",
     "loading": "loading the model again",

@@ -58,6 +58,7 @@ class _Basis:
     tokens_per_pass: float
     depth: int
     source: str
+    computing: bool
 
 
 def look_ahead(
@@ -132,6 +133,7 @@ def _basis(
         tokens,
         depth,
         source,
+        figures.roofline.limit == "compute",
     ), ""
 
 
@@ -169,6 +171,8 @@ def _about(
             f"At most {units.rate(prediction.tok_s)} tok/s: {1e3 * prediction.t_target_s:.1f} ms target{draft} per "
             f"pass. Limit: {prediction.limit}. From {basis.source}."
         )
+        if basis.computing:
+            lines.append("That is by bandwidth alone: compute is the limit now, so expect less.")
         remarks = prediction.remarks
     elif layout.draft is not None and model is not None and not model.draft:
         lines.append("It needs a draft model, and none is loaded.")

@@ -151,6 +151,18 @@ def test_a_free_proposal_is_verified_as_far_as_it_is_worth():
     assert controller.free_depth(Proposal("suffix")) == 0
 
 
+def test_the_depth_is_that_of_whoever_drafts():
+    """The draft model's plan is 0 while free drafters have more to offer than it."""
+    controller = DepthController(true_costs("Q8_0", None), has_draft_model=False)
+    controller.begin()
+    assert controller.depth == 0
+    controller.verified(Proposal("suffix", [1] * 9, [grade(0.99)] * 9), 9, 200.0)
+    assert controller.depth == 9 and controller.reason == ""
+    for _ in range(20):
+        controller.plain(62.0)
+    assert controller.depth == 0 and controller.reason
+
+
 def test_free_drafters_with_nothing_to_say():
     controller = DepthController(true_costs("Q8_0", None), has_draft_model=False)
     controller.begin()

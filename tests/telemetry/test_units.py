@@ -22,3 +22,12 @@ def test_parameters_are_counted_as_names_of_models_do(count: int, shown: str) ->
 )
 def test_a_prediction_has_no_more_digits_than_it_is_good_for(rate: float, shown: str) -> None:
     assert units.about(rate) == shown
+
+
+@pytest.mark.parametrize(
+    ("used", "size", "shown"),
+    [(0, 8192, "0/8k"), (48, 8192, "48/8k"), (1024, 8192, "1k/8k"), (8100, 8192, "7.9k/8k"), (8192, 8192, "8k/8k"),
+     (200, 256, "200/256"), (31_500, 32_000, "31.5k/32k"), (131_072, 131_072, "128k/128k")],
+)  # fmt: skip
+def test_a_context_is_never_fuller_than_it_is_long(used: int, size: int, shown: str) -> None:
+    assert units.context(used, size) == shown

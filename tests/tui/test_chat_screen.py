@@ -8,10 +8,12 @@ from cpuchat.conversation import Conversation
 from cpuchat.protocol import (
     ContextTrimmed,
     Failed,
+    GenerationFinished,
     LoadProgress,
     ModelLoaded,
     PrefillProgress,
     TextDelta,
+    Timings,
 )
 from cpuchat.tui.screens.confirm import AskTextScreen, ConfirmScreen
 from cpuchat.tui.widgets.chat_list import ChatList, Chats
@@ -46,6 +48,19 @@ async def test_a_message_is_answered_shown_and_stored() -> None:
         assert app.prompt.text == ""
         assert "Why is decoding slow?" in str(app.transcript.border_title)
         assert "48/8k ctx" in app.status
+
+
+async def test_after_esc_in_the_prompt_status_and_figures_show_the_same_context() -> None:
+    stopped = Timings(prompt_n=1024, prompt_ms=900.0, n_past=1024, n_ctx=8192)
+    steps = [
+        PrefillProgress(request_id=1, processed=1024, total=3000, cache_n=0),
+        GenerationFinished(request_id=1, stop_reason="cancelled", timings=stopped),
+    ]
+    async with running(ScriptedBackend([steps]), size=WIDE) as app:
+        await app.ready()
+        await app.send("A long prompt.")
+        await app.until(lambda: "1,024 of 8,192" in app.screen_text)
+        await app.until(lambda: "1k/8k ctx" in app.status)
 
 
 async def test_the_prompt_has_the_focus_and_the_model_is_loaded_after_the_first_paint() -> None:

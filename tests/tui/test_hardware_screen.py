@@ -155,7 +155,7 @@ async def test_without_a_measurement_the_prediction_says_so(tmp_path: Path) -> N
     async with running(backend_on(root)) as app:
         screen = await opened(app, FixtureReader(root))
         assert "as nothing is measured" in said(screen)
-        assert "not measured yet" in app.screen_text
+        assert "no survey yet" in app.screen_text
 
 
 async def test_words_are_checked_where_they_are_typed(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ async def test_measuring_the_bandwidth_can_be_stopped(tmp_path: Path) -> None:
         await app.press("escape")
         await app.until(lambda: not app.chat.busy)
         assert app.app.screen is screen
-        assert "not measured yet" in app.screen_text
+        assert "no survey yet" in app.screen_text
 
 
 async def test_quitting_ends_what_is_measured(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.meter import Meter
+from cpuchat.telemetry.roofline import Roofline
 from cpuchat.tune.arrangement import Arrangement
 from cpuchat.tune.outlook import Outlook, look_ahead
 from tests.hardware.trees import make_tree
@@ -33,6 +35,14 @@ def test_without_a_draft_the_speed_is_bandwidth_by_bytes(tmp_path: Path) -> None
     least = 367e9 / (TRAFFIC.weights + 256 * kv.bytes_per_token)
     assert least <= first.prediction.tok_s <= 367e9 / TRAFFIC.weights
     assert first.recommended
+
+
+def test_a_prediction_by_bandwidth_says_so_where_compute_is_the_limit(tmp_path: Path) -> None:
+    topology = read_topology(make_tree(tmp_path, "epyc-9354"))
+    figures = dataclasses.replace(Meter().figures(), roofline=Roofline(limit="compute"))
+    found = look_ahead(topology, surveyed(topology), None, on(topology, ON_8_CORES), figures, Arrangement())
+    assert "compute is the limit now" in found.choices[0].about
+    assert "compute" not in outlook(tmp_path / "other", ON_8_CORES).choices[0].about
 
 
 def test_layouts_with_cores_for_a_draft_need_one(tmp_path: Path) -> None:

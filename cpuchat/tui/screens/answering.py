@@ -169,5 +169,5 @@ class Answering:
                 self._tell(note, WARNING)
 
     def show_context(self) -> None:
-        """Show how full the context is after the last answer of the open chat."""
-        self._status.show_context(self._conversation.n_past)
+        """Show how full the context is, by the same figure as the panel does."""
+        self._status.show_context(self._conversation.figures().n_past or 0)

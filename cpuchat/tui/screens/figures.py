@@ -73,7 +73,6 @@ class LiveFigures:
         self._status.show_drafting(figures.drafting)
         self._status.show_engine(conversation.backend.engine)
         memory = None if pid is None else process_memory(pid)
-        if figures.n_past is not None and self._running:
-            self._status.show_context(figures.n_past)
+        self._status.show_context(figures.n_past or 0)
         shown = TelemetryPanel if self._screen.has_class("-wide") else TelemetryLine
         self._screen.query_one(shown).show(figures, memory)

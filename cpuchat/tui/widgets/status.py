@@ -9,6 +9,7 @@ from textual.app import RenderResult
 from textual.widget import Widget
 
 from cpuchat.protocol import EngineInfo, ModelInfo
+from cpuchat.telemetry import units
 from cpuchat.telemetry.speculation import Drafting
 from cpuchat.text import clean
 
@@ -108,7 +109,7 @@ class StatusLine(Widget):
         if model is not None:
             what = "core" if len(model.cpus) == model.n_threads else "thread"
             threads = f"{model.n_threads} {what}{'s' * (model.n_threads != 1)}"
-            used = f"{tokens(self._used)}/{tokens(model.n_ctx)} ctx"
+            used = f"{units.context(self._used, model.n_ctx)} ctx"
             memory = [("refused" if "refused" in self._memory else "", self._memory)] if self._memory else []
             parts = [("", threads), *memory, ("full" if self._used > 0.9 * model.n_ctx else "", used)]
         # From the widest that fits: each wording of the draft model with all else, then less and less.

@@ -51,13 +51,6 @@ def _size(count: int) -> tuple[str, str]:
     return f"{count / 1e9:.2f}", "GB"
 
 
-def _short(count: int) -> str:
-    """Tokens in few characters; context sizes are powers of two and read as such (8192: 8k)."""
-    if count >= 1024 and count % 1024 == 0:
-        return f"{count // 1024}k"
-    return f"{count}" if count < 1000 else f"{count / 1024:.1f}k"
-
-
 def _state(frame: Frame) -> Line:
     """What is going on, with a bar while there is a way to go."""
     figures = frame.figures
@@ -318,7 +311,7 @@ class TelemetryLine(_Figures):
             parts.append([frame.text("label", "first "), frame.text("value", " ".join(units.duration(figures.ttft_s)))])
         if figures.n_ctx and figures.n_past is not None:
             share = figures.n_past / figures.n_ctx
-            used = f"ctx {_short(figures.n_past)}/{_short(figures.n_ctx)}"
+            used = f"ctx {units.context(figures.n_past, figures.n_ctx)}"
             parts.append(frame.narrow(len(used) + 13).gauge(share, f"{100 * share:3.0f} %", used))
         if average is not None:
             parts.append([frame.text("label", "avg "), frame.text("value", average), frame.text("label", " tok/s")])

@@ -1,0 +1,151 @@
+"""No shown figure contradicts another: real runs of all kinds, recorded by benchmarks/record_runs.py and replayed.
+
+They were made beside other load, on purpose, with the real worker: a toy that stays in L3, models with and without
+drafts, with and without a probed bandwidth, stopped while reading and while writing, and a context that was full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat.protocol import AnyEvent, GenerationFinished, ModelInfo, ModelLoaded, Speculation
+from cpuchat.telemetry import units
+from cpuchat.telemetry.meter import Figures, Meter
+from cpuchat.telemetry.roofline import AT_THE_LIMIT, OFF, Roofline
+from cpuchat.telemetry.speculation import Drafting
+
+FILES = sorted((Path(__file__).parent / "recorded").glob("*.json"))
+CEILINGS = ("ceiling_plain", "ceiling_accepted", "ceiling_compute")
+
+
+class Recorded(msgspec.Struct):
+    name: str
+    speculation: Speculation
+    events: list[tuple[float, AnyEvent]]
+
+
+def replayed(file: Path, cached: bool) -> Iterator[tuple[AnyEvent, Figures, ModelInfo | None]]:
+    """Every event with the figures right after it, and 0.3 seconds later if nothing else had come. Not `cached`: as on
+    a machine without L3, where the bandwidth that was probed beside other load is far too low for what was read."""
+    recorded = msgspec.json.decode(file.read_bytes(), type=Recorded)
+    meter, model, answering = Meter(), None, False
+    meter.expect(recorded.speculation)
+    for at, event in recorded.events:
+        if isinstance(event, ModelLoaded):
+            if not cached:
+                event = ModelLoaded(model=msgspec.structs.replace(event.model, cache_bytes=0))
+            model = event.model
+        elif model is not None and not answering:
+            answering = True
+            meter.request_started(at)
+        meter.observe(event, at)
+        answering = answering and not isinstance(event, GenerationFinished)
+        yield event, meter.figures(at), model
+        yield event, meter.figures(at + 0.3), model
+
+
+def measured(figures: Figures) -> float:
+    return max(figures.live_tok_s or 0.0, figures.decode_tok_s or 0.0)
+
+
+def check_ceilings(figures: Figures, now: Roofline, drafting: Drafting) -> None:
+    """No rate on the screen is more than 5 % above a ceiling on the screen that is one for it."""
+    fastest, plain = measured(figures), (drafting.plain_tok_s or 0.0) if drafting.answered else 0.0
+    drafted = drafting.tokens_per_pass is not None
+    of = {
+        "ceiling_plain": plain if drafted else max(fastest, plain),
+        "ceiling_accepted": fastest,
+        "ceiling_compute": max(fastest, plain),
+    }
+    for name in CEILINGS:
+        ceiling = getattr(now, name)
+        assert ceiling is None or of[name] <= OFF * ceiling * 1.001, name
+        assert ceiling is not None or now.why_missing(name)
+    if now.fits_cache:
+        assert now.ceiling_plain is now.ceiling_accepted is now.utilization is None
+    if now.ceiling_accepted is not None:
+        assert drafted
+
+
+def check_limit(figures: Figures, now: Roofline, drafting: Drafting) -> None:
+    """What is said to be the limit agrees with the bar and with the ceilings beside it."""
+    shown = [ceiling for name in CEILINGS if (ceiling := getattr(now, name)) is not None]
+    average = figures.decode_tok_s or 0.0
+    if now.limit == "memory":
+        by = now.ceiling_accepted if now.ceiling_accepted is not None else now.ceiling_plain
+        assert by is not None and average >= 0.99 * AT_THE_LIMIT * by
+        assert now.utilization is None or now.utilization >= 0.5
+    elif now.limit == "compute":
+        assert now.ceiling_compute is not None and average >= 0.99 * AT_THE_LIMIT * now.ceiling_compute
+    elif now.limit == "overhead":
+        assert shown and average <= 0.5 * min(shown)
+        assert now.utilization is None or now.utilization <= 0.5
+    if now.peak is not None and now.utilization is not None and now.bandwidth is not None:
+        assert now.utilization == pytest.approx(now.bandwidth / now.peak.bytes_per_s)
+    if figures.phase == "done" and now.utilization is not None and now.utilization > 1.06:
+        assert now.off and not now.limit
+
+
+def check_drafting(figures: Figures, drafting: Drafting) -> None:
+    """Depth, acceptance, tokens per pass and speed-up are there together, and fit each other."""
+    nothing = drafting.acceptance is None
+    assert (drafting.tokens_per_pass is None) == nothing
+    assert not nothing or drafting.speed_up is None
+    if drafting.acceptance is None or drafting.tokens_per_pass is None or drafting.acceptance_now is None:
+        return
+    drafted = sum(n for n, _ in drafting.by_position)
+    accepted = sum(n for _, n in drafting.by_position)
+    assert drafting.acceptance == pytest.approx(accepted / drafted)
+    assert sum(one.draft_n for one in drafting.by_drafter) == drafted
+    assert sum(one.draft_n_accepted for one in drafting.by_drafter) == accepted
+    assert 0 <= drafting.acceptance <= 1 and 0 <= drafting.acceptance_now <= 1
+    assert 1 <= drafting.tokens_per_pass <= 1 + len(drafting.by_position)
+    if not drafting.reason:
+        assert drafting.depth is not None and drafting.depth >= 1
+    if drafting.speed_up is not None:
+        assert drafting.plain_tok_s is not None
+        rate = figures.decode_tok_s if figures.live_tok_s is None else figures.live_tok_s
+        assert drafting.speed_up * drafting.plain_tok_s == pytest.approx(rate)
+
+
+def check_counts(event: AnyEvent, figures: Figures, model: ModelInfo | None) -> None:
+    """The context is never fuller than it is long, and the same everywhere after the last event as before."""
+    if figures.n_ctx is not None and figures.n_past is not None:
+        assert 0 <= figures.n_past <= figures.n_ctx
+        used, _, size = units.context(figures.n_past, figures.n_ctx).partition("/")
+        assert as_number(used) <= as_number(size)
+    assert figures.prefill_cached <= figures.prefill_processed <= figures.prefill_total or not figures.prefill_total
+    if isinstance(event, GenerationFinished):
+        assert figures.phase == "done" and figures.live_tok_s is None
+        assert figures.n_past == event.timings.n_past and figures.n_ctx == event.timings.n_ctx
+        assert figures.predicted_n == event.timings.predicted_n
+        # What was read or written stays in the context; the last token is not evaluated any more.
+        assert figures.n_past >= figures.prefill_processed + max(0, figures.predicted_n - 1) - 1
+        drafting, timings = figures.drafting, event.timings
+        assert drafting.tokens_per_pass == timings.tokens_per_pass and drafting.speed_up == timings.speed_up
+
+
+def as_number(words: str) -> float:
+    return float(words[:-1]) * 1000 if words.endswith("k") else float(words) * 1000 / 1024
+
+
+def test_there_are_runs_of_all_kinds() -> None:
+    assert len(FILES) >= 9
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["L3", "memory"])
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_no_figure_contradicts_another(file: Path, cached: bool) -> None:
+    finished = 0
+    for event, figures, model in replayed(file, cached):
+        finished += isinstance(event, GenerationFinished)
+        now, drafting = figures.roofline, figures.drafting
+        check_ceilings(figures, now, drafting)
+        check_limit(figures, now, drafting)
+        check_drafting(figures, drafting)
+        check_counts(event, figures, model)
+    assert finished
