@@ -77,7 +77,8 @@ class Conversation:
         self.draft_problem = ""
         self._clock = clock
         self._usage = UsageLog()
-        self._running = False
+        self._running = False  # a load, an answer or a measurement
+        self._writing = False  # an answer to the open chat
         self._stopping = False
         self._path: Path | None = None
         self._name = ""
@@ -127,19 +128,19 @@ class Conversation:
         return self._saver.unsaved
 
     def new_chat(self) -> None:
-        """Start over; the chat is stored with its first message."""
-        self._refuse_while_busy()
+        """Start over; the chat is stored with its first message. A load that is running goes on."""
+        self._refuse_while_writing()
         self._refuse_while_unsaved()
         self.chat = None
         self.messages = []
         self.meter.chat_changed(0)
 
     async def open_chat(self, chat_id: str) -> None:
-        """Go on with a stored chat."""
-        self._refuse_while_busy()
+        """Go on with a stored chat. A load that is running goes on."""
+        self._refuse_while_writing()
         await self._saver.save()
         chat, messages = await asyncio.to_thread(self._read, chat_id)
-        self._refuse_while_busy()
+        self._refuse_while_writing()
         self._refuse_while_unsaved()
         self.chat, self.messages = chat, messages
         self.meter.chat_changed(self.n_past)
@@ -147,7 +148,7 @@ class Conversation:
     async def delete_chat(self, chat_id: str) -> None:
         """Delete a chat with all that was kept of it; the open one is followed by a new one."""
         if self.chat is not None and self.chat.id == chat_id:
-            self._refuse_while_busy()
+            self._refuse_while_writing()
             self._saver.discard()
             self.new_chat()
         await asyncio.to_thread(self.store.delete, chat_id)
@@ -233,10 +234,16 @@ class Conversation:
             return event
         left_out = draft is not None and not event.model.draft
         models = [path] if draft is None or left_out else [path, draft]
-        await asyncio.to_thread(self._usage.loaded, models)
+        await asyncio.to_thread(self._remember, models)
         if not note or left_out:
             return event
         return ModelLoaded(model=msgspec.structs.replace(event.model, notes=(*event.model.notes, note)))
+
+    def _remember(self, models: list[Path]) -> None:
+        self._usage.loaded(models)
+        library = self.library or Library(self.settings.model.folders)
+        for path in models:
+            library.opened(path)
 
     async def _choose_draft(self, target: Path) -> tuple[Path | None, str]:
         """The draft model and a note about it; sets `draft_problem`."""
@@ -258,7 +265,7 @@ class Conversation:
             ChatsError: the message could not be saved, and was not sent.
             ChatsChanged: so that the chat had to be loaded again; or during the answer.
         """
-        with self._occupied():
+        with self._occupied(writing=True):
             await self._require_saved()
             async with self._reloading():
                 self.chat, message = await asyncio.to_thread(self._add_mine, text)
@@ -273,7 +280,7 @@ class Conversation:
         Raises:
             ChatsError, ChatsChanged: as `send`.
         """
-        with self._occupied():
+        with self._occupied(writing=True):
             index = self._last_user()
             await self._require_saved()
             await self._require_unchanged()
@@ -288,7 +295,7 @@ class Conversation:
         Raises:
             ChatsError, ChatsChanged: as `send`.
         """
-        with self._occupied():
+        with self._occupied(writing=True):
             index = self._last_user()
             await self._require_saved()
             await self._require_unchanged()
@@ -314,7 +321,12 @@ class Conversation:
         await asyncio.to_thread(self.store.close)
 
     def _refuse_while_busy(self) -> None:
+        self._refuse_while_writing()
         if self._running:
+            raise UsageError("A model is still being loaded or measured.", "Stop it with Esc first.")
+
+    def _refuse_while_writing(self) -> None:
+        if self._writing:
             raise UsageError("An answer is still being written.", "Stop it with Esc first.")
 
     def _refuse_while_unsaved(self) -> None:
@@ -446,14 +458,14 @@ class Conversation:
                 self._saver.put(answer)
 
     @contextlib.contextmanager
-    def _occupied(self) -> Iterator[None]:
-        """One load or answer at a time."""
+    def _occupied(self, writing: bool = False) -> Iterator[None]:
+        """One load or answer at a time; `writing` also keeps the open chat from being left."""
         self._refuse_while_busy()
-        self._running, self._stopping = True, False
+        self._running, self._writing, self._stopping = True, writing, False
         try:
             yield
         finally:
-            self._running = False
+            self._running = self._writing = False
 
     @contextlib.asynccontextmanager
     async def _metered(self, events: AsyncGenerator[AnyEvent, None]) -> AsyncIterator[AsyncIterator[AnyEvent]]:

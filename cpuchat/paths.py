@@ -103,6 +103,11 @@ def downloads_file() -> Path:
     return data_dir() / "downloads.json"
 
 
+def recent_models_file() -> Path:
+    """Models that were opened by their path and lie in no folder that is searched."""
+    return data_dir() / "recent_models.json"
+
+
 def kv_dir() -> Path:
     """Saved KV of chats, so that they go on quickly after a restart."""
     return cache_dir() / "kv"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuchat.errors import CpuchatError, UsageError
-from cpuchat.models.fit import PROCESS_BYTES, required_memory
+from cpuchat.errors import CpuchatError, ModelUnsupported, UsageError
+from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
 from cpuchat.models.gguf import read_model
 from cpuchat.models.library.usage import Reach, UsageLog
 
@@ -95,6 +95,20 @@ def this_machine(
         reaches=tuple(UsageLog().read().reaches()),
         cache_bytes=l3_bytes(topology, cpus),
     )
+
+
+def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = None) -> None:
+    """Check by its header that `path` can be loaded in the place of `loaded`, before that is given up.
+
+    Raises:
+        ModelNotFound, ModelDamaged, ModelUnsupported, DoesNotFit: it cannot.
+    """
+    header, options = read_model(path), settings.load_options()
+    if header.is_projector or not header.tensors:
+        what = "the image or audio part of a model" if header.is_projector else "a vocabulary without weights"
+        raise ModelUnsupported(f"{path.name} is {what}.", "Choose a language model.")
+    available = this_machine(settings, loaded=loaded).available
+    check_fit(plan_memory(header, options, available)[0], available, header, options)
 
 
 def given_back(loaded: ModelInfo, options: LoadOptions) -> int:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpuchat.errors import CpuchatError
+from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.text import clean_line
 from cpuchat.tui import draft_words
+from cpuchat.tui.apart import apart
 from cpuchat.tui.settings_form import with_changes
 
 if TYPE_CHECKING:
@@ -35,8 +38,14 @@ async def use_when_here(app: ChatApp, download: Download, target: Path) -> None:
     done = await app.downloading.arrival(download.id)
     if done is None:
         return  # the user has taken it off the list
-    use(app, done.path)
     name, chat = clean_line(done.model.name), app.chat_screen
+    try:
+        await apart(lambda: choose_draft(target, done.path, app.library))
+    except (CpuchatError, OSError) as error:
+        app.notify(clean_line(f"{name} is not used. {error}"), title="Draft model", severity="error", timeout=10,
+                   markup=False)  # fmt: skip
+        return
+    use(app, done.path)
     model = app.conversation.model
     if model is not None and Path(model.path) == target and not chat.busy:
         app.notify(f"{name} drafts from now on.", markup=False)

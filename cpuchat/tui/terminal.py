@@ -92,6 +92,10 @@ class Terminal(LinuxDriver):
             super().stop_application_mode()
             self.active = False
 
+    def disable_input(self) -> None:
+        if self.active:  # in the background, the kernel stops whoever touches the terminal
+            super().disable_input()
+
     def write(self, data: str) -> None:
         if self.active and self._writer_thread is not None:
             super().write(data)

@@ -166,3 +166,34 @@ def test_an_app_whose_terminal_is_closed_keeps_the_chat_and_goes(tiny_model: Pat
         assert not psutil.wait_procs(members, timeout=60)[1]
         (_, answer) = stored()
         assert answer[1] and answer[2] == "cancelled"
+
+
+def test_ctrl_z_stops_the_whole_job_and_fg_comes_back(tiny_model: Path, tmp_path: Path) -> None:
+    settings.update({"hardware": {"probe": False}, "speculation": {"drafters": "off"}})
+    shell = Terminal([], columns=100, rows=30, home=tmp_path, command=("bash", "--norc", "--noprofile", "-i"))
+    try:
+        shell.type(f"PS1='ready$ '; {sys.executable} -m cpuchat.cli.main --model {tiny_model}\r")
+        shell.wait_for("tiny F32")
+        ask(shell, "say something long")
+        members = psutil.Process(shell.process.pid).children(recursive=True)
+        assert len(members) > 1
+        shell.press("ctrl+z")
+        shell.wait_for("Stopped")
+        assert all(member.status() == psutil.STATUS_STOPPED for member in members)
+        raw = bytes(shell.raw).rpartition(b"Stopped")[0]  # the shell has modes of its own
+        for on, off in MODES:
+            assert raw.rfind(f"\x1b[{off}".encode()) > raw.rfind(f"\x1b[{on}".encode()), off
+        shell.screen.reset()
+        shell.type("fg\r")
+        shell.wait_until(lambda text: "say something long" in text and "Message" in text and "tiny F32" in text, "all")
+        shell.wait_until(lambda text: "ready$" not in text, "a clean screen")
+        shell.press("ctrl+c")
+        shell.wait_for("stopped")
+        shell.press("ctrl+z")
+        shell.wait_for("Stopped")
+        shell.type("kill %1\r")  # as it lies there stopped
+        assert not psutil.wait_procs(members, timeout=60)[1]
+        (_, answer) = stored()
+        assert answer[1] and answer[2] == "cancelled"
+    finally:
+        shell.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from cpuchat.errors import ModelDamaged
 from cpuchat.models.catalog import Catalog, CatalogModel
 from cpuchat.models.gguf import GGUFHeader
 from cpuchat.models.library import Library, LocalModel
@@ -78,7 +79,9 @@ class ShelfReader(ModelsReader):
         return MACHINE
 
     def header(self, path: Path) -> GGUFHeader:
-        shape = next(shape for word, shape in _SHAPES.items() if word in path.name)
+        shape = next((shape for word, shape in _SHAPES.items() if word in path.name), "")
+        if not shape:
+            raise ModelDamaged(f"{path.name} is cut short.")
         quantization = "Q8_0" if "q8_0" in path.name else "Q4_K_M"
         return big_header(shape, quantization)
 

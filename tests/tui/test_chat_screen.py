@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
 import pytest
 
 from cpuchat import paths, settings
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
 from cpuchat.protocol import (
+    AnyEvent,
     ContextTrimmed,
     Failed,
     GenerationFinished,
+    LoadOptions,
     LoadProgress,
     ModelLoaded,
     PrefillProgress,
@@ -108,6 +113,113 @@ async def test_what_is_typed_after_a_queued_message_is_the_next_one() -> None:
         gate.open()
         await app.until(lambda: backend.requests and not app.chat.busy)
         assert backend.requests[0].messages[-1].content == "first\nsecond"
+
+
+async def test_other_chats_are_read_while_a_model_loads() -> None:
+    gate = Gate()
+    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
+    async with running(backend, prepare=_three_chats) as app:
+        await app.until(gate.reached.is_set)
+        regex, toml, _ = sorted(app.conversation.store.chats(), key=lambda chat: chat.title)
+        app.chat.open_chat(regex.id)
+        await app.until(lambda: [m.content for m in app.transcript.messages] == ["About Regex for dates"])
+        await app.send("Queued here", wait=False)
+        app.chat.open_chat(toml.id)  # what is queued stays with its chat
+        await app.until(lambda: [m.content for m in app.transcript.messages] == ["About TOML schema"])
+        assert app.prompt.text == "" and any("is not sent" in notice for notice in app.notices)
+        await app.press("f4")  # a message can be edited meanwhile, and be sent when the model is there
+        await app.press("?", "enter")
+        assert not backend.requests
+        gate.open()
+        await app.until(lambda: backend.requests and not app.chat.busy)
+        assert [content for _, content in app.stored()] == ["About TOML schema?", "Hello there."]
+        app.chat.open_chat(regex.id)
+        await app.until(lambda: app.prompt.text == "Queued here")
+
+
+async def test_other_chats_wait_while_an_answer_is_written() -> None:
+    gate = Gate()
+    async with running(ScriptedBackend([answer("One two", gate=gate)]), prepare=_three_chats) as app:
+        await app.ready()
+        await app.send("Count", wait=False)
+        await app.until(gate.reached.is_set)
+        app.chat.open_chat(app.conversation.store.chats()[-1].id)
+        await app.until(lambda: any("when the answer is done" in notice for notice in app.notices))
+        assert app.transcript.messages[0].content == "Count"
+        gate.open()
+
+
+async def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before() -> None:
+    backend = ScriptedBackend()
+    async with running(backend) as app:
+        await app.ready()
+        good, backend.load_steps = backend.load_steps, [Failed(code="model_unsupported", message="Unknown: lhama.")]
+        load = backend.load
+
+        def second_time(path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
+            if str(path) == MODEL.path:
+                backend.load_steps = good
+            return load(path, options)
+
+        backend.load = second_time  # type: ignore[method-assign]
+        app.chat.load_model(Path("/models/other.gguf"))
+        await app.until(lambda: len(backend.loads) == 3 and not app.chat.busy)
+        assert "Unknown: lhama." in app.transcript.messages[-1].content
+        assert app.conversation.model == MODEL and app.chat.model_path == Path(MODEL.path)
+        await app.send("Still there?")
+        assert app.transcript.messages[-1].content == "Hello there."
+
+
+async def test_page_keys_scroll_the_chat_from_the_prompt() -> None:
+    async with running(ScriptedBackend([answer("\n\n".join(f"line {n}" for n in range(200)))])) as app:
+        await app.ready()
+        await app.send("Count")
+        end = app.transcript.scroll_offset.y
+        assert end > 100
+        await app.press("pageup", "pageup")
+        up = app.transcript.scroll_offset.y
+        assert up < end - app.transcript.size.height and not app.transcript.following
+        await app.press("pagedown")
+        assert up < app.transcript.scroll_offset.y < end
+        await app.press("ctrl+home")
+        assert app.transcript.scroll_offset.y == 0
+        await app.press("ctrl+end")
+        assert app.transcript.scroll_offset.y == end and app.transcript.following
+        assert app.app.focused is app.prompt
+
+
+async def test_page_keys_go_through_a_long_message_first() -> None:
+    async with running(ScriptedBackend([answer("\n\n".join(f"line {n}" for n in range(200)))])) as app:
+        await app.ready()
+        await app.send("Count")
+        end = app.transcript.scroll_offset.y
+        await app.write("\n".join(f"row {n}" for n in range(30)))
+        await app.press("pageup")
+        row = app.prompt.cursor_location[0]
+        assert 0 < row < 29 and app.transcript.scroll_offset.y == app.transcript.max_scroll_y
+        await app.press("pageup", "pageup", "pageup")
+        assert app.prompt.cursor_location[0] == 0
+        await app.press("pageup", "pageup")
+        assert app.transcript.scroll_offset.y < end - 20
+        await app.press("x", "ctrl+underscore")  # writing goes on as ever, and can be undone
+        assert app.prompt.text.startswith("row 0\n") and app.prompt.text.endswith("row 29")
+
+
+async def test_ctrl_c_stops_the_answer_and_quits_only_after_that() -> None:
+    gate = Gate()
+    backend = ScriptedBackend([answer("One two three never", gate=gate)])
+    async with running(backend) as app:
+        await app.ready()
+        await app.send("Count", wait=False)
+        await app.until(gate.reached.is_set)
+        await app.press("ctrl+c")
+        await app.until(lambda: not app.chat.busy)
+        assert app.transcript.messages[-1].note.endswith("stopped")
+        assert not any("quits" in notice for notice in app.notices)
+        await app.press("ctrl+c")
+        assert any("quits" in notice for notice in app.notices)
+        app.press_last("ctrl+c")
+        await app.until(lambda: backend.closed)
 
 
 async def test_escape_takes_a_waiting_message_back_and_then_stops_the_load() -> None:

@@ -185,8 +185,9 @@ async def test_space_pauses_and_lets_go_on() -> None:
         await app.until(lambda: shown.asked == [(RUNS.id, "paused"), (RUNS.id, "running", "", "", "")])
 
 
-async def test_enter_tries_a_failed_one_again_and_loads_what_is_here() -> None:
-    shown = left_by_the_last_run(*ALL)
+async def test_enter_tries_a_failed_one_again_and_loads_what_is_here(tiny_model: Path) -> None:
+    here = msgspec.structs.replace(ALL[4], path=str(tiny_model))
+    shown = left_by_the_last_run(*ALL[:4], here, ALL[5])
     async with running(downloads=shown.opener) as app:
         await opened(app, ALL[5])
         assert "10.7 GB are missing" in app.screen_text
@@ -194,11 +195,22 @@ async def test_enter_tries_a_failed_one_again_and_loads_what_is_here() -> None:
         await app.until(lambda: shown.all()[5].state == "running")
         await app.press("escape")
         await app.until(lambda: app.app.screen is app.chat)
-        await opened(app, ALL[4])
+        await opened(app, here)
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2)
-        assert app.backend.loads[1][0] == Path("/models/qwen2.5-7b-iq4_xs.gguf")
+        assert app.backend.loads[1][0] == tiny_model
         assert app.app.screen is app.chat
+
+
+async def test_a_finished_one_that_cannot_be_loaded_is_told_in_the_list(tmp_path: Path, tiny_model: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny_model.read_bytes()[:100])
+    shown = left_by_the_last_run(msgspec.structs.replace(ALL[4], path=str(cut)))
+    async with running(downloads=shown.opener) as app:
+        screen = await opened(app, shown.all()[0])
+        await app.press("enter")
+        await app.until(lambda: any("cut" in notice for notice in app.notices))
+        assert app.app.screen is screen and len(app.backend.loads) == 1
 
 
 @pytest.mark.parametrize(("keys", "outcome"), [(("enter",), False), (("right", "enter"), True), (("escape",), None)])

@@ -178,6 +178,20 @@ async def test_one_that_was_paused_and_failed_on_its_way_is_used_when_it_has_com
         assert app.backend.loads[1][1].draft_path == str(DRAFT)
 
 
+async def test_one_that_turns_out_to_be_broken_is_told_and_not_used(tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(DRAFT.read_bytes()[:1000])
+    shown = ShownDownloads()
+    async with running(backend(), model=TARGET, downloads=shown.opener) as app:
+        await app.ready()
+        begun = app.app.downloading.start(HUB_REPO, "0" * 40, model("Q8_0", 1_000_000))
+        app.app.run_worker(draft_choice.use_when_here(app.app, begun, TARGET))
+        await app.pilot.pause()
+        shown.put(msgspec.structs.replace(begun, state="done", path=str(cut)))
+        await app.until(lambda: any("is not used" in notice for notice in app.notices))
+        assert len(app.backend.loads) == 1 and app.conversation.settings.speculation.draft_model == ""
+
+
 async def test_one_that_was_taken_off_the_list_is_not_waited_for() -> None:
     shown = ShownDownloads()
     async with running(backend(), model=TARGET, downloads=shown.opener) as app:

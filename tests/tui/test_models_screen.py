@@ -11,6 +11,7 @@ from textual.widgets import Input
 
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.library import DEMO_FILES, LocalModel
+from cpuchat.models.library.recent import RecentModels
 from cpuchat.models.synthetic import write_model
 from cpuchat.tui.screens.confirm import ConfirmScreen
 from cpuchat.tui.screens.downloads import DownloadsScreen
@@ -21,6 +22,7 @@ from cpuchat.tui.screens.quantize import QuantizeScreen
 from cpuchat.tui.screens.repository import RepositoryScreen
 from cpuchat.tui.widgets.model_list import ModelList
 from tests.models.test_synthetic import TINY_LLAMA
+from tests.support.big_headers import big_header, hollow_file
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.downloads import ShownDownloads, download, left_by_the_last_run, model
 from tests.support.hub_server import Fault, Gate, HubServer
@@ -195,6 +197,54 @@ async def test_a_pasted_path_is_loaded(tiny_model: Path) -> None:
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2)
         assert app.backend.loads[1][0] == tiny_model
+
+
+async def test_what_cannot_be_loaded_is_told_here_and_the_good_model_stays(tmp_path: Path, tiny_model: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny_model.read_bytes()[:100])
+    large = hollow_file(tmp_path / "large.gguf", big_header("70b", "F16"))
+    async with running() as app:
+        await opened(app)
+        for path, why in ((cut, "cut"), (large, "does not fit")):
+            await type_in(app, str(path))
+            await app.press("enter")
+            await app.until(lambda why=why: any(why in notice for notice in app.notices))
+            assert isinstance(app.app.screen, ModelsScreen)
+        assert len(app.backend.loads) == 1 and app.conversation.model == MODEL
+
+
+async def test_a_model_opened_by_its_path_is_listed_like_the_others(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    path = write_tiny_gguf(elsewhere / "tiny-F32.gguf")
+    backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(path)))
+    async with running(backend, model=path) as app:
+        await opened(app)
+        assert marked(app) == f"local {path}"
+        await app.press("f3")
+        await app.until(lambda: isinstance(app.app.screen, InspectionScreen))
+        await app.press("escape")
+        await app.press("f5")
+        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
+        await app.press("escape", "escape")
+        await app.until(lambda: app.app.screen is app.chat)
+    async with running() as app:  # another model, another day
+        await opened(app)
+        assert f"local {path}" in keys(app)
+        path.unlink()
+        await app.press("ctrl+r")
+        await app.until(lambda: f"local {path}" not in keys(app))
+        assert RecentModels().files() == []
+
+
+async def test_a_typed_file_can_be_inspected_and_quantized(tiny_model: Path) -> None:
+    async with running() as app:
+        await opened(app)
+        await type_in(app, str(tiny_model))
+        await app.press("f3")
+        await app.until(lambda: isinstance(app.app.screen, InspectionScreen))
+        await app.press("escape", "f5")
+        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
 
 
 async def test_a_path_that_is_not_there_says_so(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from cpuchat.models.library.deleting import Deletion, plan_deletion
 from cpuchat.models.library.facts import FactsCache
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.places import Place, all_places, hub_cache, is_inside, model_files, repo_folder
+from cpuchat.models.library.recent import RecentModels
 from cpuchat.models.library.resolving import Resolver
 from cpuchat.models.library.usage import UsageLog, UsageRead
 from cpuchat.models.library.verifying import Progress, Verification, check_content
@@ -29,7 +30,17 @@ class Library:
 
     def places(self) -> Iterator[Place]:
         """Every file that may be a model."""
-        return all_places(self.cache, self.folders)
+        return all_places(self.cache, self.folders, RecentModels().files())
+
+    def at(self, path: Path) -> LocalModel | None:
+        """The model whose first file is `path`, wherever that lies; None when it is something else."""
+        return self._facts.model(Place(path=path, source="folder", root=path.parent))
+
+    def opened(self, path: Path) -> None:
+        """`path` was loaded: it is listed from now on, also if it lies in no folder that is searched."""
+        path = path.absolute()
+        if not any(is_inside(path.parent, folder) for folder in (*self.folders, self.cache, paths.demo_dir())):
+            RecentModels().add(path)
 
     def local_models(self) -> list[LocalModel]:
         """All models: demo first, then the cache, then folders. Damaged ones are in, and say so."""

@@ -99,10 +99,11 @@ def links(root: Path) -> dict[Path, list[Path]]:
     return found
 
 
-def all_places(cache: Path, folders: Iterable[Path]) -> Iterator[Place]:
-    """Every model once, also when it can be reached in several ways: demo, cache, folders."""
+def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ()) -> Iterator[Place]:
+    """Every model once, also when it can be reached in several ways: demo, cache, folders, single `files`."""
     seen: set[str] = set()
-    for place in (*_demo(), *_in_cache(cache), *_in_folders(folders, cache)):
+    single = (Place(path=file, source="folder", root=file.parent) for file in files)
+    for place in (*_demo(), *_in_cache(cache), *_in_folders(folders, cache), *single):
         real = os.path.realpath(place.path)
         if real not in seen:
             seen.add(real)

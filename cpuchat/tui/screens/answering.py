@@ -57,8 +57,8 @@ class Answering:
         self.spans: dict[int, Spans] = {}
         """Who proposed which part of the answers of this run, by the id of their message."""
 
-    async def load(self, path: Path) -> bool:
-        """Load a model. Returns whether it is ready."""
+    async def load(self, path: Path) -> AnyEvent | None:
+        """Load a model. Returns the last event: `ModelLoaded` when it is ready."""
         self.loading = path.stem
         self._status.show_state(f"loading {self.loading}")
         try:
@@ -71,7 +71,7 @@ class Answering:
             self._tell("The load was stopped. Ctrl+O chooses a model.", PLAIN)
         if isinstance(last, ModelLoaded) and (problem := self._conversation.draft_problem):
             self._tell(problem, ERROR)
-        return isinstance(last, ModelLoaded)
+        return last
 
     def look_again(self) -> None:
         """The model was loaded again, or lost, by somebody else."""

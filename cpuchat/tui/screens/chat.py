@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from textual import work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
@@ -19,7 +19,7 @@ from textual.worker import Worker, WorkerError
 from cpuchat.chats.records import storable
 from cpuchat.conversation import Conversation
 from cpuchat.models.library import Library
-from cpuchat.protocol import AnyEvent, Failed
+from cpuchat.protocol import AnyEvent, Failed, ModelLoaded
 from cpuchat.text import clean_line
 from cpuchat.tui import keys, wording
 from cpuchat.tui.screens import drafts
@@ -124,19 +124,30 @@ class ChatScreen(HistoryScreen):
 
     def load_model(self, path: Path) -> None:
         """Load in the background; refuses while something runs."""
-        if self.refuse_while_busy("The model can be changed when the answer is done"):
+        if self.refuse_while_busy("The model can be changed when the answer is done",
+                                  "Another model can be loaded when this is done"):  # fmt: skip
             return
-        self.model_path = path
-        self._loaded = False
+        model = self.conversation.model
+        self.model_path, self._loaded = path, False
         self._answering.loading = path.stem
-        self._run(self._load(path))
+        self._run(self._load(path, Path(model.path) if model is not None else None))
 
-    async def _load(self, path: Path) -> None:
-        self._loaded = await self._answering.load(path)
+    async def _load(self, path: Path, before: Path | None) -> None:
+        """Load `path`; when it turns out to be no good, go back to the model that was loaded `before`."""
+        last = await self._load_one(path)
+        if isinstance(last, Failed) and before not in (None, path) and not self._app.leaving:
+            self.tell(f"{before.stem} is loaded again.")
+            await self._load_one(before)
+
+    async def _load_one(self, path: Path) -> AnyEvent | None:
+        self.model_path, self._loaded = path, False
+        last = await self._answering.load(path)
+        self._loaded = isinstance(last, ModelLoaded)
         if self._loaded:
             self._app.yield_to_inference()
             self._figures.share_the_cores()
             self._app.save_settings({"model": {"last": str(path)}})
+        return last
 
     async def _answer(
         self, stream: Callable[[], AsyncIterator[AnyEvent]], text: str = "", editing: bool = False
@@ -160,15 +171,19 @@ class ChatScreen(HistoryScreen):
                 await work  # type: ignore[misc]
             finally:
                 self._stream = None
-                self._figures.stop()
-                self._show_empty_text()
-                self._show_prompt_title()
-                self.show_chat_title()
-                self.refresh_bindings()
+                if self.is_running:  # else the app has ended by an error or a signal, and its widgets are gone
+                    self._show_idle()
             self.call_next(self._send_queued)
 
         self._stream = self.run_worker(run(), group="stream", name="stream")
         self._show_prompt_title()
+
+    def _show_idle(self) -> None:
+        self._figures.stop()
+        self._show_empty_text()
+        self._show_prompt_title()
+        self.show_chat_title()
+        self.refresh_bindings()
 
     def run_apart(self, work: Awaitable[None], leave: Callable[[], None]) -> None:
         """Run what measures or loads the model again as the chat's stream: no answer can run beside it.
@@ -218,9 +233,20 @@ class ChatScreen(HistoryScreen):
         await self.conversation.stop()
         return True
 
-    def refuse_while_busy(self, why: str) -> bool:
-        if self.busy:
+    @property
+    def writing(self) -> bool:
+        """An answer is being written, or about to."""
+        return self.busy and not self._answering.loading and self._leave_apart is None
+
+    def refuse_while_writing(self, why: str) -> bool:
+        if self.writing:
             self.tell(f"{why} (Esc stops it).", "warning")
+        return self.writing
+
+    def refuse_while_busy(self, why: str, until_loaded: str) -> bool:
+        """Tell `why`, or `until_loaded` while no answer but a load is running, and return True while either is."""
+        if self.busy and not self.refuse_while_writing(why):
+            self.tell(f"{until_loaded} (Esc stops the load).", "warning")
         return self.busy
 
     # Sending
@@ -289,6 +315,9 @@ class ChatScreen(HistoryScreen):
         return self.conversation.chat.id if self.conversation.chat else None
 
     def show_chat(self) -> None:
+        if self._queued and self._chat_id != self._shown:
+            self._take_back()  # it belongs to the chat that was open
+            self.tell("Your message is not sent: it waits in the prompt of its chat.")
         self._drafts[self._shown] = self._draft if self._editing else self._prompt.draft
         self._shown = self._chat_id
         self._leave_editing()
@@ -333,6 +362,10 @@ class ChatScreen(HistoryScreen):
         self._prompt.set_class(self._editing, "-editing")
         self._prompt.set_class(bool(self._queued), "-queued")
 
+    @on(Prompt.Scrolled)
+    def _scrolled(self, event: Prompt.Scrolled) -> None:
+        self._transcript.scroll_pages(event.pages)
+
     # Actions
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -358,7 +391,8 @@ class ChatScreen(HistoryScreen):
         self._prompt.focus()
 
     def action_again(self) -> None:
-        if self.refuse_while_busy("Another answer can be written when this one is done"):
+        if self.refuse_while_busy("Another answer can be written when this one is done",
+                                  "Another answer can be written when the model is loaded"):  # fmt: skip
             return
         if self._last_of_mine() is None:
             self.tell("There is nothing to answer yet. Write a message first.")
@@ -371,7 +405,7 @@ class ChatScreen(HistoryScreen):
         self._run(self._answer(self.conversation.regenerate))
 
     def action_edit_last(self) -> None:
-        if self.refuse_while_busy("A message can be edited when the answer is done"):
+        if self.refuse_while_writing("A message can be edited when the answer is done"):
             return
         mine = self._last_of_mine()
         if mine is None:
@@ -464,7 +498,11 @@ class ChatScreen(HistoryScreen):
         if result.model.folders != before.model.folders:
             self._app.library = self.conversation.library = Library(result.model.folders)
         self._figures.show()
-        if drafts.load_again_for(before, result) and self.model_path is not None and not self.busy:
+        if not drafts.load_again_for(before, result) or self.model_path is None:
+            return
+        if self.busy:
+            self.tell("Some of these settings take effect when a model is loaded next.")
+        else:
             question = "Some of these settings take effect when a model is loaded. Load it again now?"
             if await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Load again", "Later", False)):
                 self.load_model(self.model_path)

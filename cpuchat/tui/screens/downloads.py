@@ -14,6 +14,7 @@ from textual.widgets import Footer, OptionList
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.tui import download_words, keys, wording
 from cpuchat.tui.downloading import Downloading
+from cpuchat.tui.model_choice import choose
 from cpuchat.tui.screens.confirm import Choice, ChoiceScreen
 from cpuchat.tui.screens.list_screen import DetailsScreen
 from cpuchat.tui.widgets.download_list import DownloadList
@@ -89,9 +90,13 @@ class DownloadsScreen(DetailsScreen[Path | None]):
         if download is None:
             return
         if download.state == "done":
-            self.dismiss(Path(download.path))
+            self._take(Path(download.path))
         elif download.state not in RUNNING:
             self._downloading.resume(download.id)
+
+    @work(exclusive=True, group="take")
+    async def _take(self, path: Path) -> None:
+        await choose(self, path)
 
     @on(OptionList.OptionSelected)
     def _clicked(self) -> None:

@@ -118,6 +118,8 @@ class DraftModelsScreen(ListScreen[Path | None]):
             self._use(key)
         elif one.verdict is not None and not one.verdict.ok:
             self._warn(f"{one.name} cannot draft for this model: {one.verdict.reason}.")
+        elif one.path is not None and one.verdict is None:
+            self._warn(f"{one.name} is still being checked.")
         elif one.path is not None:
             self._use(str(one.path))
         else:

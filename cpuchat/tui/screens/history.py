@@ -26,8 +26,8 @@ class HistoryScreen(Screen[None]):
         timeout = 5 if severity == "information" else 10
         self.notify(text, severity=severity, timeout=timeout, markup=False)  # type: ignore[arg-type]
 
-    def refuse_while_busy(self, why: str) -> bool:
-        """Tell `why` and return True while an answer or a load is running."""
+    def refuse_while_writing(self, why: str) -> bool:
+        """Tell `why` and return True while an answer is being written. A load keeps no chat from being read."""
         raise NotImplementedError
 
     def show_chat(self) -> None:
@@ -49,7 +49,7 @@ class HistoryScreen(Screen[None]):
     @work(exclusive=True, group="open-chat")
     async def open_chat(self, chat_id: str) -> None:
         """Go on with a stored chat."""
-        if self.refuse_while_busy("Another chat can be opened when this is done"):
+        if self.refuse_while_writing("Another chat can be opened when the answer is done"):
             return
         with self._telling():
             await self.conversation.open_chat(chat_id)
@@ -57,7 +57,7 @@ class HistoryScreen(Screen[None]):
         self.list_chats()
 
     def action_new_chat(self) -> None:
-        if self.refuse_while_busy("A new chat can start when this is done"):
+        if self.refuse_while_writing("A new chat can start when the answer is done"):
             return
         with self._telling():
             self.conversation.new_chat()
@@ -119,14 +119,14 @@ class HistoryScreen(Screen[None]):
 
     @work
     async def _delete(self, chat_id: str) -> None:
-        if self._is_open(chat_id) and self.refuse_while_busy("This chat can be deleted when the answer is done"):
+        if self._is_open(chat_id) and self.refuse_while_writing("This chat can be deleted when the answer is done"):
             return
         with self._telling():
             title = (await self.conversation.stored_chat(chat_id)).title
             question = f"Delete “{title}” and all its messages? This cannot be undone."
             if await self.app.push_screen_wait(ConfirmScreen("Delete the chat", question, "Delete", "Keep it")):
                 # The dialog may have been open while a queued message was sent.
-                if self._is_open(chat_id) and self.refuse_while_busy("It is being answered"):
+                if self._is_open(chat_id) and self.refuse_while_writing("It is being answered"):
                     return
                 was_open = self._is_open(chat_id)
                 await self.conversation.delete_chat(chat_id)

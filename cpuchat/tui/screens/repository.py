@@ -19,6 +19,7 @@ from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.text import clean_line
 from cpuchat.tui import download_words, keys, repository_words
 from cpuchat.tui.apart import apart
+from cpuchat.tui.model_choice import choose
 from cpuchat.tui.repository_reader import RepositoryReader
 from cpuchat.tui.repository_state import Findings, Known, RepositoryState
 from cpuchat.tui.screens.confirm import ConfirmScreen
@@ -199,7 +200,7 @@ class RepositoryScreen(ListScreen[Path | None]):
             return
         if known.path is not None:
             if known.model.kind == "model":
-                self.dismiss(known.path)
+                await choose(self, known.path)
         elif known.download is not None and known.download.state in RUNNING:
             self.action_downloads()
         elif known.download is not None:

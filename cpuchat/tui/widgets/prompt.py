@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import ClassVar
 
 from textual.binding import BindingType
+from textual.message import Message
 from textual.widgets import TextArea
 
 from cpuchat.tui import keys
@@ -15,6 +17,13 @@ class Prompt(TextArea):
     """A text area in which Enter sends, Ctrl+J makes a new line, and ↑/↓ at its edges go through earlier messages."""
 
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("prompt")
+
+    class Scrolled(Message):
+        """The chat is to scroll by `pages`, or to its start or end when `pages` is infinite; negative is up."""
+
+        def __init__(self, pages: float) -> None:
+            super().__init__()
+            self.pages = pages
 
     def __init__(self, submit: Callable[[str], None], *, id: str | None = None) -> None:
         """`submit` is called with what Enter sends (never blank); the prompt keeps the text until `accept`.
@@ -61,6 +70,22 @@ class Prompt(TextArea):
     def action_newline(self) -> None:
         start, end = self.selection
         self._replace_via_keyboard("\n", start, end)
+
+    # Keys that scroll: first in a message longer than its box, then the chat.
+
+    def action_page(self, direction: int) -> None:
+        before = self.cursor_location
+        if self.virtual_size.height > self.content_size.height:
+            (self.action_cursor_page_up if direction < 0 else self.action_cursor_page_down)()
+        if self.cursor_location == before:
+            self.post_message(self.Scrolled(direction))
+
+    def action_edge(self, direction: int) -> None:
+        edge = (0, 0) if direction < 0 else self.document.end
+        if self.cursor_location == edge:
+            self.post_message(self.Scrolled(direction * math.inf))
+        else:
+            self.move_cursor(edge)
 
     def action_older(self) -> None:
         if self.selection.is_empty and self.navigator.is_first_wrapped_line(self.cursor_location):

@@ -6,6 +6,7 @@ inference. Here a finished message is a list of strips, and a streamed one rende
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from time import perf_counter
 from typing import ClassVar
@@ -396,6 +397,15 @@ class Transcript(ScrollView, can_focus=True):
     def action_scroll_end(self) -> None:
         self._follow = True
         self._steer(self.max_scroll_y)
+
+    def scroll_pages(self, pages: float) -> None:
+        """Scroll by `pages`, or to the start or the end when that is infinite; negative is up."""
+        if pages == math.inf:
+            self.action_scroll_end()
+        elif math.isinf(pages):
+            self.scroll_to(y=0, animate=False)
+        else:  # one line of what was read stays in view
+            self.scroll_relative(y=pages * max(self.size.height - 1, 1), animate=False)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)

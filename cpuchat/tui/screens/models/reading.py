@@ -124,6 +124,7 @@ class ReadingScreen(ListScreen[Path | None]):
             self._model, self.reader = model, dataclasses.replace(self.reader, loaded=model)
             self._fresh.clear()
             self._read_catalog()  # there is another amount of memory to be had
+            self._scan()  # it may lie where nobody has looked
             self.shelf_changed()
 
     @work(thread=True, exclusive=True, group="catalog")

@@ -22,6 +22,7 @@ from cpuchat.models.library import Deletion, LocalModel, delete
 from cpuchat.text import clean_line
 from cpuchat.tui import keys, wording
 from cpuchat.tui.apart import apart
+from cpuchat.tui.model_choice import choose
 from cpuchat.tui.screens.confirm import ConfirmScreen
 from cpuchat.tui.screens.models import details, lines
 from cpuchat.tui.screens.models.details import Look
@@ -150,9 +151,9 @@ class ModelsScreen(ReadingScreen):
             case LocalModel(damaged=str() as problem):
                 self._warn(problem)
             case LocalModel() as model:
-                self.dismiss(model.path)
+                self._take(model.path)
             case TypedFile(problem="") as file:
-                self.dismiss(file.path)
+                self._take(file.path)
             case TypedFile() as file:
                 self._warn(f"{file.path}: {file.problem}.")
             case Download() as download if download.state in RUNNING:
@@ -167,6 +168,10 @@ class ModelsScreen(ReadingScreen):
                 self._ask_hub(search)
             case _:
                 pass
+
+    @work(exclusive=True, group="take")
+    async def _take(self, path: Path) -> None:
+        await choose(self, path)
 
     def action_search(self) -> None:
         if text := self._text.strip():
@@ -213,9 +218,11 @@ class ModelsScreen(ReadingScreen):
 
     def _marked_model(self, what: str) -> LocalModel | None:
         """The marked model if it is on this machine; else says that `what` needs one."""
-        entry = self.entry
-        if entry is not None and isinstance(entry.subject, LocalModel):
-            return entry.subject
+        match self.entry.subject if self.entry is not None else None:
+            case LocalModel() as model:
+                return model
+            case TypedFile(problem="") as file if model := self.reader.library.at(file.path):
+                return model
         self.notify(f"Only a model on this machine can be {what}. Enter shows what there is of this one.")
         return None
 

@@ -1,0 +1,47 @@
+"""Models that were opened by their path: they lie in no folder that is searched, and are listed all the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cpuchat import paths
+from cpuchat.models.library.kept import Kept
+
+_VERSION = 1
+_MOST = 50
+_MAX_BYTES = 1 << 20
+
+
+class RecentModels:
+    """`recent_models.json` of the data folder, by path. Files that are gone drop out. Both take milliseconds."""
+
+    def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+        """`file` replaces the one in the data folder."""
+        self._kept = Kept(
+            file or paths.recent_models_file(), float, version=_VERSION, most=_MOST, max_bytes=_MAX_BYTES
+        )  # fmt: skip
+        self._clock = clock
+
+    def files(self) -> list[Path]:
+        """Those that are there, the latest first."""
+        return [path for path in map(Path, reversed(self._kept.read())) if _is_file(path)]
+
+    def add(self, path: Path) -> None:
+        """It was opened now."""
+        now = self._clock()
+
+        def put_last(entries: dict[str, float]) -> None:
+            for name in [name for name in entries if name == str(path) or not _is_file(Path(name))]:
+                del entries[name]
+            entries[str(path)] = now
+
+        self._kept.change(put_last)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
