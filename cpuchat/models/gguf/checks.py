@@ -90,6 +90,11 @@ def _attention(header: GGUFHeader) -> Iterator[str]:
         if q and kv and q % kv:
             yield f"the {q} attention heads of layer {layer} cannot share {kv} heads for keys and values"
             return
+    if header.architecture == "deepseek2" and header.number("attention.key_length_mla"):
+        # What llama_model_deepseek2::graph writes to the KV cache (ggml_set_rows).
+        latent = header.number("attention.kv_lora_rank") + header.number("rope.dimension_count")
+        if header.key_length != latent:
+            yield f"its latent keys have {latent} values, the KV cache has room for {header.key_length}"
 
 
 def _positions(header: GGUFHeader) -> Iterator[str]:

@@ -48,6 +48,7 @@ FATAL: dict[str, tuple[Architecture, Mapping[str, Any], str]] = {
     "no groups used": (
         "deepseek2", {"deepseek2.expert_group_count": 2, "deepseek2.expert_group_used_count": 0}, "0 of 2 groups",
     ),
+    "latent keys": ("deepseek2", {"deepseek2.attention.key_length": None}, "latent keys have 48 values"),
     "shared heads": ("deepseek2", {"deepseek2.attention.head_count_kv": 3}, "4 attention heads of layer 0"),
     "scaling": ("llama", {"llama.rope.scaling.type": "wild"}, "unknown way 'wild'"),
     "wide rope": ("gemma3", {"gemma3.rope.dimension_count": 32}, "32 of the 16 values"),
