@@ -117,11 +117,22 @@ class LocalBackend:
         async with contextlib.aclosing(self._stream(command, (ModelLoaded, Unloaded, Failed))) as events:
             async for event in events:
                 if isinstance(event, ModelLoaded):
+                    event = self._with_note(event)
                     self._model = event.model
                 elif isinstance(event, Failed) and event.code == "worker_died":
                     hint = f"The file may be damaged or too much for this machine: choose another. Log: {self.log_file}"
                     event = msgspec.structs.replace(event, hint=hint)
                 yield event
+
+    def _with_note(self, event: ModelLoaded) -> ModelLoaded:
+        """Where the cache folder cannot be written, everything works but what it would spare the next time."""
+        if self._log is None or self._log.parent == self._log_dir:
+            return event
+        note = (
+            f"{paths.shown(self._log_dir)} cannot be written: the log is {self._log}, and measurements and saved chats "
+            "may not be kept."
+        )
+        return ModelLoaded(model=msgspec.structs.replace(event.model, notes=(*event.model.notes, note)))
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled = False

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -241,9 +242,20 @@ def _environment() -> dict[str, str]:
 
 
 def _new_log(log_dir: Path) -> Path:
-    log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    old = sorted(log_dir.glob("worker-*.log"), key=lambda file: file.name)
-    for file in old[: max(0, len(old) - KEPT_LOGS + 1)]:
-        file.unlink(missing_ok=True)
+    """A new empty file: in `log_dir`, or among the system's temporary files where that cannot be written.
+
+    Raises OSError when neither can.
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return log_dir / f"worker-{stamp}-{os.getpid()}-{time.monotonic_ns() % 1_000_000:06}.log"
+    name = f"worker-{stamp}-{os.getpid()}-{time.monotonic_ns() % 1_000_000:06}.log"
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        old = sorted(log_dir.glob("worker-*.log"), key=lambda file: file.name)
+        for file in old[: max(0, len(old) - KEPT_LOGS + 1)]:
+            file.unlink(missing_ok=True)
+        (log_dir / name).touch()
+    except OSError:
+        handle, path = tempfile.mkstemp(prefix="cpuchat-", suffix=".log")
+        os.close(handle)
+        return Path(path)
+    return log_dir / name

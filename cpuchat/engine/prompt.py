@@ -20,6 +20,7 @@ PLAIN_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:")
 """Stop strings that go with `plain_completion`."""
 
 MAX_SOURCE = 1 << 20
+_MAX_REPLY = 1 << 28  # far beyond what the child lets a template write
 _WALL_SECONDS = 60.0  # the child's own limit on CPU time comes first; this is for a child that does nothing at all
 _SENTINEL = "cpuchat-probe-5f1c"
 _HINT = "Another file of this model may have a sound template; --raw talks to it without one."
@@ -178,7 +179,10 @@ class _Child:
         with self._lock:
             if len(self._source) > MAX_SOURCE:
                 raise TemplateError("The model's chat template is longer than 1 MB.", _HINT)
-            process = self._process or self._start()
+            try:
+                process = self._process or self._start()
+            except OSError as error:
+                raise TemplateError(f"The process for the chat template cannot be started: {error}.", _HINT) from None
             late = threading.Event()
             timer = threading.Timer(_WALL_SECONDS, lambda: (late.set(), process.kill()))
             timer.daemon = True
@@ -191,7 +195,7 @@ class _Child:
                         raise TemplateError(f"The model's chat template is wrong: {_clean(reply['error'])}.", _HINT)
                     self._loaded = True
                 reply = _exchange(process, variables)
-            except (EOFError, OSError):
+            except (EOFError, OSError, ValueError):
                 raise TemplateError(f"The model's chat template {self._why_it_died(late.is_set())}.", _HINT) from None
             finally:
                 timer.cancel()
@@ -249,16 +253,23 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 
 
 def _exchange(process: subprocess.Popen[bytes], message: Any) -> dict[str, Any]:
-    """Raises EOFError or OSError when the process ended."""
+    """Raises EOFError or OSError when the process ended, also in the middle of its reply; ValueError when the reply is
+    none."""
     assert process.stdin is not None and process.stdout is not None
     body = json.dumps(message).encode()
     process.stdin.write(len(body).to_bytes(4, "little") + body)
     process.stdin.flush()
     header = process.stdout.read(4)
-    body = process.stdout.read(int.from_bytes(header, "little")) if len(header) == 4 else b""
-    if not body:
+    length = int.from_bytes(header, "little") if len(header) == 4 else 0
+    if length > _MAX_REPLY:
+        raise ValueError("a reply of that length cannot be meant")
+    body = process.stdout.read(length)
+    if not body or len(body) < length:
         raise EOFError
-    return json.loads(body)
+    reply = json.loads(body)
+    if not isinstance(reply, dict) or not isinstance(reply.get("error", reply.get("text")), str):
+        raise ValueError("neither text nor error")
+    return {"raised": False, **reply}
 
 
 def _clean(text: str) -> str:

@@ -258,3 +258,16 @@ async def test_every_signal_is_a_death_that_is_told(tmp_path: Path, number: int,
         assert isinstance(died, Failed) and died.code == "worker_died" and f"it ended by {words}" in died.message
         worker.send(Generate(request_id=1, prompt="nobody reads this"))
         assert not worker.alive
+
+
+async def test_a_cache_folder_that_cannot_be_written_is_a_note(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "in the way").touch()
+    backend = LocalBackend(log_dir=tmp_path / "in the way" / "log", state_dir=tmp_path / "in the way" / "kv")
+    try:
+        loaded = await rest(backend.load(tiny_model, OPTIONS))
+        assert isinstance(loaded, ModelLoaded) and "cannot be written" in " ".join(loaded.model.notes)
+        assert isinstance(await rest(backend.generate(chat("hello"))), GenerationFinished)
+    finally:
+        await backend.close()
+    assert backend.log_file is not None
+    backend.log_file.unlink()

@@ -302,3 +302,15 @@ def test_escape_characters_of_an_answer_do_not_pass_through_a_pipe(escaping_mode
     raw = ask(escaping_model, "--raw-output", *several).stdout
     assert raw.replace("\x1b", "␛").replace("\x07", "␇") == cleaned
     assert ask_json(escaping_model, *several)["text"] == raw.removesuffix("\n")
+
+
+@pytest.mark.parametrize("command", [("ask", "Hello"), ("models", "list"), ("doctor",)])
+def test_a_cache_folder_that_cannot_be_written_keeps_nothing_from_working(
+    command: tuple[str, ...], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = ask(tiny_model, "Hello") if command[0] == "ask" else run(*command)
+    assert done.returncode in (0, 1 if command[0] == "doctor" else 0), done.stderr
+    assert done.stdout.strip() and "Traceback" not in done.stderr

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
+from cpuchat.engine import prompt as prompt_module
 from cpuchat.engine.prompt import PLAIN_STOPS, ChatTemplate, plain_completion
 from cpuchat.errors import TemplateError
 from cpuchat.protocol import Message
@@ -179,3 +181,32 @@ def test_plain_completion():
     text = plain_completion([system("A chat."), user("Hi "), assistant("Hello"), user("How are you?")])
     assert text == "A chat.\nUser: Hi\nAssistant: Hello\nUser: How are you?\nAssistant:"
     assert any(stop in " Fine.\nUser: and you?" for stop in PLAIN_STOPS)
+
+
+_CUT_SHORT = """
+import sys
+def read():
+    return sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(4), "little"))
+def write(header, body):
+    sys.stdout.buffer.write(header.to_bytes(4, "little") + body)
+    sys.stdout.buffer.flush()
+read()
+write(12, b'{"text": ""}')
+read()
+write(REPLY)
+"""
+
+
+@pytest.mark.parametrize("reply", ["100, b'{\"text\"'", "9, b'no json, '", "2, b'[]'", "1 << 31, b'{'", "0, b''"])
+def test_a_reply_that_is_cut_short_is_an_error_and_the_next_one_whole(
+    reply: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "template_process.py").write_text(_CUT_SHORT.replace("REPLY", reply))
+    template = None
+    with monkeypatch.context() as cut:
+        cut.setattr(prompt_module, "__file__", str(tmp_path / "prompt.py"))
+        template = ChatTemplate("{{ messages[0].content }}", "", "")
+        with pytest.raises(TemplateError):
+            template.render([Message(role="user", content="Hello")])
+    assert "Hello" in template.render([Message(role="user", content="Hello")])
+    template.close()

@@ -79,7 +79,10 @@ def log_file() -> Path:
 
 def _open_log() -> BinaryIO:
     file = log_file()
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if file.exists() and file.stat().st_size > _MAX_LOG:
-        file.unlink()
-    return file.open("ab")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if file.exists() and file.stat().st_size > _MAX_LOG:
+            file.unlink()
+        return file.open("ab")
+    except OSError:  # a cache folder that cannot be written is no reason not to download
+        return Path(os.devnull).open("wb")

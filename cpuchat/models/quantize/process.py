@@ -73,10 +73,13 @@ class QuantizeProcess:
             CpuchatError: it refused.
         """
         assert self._process is not None and self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        if not line.endswith(b"\n"):
+        try:
+            line = await self._process.stdout.readline()
+            answer = msgspec.json.decode(line, type=Answer) if line.endswith(b"\n") else None
+        except ValueError as error:  # longer than any answer, or not one
+            raise QuantizeFailed(f"The process that quantizes answered something unreadable: {error}.") from None
+        if answer is None:
             raise QuantizeFailed(f"The process that quantizes is gone: {await self._epitaph()}.")
-        answer = msgspec.json.decode(line, type=Answer)
         if isinstance(answer, Refused):
             raise from_code(answer.code, answer.message, answer.hint)
         return answer
