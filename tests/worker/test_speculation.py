@@ -178,7 +178,8 @@ async def test_cancel_while_it_calibrates(files: tuple[Path, Path]) -> None:
         assert answer.text == plain.text and answer.timings.draft_n == 0
         assert answer.timings.speculation is not None and answer.timings.speculation.reason
         info, again = await load(backend, *files, calibrate=True)
-        assert info.pass_ms and any(e.phase == "calibrating" for e in again.of(LoadProgress))
+        assert info.pass_ms or any("disturbed" in note for note in info.notes)  # on a busy machine
+        assert any(e.phase == "calibrating" for e in again.of(LoadProgress))
 
 
 async def test_cancel_while_it_drafts(files: tuple[Path, Path]) -> None:
