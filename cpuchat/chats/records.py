@@ -84,8 +84,8 @@ def mended_chat(row: Mapping[str, Any]) -> dict[str, Any]:
 def mended_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """`row` of the table `messages` with whatever makes no sense replaced; equal to it when it was sound.
 
-    None: nobody could tell who said it. A `position` of -1 has to be made anew. `timings` stay as they are: figures
-    are not worth changing a message for.
+    None: nobody could tell who said it. A `position` of -1 has to be made anew. `timings` that are a text stay as they
+    are: figures are not worth changing a message for.
     """
     if row["role"] not in get_args(Role):
         return None
@@ -98,6 +98,7 @@ def mended_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
         "reasoning": _text(row["reasoning"]),
         "model": _text(row["model"]),
         "stop_reason": stop_reason if stop_reason is None else _text(stop_reason)[:100],
+        "timings": row["timings"] if is_unicode(row["timings"]) else None,
         "created": _time(row["created"], 0.0),
     }
 

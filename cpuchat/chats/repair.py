@@ -52,10 +52,10 @@ _QUERIES = 4000  # how often a damaged table is asked for what is behind the dam
 
 
 def is_damage(error: BaseException) -> bool:
-    code = getattr(error, "sqlite_errorcode", None)
-    return isinstance(error, schema.Odd) or (
-        code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-    )
+    if isinstance(error, schema.Odd | UnicodeError | OverflowError):  # also names in it that cannot be named back
+        return True
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "unsupported file format" in str(error)
 
 
 def check(db: sqlite3.Connection) -> int:

@@ -187,7 +187,7 @@ def make_derived(db: sqlite3.Connection) -> bool:
 
     Returns whether there is a full-text index: not every SQLite can.
     """
-    if _derived(db) == {**_INDEXES, **_SEARCH}:
+    if _derived(db) == {**_INDEXES, **_SEARCH} and _has_its_tables(db):
         try:
             db.execute("SELECT rowid FROM messages_fts LIMIT 0")
         except sqlite3.OperationalError:  # made by another SQLite, one that has FTS5: its triggers would fail here
@@ -209,7 +209,7 @@ def remake_derived(db: sqlite3.Connection) -> bool:
             db.execute(statement)
         full_text = True
         try:
-            _drop(db, "name IN ('messages_fts', 'found')")
+            _drop_index(db)
             for statement in _SEARCH.values():
                 db.execute(statement)
             db.execute("INSERT INTO messages_fts (messages_fts) VALUES ('rebuild')")
@@ -223,6 +223,21 @@ def remake_derived(db: sqlite3.Connection) -> bool:
             db.execute("ROLLBACK")
         raise
     return full_text
+
+
+def _drop_index(db: sqlite3.Connection) -> None:
+    try:
+        _drop(db, "name IN ('messages_fts', 'found')")
+    except sqlite3.OperationalError as error:
+        if "fts5" in str(error):
+            raise
+        # One without its own tables cannot be dropped as it should be.
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("DELETE FROM sqlite_master WHERE name IN ('messages_fts', 'found')")
+        db.execute("PRAGMA writable_schema = RESET")
+        _drop(
+            db, "type = 'table' AND (name LIKE 'messages\\_fts\\_%' ESCAPE '\\' OR name LIKE 'found\\_%' ESCAPE '\\')"
+        )
 
 
 def mark_interrupted(db: sqlite3.Connection) -> None:
@@ -240,6 +255,13 @@ def _drop(db: sqlite3.Connection, where: str) -> None:
     for kind, name in db.execute(f"SELECT type, name FROM sqlite_master WHERE {where}").fetchall():
         quoted = name.replace('"', '""')
         db.execute(f'DROP {kind} "{quoted}"')
+
+
+def _has_its_tables(db: sqlite3.Connection) -> bool:
+    """Those in which FTS5 keeps the index."""
+    names = [f"messages_fts_{part}" for part in ("config", "data", "docsize", "idx")]
+    query = "SELECT count(*) FROM sqlite_master WHERE name IN (?, ?, ?, ?)"
+    return db.execute(query, names).fetchone()[0] == len(names)
 
 
 def _derived(db: sqlite3.Connection) -> dict[str, str]:

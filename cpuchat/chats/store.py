@@ -67,7 +67,7 @@ class ChatStore:
             _make_private(path)
             try:
                 self._db = self._opened()
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OverflowError, UnicodeError) as error:
                 if not repair.is_damage(error):
                     raise
                 self._notices.append(repair.salvage(path))
