@@ -34,6 +34,7 @@ SWITCHES = {
     "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",
     "GGML_NATIVE": "ON",
     "GGML_OPENMP": "OFF",
+    "CMAKE_CXX_FLAGS": "-fno-dse",
     "LLAMA_OPENSSL": "OFF",
     "LLAMA_CURL": "OFF",
     "LLAMA_BUILD_UI": "OFF",

@@ -19,6 +19,7 @@ from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.library import Library
 from cpuchat.protocol import LoadProgress, ModelLoaded
 from cpuchat.telemetry.machine import Bandwidth, MachineSample
+from cpuchat.tui.machine_watch import MachineWatch
 from cpuchat.tui.screens.hardware import HardwareScreen
 from cpuchat.tui.widgets.layouts import LayoutList
 from cpuchat.tui.widgets.machine import MachinePicture
@@ -29,6 +30,7 @@ from tests.support.machines import (
     ON_8_CORES,
     SERVER_COUNTERS,
     WITH_DRAFT,
+    Counters,
     FixtureReader,
     OnMachine,
     at_speed,
@@ -471,6 +473,29 @@ async def test_the_counters_are_given_back(tmp_path: Path) -> None:
         await opened(app, reader)
         await app.press("escape")
         await app.until(lambda: reader.counters.closed)
+
+
+async def test_only_one_of_two_screens_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that count the same events take them from each other."""
+    root = make_tree(tmp_path, "epyc-9354")
+    opened_by_chat: list[Counters] = []
+
+    def open_monitor(pid: int) -> Counters:
+        opened_by_chat.append(Counters(SERVER_COUNTERS))
+        return opened_by_chat[-1]
+
+    monkeypatch.setattr(MachineWatch.__init__, "__defaults__", (open_monitor,))
+    gate = Gate()
+    async with running(backend_on(root, answers=[answer("One two", gate=gate)])) as app:
+        await app.ready()
+        await app.send("Count", wait=False)
+        await app.until(gate.reached.is_set)
+        await app.until(lambda: opened_by_chat)
+        await app.app.push_screen(HardwareScreen(FixtureReader(root)))
+        await app.until(lambda: all(counters.closed for counters in opened_by_chat))
+        gate.open()
+        await app.until(lambda: not app.chat.busy)
+        assert all(counters.closed for counters in opened_by_chat)
 
 
 @pytest.fixture

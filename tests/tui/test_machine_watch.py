@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.tui.machine_watch import MachineWatch
 
@@ -16,8 +18,10 @@ class Counters:
         self.thread = threading.get_ident()
         self.pid = pid
         self.closed = threading.Event()
+        self.threads: set[int] = set()
 
     def sample(self) -> MachineSample:
+        self.threads.add(threading.get_ident())
         return MachineSample(no_bandwidth=f"process {self.pid}")
 
     def close(self) -> None:
@@ -42,6 +46,12 @@ async def first(watch: MachineWatch, pid: int) -> MachineSample:
     return sample
 
 
+async def given_back(counters: Counters) -> None:
+    """At once, or when a look at them has come back."""
+    while not counters.closed.is_set():
+        await asyncio.sleep(0)
+
+
 async def test_counters_are_opened_in_a_thread_and_asked_from_then_on() -> None:
     machine = Machine()
     watch = MachineWatch(machine.open)
@@ -51,6 +61,28 @@ async def test_counters_are_opened_in_a_thread_and_asked_from_then_on() -> None:
     watch.sample(7)
     [counters] = machine.opened
     assert counters.thread != threading.get_ident()
+    assert threading.get_ident() not in counters.threads
+
+
+@pytest.mark.timeout(60)
+async def test_a_kernel_that_takes_its_time_keeps_nobody() -> None:
+    asked, go = threading.Event(), threading.Event()
+
+    class Slow(Counters):
+        def sample(self) -> MachineSample:
+            if self.threads:
+                asked.set()
+                go.wait()
+            return super().sample()
+
+    watch = MachineWatch(Slow)
+    sample = await first(watch, 7)
+    while not asked.is_set():
+        assert watch.sample(7) == sample
+        await asyncio.sleep(0)
+    assert watch.sample(7) == sample  # the last one, while the next is waited for
+    go.set()
+    watch.close()
 
 
 async def test_another_process_means_other_counters() -> None:
@@ -58,9 +90,9 @@ async def test_another_process_means_other_counters() -> None:
     watch = MachineWatch(machine.open)
     await first(watch, 7)
     assert (await first(watch, 8)).no_bandwidth == "process 8"
-    assert machine.opened[0].closed.is_set()
+    await given_back(machine.opened[0])
     assert watch.sample(None) is None
-    assert machine.opened[1].closed.is_set()
+    await given_back(machine.opened[1])
 
 
 async def test_counters_that_come_too_late_are_given_back() -> None:

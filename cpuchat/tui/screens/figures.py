@@ -75,4 +75,5 @@ class LiveFigures:
         memory = None if pid is None else process_memory(pid)
         self._status.show_context(figures.n_past or 0)
         shown = TelemetryPanel if self._screen.has_class("-wide") else TelemetryLine
-        self._screen.query_one(shown).show(figures, memory)
+        for one in self._screen.query(shown):  # none when the app ends while a model loads
+            one.show(figures, memory)
