@@ -28,7 +28,7 @@ import pexpect
 
 MOST_SECONDS = 20.0
 MOST_BYTES = 1 << 30
-FATAL = re.compile(rb"Traceback|This is a bug|Error in ", re.IGNORECASE)
+FATAL = re.compile(rb"Traceback|This is a bug|internal error", re.IGNORECASE)
 PROGRAM = [sys.executable, "-P", "-m", "cpuchat.cli.main"]
 OWN = ("config", "data", "cache")
 
