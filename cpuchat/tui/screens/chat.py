@@ -113,6 +113,10 @@ class ChatScreen(HistoryScreen):
     def on_unmount(self) -> None:
         self._figures.close()
 
+    def release_counters(self) -> None:
+        """Another screen watches the machine's counters from now on."""
+        self._figures.close()
+
     def on_resize(self) -> None:
         self.call_after_refresh(self._figures.show)  # the other of panel and line may be shown now
 

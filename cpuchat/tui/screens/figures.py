@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textual.screen import Screen
 from textual.timer import Timer
@@ -14,6 +14,9 @@ from cpuchat.tui.machine_watch import MachineWatch
 from cpuchat.tui.widgets.status import StatusLine
 from cpuchat.tui.widgets.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.widgets.transcript import MIN_INTERVAL, Transcript
+
+if TYPE_CHECKING:
+    from cpuchat.telemetry.machine import MachineSample
 
 FIGURES_HZ = 4
 # While every core computes, what the UI takes is taken from the model: measured, 8 % of a core cost 6 to 9 % of the
@@ -62,12 +65,23 @@ class LiveFigures:
         self._timer.stop()
         self._timer = self._every(CROWDED_FIGURES_HZ if crowded else FIGURES_HZ)
 
+    def _sample(self, pid: int | None) -> MachineSample | None:
+        """From the screen that watches the counters while it is open, else from here: two that count the same events
+        would take them from each other."""
+        if len(self._screen.app.screen_stack) > 1:
+            from cpuchat.tui.screens.machine import MachineScreen
+
+            for screen in self._screen.app.screen_stack:
+                if isinstance(screen, MachineScreen):
+                    return screen.now.sample if pid is not None else None
+        return self._watch.sample(pid)
+
     def show(self) -> None:
         """Show what is known now."""
         conversation = self._conversation
         pid = conversation.backend.pid
         counters = conversation.settings.hardware.counters
-        if (sample := self._watch.sample(pid if counters else None)) is not None:
+        if (sample := self._sample(pid if counters else None)) is not None:
             conversation.meter.machine(sample)
         figures = conversation.figures()
         self._status.show_drafting(figures.drafting)

@@ -55,6 +55,7 @@ class MachineScreen(Dismissable[None]):
         self._gone = threading.Event()  # ends the look at the counters
 
     def on_mount(self) -> None:
+        self.chat_app.chat_screen.release_counters()
         self._read()
 
     def on_unmount(self) -> None:
