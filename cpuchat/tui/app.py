@@ -264,6 +264,9 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         chat = self.conversation.chat
         return Resume(chat.id if chat is not None else "", self.chat_screen.model_path, self.chat_screen.unsent)
 
+    def worker_group(self) -> int | None:
+        return self.conversation.backend.pid
+
     def save_now(self) -> None:
         self.conversation.save()
 

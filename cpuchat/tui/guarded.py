@@ -74,6 +74,10 @@ class GuardedApp(App[R], Generic[R]):
     def save_now(self) -> None:
         """Called before the process ends without its event loop; quick, and may raise."""
 
+    def worker_group(self) -> int | None:
+        """A process group that stops and goes on with this one; None when there is none."""
+        return None
+
     def action_suspend_process(self) -> None:
         """Ctrl+Z, where a shell can take over."""
         suspend = getattr(self._driver, "suspend_job", None)

@@ -105,14 +105,18 @@ class Terminal(LinuxDriver):
     def suspend_job(self) -> None:
         """Give the terminal back, stop, and take it over again when the shell continues the job.
 
-        The whole process group stops, as when the terminal itself sends the signal: the worker must not compute on, and
-        a shell may wait for a parent of ours. Where nobody could continue the job, the kernel does not stop it.
+        The whole process group stops, as when the terminal itself sends the signal: a shell may wait for a parent of
+        ours. So does the worker, in a group of its own: it must not compute on. Where nobody could continue the job,
+        the kernel does not stop it.
         """
         if not self.active:
             return
         self.suspend_application_mode()
         before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTSTP, signal.SIGCONT)}
+        worker = self._guarded.worker_group()
+        _signal_group(worker, signal.SIGSTOP)
         os.killpg(os.getpgrp(), signal.SIGTSTP)
+        _signal_group(worker, signal.SIGCONT)
         for number, handler in before.items():
             signal.signal(number, handler)
         if not self._guarded.signalled:  # else the terminal is the shell's
@@ -162,3 +166,9 @@ class Terminal(LinuxDriver):
         if self.attrs_before is not None:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self.fileno, termios.TCSANOW, self.attrs_before)
+
+
+def _signal_group(group: int | None, number: int) -> None:
+    if group is not None:
+        with contextlib.suppress(OSError):  # gone meanwhile
+            os.killpg(group, number)
