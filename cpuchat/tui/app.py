@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 NICENESS = 10
 _TWICE_SECONDS = 3.0
+_TWICE_LATE_SECONDS = 1.0
+"""After the second wish to leave, until it is done the hard way."""
 _LAST_WORDS_SECONDS = 5.0  # for an answer to end in order; a worker that stands still never does
 
 
@@ -238,7 +240,8 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def action_leave(self) -> None:
         """Stop, keep what was said, end the worker, exit with 0. Asked for twice: leave at once."""
         if self.leaving:
-            self.exit(0)
+            self.conversation.backend.kill()  # with which the first leaving ends, unless something else hangs
+            self.set_timer(_TWICE_LATE_SECONDS, lambda: self.exit(0))
             return
         self.leaving = True
         self.run_worker(self._leave(), group="leave", name="leave")
@@ -249,9 +252,13 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         ):
             self.leaving = False
             return
-        await self.chat_screen.finish()
+        await self._last_words()
         await self._end()
         self.exit(0)
+
+    async def _last_words(self) -> None:
+        """Wait for them, but not for a worker that hangs. What waits is not cancelled: it ends when the worker does."""
+        await asyncio.wait({asyncio.ensure_future(self.chat_screen.finish())}, timeout=_LAST_WORDS_SECONDS)
 
     def end_by(self, number: int) -> None:
         """Nothing is asked, and the terminal is given back first: its user may be waiting for a shell."""
@@ -289,6 +296,5 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     async def on_unmount(self) -> None:
         if not self._ended:  # not left in order
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.chat_screen.finish(), _LAST_WORDS_SECONDS)
+            await self._last_words()
         await self._end()

@@ -112,3 +112,22 @@ def test_worker_killed_behind_the_app_is_told_and_healed(endless: Terminal) -> N
     endless.press("ctrl+q")
     assert endless.wait_for_end() == 0
     assert [row[0] for row in stored()] == ["user", "assistant", "user", "assistant"]
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_a_stopped_worker_does_not_keep_anyone_from_quitting(tiny_model: Path, tmp_path: Path, presses: int) -> None:
+    terminal = Terminal(["--model", str(tiny_model)], home=tmp_path)
+    try:
+        terminal.wait_for("tiny")
+        ask(terminal, "say something long")
+        everyone = psutil.Process(terminal.process.pid).children(recursive=True)
+        (worker,) = (one for one in everyone if "cpuchat.worker" in one.cmdline())
+        worker.suspend()
+        for _ in range(presses):
+            terminal.press("ctrl+q")
+        assert terminal.wait_for_end() == 0
+        assert b"Traceback" not in terminal.raw
+        assert not psutil.wait_procs(everyone, timeout=120)[1]
+        assert stored()[-1][1]
+    finally:
+        terminal.close()

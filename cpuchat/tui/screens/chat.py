@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -219,6 +220,8 @@ class ChatScreen(HistoryScreen):
         if self._leave_apart is not None:
             self._leave_apart()
         if (stream := self._stream) is not None:
+            while stream is self._stream and not self.conversation.busy and not stream.is_finished:
+                await asyncio.sleep(0.01)  # it is just about to begin, or to end
             await self.conversation.stop()
             with contextlib.suppress(WorkerError):
                 await stream.wait()
