@@ -143,7 +143,9 @@ async def main() -> None:
         os.environ |= {"XDG_CACHE_HOME": f"{folder}/cache", "XDG_DATA_HOME": f"{folder}/data"}
         for name in chosen:
             recorded = await record(name, RUNS[name], Path(folder))
-            encoded = msgspec.json.encode(recorded).replace(folder.encode(), b"/models")
+            encoded = msgspec.json.encode(recorded)
+            for place in (folder, str(paths.demo_dir())):
+                encoded = encoded.replace(place.encode(), b"/models")
             (FOLDER / f"{name}.json").write_bytes(encoded)
             print(f"{name}: {len(recorded.events)} events, {len(encoded):,} bytes")
 

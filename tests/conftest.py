@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from cpuchat.hardware.bandwidth.measuring import Measured
+from cpuchat.hardware.bandwidth.peaks import remember
+from cpuchat.hardware.cpus import allowed_cpus
 from cpuchat.hardware.instructions import Instructions
+from cpuchat.paths import cache_dir
 from tests.support.hub_server import HubServer
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -30,6 +34,24 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's settings, chats or caches."""
     for kind in ("CONFIG", "DATA", "CACHE"):
         monkeypatch.setenv(f"CPUCHAT_{kind}_DIR", str(tmp_path / kind.lower()))
+
+
+@pytest.fixture(scope="session")
+def bandwidth_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What a machine whose read bandwidth was measured before keeps of it: 40 GB/s, of all its CPUs and of each."""
+    cpus = allowed_cpus()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path_factory.mktemp("measured")))
+        for some in {tuple(cpus), *((cpu,) for cpu in cpus)}:
+            remember(Measured(some, 40e9, (40e9,), None, (1.0,) * len(some)))
+        return (cache_dir() / "bandwidth.json").read_bytes()
+
+
+@pytest.fixture(autouse=True)
+def measured_machine(own_folders: None, bandwidth_file: bytes) -> None:
+    """No load waits until the read bandwidth is measured, which takes seconds and gigabytes where caches are large."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    (cache_dir() / "bandwidth.json").write_bytes(bandwidth_file)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import msgspec
 from cpuchat.engine.bindings import AbortFlag
 from cpuchat.engine.model import Model, Progress
 from cpuchat.errors import Interrupted
-from cpuchat.hardware.bandwidth.probe import known_peak, peak_of
+from cpuchat.hardware.bandwidth.probe import known_peak, peak_of, should_measure
 from cpuchat.hardware.cpus import l3_bytes
 from cpuchat.hardware.memory import available_bytes, available_on
 from cpuchat.hardware.numa.mempolicy import allowed_nodes, current
@@ -50,8 +50,8 @@ def with_limits(model: Model, on_progress: Progress, abort: AbortFlag) -> ModelI
     """
     info, notes = model.info, []
     cpus = info.compute_cpus
-    peak = known_peak(cpus, disturbed=not model.options.probe)
-    if peak is None and model.options.probe:
+    peak = known_peak(cpus)
+    if model.options.probe and should_measure(cpus):
         on_progress("probing", 0, 1)
         peak = peak_of(cpus, cancelled=abort.is_set, failed=notes.append)
         on_progress("probing", 1, 1)
@@ -59,7 +59,7 @@ def with_limits(model: Model, on_progress: Progress, abort: AbortFlag) -> ModelI
             raise Interrupted("The load was stopped.")
         notes = [f"The read bandwidth was not measured: {reason}" for reason in notes]
         if known_peak(cpus, disturbed=False) is None and peak is not None:
-            notes = ["Other programs ran while the read bandwidth was measured: it will be tried again."]
+            notes = ["Other programs ran while the read bandwidth was measured: it will be repeated in an hour."]
     return msgspec.structs.replace(
         info,
         notes=(*info.notes, *notes),

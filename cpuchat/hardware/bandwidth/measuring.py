@@ -50,7 +50,7 @@ class Measured:
 
     `cpus` are the logical CPUs that read, one thread each; `node` is the NUMA node that the memory was bound to (None:
     wherever the memory policy of this process puts it). `shares` are, for each round, the part of its CPU that the
-    thread got which got least; () when nobody looked.
+    thread got which got least; () when nobody looked. `made` is when it was kept, in seconds since the epoch.
     """
 
     cpus: tuple[int, ...]
@@ -58,6 +58,7 @@ class Measured:
     rounds: tuple[float, ...]
     node: int | None = None
     shares: tuple[float, ...] = ()
+    made: float = 0.0
 
     @property
     def disturbed(self) -> bool:

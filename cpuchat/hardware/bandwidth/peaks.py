@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from time import time
+from typing import Final
 
 import msgspec
 
@@ -13,6 +16,10 @@ from cpuchat.hardware.bandwidth import kept as bandwidth_file
 from cpuchat.hardware.bandwidth.measuring import ROOT, Cancelled, Measured, measure
 from cpuchat.hardware.numa.mempolicy import current
 from cpuchat.telemetry.machine import Peak
+
+_RETRY_SECONDS: Final = 3600.0
+"""How long a measurement made beside other programs counts before it is repeated: on a machine that is always busy,
+every load would wait for another one."""
 
 
 def peak_of(
@@ -26,7 +33,7 @@ def peak_of(
 ) -> Peak | None:
     """The read bandwidth of these logical CPUs together; measured (2 seconds) unless it was before on this machine.
 
-    What was measured while other programs ran is measured again, and the better of both counts.
+    What was measured while other programs ran is measured again after an hour, and the better of both counts.
 
     Args:
         memory_words: the memory policy to measure under, resolved ("local", "interleave:0-1"); "" is the one that this
@@ -39,7 +46,7 @@ def peak_of(
         None when it was cancelled, or could not be measured.
     """
     known = _saved(cpus, memory_words, root) if cache else None
-    if known is not None and not known.disturbed:
+    if known is not None and not _is_due(known):
         return _peak(known)
     try:
         measured = measure(cpus, memory=memory_words, cancelled=cancelled, root=root)
@@ -63,6 +70,16 @@ def known_peak(
     return None if known is None or (known.disturbed and not disturbed) else _peak(known)
 
 
+def should_measure(cpus: Sequence[int], memory_words: str = "", *, root: Path = ROOT) -> bool:
+    """Whether these CPUs were never measured, or only beside other programs and over an hour ago."""
+    known = _saved(cpus, memory_words, root)
+    return known is None or _is_due(known)
+
+
+def _is_due(known: Measured) -> bool:
+    return known.disturbed and not 0 <= time() - known.made < _RETRY_SECONDS
+
+
 def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> Measured | None:
     saved = bandwidth_file.load(_key(cpus, memory_words, root))
     with contextlib.suppress(msgspec.ValidationError):
@@ -76,8 +93,10 @@ def remember(measured: Measured, memory_words: str = "", *, root: Path = ROOT) -
     """Keep a measurement as the peak of its CPUs, unless other programs ran and more was measured before."""
     known = _saved(measured.cpus, memory_words, root) if measured.disturbed else None
     if known is not None and known.bytes_per_s > measured.bytes_per_s:
-        return _peak(known)
-    bandwidth_file.store(_key(measured.cpus, memory_words, root), measured)
+        if not known.disturbed:
+            return _peak(known)
+        measured = known
+    bandwidth_file.store(_key(measured.cpus, memory_words, root), replace(measured, made=time()))
     return _peak(measured)
 
 

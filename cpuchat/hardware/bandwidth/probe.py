@@ -7,10 +7,10 @@ figure that utilization is divided by. What is measured is kept by machine (`ban
 from __future__ import annotations
 
 from cpuchat.hardware.bandwidth.measuring import Measured, ProbeFailed, measure
-from cpuchat.hardware.bandwidth.peaks import known_peak, peak_of, remember
+from cpuchat.hardware.bandwidth.peaks import known_peak, peak_of, remember, should_measure
 from cpuchat.hardware.bandwidth.survey import Cell, Survey, cached_survey, survey
 
 __all__ = [
     "Cell", "Measured", "ProbeFailed", "Survey", "cached_survey", "known_peak", "measure", "peak_of", "remember",
-    "survey",
+    "should_measure", "survey",
 ]  # fmt: skip
