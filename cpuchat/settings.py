@@ -11,14 +11,13 @@ import contextlib
 import os
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from cpuchat import paths
+from cpuchat import paths, toml
 from cpuchat.errors import SettingsError
 from cpuchat.protocol import (
     MIN_CTX,
@@ -291,8 +290,8 @@ def load(file: Path | None = None) -> Settings:
 def parse(text: str, origin: str = "config.toml") -> Settings:
     """Raises SettingsError as `load` does."""
     try:
-        tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of too many digits, brackets nested too deep
+        tables = toml.loads(text)
+    except ValueError as error:
         raise SettingsError(f"{origin} is not valid TOML: {error}.", "Correct that line or remove the file.") from None
     try:
         return msgspec.convert(tables, Settings)
@@ -369,7 +368,7 @@ def _write(changes: Changes, file: Path) -> Settings:
         load(file)
         try:
             document = tomlkit.parse(paths.read_text(file) if file.exists() else "")
-        except (TOMLKitError, RecursionError) as error:  # what tomllib has just read
+        except (TOMLKitError, RecursionError) as error:  # what `toml` has just read
             raise SettingsError(f"Cannot change {file}: {error}.", "Simplify it, or edit it by hand.") from None
         for section, values in changes.items():
             table = document.setdefault(section, tomlkit.table())

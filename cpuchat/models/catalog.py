@@ -8,7 +8,6 @@ what to look at; what counts is read from the header of the file itself (`gguf`,
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from cpuchat import paths
+from cpuchat import paths, toml
 from cpuchat.errors import CatalogError
 from cpuchat.models.gguf import GGUFHeader
 from cpuchat.models.library import LocalModel
@@ -213,10 +212,10 @@ def _merged(base: CatalogModel, entry: dict[str, Any]) -> dict[str, Any]:
 def _entries(file: Path) -> list[Any]:
     """Raises CatalogError when the file cannot be read, is no TOML, or is not made of `[[model]]` tables."""
     try:
-        tables = tomllib.loads(paths.read_text(file, MAX_BYTES))
+        tables = toml.loads(paths.read_text(file, MAX_BYTES))
     except OSError as error:
         raise _error(file, "", f"it cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8
+    except ValueError as error:  # of TOML, or of UTF-8
         raise _error(file, "", f"it is not valid TOML: {error}") from None
     for key in tables:
         if key != "model":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from textual.color import Color, ColorParseError
 from textual.css.constants import VALID_STYLE_FLAGS
 from textual.theme import BUILTIN_THEMES, Theme
 
-from cpuchat import paths
+from cpuchat import paths, toml
 
 DEFAULT_THEME = "cpuchat"
 
@@ -73,8 +72,8 @@ def parse_theme(text: str) -> Theme:
         ThemeError: not TOML, an unknown key, or a value that Textual would stumble over.
     """
     try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of too many digits, brackets nested too deep
+        data = toml.loads(text)
+    except ValueError as error:
         raise ThemeError(f"not valid TOML: {error}") from None
     if unknown := sorted(data.keys() - _TOP_KEYS):
         raise ThemeError(f"unknown key {unknown[0]!r}")

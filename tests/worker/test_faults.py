@@ -43,9 +43,10 @@ async def test_killed_while_idle_is_healed_by_the_next_message(tiny_model: Path)
 
 
 async def test_assertion_in_llama_cpp_is_quoted(tmp_path: Path) -> None:
-    # Heads that are all position: llama.cpp checks that with GGML_ASSERT, which aborts its process.
+    # Heads that are all position, and a KV cache with room for that: llama.cpp asserts what one architecture needs.
     sound = write_tiny_gguf(tmp_path / "sound.gguf", arch="deepseek2")
-    model = edited(sound, tmp_path / "heads.gguf", {"deepseek2.rope.dimension_count": 32})
+    heads = {"rope.dimension_count": 32, "attention.key_length": 64}
+    model = edited(sound, tmp_path / "heads.gguf", {f"deepseek2.{key}": value for key, value in heads.items()})
     async with worker() as backend:
         failed = (await collect(backend.load(model, LoadOptions(n_ctx=512)))).failed
         assert failed.code == "worker_died"
