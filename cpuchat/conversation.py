@@ -397,6 +397,8 @@ class Conversation:
         messages = [*history, self._begin_answer(history)]
         try:
             async with self._metered(self.backend.generate(self._request(history))) as events:
+                if self._stopping:  # while the message was stored
+                    await self.backend.cancel()
                 async for event in events:
                     answer = messages[-1]
                     match event:

@@ -96,6 +96,18 @@ async def test_a_draft_model_that_the_engine_leaves_out_is_not_said_to_draft(tmp
             assert said in note
 
 
+async def test_a_stop_while_the_message_is_stored_is_heard(tiny_model: Path) -> None:
+    async with conversation(tiny_model, max_tokens=0) as core:
+        for stream in (core.send, lambda _: core.regenerate(), core.edit_last):
+            answering = asyncio.create_task(everything(stream("hello")))
+            while not core.busy:
+                await asyncio.sleep(0)
+            await core.stop()
+            events = await answering
+            assert isinstance(events[-1], GenerationFinished) and events[-1].stop_reason == "cancelled"
+            assert not any(isinstance(event, TextDelta) for event in events)
+
+
 async def test_regenerate_replaces_the_answer(tiny_model: Path) -> None:
     async with conversation(tiny_model) as core:
         await everything(core.send("hello"))
@@ -209,7 +221,7 @@ async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(tiny_model:
         stream = core.aside(request)
         events = [await anext(stream)]
         assert core.busy
-        with pytest.raises(UsageError, match="still being written"):
+        with pytest.raises(UsageError, match="still being loaded or measured"):
             await anext(core.send("more"))
         events += await everything(stream)
         assert isinstance(events[-1], GenerationFinished)

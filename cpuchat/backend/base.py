@@ -54,7 +54,9 @@ class Backend(Protocol):
         ...
 
     async def cancel(self) -> None:
-        """Stop the running load or answer; its iterator still ends with its final event."""
+        """Stop the running load or answer, or the one that was asked for last and has not begun; its iterator still
+        ends with its final event.
+        """
         ...
 
     async def forget(self, chat_id: str) -> None:

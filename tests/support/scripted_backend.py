@@ -223,9 +223,12 @@ class ScriptedBackend:
         """As if the worker had ended."""
         self._model = None
 
-    async def load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
-        self.loads.append((path, options))
+    def load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled.clear()
+        return self._load(path, options)
+
+    async def _load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
+        self.loads.append((path, options))
         self._model = None
         failure = self.draft_failure if options.draft_path else None
         async for event in self._play([failure] if failure else self.load_steps):
@@ -235,9 +238,12 @@ class ScriptedBackend:
         if self._cancelled.is_set():
             yield Unloaded()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
-        self.requests.append(request)
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled.clear()
+        return self._generate(request)
+
+    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+        self.requests.append(request)
         steps = self.answers[min(len(self.requests), len(self.answers)) - 1]
         written = 0
         async for event in self._play(steps):

@@ -237,6 +237,26 @@ async def test_escape_takes_a_waiting_message_back_and_then_stops_the_load() -> 
         assert not backend.requests
 
 
+@pytest.mark.parametrize("stop", ["action_stop", "interrupt"])
+async def test_a_load_or_an_answer_that_is_about_to_begin_is_stopped_too(stop: str) -> None:
+    backend = ScriptedBackend([answer("One two never", gate=Gate())], [Gate(), ModelLoaded(model=MODEL)])
+    async with running(backend) as app:
+        await app.until(lambda: app.chat.conversation.busy)
+        await app.press("escape")
+        await app.until(lambda: not app.chat.busy)
+        app.chat.load_model(Path(MODEL.path))
+        await getattr(app.chat, stop)()
+        await app.until(lambda: not app.chat.busy)
+        assert "no model" in app.status
+        backend.load_steps = [ModelLoaded(model=MODEL)]
+        app.chat.load_model(Path(MODEL.path))
+        await app.ready()
+        app.chat.submit("Count")
+        await getattr(app.chat, stop)()
+        await app.until(lambda: not app.chat.busy)
+        assert app.transcript.messages[-1].note.endswith("stopped")
+
+
 async def test_escape_stops_the_answer_and_keeps_what_was_said() -> None:
     gate = Gate()
     async with running(ScriptedBackend([answer("One two three never", gate=gate)])) as app:

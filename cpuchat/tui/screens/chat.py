@@ -219,12 +219,19 @@ class ChatScreen(HistoryScreen):
         self._take_back()
         if self._leave_apart is not None:
             self._leave_apart()
-        if (stream := self._stream) is not None:
-            while stream is self._stream and not self.conversation.busy and not stream.is_finished:
-                await asyncio.sleep(0.01)  # it is just about to begin, or to end
-            await self.conversation.stop()
+        if (stream := await self._stop_stream()) is not None:
             with contextlib.suppress(WorkerError):
                 await stream.wait()
+
+    async def _stop_stream(self) -> Worker[None] | None:
+        """Stop the load or the answer, also one that is just about to begin. Returns what may still be at its last
+        words.
+        """
+        stream = self._stream
+        while stream and stream is self._stream and not self.conversation.busy and not stream.is_finished:
+            await asyncio.sleep(0.01)  # it is just about to begin, or to end
+        await self.conversation.stop()
+        return stream
 
     @property
     def unsent(self) -> str:
@@ -237,7 +244,7 @@ class ChatScreen(HistoryScreen):
         if not self.busy or self._leave_apart is not None:
             return False
         self._take_back()
-        await self.conversation.stop()
+        await self._stop_stream()
         return True
 
     @property
@@ -388,8 +395,8 @@ class ChatScreen(HistoryScreen):
     async def action_stop(self) -> None:
         if self._queued:
             self._take_back()
-        elif self.busy:
-            await self.conversation.stop()
+        elif await self.interrupt():
+            pass
         elif self._editing:
             self._leave_editing()
             self._prompt.put(self._draft)

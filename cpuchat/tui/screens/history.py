@@ -42,7 +42,8 @@ class HistoryScreen(Screen[None]):
         """Show the chats, or those that match the search."""
         with self._telling():
             found = await self.conversation.list_chats(self.query_one(ChatList).searching)
-            self.query_one(ChatList).show(found, self.conversation.chat.id if self.conversation.chat else None)
+            if self.is_running:  # else the app has ended meanwhile, and its widgets are gone
+                self.query_one(ChatList).show(found, self.conversation.chat.id if self.conversation.chat else None)
         for notice in self.conversation.store.take_notices():
             self.notify(notice, severity="warning", timeout=_NOTICE_SECONDS, markup=False)
 
