@@ -225,7 +225,7 @@ class WorkerProcess:
         return Failed(
             code="worker_died",
             message=f"The inference worker is gone: {reason}.",
-            hint=f"Your next message starts it again. Log: {self.log}",
+            hint=f"Log: {self.log}",
         )
 
 

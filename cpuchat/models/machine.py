@@ -32,6 +32,7 @@ SIZE_CLASSES = (1e9, 4e9)
 
 
 NOT_MEASURED = "the read bandwidth is not measured: `cpuchat probe`, or F12 in the app, does"
+DISTURBED = "other programs ran while the read bandwidth was measured: `cpuchat probe` on an idle machine measures it"
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +84,9 @@ def this_machine(
         from cpuchat.hardware.bandwidth.probe import known_peak
 
         peak = known_peak(cpus, policy.words, root=root)
+        if peak is not None and known_peak(cpus, policy.words, root=root, disturbed=False) is None:
+            # What a busy machine delivered can be a tenth of what it can: a prediction from it would be wrong for good.
+            peak, problem = None, DISTURBED
     total, available = total_bytes(root), available_bytes(root)
     # The kernel ends a process that wants more than the nodes that it is bound to have.
     bound = available_on(policy.nodes, root) if policy is not None and policy.mode == "bind" else None

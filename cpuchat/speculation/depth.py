@@ -155,6 +155,8 @@ class DepthController:
             acceptance.observe(grades[j], j < accepted)
         if overlap and self._overlap_times is not None:
             self._overlap_times.observe(1 + n, ms)
+            if self._times is not None:
+                self._times.plain_at_most(self._overlap_times.ms[n])
         elif self._times is not None:
             self._times.observe(1 + n, ms)
         if n == 0:

@@ -107,6 +107,14 @@ class ObservedTimes:
             self._own_doubt[m] = min(_OWN, self._own_doubt[m] + _OWN_DRIFT)
             self.ms[m] = self._calibrated[m] * factor * exp(self._own[m])
 
+    def plain_at_most(self, ms: float) -> None:
+        """A plain step takes no longer than a pass beside the draft model, which takes `ms` now: the machine is as
+        much faster than when the last plain step was seen (another program has ended)."""
+        if ms < self.ms[0]:
+            share = ms / self.ms[0]
+            self._common += log(share)
+            self.ms = [share * one for one in self.ms]
+
     def _again(self, i: int, error: float) -> bool:
         self._surprised[i] = _surprises(self._surprised[i], error)
         return _confirmed(self._surprised[i])

@@ -6,7 +6,7 @@ from typing import Final
 
 UNCALIBRATED: Final = "off: not calibrated on this machine yet"
 SKIPPED: Final = "off: calibration was skipped"
-DISTURBED: Final = "off: calibration was disturbed by other programs"
+DISTURBED: Final = "off: calibration disturbed by other programs"
 
 
 def why_off(

@@ -75,7 +75,8 @@ class Figures:
         if getattr(self, name) is not None:
             return ""
         if name in ("n_ctx", "n_past"):
-            return "no model loaded" if self.n_ctx is None else "no answer yet"
+            absent = "model is loading" if self.phase == "loading" else "no model loaded"
+            return absent if self.n_ctx is None else "no answer yet"
         if name == "load_fraction":
             return "size not known yet" if self.phase == "loading" else "no load running"
         if self.phase == "loading":
@@ -87,7 +88,7 @@ class Figures:
         if name == "prefill_tok_s":
             if self.prefill_total and self.prefill_cached >= self.prefill_total - 1:
                 return "the whole prompt was in the KV cache"
-            return "reading the prompt" if self.phase == "prefill" else "nothing was evaluated"
+            return "reading" if self.phase == "prefill" else "nothing was evaluated"
         if self.phase == "prefill":
             return "no token yet"
         if name == "live_tok_s" and self.phase == "done":
@@ -171,6 +172,8 @@ class Meter:
             case ContextTrimmed():
                 self._n_ctx = event.n_ctx
             case LoadProgress():
+                if self._phase != "loading":
+                    self._without_model()
                 self._phase = "loading"
                 self._load_fraction = min(1.0, event.done / event.total) if event.total > 0 else None
             case ModelLoaded():
@@ -180,14 +183,19 @@ class Meter:
                 self._speculation.model(event.model)
                 self._roofline.model(event.model)
             case Unloaded():
-                self._phase, self._load_fraction = "idle", None
-                self._n_ctx = self._n_past = None
-                self._speculation.model(None)
-                self._roofline.model(None)
+                # The figures of an answer stay, whose worker may have died: "no answer yet" would not be true of them.
+                self._phase = "done" if self._phase in ("prefill", "decoding", "done") else "idle"
+                self._load_fraction = None
+                self._without_model()
             case Failed():
                 self._failed = True
                 self._load_fraction = None
                 self._phase = "done" if event.request_id else "idle"
+
+    def _without_model(self) -> None:
+        self._n_ctx = self._n_past = None
+        self._speculation.model(None)
+        self._roofline.model(None)
 
     def _prefill_progress(self, event: PrefillProgress, now: float) -> None:
         self._prefill = event

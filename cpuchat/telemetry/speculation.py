@@ -86,7 +86,6 @@ class SpeculationMeter:
         if not self.asked.drafters:
             return Drafting(adaptive=adaptive)
         now = self._figures or SpeculationFigures(reason=self._no_speculation)
-        plain_ms = now.plain_ms or self._model_plain_ms
         # Taken at two moments, so in the first instants of an answer the part can seem larger than the whole.
         long_enough = self._figures is not None and self._decode_ms >= max(now.draft_ms, 1.0)
         share = now.draft_ms / self._decode_ms if long_enough and (now.draft_n or now.draft_ms) else None
@@ -102,11 +101,18 @@ class SpeculationMeter:
             depth=None if self._figures is None else now.depth,
             overlap=now.overlap,
             draft_share=share,
-            plain_tok_s=1e3 / plain_ms if plain_ms else None,
+            plain_tok_s=self._plain_tok_s(now),
             speed_up=now.speed_up(tok_s, self._predicted_n),
             reason=now.reason or (self._no_speculation if not now.draft_n else ""),
             answered=answered,
         )
+
+    def _plain_tok_s(self, now: SpeculationFigures) -> float | None:
+        """Of an answer without a draft it is the answer's own speed, by the definition of the average beside it."""
+        if self._figures is not None and not now.draft_n and self._predicted_n > 1 and self._decode_ms > 0:
+            return (self._predicted_n - 1) * 1e3 / self._decode_ms
+        plain_ms = now.plain_ms or self._model_plain_ms
+        return 1e3 / plain_ms if plain_ms else None
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -18,11 +18,11 @@ from cpuchat.tui.widgets.transcript import TranscriptMessage
 _STOPS = {
     "end": "",
     "": "",
-    "stop_string": "ended at a stop string",
-    "max_tokens": "cut at the token limit (F2)",
-    "context": "the context is full",
+    "stop_string": "stop string",
+    "max_tokens": "token limit reached (F2)",
+    "context": "context full",
     "cancelled": "stopped",
-    "worker_died": "the worker ended",
+    "worker_died": "worker died",
 }
 _PHASES = {"reading": "reading the file", "preparing": "preparing"}
 _CALIBRATING = "calibrating speculation for this model · Esc skips"
@@ -78,6 +78,11 @@ def left_out(event: ContextTrimmed) -> str:
     return f"without the oldest {plural(event.dropped_messages, 'message')}"
 
 
+def stopped(stop_reason: str) -> str:
+    """Why an answer ended, in words; "" when it is simply complete."""
+    return _STOPS.get(stop_reason, stop_reason.replace("_", " "))
+
+
 def finished(timings: Timings | None, stop_reason: str) -> str:
     """The line under an answer: `128 tokens · 41.3 tok/s · 1.64× with drafts · first token 0.21 s · stopped`."""
     parts: list[str] = []
@@ -88,7 +93,7 @@ def finished(timings: Timings | None, stop_reason: str) -> str:
         if timings.draft_n and (speed_up := timings.speed_up) is not None:
             parts.append(f"{units.factor(speed_up)} with drafts")
         parts.append(f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}")
-    if words := _STOPS.get(stop_reason, stop_reason.replace("_", " ")):
+    if words := stopped(stop_reason):
         parts.append(words)
     return " · ".join(parts)
 
@@ -99,7 +104,7 @@ def failure(event: Failed) -> str:
     if event.hint:
         lines.append(event.hint)
     if event.code == "worker_died":
-        lines.append("Nothing of the chat is lost: your next message starts the model again.")
+        lines.append("The chat is saved, and your next message starts the model again.")
     return "\n\n".join(lines)
 
 

@@ -419,7 +419,7 @@ def test_a_disturbed_calibration_is_said_and_made_again(
     assert info.pass_ms == () and not list(tmp_path.iterdir())
     _, timings = chat.ask(Speculation(drafters=("draft",)))
     assert timings.speculation is not None
-    assert timings.speculation.reason == "off: calibration was disturbed by other programs"
+    assert timings.speculation.reason == "off: calibration disturbed by other programs"
     monkeypatch.setattr(calibrate, "measure", lambda *_, **__: quiet)
     assert chat.load(files[0], **more).pass_ms == quiet.verify_ms
     for file in tmp_path.iterdir():  # too old by now, but better than one beside other load

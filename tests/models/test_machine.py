@@ -16,6 +16,7 @@ from cpuchat.models.fit import PROCESS_BYTES, required_memory
 from cpuchat.models.gguf import read_model
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import ASSUMED_REACH, given_back, this_machine
+from cpuchat.models.outlook import estimate
 from cpuchat.models.synthetic import write_model
 from cpuchat.protocol import LoadOptions, Traffic
 from cpuchat.settings import Settings, parse
@@ -39,6 +40,17 @@ def test_the_bandwidth_of_the_cores_in_the_settings_counts() -> None:
     assert this_machine(settings).peak == 25e9
     assert this_machine(settings).peak_words == "measured, 1 core"
     assert this_machine(settings, peak=Peak(50e9, "told")).peak == 50e9
+
+
+def test_a_bandwidth_measured_beside_other_programs_predicts_nothing() -> None:
+    one = choose_cores(read_topology(), "auto", 1).cpus
+    settings = parse("[engine]\nthreads = 1\n")
+    remember(Measured(cpus=one, bytes_per_s=3.7e9, rounds=(3.7e9,), shares=(0.14,)))
+    busy = estimate(5_700_000_000, this_machine(settings))
+    assert busy.tok_s is None and busy.limit_tok_s is None
+    assert "other programs ran" in busy.basis and "cpuchat probe" in busy.basis
+    remember(Measured(cpus=one, bytes_per_s=25e9, rounds=(25e9,), shares=(1.0,)))
+    assert this_machine(settings).peak == 25e9
 
 
 def test_cores_that_are_not_there_are_said() -> None:

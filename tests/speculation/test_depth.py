@@ -102,6 +102,19 @@ def test_a_draft_model_that_is_too_slow_is_not_even_read():
     assert controller.reason == "off: the draft model costs 18 ms per token, a plain token 20 ms"
 
 
+def test_a_plain_step_is_never_slower_than_a_pass_beside_the_draft_model():
+    """Other programs ran while plain steps were seen, and ended while drafts went on: no speed-up comes from that."""
+    overlap = OverlapCosts(tuple(1.1 * ms for ms in COSTS.verify_ms), 2.0)
+    controller = DepthController(PassCosts(COSTS.verify_ms, 2.0, 1.0, overlap), has_draft_model=True)
+    controller.begin()
+    for _ in range(60):
+        controller.plain(6 * COSTS.verify_ms[0])
+    assert controller.plain_ms == pytest.approx(6 * COSTS.verify_ms[0], rel=0.1)
+    for _ in range(60):
+        controller.verified(draft(3), 3, overlap.verify_ms[3], overlap=True)
+    assert controller.plain_ms is not None and controller.plain_ms <= 1.01 * overlap.verify_ms[3]
+
+
 def test_a_long_text_is_not_read_for_a_small_gain():
     costs = true_costs("Q8_0", "0.5B")
     controller = DepthController(costs, has_draft_model=True)

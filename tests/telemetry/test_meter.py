@@ -161,6 +161,17 @@ def test_failures_and_unloading():
     meter.observe(Unloaded(), 3.0)
     assert meter.figures().n_ctx is None
     assert meter.why_missing("n_past") == "no model loaded"
+    assert meter.figures().phase == "done"  # not "no answer yet" beside the figures of one
+
+
+def test_while_another_model_loads_the_context_of_the_one_before_is_gone():
+    meter = Meter()
+    meter.observe(ModelLoaded(model=INFO), 0.0)
+    meter.observe(PrefillProgress(request_id=1, processed=46, total=46, cache_n=0), 1.0)
+    meter.observe(LoadProgress(phase="preparing", done=1, total=2), 2.0)
+    figures = meter.figures()
+    assert (figures.n_past, figures.n_ctx) == (None, None)
+    assert meter.why_missing("n_ctx") == "model is loading"
 
 
 def test_a_load_in_front_of_an_answer_is_no_prefill():

@@ -84,6 +84,16 @@ def test_the_finished_answer_has_the_last_word() -> None:
     assert now.speed_up == pytest.approx(timings.speed_up)
 
 
+def test_an_answer_without_a_draft_is_the_plain_speed_itself() -> None:
+    meter = started()
+    writing(meter, rate=50, seconds=4)
+    figures = SpeculationFigures(passes=200, plain_ms=12.0, reason="off: not worth it")
+    timings = Timings(predicted_n=201, predicted_ms=5000, speculation=figures)
+    meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 5.0)
+    now = meter.figures()
+    assert now.drafting.plain_tok_s == now.decode_tok_s == pytest.approx(40)
+
+
 def test_a_new_answer_begins_with_nothing() -> None:
     meter = started()
     writing(meter, rate=50, seconds=1)

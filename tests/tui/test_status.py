@@ -37,6 +37,18 @@ async def test_threads_that_have_no_cores_of_their_own_are_called_so() -> None:
     assert "8 threads" in await line(None)
 
 
+async def test_while_a_model_loads_nothing_of_the_one_before_is_shown() -> None:
+    status = StatusLine()
+    async with HostApp(status).run_test(size=(120, 3)) as pilot:
+        status.show_model(MODEL)
+        status.show_context(46)
+        status.show_state("loading gemma-3 · preparing  12 %")
+        await pilot.pause()
+        assert status.text.strip() == "cpuchat  loading gemma-3 · preparing  12 %"
+        status.show_state("")
+        assert "46/8k ctx" in status.text
+
+
 async def test_the_context_stays_when_there_is_no_room_for_more() -> None:
     text = await line(EngineInfo(version="x", memory="interleave:0-1"), cpus=tuple(range(8)), width=50)
     assert "interleave" not in text

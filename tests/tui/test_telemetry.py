@@ -181,7 +181,7 @@ async def test_figures_have_units_in_one_column() -> None:
         "context       2,460 of 8,192",
         "mem. private     312 MB",
         "mem. shared     1.61 GB",
-        "done · cancelled",
+        "done · stopped",
     ):
         assert row in panel
     assert any(row.startswith("█") and row.endswith("5,732 left") for row in panel)

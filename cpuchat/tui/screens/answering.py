@@ -68,7 +68,7 @@ class Answering:
             self._status.show_state("")
             self._status.show_model(self._conversation.model)
         if isinstance(last, Unloaded):
-            self._tell("The load was stopped. Ctrl+O chooses a model.", PLAIN)
+            self._tell("Load stopped. Your next message starts it again; Ctrl+O opens the models.", PLAIN)
         if isinstance(last, ModelLoaded) and (problem := self._conversation.draft_problem):
             self._tell(problem, ERROR)
         return last

@@ -95,7 +95,7 @@ class StatusLine(Widget):
         name, strong, dim, warn = (
             self.get_component_rich_style(f"status--{part}", partial=True) for part in ("name", "model", "dim", "warn")
         )
-        model = self._model
+        model = None if self._state else self._model  # while another loads, nothing of the one before
         left = Text.assemble((" cpuchat ", name), no_wrap=True)
         if self._state:
             left.append(" " + self._state, strong)
@@ -105,7 +105,7 @@ class StatusLine(Widget):
             left.append(f" {model.name} ", strong)
             left.append(model.quantization, dim)
         parts: list[tuple[str, str]] = []
-        drafts = self._draft_words()
+        drafts = self._draft_words() if model is not None else []
         if model is not None:
             what = "core" if len(model.cpus) == model.n_threads else "thread"
             threads = f"{model.n_threads} {what}{'s' * (model.n_threads != 1)}"

@@ -22,6 +22,7 @@ from cpuchat.tui.widgets.charts import braille, nice_max, over_time
 from cpuchat.tui.widgets.drafting import drafting, drafting_in_line, drafting_in_short, speed_up
 from cpuchat.tui.widgets.frame import LABEL, NUMBER, Frame, Line, Section, WhyMissing, fit, rate
 from cpuchat.tui.widgets.roofline import bandwidth_in_line, roofline, roofline_in_short
+from cpuchat.tui.wording import stopped
 
 if TYPE_CHECKING:
     from cpuchat.telemetry.meter import Figures
@@ -62,8 +63,7 @@ def _state(frame: Frame) -> Line:
     words = {"loading": "loading", "prefill": "reading the prompt", "decoding": "writing", "done": "done"}
     text = words.get(figures.phase, figures.phase)
     if figures.phase == "done":
-        reason = (figures.stop_reason or "failed").replace("_", " ")
-        text += "" if reason == "end" else f" · {reason}"
+        text = " · ".join(filter(None, (text, stopped(figures.stop_reason or "failed"))))
     elif figures.phase == "idle" and (why := frame.why("live_tok_s")):
         text += f" · {why}"
     return [frame.text("label", fit(text, frame.width))]

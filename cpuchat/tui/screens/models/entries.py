@@ -142,7 +142,8 @@ def _has(words: Iterable[str], *texts: str) -> bool:
 def _problem(path: Path) -> str:
     """Why `path` is no file to load; "" when it may be one."""
     try:
-        return "" if stat.S_ISREG(path.stat().st_mode) else "no regular file"
+        mode = path.stat().st_mode
+        return "" if stat.S_ISREG(mode) else "a folder, not a file" if stat.S_ISDIR(mode) else "not a regular file"
     except FileNotFoundError:
         return "no such file"
     except ValueError:
