@@ -226,6 +226,8 @@ class PrefixCache:
             if unwritten is not None and unwritten.saved.tokens == saved.tokens:
                 state = unwritten.state
             else:
+                if not saved.kv_crc32:  # found before it was written, which it is now
+                    saved = self.find(chat_id) or saved
                 state = _read(kv_file, saved, sequence.abort.is_set)
         except InterruptedError:
             return False

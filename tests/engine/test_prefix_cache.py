@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.engine.continuation import Continuation
+from cpuchat.engine.disk_writer import DiskWriter
 from cpuchat.engine.model import Model
 from cpuchat.engine.prefix_cache import PrefixCache
 
@@ -39,6 +40,21 @@ def test_saved_chat_comes_back(model: Model, folder: Path) -> None:
     assert saved is not None and saved.continuation == memory
     assert again.restore("chat-1", saved, model.sequence)
     assert model.sequence.tokens == list(b"hello engine")
+
+
+def test_a_chat_that_is_written_between_finding_and_restoring_it_comes_back(model: Model, folder: Path) -> None:
+    writer = DiskWriter()
+    try:
+        cache = PrefixCache(folder, LIMIT, "key", writer)
+        writer.give_way()
+        cache.save("chat", model.sequence, fill(model, b"hello engine"))
+        saved = cache.find("chat")
+        writer.finish()
+        model.sequence.clear()
+        assert saved is not None and cache.restore("chat", saved, model.sequence)
+        assert model.sequence.tokens == list(b"hello engine")
+    finally:
+        writer.close()
 
 
 def test_files_tell_nothing_and_belong_to_the_user(model: Model, folder: Path) -> None:
