@@ -191,14 +191,17 @@ class QuantizeScreen(ListScreen[Path | None]):
         """The file that is named; None, with a word to the user, when that is none."""
         text, problem = self.query_one("#out", Input).value.strip(), ""
         try:
-            out = paths.expanded(text).absolute()
+            named = paths.expanded(text)
+            out = named.absolute()
             out.exists()
-            if out.suffix.lower() != ".gguf":
+            if str(named).startswith("~"):
+                problem = f"Cannot write there: no home folder for {named.parts[0]}."
+            elif out.suffix.lower() != ".gguf":
                 problem = "The name must end in .gguf."
             elif clean_line(text) != text:
                 problem = "The name has characters that cannot be shown."
-        except (OSError, RuntimeError) as error:  # too long, or in the home of nobody
-            problem = f"Cannot write there: {getattr(error, 'strerror', None) or error}."
+        except OSError as error:  # too long
+            problem = f"Cannot write there: {error.strerror}."
         if problem:
             self.notify(clean_line(problem), severity="warning", markup=False)
         return None if problem else out
