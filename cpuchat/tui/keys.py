@@ -181,6 +181,7 @@ KEYS: tuple[Key, ...] = (
 _NAMES = {
     "escape": "Esc", "enter": "Enter", "up": "↑", "down": "↓", "pageup": "PgUp", "pagedown": "PgDn",
     "delete": "Del", "slash": "/", "tab": "Tab", "space": "Space", "backspace": "⌫",
+    "underscore": "_", "home": "Home", "end": "End",
 }  # fmt: skip
 
 

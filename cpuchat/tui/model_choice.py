@@ -28,4 +28,4 @@ async def choose(screen: Dismissable[Path | None], path: Path) -> None:
     except (CpuchatError, OSError) as error:
         screen.notify(clean_line(str(error)), title="Not loaded", severity="error", timeout=10, markup=False)
     else:
-        screen.dismiss(path)
+        await screen.dismiss_when_on_top(path)

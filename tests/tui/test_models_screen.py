@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 from textual.widgets import Input
 
+from cpuchat.models import machine
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.library import DEMO_FILES, LocalModel
 from cpuchat.models.library.recent import RecentModels
@@ -211,6 +213,22 @@ async def test_what_cannot_be_loaded_is_told_here_and_the_good_model_stays(tmp_p
             await app.until(lambda why=why: any(why in notice for notice in app.notices))
             assert isinstance(app.app.screen, ModelsScreen)
         assert len(app.backend.loads) == 1 and app.conversation.model == MODEL
+
+
+async def test_a_choice_is_not_lost_below_a_dialog(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = threading.Event()
+    monkeypatch.setattr(machine, "require_loadable", lambda *_: checked.wait(30))
+    async with running() as app:
+        await opened(app)
+        await type_in(app, str(tiny_model))
+        await app.until(lambda: marked(app) == "file")
+        await app.press("enter", "f3")
+        await app.until(lambda: isinstance(app.app.screen, InspectionScreen))
+        checked.set()
+        await app.press("down")  # the check has ended when this is done
+        await app.press("escape")
+        await app.until(lambda: len(app.backend.loads) == 2)
+        assert app.backend.loads[1][0] == tiny_model
 
 
 async def test_a_model_opened_by_its_path_is_listed_like_the_others(tmp_path: Path) -> None:

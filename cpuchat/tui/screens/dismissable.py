@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from textual.await_complete import AwaitComplete
 from textual.screen import Screen, ScreenResultType
 
@@ -12,3 +14,9 @@ class Dismissable(Screen[ScreenResultType]):
 
     def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
         return super().dismiss(result) if self.is_active else AwaitComplete.nothing()
+
+    async def dismiss_when_on_top(self, result: ScreenResultType) -> None:
+        """Dismiss with a result that was waited for: a dialog that the user has opened meanwhile is closed first."""
+        while self.is_attached and not self.is_active:
+            await asyncio.sleep(0.05)
+        self.dismiss(result)

@@ -56,7 +56,7 @@ def _state(frame: Frame) -> Line:
     """What is going on, with a bar while there is a way to go."""
     figures = frame.figures
     if figures.phase == "loading" and figures.load_fraction is not None:
-        return frame.gauge(figures.load_fraction, f"{100 * figures.load_fraction:3.0f} %", "loading")
+        return frame.gauge(figures.load_fraction, f"{int(100 * figures.load_fraction):3d} %", "loading")
     if figures.phase == "prefill" and figures.prefill_total:
         done, total = figures.prefill_processed, figures.prefill_total
         return frame.gauge(done / total, f"{done:>{len(str(total))}}/{total}", "reading")
