@@ -10,6 +10,7 @@ from cpuchat.hardware.topology import Topology
 from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures
+from cpuchat.telemetry.roofline import fits_cache
 from cpuchat.telemetry.traffic import pass_bytes
 from cpuchat.tune.arrangement import Arrangement, Resolved, resolve
 
@@ -105,6 +106,8 @@ def _basis(
         return None, "No model is loaded, so no speed is predicted."
     if model.traffic is None:
         return None, "What a pass of this model reads is not known, so no speed is predicted."
+    if fits_cache(model):
+        return None, "The weights fit in the L3 cache, so memory sets no limit and no speed is predicted."
     if survey is not None:
         peak, source = survey.all_cores.bytes_per_s, "the measured bandwidth"
     elif model.peak_read:

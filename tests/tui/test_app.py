@@ -52,7 +52,7 @@ def test_every_action_of_the_table_exists() -> None:
 @pytest.mark.parametrize(
     ("key", "short", "long"),
     [("ctrl+r", "^R", "Ctrl+R"), ("escape", "Esc", "Esc"), ("f1", "F1", "F1"), ("shift+enter", "Shift+Enter",
-     "Shift+Enter"), ("d", "d", "d")],
+     "Shift+Enter"), ("d", "d", "d"), ("ctrl+underscore", "^_", "Ctrl+_"), ("ctrl+home", "^Home", "Ctrl+Home")],
 )  # fmt: skip
 def test_keys_as_people_write_them(key: str, short: str, long: str) -> None:
     assert (keys.display(key), keys.display(key, short=False)) == (short, long)

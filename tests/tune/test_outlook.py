@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cpuchat.hardware.topology import read_topology
@@ -43,6 +44,14 @@ def test_a_prediction_by_bandwidth_says_so_where_compute_is_the_limit(tmp_path: 
     found = look_ahead(topology, surveyed(topology), None, on(topology, ON_8_CORES), figures, Arrangement())
     assert "compute is the limit now" in found.choices[0].about
     assert "compute" not in outlook(tmp_path / "other", ON_8_CORES).choices[0].about
+
+
+def test_of_weights_that_fit_the_cache_no_speed_by_bandwidth_is_told(tmp_path: Path) -> None:
+    cached = msgspec.structs.replace(ON_8_CORES, cache_bytes=2 * round(TRAFFIC.weights))
+    for choice in outlook(tmp_path, cached).choices:
+        assert choice.prediction is None
+        assert "Limit" not in choice.about and "tok/s" not in choice.speed
+    assert "fit in the L3 cache" in outlook(tmp_path / "again", cached).choices[0].about
 
 
 def test_layouts_with_cores_for_a_draft_need_one(tmp_path: Path) -> None:
