@@ -369,7 +369,7 @@ def _make_private(path: Path) -> None:
 
 def _unusable(path: Path, error: Exception) -> ChatsError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    what = str(error).rstrip(".")
+    what = ((isinstance(error, OSError) and error.strerror) or str(error)).rstrip(".")
     match code:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return ChatsError(f"The file of your chats, {path}, is locked.", "Close the program that uses it.")
@@ -379,7 +379,8 @@ def _unusable(path: Path, error: Exception) -> ChatsError:
             return ChatsError(f"The file of your chats is damaged: {path}.", "Start again: it will be repaired.")
         case _:
             return ChatsError(
-                f"Cannot use the file of your chats, {path}: {what}.", "Check its permissions and the disk."
+                f"Cannot use the file of your chats, {path}: {what}.",
+                "Check its permissions and the disk, or set CPUCHAT_DATA_DIR to another folder.",
             )
 
 

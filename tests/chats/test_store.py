@@ -303,8 +303,9 @@ def test_an_upgrade_keeps_what_is_there_and_fails_as_a_whole(path, monkeypatch):
 
 def test_a_place_that_cannot_be_used_says_so(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ChatsError, match="Cannot use"):
+    with pytest.raises(ChatsError, match="Cannot use") as refused:
         ChatStore(tmp_path / "file" / "chats.db")
+    assert "Errno" not in str(refused.value) and "CPUCHAT_DATA_DIR" in refused.value.hint
     with pytest.raises(ChatsError, match="Cannot use"):
         ChatStore(tmp_path)
 

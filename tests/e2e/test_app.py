@@ -131,3 +131,31 @@ def test_a_stopped_worker_does_not_keep_anyone_from_quitting(tiny_model: Path, t
         assert stored()[-1][1]
     finally:
         terminal.close()
+
+
+def test_a_cache_folder_that_cannot_be_written_is_a_note(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the log goes instead
+    with contextlib.closing(Terminal(["--model", str(tiny_model)], columns=120, rows=40, home=tmp_path)) as terminal:
+        terminal.wait_for("cannot be written")
+        ask(terminal, "Hello")
+        terminal.press("esc")
+        terminal.wait_for("stopped")
+        terminal.press("ctrl+q")
+        assert terminal.wait_for_end() == 0
+        assert b"Traceback" not in terminal.raw
+
+
+def test_without_a_folder_for_the_chats_the_app_says_what_to_do(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CPUCHAT_DATA_DIR", str(tmp_path / "file"))
+    with contextlib.closing(Terminal(["--model", str(tiny_model)], columns=120, rows=40, home=tmp_path)) as terminal:
+        assert terminal.wait_for_end() == 11
+        shown = bytes(terminal.raw)
+        assert b"Cannot use the file of your chats" in shown and b"CPUCHAT_DATA_DIR" in shown
+        assert b"Traceback" not in shown and b"?1049h" not in shown
