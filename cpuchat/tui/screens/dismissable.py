@@ -1,4 +1,4 @@
-"""Screens that can be dismissed once."""
+"""Screens that can be dismissed once, and at any time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,29 @@ from textual.screen import Screen, ScreenResultType
 
 class Dismissable(Screen[ScreenResultType]):
     """Textual pops whatever is on top, also for a screen that is gone already or lies below a dialog: two presses of a
-    key that arrive together would take the screen below along, whose caller then waits for ever."""
+    key that arrive together would take the screen below along, whose caller then waits for ever.
+
+    It also takes the widgets from a screen that is still opening, whose handlers then look for them in vain: such a one
+    opens first.
+    """
+
+    _is_open = False
+    _dismissed: tuple[ScreenResultType | None] | None = None
+
+    def on_mount(self) -> None:
+        self.call_after_refresh(self._opened)  # behind what the screen itself does then
+
+    def _opened(self) -> None:
+        self._is_open = True
+        if self._dismissed is not None:
+            self.dismiss(*self._dismissed)
 
     def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
-        return super().dismiss(result) if self.is_active else AwaitComplete.nothing()
+        if self._is_open and self.is_active:
+            return super().dismiss(result)
+        if not self._is_open and self._dismissed is None:
+            self._dismissed = (result,)
+        return AwaitComplete.nothing()
 
     async def dismiss_when_on_top(self, result: ScreenResultType) -> None:
         """Dismiss with a result that was waited for: a dialog that the user has opened meanwhile is closed first."""
