@@ -47,7 +47,7 @@ def bandwidth_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         return (cache_dir() / "bandwidth.json").read_bytes()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def measured_machine(own_folders: None, bandwidth_file: bytes) -> None:
     """No load waits until the read bandwidth is measured, which takes seconds and gigabytes where caches are large."""
     cache_dir().mkdir(parents=True, exist_ok=True)

@@ -25,6 +25,8 @@ from cpuchat.settings import Settings
 from tests.models.drafts.files import write_catalog
 from tests.support.edited_gguf import edited
 
+pytestmark = pytest.mark.usefixtures("measured_machine")
+
 
 @contextlib.asynccontextmanager
 async def conversation(model: Path, max_tokens: int = 24) -> AsyncIterator[Conversation]:

@@ -18,6 +18,8 @@ from cpuchat.settings import Settings
 from cpuchat.tui.launch import print_unsaved
 from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
 
+pytestmark = pytest.mark.usefixtures("measured_machine")
+
 PREFILL = PrefillProgress(request_id=1, processed=1, total=1, cache_n=0)
 LONG = "word " * 20_000
 

@@ -28,11 +28,6 @@ def run(*arguments: str) -> Result:
 
 
 @pytest.fixture
-def measured_machine() -> None:
-    """Nothing was measured before."""
-
-
-@pytest.fixture
 def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Pretends to run on a machine of `trees`: a core reads 25 GB/s, all together at most 360 GB/s."""
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.cli.program import run
 
+pytestmark = pytest.mark.usefixtures("measured_machine")
+
 QUESTION = "What is cpuchat?"
 DRAFT = "cpuchat-demo-draft-1m-q8_0.gguf"
 

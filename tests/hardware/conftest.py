@@ -21,8 +21,3 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Topolog
         return known[name]
 
     return get
-
-
-@pytest.fixture
-def measured_machine() -> None:
-    """Nothing was measured before: here that is what is tested."""
