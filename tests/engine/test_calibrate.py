@@ -166,7 +166,10 @@ def test_measuring_both_at_once(load: Load, files: tuple[Path, Path], budget: fl
     thread = DraftThread(target, draft, DraftModel(draft.sequence, N_VOCAB), cpus[1:2], cpus[:1])
     try:
         costs = calibrate.measure(target, draft, thread, lambda *_: None, budget=budget)
-        assert costs.overlap is not None and costs.overlap.draft_ms > 0 and min(costs.overlap.verify_ms) > 0
+        if costs.overlap is None:  # beside other load: what was measured was not plausible
+            assert not costs.steady
+        else:
+            assert costs.overlap.draft_ms > 0 and min(costs.overlap.verify_ms) > 0
         assert not thread.is_on
         assert not target.sequence.tokens and not draft.sequence.tokens
     finally:
