@@ -53,6 +53,8 @@ class Terminal:
             "HF_HOME": str(home / "huggingface"),
             "TEXTUAL_ANIMATIONS": "none",
         }
+        for name in ("COLUMNS", "LINES"):  # whoever runs the tests may say how wide *its* terminal is
+            environment.pop(name, None)
         self._hung_up = False
         self.raw = bytearray()
         """Everything that the program wrote."""
