@@ -216,8 +216,8 @@ async def panel(samples: int, rounds: int) -> list[float]:
     from textual.app import App, ComposeResult
 
     from cpuchat.telemetry.process import process_memory
+    from cpuchat.tui.chat.telemetry import TelemetryPanel
     from cpuchat.tui.themes import OWN_VARIABLES
-    from cpuchat.tui.widgets.telemetry import TelemetryPanel
 
     class Host(App[None]):
         CSS = "TelemetryPanel { width: 32; height: 100%; padding: 0 1; border: round $foreground 40%; }"

@@ -63,9 +63,9 @@ def child(options: argparse.Namespace) -> None:
     from cpuchat.protocol import ModelInfo, ModelLoaded, PrefillProgress, TextDelta
     from cpuchat.telemetry.meter import Meter
     from cpuchat.telemetry.process import process_memory
+    from cpuchat.tui.chat.telemetry import TelemetryPanel
+    from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
     from cpuchat.tui.themes import OWN_VARIABLES
-    from cpuchat.tui.widgets.telemetry import TelemetryPanel
-    from cpuchat.tui.widgets.transcript import Transcript, TranscriptMessage
 
     pipe = options.pipe.open("w", buffering=1)
 

@@ -75,7 +75,7 @@ async def models(pilot: Any) -> None:
 
 
 async def repository(pilot: Any) -> None:
-    from cpuchat.tui.screens.repository import RepositoryScreen
+    from cpuchat.tui.models.repository.screen import RepositoryScreen
     from tests.support.downloads import REPO
 
     await until(pilot, lambda: pilot.app.conversation.model is not None)
@@ -90,7 +90,7 @@ async def downloads(pilot: Any) -> None:
 
 
 async def hardware(pilot: Any) -> None:
-    from cpuchat.tui.screens.hardware import HardwareScreen
+    from cpuchat.tui.hardware.screen import HardwareScreen
 
     await ask(pilot, "Why does a CPU write slower than it reads the prompt?")
     await pilot.press("f12")

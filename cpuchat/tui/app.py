@@ -25,15 +25,16 @@ from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.models.library import Library
 from cpuchat.text import clean, clean_line
-from cpuchat.tui import commands, crash, keys, themes
+from cpuchat.tui import commands, keys, themes
+from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.downloading import Downloading, Opener, open_downloads
-from cpuchat.tui.gate import Gate
-from cpuchat.tui.guarded import GuardedApp
-from cpuchat.tui.key_order import OrderedKeys
 from cpuchat.tui.quantizing import Quantizing
-from cpuchat.tui.screens.chat import ChatScreen
-from cpuchat.tui.screens.confirm import ConfirmScreen
-from cpuchat.tui.settings_form import with_changes
+from cpuchat.tui.settings.form import with_changes
+from cpuchat.tui.terminal import crash
+from cpuchat.tui.terminal.gate import Gate
+from cpuchat.tui.terminal.guarded import GuardedApp
+from cpuchat.tui.terminal.key_order import OrderedKeys
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
@@ -66,7 +67,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     """
 
     # The chat is the default screen, whose own sheet Textual does not load.
-    CSS_PATH: ClassVar = ["app.tcss", "screens/chat.tcss"]
+    CSS_PATH: ClassVar = ["app.tcss", "chat/chat.tcss"]
     TITLE = "cpuchat"
     ENABLE_COMMAND_PALETTE = True
     PAUSE_GC_ON_SCROLL = True
@@ -215,7 +216,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     # Help and the way out
 
     def action_help(self) -> None:
-        from cpuchat.tui.screens.help import HelpScreen
+        from cpuchat.tui.help import HelpScreen
 
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss(None)

@@ -15,10 +15,10 @@ from typing import Any
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.text import clean
-from cpuchat.tui import crash
 from cpuchat.tui.app import ChatApp, Resume
-from cpuchat.tui.guarded import GuardedApp, signal_name
-from cpuchat.tui.last_resort import LastResort
+from cpuchat.tui.terminal import crash
+from cpuchat.tui.terminal.guarded import GuardedApp, signal_name
+from cpuchat.tui.terminal.last_resort import LastResort
 
 _ENDING = [
     getattr(signal, name) for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM") if hasattr(signal, name)

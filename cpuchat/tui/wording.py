@@ -11,8 +11,8 @@ from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgre
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size as size
 from cpuchat.text import clean_line
-from cpuchat.tui.widgets.drafted import Spans
-from cpuchat.tui.widgets.transcript import TranscriptMessage
+from cpuchat.tui.markdown.drafted import Spans
+from cpuchat.tui.markdown.transcript import TranscriptMessage
 
 # Only ends that the reader might wonder about get words; an answer that is simply complete gets none.
 _STOPS = {

@@ -15,8 +15,8 @@ from textual.screen import Screen
 
 from cpuchat.cli.main import main
 from cpuchat.conversation import Conversation
-from cpuchat.tui.screens.chat import ChatScreen
-from cpuchat.tui.widgets.status import StatusLine
+from cpuchat.tui.chat.screen import ChatScreen
+from cpuchat.tui.chat.status import StatusLine
 
 
 class Fault(Exception):

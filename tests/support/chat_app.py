@@ -18,11 +18,11 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
 from cpuchat.models.library import Library
 from cpuchat.tui.app import ChatApp
+from cpuchat.tui.chat.prompt import Prompt
+from cpuchat.tui.chat.screen import ChatScreen
+from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.downloading import Opener, open_downloads
-from cpuchat.tui.screens.chat import ChatScreen
-from cpuchat.tui.widgets.prompt import Prompt
-from cpuchat.tui.widgets.status import StatusLine
-from cpuchat.tui.widgets.transcript import Transcript
+from cpuchat.tui.markdown.transcript import Transcript
 from tests.support.scripted_backend import MODEL, ScriptedBackend
 
 HANG_GUARD = 60.0

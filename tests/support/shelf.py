@@ -11,7 +11,7 @@ from cpuchat.models.gguf import GGUFHeader
 from cpuchat.models.library import Library, LocalModel
 from cpuchat.models.machine import Machine
 from cpuchat.settings import Settings
-from cpuchat.tui.screens.models import ModelsReader
+from cpuchat.tui.models.reader import ModelsReader
 from tests.support.big_headers import big_header
 from tests.support.scripted_backend import MODEL
 

@@ -7,22 +7,22 @@ from cpuchat import paths, settings
 from cpuchat.chats.store import ChatStore
 from cpuchat.tui import keys
 from cpuchat.tui.app import ChatApp
-from cpuchat.tui.screens.chat import ChatScreen
-from cpuchat.tui.screens.confirm import ConfirmScreen
-from cpuchat.tui.screens.downloads import DownloadsScreen
-from cpuchat.tui.screens.draft_models import DraftModelsScreen
-from cpuchat.tui.screens.hardware import HardwareScreen
-from cpuchat.tui.screens.help import HelpScreen
-from cpuchat.tui.screens.inspection import InspectionScreen
-from cpuchat.tui.screens.list_screen import DetailsScreen, ListScreen
-from cpuchat.tui.screens.models import ModelsScreen
-from cpuchat.tui.screens.quantize import QuantizeScreen
-from cpuchat.tui.screens.repository import RepositoryScreen
-from cpuchat.tui.screens.settings import SettingsScreen
-from cpuchat.tui.widgets.chat_list import Chats
-from cpuchat.tui.widgets.prompt import Prompt
-from cpuchat.tui.widgets.status import StatusLine
-from cpuchat.tui.widgets.transcript import Transcript
+from cpuchat.tui.chat.chat_list import Chats
+from cpuchat.tui.chat.prompt import Prompt
+from cpuchat.tui.chat.screen import ChatScreen
+from cpuchat.tui.chat.status import StatusLine
+from cpuchat.tui.hardware.screen import HardwareScreen
+from cpuchat.tui.help import HelpScreen
+from cpuchat.tui.markdown.transcript import Transcript
+from cpuchat.tui.models.downloads.screen import DownloadsScreen
+from cpuchat.tui.models.drafts.screen import DraftModelsScreen
+from cpuchat.tui.models.inspection import InspectionScreen
+from cpuchat.tui.models.quantize import QuantizeScreen
+from cpuchat.tui.models.repository.screen import RepositoryScreen
+from cpuchat.tui.models.screen import ModelsScreen
+from cpuchat.tui.settings.screen import SettingsScreen
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.list_screen import DetailsScreen, ListScreen
 from tests.support.chat_app import SMALL, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot

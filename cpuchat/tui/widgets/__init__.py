@@ -1,1 +1,1 @@
-"""Widgets: each knows how to show one thing and what the user did to it; screens decide what follows."""
+"""Widgets and dialogs that two features use."""

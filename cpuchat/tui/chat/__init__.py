@@ -1,0 +1,1 @@
+"""The chat screen: transcript, prompt, list of chats, live figures."""

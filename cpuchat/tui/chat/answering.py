@@ -1,0 +1,173 @@
+"""Shows the streams of a conversation on the chat screen: one at a time, event by event."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from cpuchat.conversation import Conversation
+from cpuchat.errors import ChatsChanged, ChatsError, CpuchatError
+from cpuchat.protocol import (
+    AnyEvent,
+    ContextTrimmed,
+    Failed,
+    GenerationFinished,
+    LoadProgress,
+    ModelInfo,
+    ModelLoaded,
+    PrefillProgress,
+    TextDelta,
+    Unloaded,
+)
+from cpuchat.tui import wording
+from cpuchat.tui.chat.status import StatusLine
+from cpuchat.tui.markdown.drafted import Spans
+from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
+
+WARNING, ERROR, PLAIN = "warning", "error", "information"
+
+
+class Answering:
+    """Turns events into what the user sees. Runs on the UI's event loop; never raises for what a backend does."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        transcript: Transcript,
+        status: StatusLine,
+        tell: Callable[[str, str], None],
+        begun: Callable[[], None],
+        show_messages: Callable[[], None],
+    ) -> None:
+        """`tell(text, severity)` shows a passing message; `begun()` is called when a stream gave its first event,
+        `show_messages()` when the transcript has to show what the conversation holds.
+        """
+        self._conversation = conversation
+        self._transcript = transcript
+        self._status = status
+        self._tell = tell
+        self._begun = begun
+        self._show_messages = show_messages
+        self._replaces = False  # the answer is to take the place of something that is not shown any more
+        self._open = False  # an answer is being written
+        self._written = False  # its first text has come
+        self._left_out = ""
+        self._noted: set[str] = set()  # notes of models that were already shown
+        self.loading: str = ""  # name of the file that is being loaded
+        self.spans: dict[int, Spans] = {}
+        """Who proposed which part of the answers of this run, by the id of their message."""
+
+    async def load(self, path: Path) -> AnyEvent | None:
+        """Load a model. Returns the last event: `ModelLoaded` when it is ready."""
+        self.loading = path.stem
+        self._status.show_state(f"loading {self.loading}")
+        try:
+            last = await self._consume(lambda: self._conversation.load_model(path))
+        finally:
+            self.loading = ""
+            self._status.show_state("")
+            self._status.show_model(self._conversation.model)
+        if isinstance(last, Unloaded):
+            self._tell("Load stopped. Your next message starts it again; Ctrl+O opens the models.", PLAIN)
+        if isinstance(last, ModelLoaded) and (problem := self._conversation.draft_problem):
+            self._tell(problem, ERROR)
+        return last
+
+    def look_again(self) -> None:
+        """The model was loaded again, or lost, by somebody else."""
+        model = self._conversation.model
+        self._status.show_model(model)
+        if model is not None:
+            self._show_notes(model)
+        self.show_context()
+
+    async def answer(self, stream: Callable[[], AsyncIterator[AnyEvent]], replaces: bool = False) -> AnyEvent | None:
+        """Show one answer from its first event to its last. Returns the last.
+
+        What it `replaces` is shown again when it ends before its first word.
+        """
+        drafted = bool(self._conversation.speculation.drafters)
+        self._transcript.begin_answer(self._conversation.model_name or "Answer", drafted)
+        self._transcript.set_pending("thinking about it …")
+        self._open, self._written, self._left_out, self._replaces = True, False, "", replaces
+        try:
+            return await self._consume(stream)
+        finally:
+            if self._open:  # ended without a final event
+                self._close("stopped")
+            self._status.show_state("")
+            self._status.show_model(self._conversation.model)
+            self.show_context()
+
+    async def _consume(self, stream: Callable[[], AsyncIterator[AnyEvent]]) -> AnyEvent | None:
+        last: AnyEvent | None = None
+        try:
+            async for event in stream():
+                if last is None:
+                    self._begun()
+                last = event
+                self._show(event)
+        except CpuchatError as error:
+            last = Failed(code=error.code, message=error.message, hint=error.hint)
+            self._show(last)
+        return last
+
+    def _show(self, event: AnyEvent) -> None:
+        match event:
+            case TextDelta():
+                if not self._written:
+                    self._written = True
+                    self._transcript.set_pending("")
+                self._transcript.append(event.text, event.channel, event.drafter)
+            case PrefillProgress():
+                if not self._written:
+                    self._transcript.set_pending(wording.prefill(event))
+            case LoadProgress():
+                self._status.show_state(wording.loading(self.loading or "the model", event))
+                if self._open:  # a dead worker is started again before it answers
+                    self._transcript.set_pending("starting the model again …")
+            case ModelLoaded():
+                self._status.show_state("")
+                self._status.show_model(event.model)
+                self._show_notes(event.model)
+            case ContextTrimmed():
+                self._left_out = wording.left_out(event)
+                self._tell(wording.trimmed(event), WARNING)
+            case GenerationFinished():
+                note = wording.finished(event.timings, event.stop_reason)
+                self._close(" · ".join(filter(None, (note, self._left_out))))
+            case Failed():
+                self._close("")
+                if event.code in (ChatsError.code, ChatsChanged.code):  # not sent, or loaded again
+                    self._show_messages()
+                self._fail(event)
+            case _:
+                pass
+
+    def _close(self, note: str) -> None:
+        if self._open:
+            self._open = False
+            self._transcript.set_pending("")
+            answer = self._transcript.finish_answer(note)
+            messages = self._conversation.messages
+            if answer is not None and messages and messages[-1].role == "assistant":
+                # Also when it has none: the id may be that of an answer that was deleted.
+                self.spans[messages[-1].id] = answer.spans
+            if self._replaces and not self._written:
+                self._show_messages()
+
+    def _fail(self, event: Failed) -> None:
+        title = {"worker_died": "The model stopped working", "does_not_fit": "Not enough memory"}.get(
+            event.code, "That did not work"
+        )
+        self._transcript.add_message(TranscriptMessage(role="notice", title=title, content=wording.failure(event)))
+
+    def _show_notes(self, model: ModelInfo) -> None:
+        for note in model.notes:
+            if f"{model.path}\0{note}" not in self._noted:
+                self._noted.add(f"{model.path}\0{note}")
+                self._tell(note, WARNING)
+
+    def show_context(self) -> None:
+        """Show how full the context is, by the same figure as the panel does."""
+        self._status.show_context(self._conversation.figures().n_past or 0)

@@ -1,0 +1,46 @@
+"""Copying what the transcript shows: the answer, or its code blocks one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from textual.app import App
+
+from cpuchat.tui import wording
+from cpuchat.tui.markdown.transcript import Transcript
+
+
+class Copying:
+    """Puts text on the terminal's clipboard (OSC 52) and says so with `tell`."""
+
+    def __init__(self, app: App[int], transcript: Transcript, tell: Callable[[str], None]) -> None:
+        self._app = app
+        self._transcript = transcript
+        self._tell = tell
+        self._next_block = 0
+
+    def begin_again(self) -> None:
+        """The next code block is the last one of the transcript."""
+        self._next_block = 0
+
+    def answer(self) -> None:
+        """The marked message, or the last answer."""
+        if text := self._transcript.current_message_text():
+            self._copy(text, "")
+        else:
+            self._tell("There is no answer to copy yet.")
+
+    def code(self) -> None:
+        """The last code block; asked again, the one before."""
+        blocks = self._transcript.code_blocks()
+        if not blocks:
+            self._tell("There is no code block to copy.")
+            return
+        index = len(blocks) - 1 - self._next_block % len(blocks)
+        self._next_block += 1
+        which = f" (block {index + 1} of {len(blocks)})" if len(blocks) > 1 else ""
+        self._copy(blocks[index], which)
+
+    def _copy(self, text: str, what: str) -> None:
+        self._app.copy_to_clipboard(text)
+        self._tell(f"Copied {wording.plural(len(text), 'character')}{what}.")

@@ -1,0 +1,157 @@
+"""How drafting goes: a section of the figures panel, and its share of the line for narrow screens."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from cpuchat.telemetry import units
+from cpuchat.text import clean_line
+from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, rate
+
+if TYPE_CHECKING:
+    from cpuchat.telemetry.speculation import Drafting
+
+SENTENCE_ROWS = 3
+_LEVELS = "▁▂▃▄▅▆▇█"
+_BY_POSITION = "by position"
+
+
+def drafting(frame: Frame) -> list[Line]:
+    """Seven rows; one when no drafters are chosen. While drafting is off, the last three say why."""
+    now = frame.figures.drafting
+    if not now.wanted:
+        return [_nothing_chosen(frame)]
+    share = None if now.draft_share is None else _percent(now.draft_share)
+    return [
+        _acceptance(frame, now),
+        _row(frame, "per pass", "tokens_per_pass", _per_pass(now), "tokens"),
+        _row(frame, "no drafts", "plain_tok_s", rate(now.plain_tok_s), "tok/s"),
+        _row(frame, "drafts ahead" if now.overlap else "drafting", "draft_share", share, "% time"),
+        *(_sentence(frame, now.reason) if now.reason else [_depth(frame), _bars(frame, now), _by_drafter(frame, now)]),
+    ]
+
+
+def drafting_in_short(frame: Frame) -> list[Line]:
+    """One row: acceptance and tokens per pass, or that drafting is off."""
+    now = frame.figures.drafting
+    if not now.wanted:
+        return [_nothing_chosen(frame)]
+    if now.reason and now.acceptance_now is not None:
+        return [[*_percentage(frame, now.acceptance_now), frame.text("label", " drafts off")]]
+    if now.reason:
+        return [[frame.text("label", textwrap.shorten(_off(now.reason), frame.width, placeholder=" …"))]]
+    if now.acceptance_now is None or (per_pass := _per_pass(now)) is None:
+        return [_row(frame, "acceptance", "acceptance_now", None, "%")]
+    return [[*_percentage(frame, now.acceptance_now), *_figure(frame, f"{per_pass:>6}", "/pass")]]
+
+
+def drafting_in_line(frame: Frame) -> Line:
+    """For one line: acceptance and tokens per pass; nothing without drafters or before the first draft."""
+    now = frame.figures.drafting
+    if not now.wanted:
+        return []
+    if now.acceptance_now is None:
+        return [frame.text("label", "drafts off")] if now.reason else []
+    line = [frame.text("label", "acc "), *_figure(frame, f"{_percent(now.acceptance_now):>3}", " %")]
+    if now.reason:
+        return [*line, frame.text("label", " drafts off")]
+    per_pass = _per_pass(now)
+    return line if per_pass is None else [*line, *_figure(frame, f"{per_pass:>5}", "/pass")]
+
+
+def speed_up(frame: Frame, part: str) -> Line:
+    """` 1.64×`, six cells, in the style of `part` (slower than plain: as a limit); blank when it is not known."""
+    factor = frame.figures.drafting.speed_up
+    if factor is None:
+        return [frame.text("label", " " * 6)]
+    return [frame.text(part if factor >= 1 else "limit", f"{units.factor(factor):>6}")]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f}"
+
+
+def _per_pass(now: Drafting) -> str | None:
+    return None if now.tokens_per_pass is None else f"{now.tokens_per_pass:.1f}"
+
+
+def _figure(frame: Frame, number: str, unit: str) -> Line:
+    return [frame.text("value", number), frame.text("label", unit)]
+
+
+def _percentage(frame: Frame, value: float) -> Line:
+    return [frame.text("label", "acceptance"), *_figure(frame, f"{_percent(value):>5}", " %")]
+
+
+def _row(frame: Frame, label: str, field: str, number: str | None, unit: str) -> Line:
+    """As `Frame.row`, with the reasons of the drafting figures: only one that is not the same for all is told."""
+    if number is not None:
+        return frame.row(label, "", number, unit)
+    now = frame.figures.drafting
+    why = now.why_missing(field)
+    common = why in ("", now.why_missing("acceptance_now"), now.why_missing("tokens_per_pass"))
+    room = frame.width - LABEL
+    text = f"{'n/a':>{NUMBER}}" if common or len(why) > room else why
+    return [frame.text("label", f"{label:<{LABEL}}"), frame.text("missing", text)]
+
+
+def _acceptance(frame: Frame, now: Drafting) -> Line:
+    if now.acceptance_now is None or now.acceptance is None:
+        return _row(frame, "acceptance", "acceptance_now", None, "%")
+    whole = f"{_percent(now.acceptance):>4}"
+    return [*_percentage(frame, now.acceptance_now), frame.text("label", "  avg"), *_figure(frame, whole, " %")]
+
+
+def _bars(frame: Frame, now: Drafting) -> Line:
+    """Acceptance of the first, second, ... drafted token, from zero to all."""
+    if not now.by_position:
+        return []
+    room = frame.width - len(_BY_POSITION) - 1
+    levels = [
+        _LEVELS[min(len(_LEVELS) - 1, int(accepted / drafted * len(_LEVELS)))] if drafted else " "
+        for drafted, accepted in now.by_position[:room]
+    ]
+    return [frame.text("fill", f"{''.join(levels):<{room}} "), frame.text("label", _BY_POSITION)]
+
+
+def _by_drafter(frame: Frame, now: Drafting) -> Line:
+    """Whose drafts were accepted: the two who gave most of them, the one who proposed last in bold."""
+    total = sum(count.draft_n_accepted for count in now.by_drafter)
+    if not total:
+        return [frame.text("label", f"by {now.drafter}")] if now.drafter else []
+    ranked = sorted(now.by_drafter, key=lambda count: -count.draft_n_accepted)[:2]
+    line = [frame.text("label", "by")]
+    active = "now" if frame.figures.phase == "decoding" else "value"
+    for number, count in enumerate(c for c in ranked if c.draft_n_accepted):
+        share = _percent(count.draft_n_accepted / total)
+        line += [
+            frame.text("label", ", " if number else " "),
+            frame.text(active if count.name == now.drafter else "label", count.name),
+            *_figure(frame, f" {share:>2}", " %"),
+        ]
+    return line
+
+
+def _depth(frame: Frame) -> Line:
+    now = frame.figures.drafting
+    label = "adaptive depth" if now.adaptive else "fixed depth"
+    head = frame.text("label", f"{label:<{LABEL + 2}}")
+    width = NUMBER - 2
+    if now.depth is None:
+        return [head, frame.text("missing", f"{'n/a':>{width}}")]
+    return [head, *_figure(frame, f"{now.depth:>{width}}", " tokens" if now.depth != 1 else " token")]
+
+
+def _off(reason: str) -> str:
+    reason = clean_line(reason)
+    return reason if reason.startswith("off") else f"off: {reason}"
+
+
+def _sentence(frame: Frame, reason: str) -> list[Line]:
+    rows = textwrap.wrap(_off(reason), max(8, frame.width), max_lines=SENTENCE_ROWS, placeholder=" …")
+    return [[frame.text("label", row)] for row in rows] + [[] for _ in range(SENTENCE_ROWS - len(rows))]
+
+
+def _nothing_chosen(frame: Frame) -> Line:
+    return [frame.text("label", f"{'drafting':<{LABEL}}"), frame.text("missing", "off (F9 or F2)")]

@@ -1,0 +1,93 @@
+"""The figures on the chat screen: looked at a few times a second while something runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from textual.screen import Screen
+from textual.timer import Timer
+
+from cpuchat.conversation import Conversation
+from cpuchat.hardware.cpus import allowed_cpus
+from cpuchat.telemetry.process import process_memory
+from cpuchat.tui.chat.machine_watch import MachineWatch
+from cpuchat.tui.chat.status import StatusLine
+from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
+from cpuchat.tui.markdown.transcript import MIN_INTERVAL, Transcript
+
+if TYPE_CHECKING:
+    from cpuchat.telemetry.machine import MachineSample
+
+FIGURES_HZ = 4
+# While every core computes, what the UI takes is taken from the model: measured, 8 % of a core cost 6 to 9 % of the
+# tokens on two cores (benchmarks/README.md). So there it draws half as often.
+CROWDED_FIGURES_HZ = 2
+CROWDED_INTERVAL = 0.2
+
+
+class LiveFigures:
+    """Brings status line and figures up to date, from the meter, the worker's process and the machine's counters.
+
+    Made when `screen` is mounted, paused. Use from the event loop.
+    """
+
+    def __init__(self, screen: Screen[Any], conversation: Conversation) -> None:
+        self._screen = screen
+        self._conversation = conversation
+        self._status = screen.query_one(StatusLine)
+        self._watch = MachineWatch()
+        self._running = False
+        self._timer = self._every(FIGURES_HZ)
+
+    def _every(self, hz: int) -> Timer:
+        return self._screen.set_interval(1 / hz, self.show, pause=not self._running)
+
+    def start(self) -> None:
+        """Something runs: show them again and again."""
+        self._running = True
+        self._timer.resume()
+
+    def stop(self) -> None:
+        """Nothing runs any more: show them once more, and then only when asked to."""
+        self._running = False
+        self._timer.pause()
+        self.show()
+
+    def close(self) -> None:
+        """Give the counters back."""
+        self._watch.close()
+
+    def share_the_cores(self) -> None:
+        """Choose how often to draw by whether the model leaves a core free."""
+        model = self._conversation.model
+        crowded = model is not None and model.n_threads >= len(allowed_cpus())
+        self._screen.query_one(Transcript).min_interval = CROWDED_INTERVAL if crowded else MIN_INTERVAL
+        self._timer.stop()
+        self._timer = self._every(CROWDED_FIGURES_HZ if crowded else FIGURES_HZ)
+
+    def _sample(self, pid: int | None) -> MachineSample | None:
+        """From the screen that watches the counters while it is open, else from here: two that count the same events
+        would take them from each other."""
+        if len(self._screen.app.screen_stack) > 1:
+            from cpuchat.tui.hardware.machine import MachineScreen
+
+            for screen in self._screen.app.screen_stack:
+                if isinstance(screen, MachineScreen):
+                    return screen.now.sample if pid is not None else None
+        return self._watch.sample(pid)
+
+    def show(self) -> None:
+        """Show what is known now."""
+        conversation = self._conversation
+        pid = conversation.backend.pid
+        counters = conversation.settings.hardware.counters
+        if (sample := self._sample(pid if counters else None)) is not None:
+            conversation.meter.machine(sample)
+        figures = conversation.figures()
+        self._status.show_drafting(figures.drafting)
+        self._status.show_engine(conversation.backend.engine)
+        memory = None if pid is None else process_memory(pid)
+        self._status.show_context(figures.n_past or 0)
+        shown = TelemetryPanel if self._screen.has_class("-wide") else TelemetryLine
+        for one in self._screen.query(shown):  # none when the app ends while a model loads
+            one.show(figures, memory)

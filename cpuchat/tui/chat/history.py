@@ -1,0 +1,136 @@
+"""The stored chats' part of the chat screen: list, search, open, rename, delete."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from textual import on, work
+from textual.screen import Screen
+
+from cpuchat.conversation import Conversation
+from cpuchat.errors import CpuchatError
+from cpuchat.tui.chat.chat_list import ChatList
+from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
+
+_NOTICE_SECONDS = 60.0  # of what the user has to know about a damaged file
+
+
+class HistoryScreen(Screen[None]):
+    """Base of the chat screen, which says how to show a chat and when not to switch."""
+
+    conversation: Conversation
+
+    def tell(self, text: str, severity: str = "information") -> None:
+        """A passing message; the text is shown as it is."""
+        timeout = 5 if severity == "information" else 10
+        self.notify(text, severity=severity, timeout=timeout, markup=False)  # type: ignore[arg-type]
+
+    def refuse_while_writing(self, why: str) -> bool:
+        """Tell `why` and return True while an answer is being written. A load keeps no chat from being read."""
+        raise NotImplementedError
+
+    def show_chat(self) -> None:
+        """Show the conversation's chat from its first message."""
+        raise NotImplementedError
+
+    def show_chat_title(self) -> None:
+        raise NotImplementedError
+
+    @work(exclusive=True, group="list-chats")
+    async def list_chats(self) -> None:
+        """Show the chats, or those that match the search."""
+        with self._telling():
+            found = await self.conversation.list_chats(self.query_one(ChatList).searching)
+            if self.is_running:  # else the app has ended meanwhile, and its widgets are gone
+                self.query_one(ChatList).show(found, self.conversation.chat.id if self.conversation.chat else None)
+        for notice in self.conversation.store.take_notices():
+            self.notify(notice, severity="warning", timeout=_NOTICE_SECONDS, markup=False)
+
+    @work(exclusive=True, group="open-chat")
+    async def open_chat(self, chat_id: str) -> None:
+        """Go on with a stored chat."""
+        if self.refuse_while_writing("Another chat can be opened when the answer is done"):
+            return
+        with self._telling():
+            await self.conversation.open_chat(chat_id)
+            self._chat_changed()
+        self.list_chats()
+
+    def action_new_chat(self) -> None:
+        if self.refuse_while_writing("A new chat can start when the answer is done"):
+            return
+        with self._telling():
+            self.conversation.new_chat()
+            self._chat_changed()
+        self.list_chats()
+
+    def _chat_changed(self) -> None:
+        self.query_one(ChatList).clear_search()
+        self.show_chat()
+
+    def action_rename_chat(self) -> None:
+        if self.conversation.chat is None:
+            self.tell("This chat has no messages yet.")
+        else:
+            self._rename(self.conversation.chat.id)
+
+    def action_delete_chat(self) -> None:
+        if self.conversation.chat is None:
+            self.tell("This chat has no messages yet.")
+        else:
+            self._delete(self.conversation.chat.id)
+
+    @on(ChatList.Opened)
+    def _opened(self, event: ChatList.Opened) -> None:
+        self.open_chat(event.chat_id)
+
+    @on(ChatList.Searched)
+    def _searched(self) -> None:
+        self.list_chats()
+
+    @on(ChatList.RenameAsked)
+    def _rename_asked(self, event: ChatList.RenameAsked) -> None:
+        self._rename(event.chat_id)
+
+    @on(ChatList.DeleteAsked)
+    def _delete_asked(self, event: ChatList.DeleteAsked) -> None:
+        self._delete(event.chat_id)
+
+    def _is_open(self, chat_id: str) -> bool:
+        return self.conversation.chat is not None and self.conversation.chat.id == chat_id
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """A chat that another window deleted, a full disk: told, not raised."""
+        try:
+            yield
+        except CpuchatError as error:
+            self.tell(str(error), "error")
+
+    @work
+    async def _rename(self, chat_id: str) -> None:
+        with self._telling():
+            chat = await self.conversation.stored_chat(chat_id)
+            title = await self.app.push_screen_wait(AskTextScreen("Rename the chat", chat.title))
+            if title:
+                await self.conversation.rename_chat(chat_id, title)
+                self.show_chat_title()
+        self.list_chats()
+
+    @work
+    async def _delete(self, chat_id: str) -> None:
+        if self._is_open(chat_id) and self.refuse_while_writing("This chat can be deleted when the answer is done"):
+            return
+        with self._telling():
+            title = (await self.conversation.stored_chat(chat_id)).title
+            question = f"Delete “{title}” and all its messages? This cannot be undone."
+            if await self.app.push_screen_wait(ConfirmScreen("Delete the chat", question, "Delete", "Keep it")):
+                # The dialog may have been open while a queued message was sent.
+                if self._is_open(chat_id) and self.refuse_while_writing("It is being answered"):
+                    return
+                was_open = self._is_open(chat_id)
+                await self.conversation.delete_chat(chat_id)
+                if was_open:
+                    self.show_chat()
+        self.list_chats()

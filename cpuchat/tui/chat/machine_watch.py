@@ -1,0 +1,81 @@
+"""Looks at the machine's counters for the chat screen, a few times a second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from cpuchat.tui.threads import apart
+
+if TYPE_CHECKING:
+    from cpuchat.telemetry.machine import MachineSample
+
+
+class Samples(Protocol):
+    """What is used of hardware.monitor.Monitor."""
+
+    def sample(self) -> MachineSample: ...
+
+    def close(self) -> None: ...
+
+
+def open_monitor(pid: int) -> Samples:
+    """The counters for the inference process `pid`. Blocks for some milliseconds."""
+    from cpuchat.hardware.monitor import Monitor
+    from cpuchat.hardware.topology import read_topology
+
+    return Monitor(read_topology(), pid)
+
+
+class MachineWatch:
+    """Use from one event loop. Counters are opened and read in threads: a kernel that takes its time, or looking for
+    others when one fails, keeps no key waiting. The first calls have nothing to tell."""
+
+    def __init__(self, opener: Callable[[int], Samples] = open_monitor) -> None:
+        self._opener = opener
+        self._pid: int | None = None
+        self._look: asyncio.Task[tuple[Samples, MachineSample]] | None = None
+        self._monitor: Samples | None = None
+        self._newest: MachineSample | None = None
+        self._failed = False
+
+    def sample(self, pid: int | None) -> MachineSample | None:
+        """The newest figures; None while there are none. `pid` None: no process to watch."""
+        if pid != self._pid:
+            self.close()
+            self._pid = pid
+        if pid is None:
+            return None
+        if self._look is not None and self._look.done():
+            look, self._look = self._look, None
+            try:
+                self._monitor, self._newest = look.result()
+            except Exception:  # a machine that cannot be read has no counters
+                self._failed = True
+        if self._look is None and not self._failed:
+            opener, monitor = self._opener, self._monitor
+            self._look = asyncio.ensure_future(apart(lambda: _look(opener, pid, monitor)))
+        return self._newest
+
+    def close(self) -> None:
+        """Give the counters back."""
+        look, monitor = self._look, self._monitor
+        self._pid = self._look = self._monitor = self._newest = None
+        self._failed = False
+        if look is not None:
+            look.add_done_callback(lambda look: _close(look, monitor))
+        elif monitor is not None:
+            monitor.close()
+
+
+def _look(opener: Callable[[int], Samples], pid: int, monitor: Samples | None) -> tuple[Samples, MachineSample]:
+    monitor = monitor or opener(pid)
+    return monitor, monitor.sample()
+
+
+def _close(look: asyncio.Task[tuple[Samples, MachineSample]], monitor: Samples | None) -> None:
+    if not look.cancelled() and look.exception() is None:
+        monitor = look.result()[0]
+    if monitor is not None:
+        monitor.close()

@@ -1,0 +1,149 @@
+"""How close decoding is to what this machine can do: sections of the figures panel, and their share of the line."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from cpuchat.telemetry import units
+from cpuchat.text import clean_line
+from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, fit, rate
+
+if TYPE_CHECKING:
+    from cpuchat.telemetry.roofline import Roofline
+
+SCALE = 1.1
+"""The bar goes on beyond the peak: more than it is an error that has to be seen."""
+REMARK_ROWS = 2
+BAR = 8
+_LEVELS = "▁▂▃▄▅▆▇█"
+_LIMITS = {
+    "memory": "memory is the limit",
+    "compute": "compute is the limit",
+    "overhead": "well below all ceilings",
+}
+_CACHED = "fits in L3: no memory limit"
+_WIDTH = 28  # of the rows that have no unit in a fixed place
+
+
+def roofline(frame: Frame) -> list[Line]:
+    """Seven rows: bandwidth, its bar against the peak, where the figure comes from and what limits decoding (or what
+    is wrong with the figure), and the ceilings in tok/s. One more for the L3 groups and one for power, where they are
+    known."""
+    now = frame.figures.roofline
+    rows: list[Line] = [_figure(frame, now), _bar(frame, now), *_remarks(frame, now)]
+    if now.l3_groups:
+        rows.append(_per_l3(frame, now))
+    rows += _ceilings(frame, now)
+    if now.watts is not None:
+        rows.append(_power(frame, now))
+    return rows
+
+
+def roofline_in_short(frame: Frame) -> list[Line]:
+    """Four rows: the figure, the bar or why there is none, and the ceilings of decoding."""
+    now = frame.figures.roofline
+    head = _figure(frame, now)
+    if now.off or now.remark:
+        return [head, [frame.text("limit", fit(now.off or now.remark, frame.width))], *_ceilings(frame, now)[:2]]
+    return [head, _bar(frame, now), *_ceilings(frame, now)[:2]]
+
+
+def bandwidth_in_line(frame: Frame, bar: bool = True) -> Line:
+    """For one line: `44/51 GB/s ████──╎ 86 % ≈`; nothing before the first token."""
+    now = frame.figures.roofline
+    if now.bandwidth is None:
+        return []
+    used = units.bandwidth(now.bandwidth)
+    if now.peak is None or now.utilization is None:
+        return [frame.text("value", f"{used:>3}"), frame.text("label", f" GB/s {_mark(now)}")]
+    peak = units.bandwidth(now.peak.bytes_per_s)
+    line = [frame.text("value", f"{used:>{len(peak)}}"), frame.text("label", f"/{peak} GB/s ")]
+    share = f"{100 * now.utilization:3.0f} %"
+    if bar:
+        drawn = frame.narrow(BAR + len(share) + 1).gauge(now.utilization / SCALE, share, peak=1 / SCALE)
+    else:
+        drawn = [frame.text("value", share)]
+    return [*line, *drawn, frame.text("limit" if now.off else "label", f" {'off' if now.off else _mark(now)}")]
+
+
+def _mark(now: Roofline) -> str:
+    return "≈" if now.counted is None else now.source
+
+
+def _figure(frame: Frame, now: Roofline) -> Line:
+    head = frame.text("label", f"{'bandwidth':<{LABEL}}")
+    if now.bandwidth is None:
+        return _missing(frame, now, "bandwidth", "bandwidth")
+    used = units.bandwidth(now.bandwidth)
+    if now.peak is None or now.fits_cache:
+        return frame.row("bandwidth", "", used, "GB/s")
+    rest = f" of {units.bandwidth(now.peak.bytes_per_s)} GB/s"
+    return [head, frame.text("value", f"{used:>{max(4, _WIDTH - LABEL - len(rest))}}"), frame.text("label", rest)]
+
+
+def _missing(frame: Frame, now: Roofline, label: str, field: str) -> Line:
+    """`label` and "n/a", with the reason where no other row tells it."""
+    why = now.why_missing(field) if field == "bandwidth" else ""
+    head = frame.text("label", f"{label:<{LABEL}}")
+    if why in ("", "no answer yet", "no model loaded"):
+        return [head, frame.text("missing", f"{'n/a':>{NUMBER}}")]
+    return [head, frame.text("missing", fit(why, frame.width - LABEL))]
+
+
+def _bar(frame: Frame, now: Roofline) -> Line:
+    if now.utilization is None:
+        why = _CACHED if now.fits_cache else now.why_missing("utilization")
+        known = now.has_model and why != "no answer yet"
+        return [frame.text("missing", fit(why, frame.width))] if known else frame.gauge(0, "  n/a", peak=1 / SCALE)
+    return frame.gauge(now.utilization / SCALE, f"{100 * now.utilization:3.0f} %", peak=1 / SCALE)
+
+
+def _remarks(frame: Frame, now: Roofline) -> list[Line]:
+    """The source, and what limits decoding or what is wrong with the figure; a long remark takes both rows."""
+    if now.bandwidth is None:
+        return [[]] * REMARK_ROWS
+    of = "" if now.peak is None or now.fits_cache else f", of {now.peak.source.split(',')[0]} peak"
+    source = [frame.text("label", fit(f"{clean_line(now.source)}{of}", frame.width))]
+    if wrong := now.off or now.remark:
+        rows = textwrap.wrap(wrong, max(8, frame.width), max_lines=REMARK_ROWS, placeholder=" …")
+        drawn: list[Line] = [[frame.text("limit", row)] for row in rows]
+        return drawn if len(drawn) == REMARK_ROWS else [source, *drawn]
+    words = now.advice or _LIMITS.get(now.limit, "")
+    return [source, [frame.text("value" if now.advice else "label", fit(words, frame.width))]]
+
+
+def _ceilings(frame: Frame, now: Roofline) -> list[Line]:
+    """Without drafts, at this acceptance, and what the cores can compute."""
+    return [
+        _ceiling(frame, now, "no draft  ≤", "ceiling_plain"),
+        _ceiling(frame, now, "this acc. ≤", "ceiling_accepted"),
+        _ceiling(frame, now, "compute   ≤", "ceiling_compute"),
+    ]
+
+
+def _ceiling(frame: Frame, now: Roofline, label: str, field: str) -> Line:
+    number = rate(getattr(now, field))
+    return _missing(frame, now, label, field) if number is None else frame.row(label, "", number, "tok/s")
+
+
+def _per_l3(frame: Frame, now: Roofline) -> Line:
+    """One bar for each L3 group, from zero to the largest, which is named."""
+    if now.counted is None or not now.counted.per_l3:
+        return [frame.text("label", "L3 "), frame.text("missing", "n/a")]
+    values = now.counted.per_l3
+    most = max(values)
+    label = f" ≤ {units.bandwidth(most)} GB/s"
+    shown = values[: max(1, frame.width - 3 - len(label))]
+    levels = [_LEVELS[min(len(_LEVELS) - 1, int(v / most * len(_LEVELS)))] if most > 0 else " " for v in shown]
+    return [frame.text("label", "L3 "), frame.text("fill", "".join(levels)), frame.text("label", label)]
+
+
+def _power(frame: Frame, now: Roofline) -> Line:
+    each = "" if now.joules_per_token is None else f"{units.rate(now.joules_per_token):>6} J/tok"
+    return [
+        frame.text("label", f"{'power':<{LABEL - 4}}"),
+        frame.text("value", f"{now.watts:>5,.0f}"),
+        frame.text("label", " W "),
+        frame.text("value", each),
+    ]

@@ -1,0 +1,333 @@
+"""What the model does now, in figures: a panel for wide screens, one line for narrow ones.
+
+Both are drawn by hand, row by row: an update at 4 Hz costs one comparison per row and never a layout. Every section
+has a fixed height and every value a fixed place, so that nothing jumps.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.renderables.digits import Digits
+from textual.strip import Strip
+from textual.widget import Widget
+
+from cpuchat.telemetry import units
+from cpuchat.tui.chat.drafting import drafting, drafting_in_line, drafting_in_short, speed_up
+from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, Section, WhyMissing, fit, rate
+from cpuchat.tui.chat.roofline import bandwidth_in_line, roofline, roofline_in_short
+from cpuchat.tui.widgets.charts import braille, nice_max, over_time
+from cpuchat.tui.wording import stopped
+
+if TYPE_CHECKING:
+    from cpuchat.telemetry.meter import Figures
+    from cpuchat.telemetry.process import ProcessMemory
+
+PARTS = ("label", "value", "now", "fill", "track", "limit", "missing")
+_CSS = """
+        & > .figures--label, & > .figures--missing { color: $foreground 60%; }
+        & > .figures--value { color: $foreground; }
+        & > .figures--now { color: $now; text-style: bold; }
+        & > .figures--fill { color: $now; }
+        & > .figures--track { color: $foreground 30%; }
+        & > .figures--limit { color: $limit; text-style: bold; }
+        &:ansi > .figures--label, &:ansi > .figures--missing, &:ansi > .figures--track {
+            color: ansi_default;
+            text-style: dim;
+        }
+"""
+
+_MINUTE = 120  # samples of Figures.history, two per second
+
+
+def _size(count: int) -> tuple[str, str]:
+    """Bytes as number and unit, decimal: ("312", "MB"), ("1.61", "GB")."""
+    if count < 999_500_000:
+        return f"{count / 1e6:.0f}", "MB"
+    return f"{count / 1e9:.2f}", "GB"
+
+
+def _state(frame: Frame) -> Line:
+    """What is going on, with a bar while there is a way to go."""
+    figures = frame.figures
+    if figures.phase == "loading" and figures.load_fraction is not None:
+        return frame.gauge(figures.load_fraction, f"{int(100 * figures.load_fraction):3d} %", "loading")
+    if figures.phase == "prefill" and figures.prefill_total:
+        done, total = figures.prefill_processed, figures.prefill_total
+        return frame.gauge(done / total, f"{done:>{len(str(total))}}/{total}", "reading")
+    words = {"loading": "loading", "prefill": "reading the prompt", "decoding": "writing", "done": "done"}
+    text = words.get(figures.phase, figures.phase)
+    if figures.phase == "done":
+        text = " · ".join(filter(None, (text, stopped(figures.stop_reason or "failed"))))
+    elif figures.phase == "idle" and (why := frame.why("live_tok_s")):
+        text += f" · {why}"
+    return [frame.text("label", fit(text, frame.width))]
+
+
+def speed(frame: Frame) -> list[Line]:
+    """The one figure that matters, large, and what is going on; when the answer is done, its average."""
+    figures = frame.figures
+    number, part = rate(figures.live_tok_s), "now"
+    if number is None and figures.phase == "done":
+        number, part = rate(figures.decode_tok_s), "value"
+    if not frame.tall:
+        head = frame.row("tok/s", "live_tok_s", number, "")
+        if number is not None:
+            head[1:] = [frame.text(part, f"{number:>{NUMBER}}"), *speed_up(frame, part)]
+        return [head, _state(frame)]
+    shown = number or "-"
+    left = max(0, LABEL + NUMBER - Digits.get_width(shown))
+    segments = Digits(shown, "bold").render(Style(bold=True))
+    drawn = [part.text for part in segments if isinstance(part, Segment) and part.text != "\n"]
+    rows = [[frame.text(part if number else "missing", " " * left + text)] for text in drawn]
+    if number:
+        rows[1] += speed_up(frame, part)
+    rows[2].append(frame.text("label", " tok/s"))
+    return [*rows, _state(frame)]
+
+
+def timing(frame: Frame) -> list[Line]:
+    """Averages and counts of this answer."""
+    figures = frame.figures
+    ttft, unit = (None, "s") if figures.ttft_s is None else units.duration(figures.ttft_s)
+    asked = figures.phase not in ("idle", "loading")
+    return [
+        frame.row("average", "decode_tok_s", rate(figures.decode_tok_s), "tok/s"),
+        frame.row("first token", "ttft_s", ttft, unit),
+        frame.row("prefill", "prefill_tok_s", rate(figures.prefill_tok_s), "tok/s"),
+        frame.row("reused", "ttft_s", f"{figures.prefill_cached:,}" if asked else None, "tokens"),
+        frame.row("written", "ttft_s", f"{figures.predicted_n:,}" if asked else None, "tokens"),
+    ]
+
+
+def timing_in_short(frame: Frame) -> list[Line]:
+    """The averages alone."""
+    return timing(frame)[:3]
+
+
+def context(frame: Frame) -> list[Line]:
+    """Used and left of the context, in tokens."""
+    used, size = frame.figures.n_past, frame.figures.n_ctx
+    if not size or used is None:
+        return [frame.row("context", "n_past" if size else "n_ctx", None, ""), []]
+    total = f"{used:,} of {size:,}"
+    left = f"{max(0, size - used):,} left"
+    return [
+        [frame.text("label", "context"), frame.text("value", f"{total:>{max(len(total) + 1, frame.width - 7)}}")],
+        frame.gauge(used / size, f"{left:>{len(f'{size:,} left')}}"),
+    ]
+
+
+def context_in_short(frame: Frame) -> list[Line]:
+    """The bar alone, with the share that is used."""
+    used, size = frame.figures.n_past, frame.figures.n_ctx
+    if not size or used is None:
+        return context(frame)[:1]
+    return [frame.gauge(used / size, f"{100 * used / size:3.0f} %", "context")]
+
+
+def memory(frame: Frame) -> list[Line]:
+    """What the worker keeps for itself, and what it shares with the page cache (the mapped model file)."""
+    if frame.memory is None:
+        return [[frame.text("label", f"{'memory':<{LABEL}}"), frame.text("missing", "n/a · no worker")], []]
+    return [
+        frame.row("mem. private", "", *_size(frame.memory.private)),
+        frame.row("mem. shared", "", *_size(frame.memory.shared)),
+    ]
+
+
+def timeline(frame: Frame, rows: int) -> list[Line]:
+    """tok/s of the last minute, from zero to a round maximum."""
+    history = frame.figures.history
+    top, drawn = _curve(history, frame.width, rows)
+    scale = f"0–{top:g}" if history else ""
+    title = "tok/s, last 60 s"
+    head = frame.text("label", f"{title}{scale:>{max(1, frame.width - len(title))}}")
+    return [[head], *([frame.text("fill", row)] for row in drawn)]
+
+
+@functools.lru_cache(maxsize=2)  # the history grows less often than it is shown
+def _curve(history: tuple[float, ...], width: int, rows: int) -> tuple[float, list[str]]:
+    """The end of the scale, and the curve below it."""
+    top = nice_max(max(history, default=0.0))
+    return top, braille(over_time(history, _MINUTE, 2 * width), width, rows, top, filled=True)
+
+
+class _Figures(Widget):
+    """Draws rows and has only those drawn again that changed."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"figures--{part}" for part in PARTS}
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._last: tuple[Figures, ProcessMemory | None, WhyMissing] | None = None
+        self._lines: list[Line] = []
+        self._rows: list[Strip] = []  # of the lines
+        self._styles: dict[str, Style] = {}  # working them out costs more than drawing does
+        self._base = Style.null()
+
+    def show(self, figures: Figures, memory: ProcessMemory | None, why_missing: WhyMissing | None = None) -> None:
+        """Show these. Never causes a layout; rows that stay the same are not drawn again.
+
+        `why_missing` tells for a field that is None why it is; by default the figures do.
+        """
+        self._last = (figures, memory, why_missing or figures.why_missing)
+        if changed := self._draw():
+            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
+
+    def compose_rows(self, frame: Frame, height: int) -> list[Line]:
+        raise NotImplementedError
+
+    def _draw(self) -> list[int]:
+        """Bring the rows up to date; returns the numbers of those that changed."""
+        if self._last is None or not self.is_attached or not self.size:
+            return []
+        if not self._styles:
+            self._base = self.rich_style
+            self._styles = {part: self.get_component_rich_style(f"figures--{part}") for part in PARTS}
+        figures, memory, why = self._last
+        width, height = self.size
+        frame = Frame(figures, memory, width, height >= _TALL, self._styles, why)
+        lines = self.compose_rows(frame, height)[:height]
+        lines += [[]] * (height - len(lines))
+        old, self._lines = self._lines, lines
+        if len(old) != height:
+            old, self._rows = [], [Strip.blank(width, self._base)] * height
+        changed = [y for y, line in enumerate(lines) if not old or line != old[y]]
+        for y in changed:
+            self._rows[y] = Strip(lines[y]).adjust_cell_length(width, self._base)
+        return changed
+
+    def _redraw(self) -> None:
+        self._lines, self._rows = [], []
+        self._draw()
+        self.refresh()
+
+    def on_resize(self) -> None:
+        self._redraw()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._styles = {}
+        self.call_later(self._redraw)
+
+    def render_line(self, y: int) -> Strip:
+        return self._rows[y] if y < len(self._rows) else Strip.blank(self.size.width, self.rich_style)
+
+
+_TALL = 20
+_BAR_FROM = 76  # cells: below, the line has no room for another bar
+_CURVE = (2, 6)  # rows of the timeline, at least and at most
+
+
+Shorter = tuple[Section, Section | None]
+
+
+def _replaced(
+    drawn: dict[Section, list[Line]], long: Section, short: Section | None, frame: Frame
+) -> dict[Section, list[Line]]:
+    """The same sections with `short` in place of `long`, or without it."""
+    found: dict[Section, list[Line]] = {}
+    for section, rows in drawn.items():
+        if section is not long:
+            found[section] = rows
+        elif short is not None:
+            found[short] = list(short(frame))
+    return found
+
+
+class TelemetryPanel(_Figures):
+    """The figures of the running or last answer, one section under the other; made for 28 columns and more.
+
+    What does not fit is said shorter or left out, the least important first; that depends on the height and on what
+    the machine can tell, not on the figures of the moment, so that nothing jumps.
+    """
+
+    DEFAULT_CSS = f"TelemetryPanel {{ width: 32; {_CSS} }}"
+    SECTIONS: ClassVar[tuple[Section, ...]] = (speed, timing, drafting, roofline, context, memory)
+    FOR_THE_CURVE: ClassVar[tuple[Shorter, ...]] = ((memory, None), (timing, timing_in_short))
+    """What is said shorter, in this order, to have room for the timeline too."""
+    TO_FIT: ClassVar[tuple[Shorter, ...]] = (
+        (drafting, drafting_in_short),
+        (roofline, roofline_in_short),
+        (context, context_in_short),
+        (timing_in_short, None),
+    )
+    """What is said shorter, in this order, until all fits."""
+
+    def on_mount(self) -> None:
+        self.border_title = "Now"
+
+    def compose_rows(self, frame: Frame, height: int) -> list[Line]:
+        gap = int(frame.tall)
+        least, most = _CURVE
+        drawn: dict[Section, list[Line]] = {section: list(section(frame)) for section in self.SECTIONS}
+        for shorter, curve in ((self.FOR_THE_CURVE, 1 + least + gap), (self.TO_FIT, 0)):
+            for long, short in shorter:
+                if sum(len(part) + gap for part in drawn.values()) - gap + curve <= height:
+                    break
+                drawn = _replaced(drawn, long, short, frame)
+        rows: list[Line] = []
+        for part in drawn.values():
+            above = gap if rows else 0
+            if len(rows) + above + len(part) > height:
+                break
+            rows += [*([[]] * above), *part]
+        if (room := height - len(rows) - 1 - frame.tall) >= least:
+            rows += [*([[]] if frame.tall else []), *timeline(frame, min(most, room))]
+        return rows
+
+
+class TelemetryLine(_Figures):
+    """The same in one line: what matters most comes first, what does not fit is left out."""
+
+    DEFAULT_CSS = f"TelemetryLine {{ height: 1; {_CSS} }}"
+
+    def compose_rows(self, frame: Frame, height: int) -> list[Line]:
+        figures = frame.figures
+        average = rate(figures.decode_tok_s)
+        number, part = rate(figures.live_tok_s), "now"
+        if number is None and figures.phase == "done":
+            number, part, average = average, "value", None
+        line: Line = [
+            frame.text(part if number else "missing", f"{number or 'n/a':>5}"),
+            frame.text("label", " tok/s"),
+        ]
+        if figures.drafting.speed_up is not None:
+            line += speed_up(frame, part)
+        parts: list[Line] = []
+        if figures.phase != "decoding":
+            parts.append(_state(frame.narrow(30)))
+        if drafted := drafting_in_line(frame):
+            parts.append(drafted)
+        if read := bandwidth_in_line(frame, bar=frame.width >= _BAR_FROM):
+            parts.append(read)
+        if figures.ttft_s is not None:
+            parts.append([frame.text("label", "first "), frame.text("value", " ".join(units.duration(figures.ttft_s)))])
+        if figures.n_ctx and figures.n_past is not None:
+            share = figures.n_past / figures.n_ctx
+            used = f"ctx {units.context(figures.n_past, figures.n_ctx)}"
+            parts.append(frame.narrow(len(used) + 13).gauge(share, f"{100 * share:3.0f} %", used))
+        if average is not None:
+            parts.append([frame.text("label", "avg "), frame.text("value", average), frame.text("label", " tok/s")])
+        if (prefill := rate(figures.prefill_tok_s)) is not None:
+            parts.append([frame.text("label", "prefill "), frame.text("value", prefill), frame.text("label", " tok/s")])
+        if figures.predicted_n:
+            parts.append([frame.text("value", f"{figures.predicted_n:,}"), frame.text("label", " tokens")])
+        if frame.memory is not None:
+            parts.append([frame.text("label", "mem "), frame.text("value", " ".join(_size(frame.memory.private)))])
+        room = frame.width - _cells(line)
+        for part in parts:
+            if (need := _cells(part) + 3) <= room:
+                line += [frame.text("track", " · "), *part]
+                room -= need
+        return [line]
+
+
+def _cells(line: Line) -> int:
+    return sum(cell_len(segment.text) for segment in line)

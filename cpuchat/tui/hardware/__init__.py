@@ -1,0 +1,1 @@
+"""The hardware screen: topology, cores in use, memory policy, bandwidth."""

@@ -1,0 +1,316 @@
+"""The machine: what it is made of, which cores compute, what memory could deliver; and trying another layout."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Footer, Input
+
+from cpuchat.errors import CpuchatError, Interrupted
+from cpuchat.tui import keys, machine_words
+from cpuchat.tui.hardware.facts import FactsTable
+from cpuchat.tui.hardware.layouts import LayoutList, LayoutsPane, Offer
+from cpuchat.tui.hardware.machine import MachineScreen
+from cpuchat.tui.hardware.picture import ROOMY_ROWS, MachinePicture, Use
+from cpuchat.tui.machine_facts import Facts, MachineReader
+from cpuchat.tune.arrangement import Arrangement, Resolved, resolve
+from cpuchat.tune.trial import Outcome, Step, Trial
+
+if TYPE_CHECKING:
+    from cpuchat.hardware.bandwidth.survey import Survey
+    from cpuchat.tune.outlook import Outlook
+
+_ROOMY_ROWS_LOW = 4
+
+
+class HardwareScreen(MachineScreen):
+    """Layouts to choose from, tried and measured. Measuring and loading run as the stream of the chat, so that no
+    answer runs beside them."""
+
+    CSS_PATH = "hardware.tcss"
+    AUTO_FOCUS = "#layouts"
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-wide")]
+    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("hardware")
+
+    class Measuring(Message):
+        """`done` of `of` measurements of the read bandwidth; `what` comes next."""
+
+        def __init__(self, done: int, of: int, what: str) -> None:
+            super().__init__()
+            self.done, self.of, self.what = done, of, what
+
+    def __init__(self, reader: MachineReader | None = None) -> None:
+        super().__init__(reader)
+        self._trial: Trial | None = None
+        self._measuring: threading.Event | None = None  # set to cancel
+        self._before: Arrangement | None = None  # where `u` goes: the layout that was left last
+        self._told = ""
+        self._about: dict[str, str] | None = None  # the words that the lines at the bottom are about
+        self._outlook: Outlook | None = None
+
+    # What it is made of
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="machine") as pane:
+            pane.border_title = "Hardware"
+            yield MachinePicture(id="picture")
+            yield FactsTable(id="facts")
+        yield LayoutsPane(id="where")
+        yield Footer(show_command_palette=False)
+
+    def on_resize(self) -> None:
+        self.query_one(MachinePicture).set_roomy_rows(_ROOMY_ROWS_LOW if self.size.height < 30 else ROOMY_ROWS)
+        self.call_after_refresh(self._show)
+
+    def on_unmount(self) -> None:
+        if self._measuring is not None:
+            self._measuring.set()
+
+    @property
+    def _in_use(self) -> Arrangement:
+        return Arrangement.of(self.chat_app.conversation.settings)
+
+    @property
+    def working(self) -> bool:
+        """Something is measured or loaded."""
+        return self._trial is not None or self._measuring is not None
+
+    def facts_changed(self) -> None:
+        assert self.facts is not None
+        self.query_one("#machine").border_title = Content(machine_words.title(self.facts))
+        self._offer()
+        self._show()
+
+    def figures_changed(self) -> None:
+        self._show()
+
+    # Showing
+
+    def _show(self) -> None:
+        facts, now = self.facts, self.now
+        if facts is None:
+            self.query_one(MachinePicture).show(None, Use())
+            return
+        self._show_picture()
+        bandwidth = now.sample.bandwidth if now.sample is not None else None
+        per_l3 = bandwidth.per_l3 if bandwidth is not None else ()
+        group = facts.survey.l3_group if facts.survey is not None else None
+        top = max([*per_l3, group.bytes_per_s if group is not None else 0.0]) if per_l3 else 0.0
+        self.query_one(MachinePicture).show_traffic(per_l3, top)
+        table = self.query_one(FactsTable)
+        table.set_class(self.has_class("-high"), "-bars")
+        measuring = f"{self._told} · Esc stops" if self._measuring else ""
+        table.show(facts, now, measuring, self._outlook.advice if self._outlook is not None else "")
+
+    def _show_picture(self) -> None:
+        facts, model = self.facts, self.now.model
+        if facts is None:
+            return
+        arrangement, _ = self._arrangement()
+        if model is not None and model.cpus and (arrangement is None or arrangement == self._in_use):
+            use = Use.of(model.cpus, model.draft_cpus)
+        else:
+            meant = resolve(arrangement or self._in_use, facts.topology)
+            use = Use.of(meant.target, meant.draft)
+        self.query_one(MachinePicture).show(facts.topology, use)
+
+    def _offer(self) -> None:
+        facts = self.facts
+        if facts is None:
+            return
+        from cpuchat.tune.outlook import look_ahead
+
+        conversation = self.chat_app.conversation
+        self._outlook = look_ahead(facts.topology, facts.survey, facts.theoretical, conversation.model,
+                                   conversation.figures(), self._in_use)  # fmt: skip
+        offers = [Offer(c.name, c.arrangement, c.speed, "recommended" if c.recommended else "")
+                  for c in self._outlook.choices]  # fmt: skip
+        self.query_one(LayoutsPane).offer(offers, self._in_use)
+        self._about = None
+        self._edited()
+
+    # Choosing
+
+    def _arrangement(self) -> tuple[Arrangement | None, dict[str, str]]:
+        """What the fields say, and what is wrong with it."""
+        words = self.query_one(LayoutsPane).words()
+        threads = words.pop("threads") or "0"
+        if not threads.isdecimal() or len(threads) > 5:
+            return None, {"threads": "needs a whole number; 0 = one per core"}
+        arrangement = Arrangement(**{name: text or "auto" for name, text in words.items()}, threads=int(threads))
+        if self.facts is None:
+            return arrangement, {}
+        return arrangement, dict(resolve(arrangement, self.facts.topology).problems)
+
+    @on(LayoutsPane.Edited)
+    def _edited(self) -> None:
+        pane = self.query_one(LayoutsPane)
+        arrangement, problems = self._arrangement()
+        pane.show_problems(problems)
+        if not problems:
+            self._show_picture()
+        if not self.working and pane.words() != self._about:
+            self._about = pane.words()
+            self._tell_about(arrangement, problems)
+        self.refresh_bindings()
+
+    def _tell_about(self, arrangement: Arrangement | None, problems: dict[str, str]) -> None:
+        if self.facts is None or arrangement is None or problems:
+            self.query_one(LayoutsPane).tell("")
+            return
+        meant: Resolved = resolve(arrangement, self.facts.topology)
+        choice = self._outlook.choice(arrangement) if self._outlook is not None else None
+        lines = [choice.about] if choice is not None else [meant.reason]
+        lines += [*meant.notes, *([f"memory: {meant.memory}, {meant.memory_reason}"] if len(
+            self.facts.topology.nodes) > 1 else [])]  # fmt: skip
+        self.query_one(LayoutsPane).tell(Text("\n".join(filter(None, lines))))
+
+    def _tell(self, text: str, strong: bool = False) -> None:
+        pane = self.query_one(LayoutsPane)
+        pane.tell(Text(text, style="bold" if strong else ""))
+        self._about = pane.words()
+
+    # Actions
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "undo":
+            return True if self._before is not None and not self.working else None
+        if action in ("apply", "measure", "recommended"):
+            return True if self.facts is not None and not self.working else None
+        return True
+
+    def _refused(self, what: str) -> bool:
+        if self.chat_app.chat_screen.busy:
+            self.notify(f"{what} when the answer is done (Esc in the chat stops it).", severity="warning")
+            return True
+        return False
+
+    def action_apply(self) -> None:
+        # The app finds Enter before it hands other keys on: what was typed just before may still wait in the field.
+        (self.focused or self).call_later(self._apply)
+
+    def _apply(self) -> None:
+        if self.facts is None or self.working:
+            return
+        pane = self.query_one(LayoutsPane)
+        if isinstance(self.focused, LayoutList) and pane.own_marked:
+            pane.focus_words()
+            return
+        arrangement, problems = self._arrangement()
+        if arrangement is None or problems:
+            self.notify(next(iter(problems.values())), severity="warning", markup=False)
+            return
+        if arrangement == self._in_use:
+            self._tell("That is in use already.")
+        elif not self._refused("The layout can be changed"):
+            self._try(arrangement, measure=True)
+
+    def action_undo(self) -> None:
+        before = self._before
+        if before is not None and not self._refused("The layout can be changed"):
+            self._try(before, measure=False)
+
+    def action_recommended(self) -> None:
+        choice = next((c for c in self._outlook.choices if c.recommended), None) if self._outlook else None
+        if choice is not None:
+            self.query_one(LayoutsPane).mark(choice.arrangement)
+
+    def _try(self, arrangement: Arrangement, measure: bool) -> None:
+        conversation = self.chat_app.conversation
+        if conversation.model is None:
+            self._before = self._in_use
+            conversation.settings = arrangement.put_into(conversation.settings)
+            self.chat_app.save_settings(arrangement.changes())
+            self.look_again()
+            self._tell("Saved. It takes effect when a model is loaded.")
+            return
+        trial = self._trial = Trial(conversation, arrangement, self._step, measure=measure)
+        self.chat_app.chat_screen.run_apart(self._run_trial(trial), trial.leave)
+        self.refresh_bindings()
+
+    async def _run_trial(self, trial: Trial) -> None:
+        try:
+            outcome = await trial.run()
+        finally:
+            self._trial = None
+        if outcome.applied:
+            self._before = trial.previous
+            self.chat_app.save_settings(trial.wanted.changes())
+        elif outcome.verdict is not None and not outcome.problem:
+            self._before = trial.wanted  # it brought nothing, but may be wanted for other reasons
+        if self.is_mounted:
+            self._tried(outcome)
+
+    def _tried(self, outcome: Outcome) -> None:
+        self.query_one(LayoutsPane).reset(self._in_use)
+        if isinstance(self.focused, Input):
+            self.query_one(LayoutList).focus()
+        self.look_again()
+        self._tell(machine_words.outcome(outcome), strong=True)
+        self.refresh_bindings()
+
+    def _step(self, step: Step) -> None:
+        if self.is_mounted and self._trial is not None and not self._trial.stopped:
+            self._tell(machine_words.step(step))
+
+    def action_measure(self) -> None:
+        if self.facts is None or self._refused("The read bandwidth can be measured"):
+            return
+        self._measuring = threading.Event()
+        self._told = "measuring …"
+        self.chat_app.chat_screen.run_apart(self._run_survey(self.facts, self._measuring), self._measuring.set)
+        self._show()
+        self.refresh_bindings()
+
+    async def _run_survey(self, facts: Facts, cancelled: threading.Event) -> None:
+        def progress(done: int, of: int, what: str) -> None:
+            self.post_message(self.Measuring(done, of, what))
+
+        survey: Survey | None = None
+        problem = ""
+        try:
+            # As the worker places its memory: on one node there is nothing to place.
+            memory = resolve(self._in_use, facts.topology).memory if len(facts.topology.nodes) > 1 else ""
+            survey = await asyncio.to_thread(self.reader.survey, facts.topology, memory, progress, cancelled.is_set)
+        except Interrupted:
+            pass
+        except (CpuchatError, OSError) as error:
+            problem = str(error)
+        finally:
+            self._measuring = None
+        if not self.is_mounted:
+            return
+        if survey is not None:
+            self.facts = Facts(facts.topology, facts.theoretical, survey, facts.huge_pages)
+        if problem:
+            self.notify(problem, title="Not measured", severity="warning", timeout=10, markup=False)
+        self._offer()
+        self._show()
+        self.refresh_bindings()
+
+    @on(Measuring)
+    def _measured(self, event: Measuring) -> None:
+        self._told = f"measuring {event.what} · {event.done + 1} of {event.of}"
+        self._show()
+
+    async def action_close(self) -> None:
+        if self._trial is not None:
+            self._tell("stopping …")
+            await self._trial.stop()
+        elif self._measuring is not None:
+            self._measuring.set()
+        elif isinstance(self.focused, Input):
+            self.query_one(LayoutsPane).reset(self._in_use)
+            self.query_one(LayoutList).focus()
+        else:
+            self.dismiss(None)

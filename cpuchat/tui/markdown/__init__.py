@@ -1,0 +1,1 @@
+"""The transcript: streamed Markdown as cached lines in one virtual scroll view."""

@@ -1,0 +1,122 @@
+"""An answer with its text marked by who proposed it, shown as it was written instead of as Markdown.
+
+Bold, plain, underlined and italic tell the drafters apart without colours too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from rich.style import Style
+
+from cpuchat.text import expand_tabs
+from cpuchat.tui.markdown.palette import Palette
+from cpuchat.tui.markdown.rows import Row, Run, wrap
+
+Span = tuple[int, str]
+"""Characters, and the drafter that proposed them ("" = the model itself)."""
+Spans = tuple[Span, ...]
+
+_NAMES = {"": "the model", "draft": "draft", "lookup": "lookup", "suffix": "suffix"}
+
+
+def style_of(drafter: str, palette: Palette) -> Style:
+    return {
+        "": palette.undrafted, "draft": palette.draft, "lookup": palette.lookup, "suffix": palette.suffix
+    }.get(drafter, palette.draft)  # fmt: skip
+
+
+class SpanList:
+    """Spans of a growing text; neighbours of the same drafter become one."""
+
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
+        self._spans = [*spans]
+
+    def add(self, length: int, drafter: str) -> None:
+        """`length` more characters, proposed by `drafter`."""
+        if not length:
+            return
+        if self._spans and self._spans[-1][1] == drafter:
+            length += self._spans.pop()[0]
+        self._spans.append((length, drafter))
+
+    def spans(self) -> Spans:
+        return tuple(self._spans)
+
+
+class DraftedStream:
+    """As `streaming.Stream`: feed it text, ask for rows. A line that is complete is wrapped once."""
+
+    def __init__(self, width: int, palette: Palette) -> None:
+        self._width = width
+        self._palette = palette
+        self._line: list[Run] = []
+        self._final: list[Row] = []
+
+    def feed(self, text: str, drafter: str) -> None:
+        style = style_of(drafter, self._palette)
+        first, *rest = text.split("\n")
+        self._line.append((first, style))
+        for part in rest:
+            self._final += self._rows()
+            self._line = [(part, style)]
+
+    def update(self) -> tuple[list[Row], list[Row]]:
+        """Rows that are new and final, and those of the line being written (they replace those of the last call)."""
+        final, self._final = self._final, []
+        return final, self._rows() if any(text for text, _ in self._line) else []
+
+    def _rows(self) -> list[Row]:
+        if any("\t" in text for text, _ in self._line):
+            self._line = _expanded(self._line)
+        return wrap(Row([run for run in self._line if run[0]]), self._width)
+
+
+def _expanded(runs: list[Run]) -> list[Run]:
+    """Tabs to spaces; where a stop lies depends on all that stands before it."""
+    result: list[Run] = []
+    before = shown = ""
+    for text, style in runs:
+        before += text
+        now = expand_tabs(before)
+        result.append((now[len(shown) :], style))
+        shown = now
+    return result
+
+
+def pieces(text: str, spans: Spans) -> list[tuple[str, str]]:
+    """`text` cut into its spans, each with its drafter; what they do not tell about is the model's own."""
+    found: list[tuple[str, str]] = []
+    at = 0
+    for length, drafter in spans:
+        found.append((text[at : at + length], drafter))
+        at += length
+    return [*found, (text[at:], "")]
+
+
+def drafted_rows(text: str, spans: Spans, width: int, palette: Palette) -> list[Row]:
+    """`text`, whose first characters `spans` tell about, wrapped; nothing in it is read as markup."""
+    stream = DraftedStream(width, palette)
+    for piece, drafter in pieces(text, spans):
+        stream.feed(piece, drafter)
+    final, tail = stream.update()
+    return final + tail
+
+
+def legend(spans: Spans, width: int, palette: Palette) -> list[Row]:
+    """What the marks mean. For a complete answer (`spans` given) whose part how much of the text is."""
+    counts: Counter[str] = Counter()
+    for length, drafter in spans:
+        counts[drafter] += length
+    total = counts.total()
+    rows = [Row([("proposed by ", palette.dim)])]
+    shown = [drafter for drafter in _NAMES if counts[drafter] or not total]
+    for drafter in shown:
+        part: list[Run] = [(_NAMES[drafter], style_of(drafter, palette))]
+        tail = f" {100 * counts[drafter] / total:.0f} %" if total else ""
+        part.append((tail + (", " if drafter != shown[-1] else ""), palette.dim))
+        if len(rows[-1].runs) > 1 and len(rows[-1].text) + len("".join(text for text, _ in part).rstrip()) > width:
+            rows.append(Row(joint=" "))
+        rows[-1].runs += part
+    return [row for wide in rows for row in wrap(wide, width)]

@@ -1,0 +1,80 @@
+"""The transcript's messages and where their lines stand in it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from cpuchat.tui.markdown.message_view import OpenMessage, TranscriptMessage, View, message_lines
+from cpuchat.tui.markdown.rows import Line
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One message on screen. `view` is what `lines` were rendered for, None if they never were.
+
+    `open` is set while it is written; `message` is then what it began with.
+    """
+
+    message: TranscriptMessage
+    open: OpenMessage | None = None
+    view: View | None = None
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def now(self) -> TranscriptMessage:
+        """The message as far as it has come."""
+        return self.open.message() if self.open else self.message
+
+    @property
+    def size(self) -> int:
+        """Characters to render, roughly."""
+        return len(self.message.content) + len(self.message.reasoning) + 100
+
+    def render(self, view: View) -> int:
+        """Bring `lines` up to `view`; returns the first that changed."""
+        first = 0
+        if self.open is None:
+            self.lines = message_lines(self.message, view)
+        else:
+            if self.open.view == view:
+                first = self.open.update()
+            else:
+                self.open.restyle(view)
+            self.lines = self.open.lines
+        self.view = view
+        return first
+
+
+class Entries(list[Entry]):
+    """Entries in order. After lines have changed, `recount` brings the line numbers up to date."""
+
+    def __init__(self, entries: list[Entry] | None = None) -> None:
+        super().__init__(entries or [])
+        self.starts = [0]
+        self.recount()
+
+    def recount(self) -> None:
+        """`starts`: the first line of each entry, then the number of lines in all."""
+        self.starts = [0, *accumulate(len(entry.lines) for entry in self)]
+
+    @property
+    def height(self) -> int:
+        return self.starts[-1]
+
+    def at(self, line: int) -> int:
+        """Index of the entry that holds `line`, the nearest one for lines beyond the ends."""
+        return min(max(0, bisect_right(self.starts, line) - 1), len(self) - 1)
+
+    def line(self, number: int) -> Line:
+        """Raises IndexError for a line that isn't there."""
+        index = self.at(number)
+        return self[index].lines[number - self.starts[index]]
+
+    def all_lines(self) -> list[Line]:
+        return [line for entry in self for line in entry.lines]
+
+    def open_index(self) -> int | None:
+        """Index of the message that is being written."""
+        return next((index for index, entry in enumerate(self) if entry.open is not None), None)

@@ -1,0 +1,230 @@
+"""One message as lines: title, folded reasoning, content, note."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rich.cells import cell_len
+from rich.style import Style
+
+from cpuchat.text import Cleaner, clean, clean_line
+from cpuchat.tui.markdown.drafted import DraftedStream, SpanList, Spans, drafted_rows, legend, pieces
+from cpuchat.tui.markdown.palette import Palette
+from cpuchat.tui.markdown.render import render
+from cpuchat.tui.markdown.rows import Line, Row, plain_rows, prefix, to_line, wrap
+from cpuchat.tui.markdown.streaming import Stream
+
+GUTTER = "  "  # the marker of the current message stands here
+LIVE_REASONING = 3  # rows
+CURSOR = "▍"
+
+
+@dataclass(frozen=True)
+class TranscriptMessage:
+    """A message to show. `role` "notice" is the app's own voice. Texts need not be cleaned.
+
+    `note` is one dim line at the end ("stopped", "412 tokens · 41.3 tok/s · end"). `spans` tell who proposed which part
+    of `content` (without leading line breaks); () when that is not known.
+    """
+
+    role: Literal["user", "assistant", "system", "notice"]
+    title: str
+    content: str
+    reasoning: str = ""
+    note: str = ""
+    spans: Spans = ()
+
+    def cleaned(self) -> TranscriptMessage:
+        return replace(
+            self,
+            title=clean_line(self.title),
+            content=clean(self.content),
+            reasoning=clean(self.reasoning),
+            note=clean_line(self.note),
+        )
+
+
+@dataclass(frozen=True)
+class View:
+    """How messages are drawn: `width` cells in all, gutter and right margin included.
+
+    `color_drafts`: answers of which it is known are marked by who proposed what.
+    """
+
+    width: int
+    palette: Palette
+    show_reasoning: bool = False
+    color_drafts: bool = False
+
+    @property
+    def text_width(self) -> int:
+        return max(8, self.width - len(GUTTER) - 1)  # the last column is the cursor's
+
+    def line(self, row: Row) -> Line:
+        return to_line(row, self.width, self.palette.base, GUTTER)
+
+    def lines(self, rows: list[Row]) -> list[Line]:
+        return [self.line(row) for row in rows]
+
+
+def message_lines(message: TranscriptMessage, view: View) -> list[Line]:
+    """All lines of a complete message, the blank one after it included. `message` is `cleaned`."""
+    rows = title_rows(message, view) + fold_rows(message.reasoning, view)
+    palette = view.palette
+    if message.spans and view.color_drafts:
+        rows += drafted_rows(message.content.strip("\n"), message.spans, view.text_width, palette)
+        rows += legend(message.spans, view.text_width, palette)
+    elif message.role == "assistant":
+        rows += render(message.content.strip("\n"), view.text_width, palette)
+    elif message.content:
+        # What people type is shown as they typed it.
+        style = {"user": Style(), "system": palette.dim, "notice": palette.notice}[message.role]
+        rows += plain_rows(message.content.strip("\n"), view.text_width, style)
+    if message.note:
+        rows += note_rows(message.note, view)
+    return view.lines([*rows, Row()])
+
+
+def note_rows(note: str, view: View) -> list[Row]:
+    """The note, broken between its parts where it is too long for one row."""
+    lines = [""]
+    for part in note.split(" · "):
+        longer = f"{lines[-1]} · {part}" if lines[-1] else part
+        if cell_len(longer) <= view.text_width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return [row for line in lines if line for row in wrap(Row([(line, view.palette.dim)]), view.text_width)]
+
+
+def title_rows(message: TranscriptMessage, view: View) -> list[Row]:
+    """The name of who speaks; a notice may have none."""
+    if not message.title:
+        return []
+    palette = view.palette
+    styles = {"user": palette.you, "assistant": palette.model, "system": palette.dim, "notice": palette.notice}
+    return wrap(Row([(message.title, styles[message.role])]), view.text_width)
+
+
+def fold_rows(reasoning: str, view: View) -> list[Row]:
+    """Reasoning of a complete message: one line, or all of it when unfolded."""
+    if not reasoning.strip():
+        return []
+    words = len(reasoning.split())
+    sign = "▾" if view.show_reasoning else "▸"
+    head = Row([(f"{sign} thought for {words} word{'s' * (words != 1)} (F7)", view.palette.dim)])
+    if not view.show_reasoning:
+        return [head]
+    return [head, *_reasoning_rows(reasoning, view), Row()]
+
+
+def _reasoning_rows(reasoning: str, view: View) -> list[Row]:
+    bar = ("│ ", view.palette.rule)
+    rows = plain_rows(reasoning.strip("\n"), view.text_width - 2, view.palette.dim)
+    return prefix(rows, bar, bar)
+
+
+class OpenMessage:
+    """The answer being written. `update` brings `lines` up to date; those that did not change stay the same objects."""
+
+    def __init__(self, title: str, view: View, drafted: bool = False) -> None:
+        """`drafted`: it will be known who proposed which part of the text."""
+        self.title = title
+        self.view = view
+        self.drafted = drafted
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.pending = ""
+        self._cleaner = Cleaner()
+        self._reasoning_cleaner = Cleaner()
+        self._spans = SpanList()
+        self._fresh: list[tuple[str, str]] = []  # content that the stream has not seen yet, and who proposed it
+        self._stream = self._new_stream()
+        self._done: list[Line] = []
+        self.lines: list[Line] = []
+        self.update()
+
+    def feed(self, text: str, reasoning: bool = False, drafter: str = "") -> None:
+        """Take in text that `drafter` proposed; nothing is rendered before `update`."""
+        if reasoning:
+            self.reasoning.append(self._reasoning_cleaner.feed(text))
+        elif cleaned := self._cleaner.feed(text):
+            if not self.content:
+                cleaned = cleaned.lstrip("\n")
+            self._take(cleaned, drafter)
+
+    def _take(self, text: str, drafter: str) -> None:
+        if text:
+            self.content.append(text)
+            self._fresh.append((text, drafter))
+            if self.drafted:
+                self._spans.add(len(text), drafter)
+
+    def _new_stream(self) -> Stream | DraftedStream:
+        colored = self.drafted and self.view.color_drafts
+        return (DraftedStream if colored else Stream)(self.view.text_width, self.view.palette)
+
+    def restyle(self, view: View) -> None:
+        """Another width, palette or folding: render again from the start."""
+        self.view = view
+        self._stream = self._new_stream()
+        self._fresh = pieces("".join(self.content), self._spans.spans())
+        self._done = []
+        self.update()
+
+    def update(self) -> int:
+        """Render what came in; returns the first line that changed."""
+        view = self.view
+        head = view.lines(title_rows(TranscriptMessage("assistant", self.title, ""), view) + self._live_reasoning())
+        key = []
+        if isinstance(self._stream, DraftedStream):
+            for text, drafter in self._fresh:
+                self._stream.feed(text, drafter)
+            key = legend((), view.text_width, view.palette)
+        else:
+            self._stream.feed("".join([text for text, _ in self._fresh]))
+        self._fresh.clear()
+        final, tail = self._stream.update()
+        self._done += view.lines(final)
+        if not tail:
+            # One line is kept for what comes next: the state of the prefill, then the text's first line.
+            tail = [Row([(self.pending, view.palette.dim)] if self.pending and not self.content else [])]
+        if not (self.pending and not self.content):
+            tail[-1].runs = [*tail[-1].runs, (CURSOR, view.palette.cursor)]
+        return self._replace([*head, *self._done, *view.lines([*tail, *key]), view.line(Row())])
+
+    def message(self, note: str = "") -> TranscriptMessage:
+        """The message as far as it has come."""
+        content, reasoning = "".join(self.content), "".join(self.reasoning)
+        return TranscriptMessage("assistant", self.title, content, reasoning, note, self._spans.spans()).cleaned()
+
+    def finish(self, note: str) -> TranscriptMessage:
+        """The complete message."""
+        self._take(self._cleaner.flush(), "")
+        self.reasoning.append(self._reasoning_cleaner.flush())
+        return self.message(note)
+
+    def _live_reasoning(self) -> list[Row]:
+        text = "".join(self.reasoning)
+        if not text.strip():
+            return []
+        if self.content or self.view.show_reasoning:
+            return fold_rows(text, self.view)
+        # The last rows only, at a fixed height: what comes below does not move.
+        rows = _reasoning_rows(text[-4 * LIVE_REASONING * self.view.width :], self.view)[-LIVE_REASONING:]
+        rows += [Row([("│ ", self.view.palette.rule)]) for _ in range(LIVE_REASONING - len(rows))]
+        return [Row([(f"▾ thinking · {len(text.split())} words", self.view.palette.dim)]), *rows]
+
+    def _replace(self, new: list[Line]) -> int:
+        old = self.lines
+        first = len(new) if len(new) == len(old) else min(len(new), len(old))
+        for index, (before, after) in enumerate(zip(old, new, strict=False)):
+            if before is after:
+                continue
+            if before == after:
+                new[index] = before
+            elif index < first:
+                first = index
+        self.lines = new
+        return first

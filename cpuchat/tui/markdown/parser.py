@@ -1,0 +1,35 @@
+"""The way to the Markdown parser, which is loaded with the first text: importing it would delay the first paint."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+
+
+@cache
+def _parser() -> MarkdownIt:
+    from cpuchat.tui.markdown import dialect
+
+    return dialect.build()
+
+
+def warm_up() -> None:
+    """Load the parser and Pygments now; takes about 0.1 s."""
+    from cpuchat.tui.markdown.highlight import find_lexer
+
+    parse("")
+    find_lexer("python")
+
+
+def parse(text: str) -> list[Token]:
+    """Tokens of `text`, which `sanitize.clean` has been over."""
+    return _parser().parse(text)
+
+
+def parse_inline(text: str) -> list[Token]:
+    """Tokens of one paragraph's text."""
+    return _parser().parseInline(text)[0].children or []

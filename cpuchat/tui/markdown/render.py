@@ -1,0 +1,322 @@
+"""Markdown to rows of styled text.
+
+Nothing that a model writes may get lost. What vanishes is markup only: the characters of `#`, `*`, `_`, `~`,
+backticks, `>`, list bullets (drawn as •) and task boxes (☐ and ☑), table pipes and their delimiter row, brackets around
+links, escaping backslashes, `<br>`, blanks that CommonMark ignores, and a link's target that is its text; entities
+become their characters. Every other letter and digit of the source is in the rendered text: `render` counts them, and
+shows a block's source as it is if one is missing.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.style import Style
+
+from cpuchat.text import expand_tabs
+from cpuchat.tui.markdown import tables
+from cpuchat.tui.markdown.highlight import highlight
+from cpuchat.tui.markdown.palette import Palette
+from cpuchat.tui.markdown.parser import parse
+from cpuchat.tui.markdown.rows import Row, Run, plain_rows, prefix, wrap
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+_URL = re.compile(r"https?://[^\s<>\"'`]*[^\s<>\"'`.,;:!?)\]}]")
+MOST = 200_000
+"""Longer texts are shown as they are: rendering takes 1 to 12 µs per character, and the screen waits for it."""
+_BULLETS = "•◦▪"
+_TASK = re.compile(r"\[[ xX]\](?:\s|$)")
+_MARKUP = re.compile(r"&#?\w{1,32};|<br\s*/?>|\[[xX]\](?=\s|$)", re.IGNORECASE)  # letters that become something else
+
+
+def render(source: str, width: int, palette: Palette) -> list[Row]:
+    """The rows of a whole message. `source` has been cleaned (`sanitize.clean`).
+
+    Every top-level block whose letters and digits are not all in its rows (or that nests too deep to be rendered)
+    comes out as plain text; so does a message of over `MOST` characters.
+    """
+    if len(source) > MOST:
+        return plain_rows(source, width, Style())
+    try:
+        tokens = parse(source)
+    except RecursionError:
+        return plain_rows(source, width, Style())
+    lines = source.split("\n")
+    renderer = Renderer(width, palette)
+    rows: list[Row] = []
+    last_heading = False
+    end = 0
+    for block in top_blocks(tokens):
+        first, after = block[0].map or (end, end)
+        text = "\n".join(lines[end:after])  # with what a block in front of it may have left over
+        try:
+            renderer.shown_twice = ""
+            new = renderer.rows(block)
+            complete = not missing(text, [*new, Row([(renderer.shown_twice, Style())])])
+        except RecursionError:
+            new, complete = [], False
+        if not complete:
+            new = plain_rows("\n".join(lines[end if first > end else first : after]).strip("\n"), width, Style())
+        if rows and new and not last_heading:
+            rows.append(Row())
+        rows += new
+        last_heading = block[0].type == "heading_open"
+        end = after
+    rest = "\n".join(lines[end:])
+    if rest.strip() and missing(rest, []):
+        rows += plain_rows(rest, width, Style())
+    return rows
+
+
+def missing(source: str, rows: Sequence[Row]) -> Counter[str]:
+    """Letters and digits that stand in `source` more often than in `rows`."""
+    lost = Counter(_MARKUP.sub(lambda match: html.unescape(match[0]) if match[0][0] == "&" else "", source))
+    lost.subtract("".join([row.text for row in rows]))
+    return Counter({char: count for char, count in lost.items() if count > 0 and char.isalnum()})
+
+
+def top_blocks(tokens: Sequence[Token]) -> list[Sequence[Token]]:
+    """The tokens cut into top-level blocks."""
+    blocks: list[Sequence[Token]] = []
+    start = 0
+    for index, token in enumerate(tokens):
+        if token.level == 0 and token.nesting <= 0:
+            blocks.append(tokens[start : index + 1])
+            start = index + 1
+    return blocks
+
+
+def code_blocks(source: str) -> list[str]:
+    """The code in `source`, block by block, those inside lists and quotes too; as written, with its tabs."""
+    return [token.content.rstrip("\n") for token in parse(source) if token.type in ("fence", "code_block")]
+
+
+class Renderer:
+    """Renders tokens for one width and palette.
+
+    `continued` leaves out the head of the first block (a code block's label, a table's header): streaming shows a
+    long block in parts. `table_widths` are then the columns of the part before.
+    """
+
+    def __init__(self, width: int, palette: Palette) -> None:
+        self.width = max(8, width)
+        self.palette = palette
+        self.continued = False
+        self.table_widths: list[int] | None = None
+        self.shown_twice = ""  # link targets left out since the link's text is the same
+
+    def rows(self, tokens: Sequence[Token]) -> list[Row]:
+        return self._blocks(tokens, self.width, Style(), 0)
+
+    def _blocks(self, tokens: Sequence[Token], width: int, style: Style, depth: int) -> list[Row]:
+        rows: list[Row] = []
+        index = 0
+        joined = True  # no blank line before the next block
+        while index < len(tokens):
+            token = tokens[index]
+            close = index
+            if token.nesting == 1:
+                close = index + 1
+                while tokens[close].level != token.level or tokens[close].nesting != -1:
+                    close += 1
+            new = self._block(token, tokens[index + 1 : close], max(4, width), style, depth)
+            if rows and new and not (joined or token.hidden):
+                rows.append(Row())
+            rows += new
+            # Tight list items and headings stand directly above what follows.
+            joined = token.hidden or token.type == "heading_open"
+            index = close + 1
+        return rows
+
+    def _block(self, token: Token, inner: Sequence[Token], width: int, style: Style, depth: int) -> list[Row]:
+        palette = self.palette
+        match token.type:
+            case "paragraph_open":
+                return self._paragraph(inner, width, style)
+            case "heading_open":
+                level = int(token.tag[1])
+                heading = palette.title if level == 1 else palette.heading if level == 2 else palette.head
+                if level <= 2:
+                    return self._paragraph(inner, width, style + heading)
+                # The deeper ones differ by their marks: nothing else shows on every terminal.
+                marks = "#" * level + " "
+                rows = self._paragraph(inner, width - len(marks), style + heading)
+                return prefix(rows, (marks, palette.dim), (" " * len(marks), palette.dim))
+            case "fence" | "code_block":
+                return self._code(token, width)
+            case "bullet_list_open" | "ordered_list_open":
+                return self._list(inner, width, style, depth)
+            case "blockquote_open":
+                bar = ("│ ", palette.rule)
+                return prefix(self._blocks(inner, width - 2, style + palette.quote, depth), bar, bar)
+            case "table_open":
+                return self._table(inner, width, style)
+            case "hr":
+                return [Row([("─" * width, palette.rule)])]
+            case "math_block":
+                return plain_rows(token.content, width, style + palette.math)
+            case _:  # no rule of ours makes other blocks; text is text
+                return plain_rows(token.content.rstrip("\n"), width, style) if token.content else []
+
+    def _paragraph(self, inner: Sequence[Token], width: int, style: Style) -> list[Row]:
+        rows: list[Row] = []
+        for token in inner:
+            for line in self.inline(token.children or [], style):
+                rows += wrap(Row(line), width)
+        return rows
+
+    def _list(self, inner: Sequence[Token], width: int, style: Style, depth: int) -> list[Row]:
+        rows: list[Row] = []
+        loose = any(token.type == "paragraph_open" and not token.hidden and token.level == inner[0].level + 1
+                    for token in inner) if inner else False  # fmt: skip
+        start = 0
+        while start < len(inner):
+            item = inner[start]
+            close = start + 1
+            while inner[close].level != item.level or inner[close].nesting != -1:
+                close += 1
+            # The number as it was written: renumbering would change what the answer says.
+            marker = f"{item.info}{item.markup} " if item.info else _BULLETS[min(depth, 2)] + " "
+            if box := _take_task(inner[start + 1 : close]):
+                marker = f"{marker if item.info else ''}{box} "
+            content = self._blocks(inner[start + 1 : close], width - len(marker), style, depth + 1) or [Row()]
+            if rows and loose:
+                rows.append(Row())
+            rows += prefix(content, (marker, self.palette.bullet), (" " * len(marker), style))
+            start = close + 1
+        return rows
+
+    def _code(self, token: Token, width: int) -> list[Row]:
+        palette = self.palette
+        label = token.info.strip() if token.type == "fence" else ""
+        language = label.split()[0].strip("{}.") if label.strip("{}. ") else ""
+        bar = palette.block + palette.rule
+        rows: list[Row] = []
+        if label and not self.continued:
+            for part in wrap(Row([(label, palette.block + palette.label)]), width - 3):
+                part.fill = palette.block
+                rows += prefix([part], ("▎ ", bar), ("▎ ", bar))
+        code = "\n".join(expand_tabs(line) for line in token.content.removesuffix("\n").split("\n"))
+        for runs in highlight(code, language, palette)[0]:
+            # A dashed bar marks the rest of a line that was too long.
+            parts = wrap(Row(runs, bare=True, fill=palette.block), width - 3)
+            rows += prefix(parts, ("▎ ", bar), ("╎ ", bar))
+        return rows
+
+    def _table(self, inner: Sequence[Token], width: int, style: Style) -> list[Row]:
+        lines: list[list[tables.Cell]] = []
+        aligns: list[str] = []
+        extra: dict[int, list[str]] = {}
+        head = False
+        for token in inner:
+            if token.type == "tr_open":
+                lines.append([])
+                if "extra" in token.meta:
+                    extra[len(lines) - 2] = token.meta["extra"]
+            elif token.type in ("th_open", "td_open"):
+                head = token.type == "th_open"
+                if head:
+                    aligns.append(str(token.attrs.get("style", "")).removeprefix("text-align:"))
+            elif token.type == "inline":
+                cell_style = style + self.palette.head if head else style
+                lines[-1].append(self.inline(token.children or [], cell_style))
+        table = tables.Table(lines[0], lines[1:], aligns, extra)
+        fixed = self.table_widths if self.continued else None
+        self.table_widths = fixed or tables.column_widths(table, width)
+        return tables.layout(table, width, self.palette, fixed)
+
+    def inline(self, children: Sequence[Token], style: Style) -> list[list[Run]]:
+        """Styled runs of a paragraph, one list per line that the author broke."""
+        palette = self.palette
+        lines: list[list[Run]] = [[]]
+        styles = [style]
+        links: list[tuple[str, str, int, int]] = []  # target, title, line and run where its text began
+        for index, token in enumerate(children):
+            current = styles[-1]
+            match token.type:
+                case "softbreak" | "hardbreak":
+                    lines.append([])
+                case "code_inline":
+                    lines[-1].append((expand_tabs(token.content), current + palette.code))
+                case "math_inline":
+                    first, *others = token.content.split("\n")
+                    lines[-1].append((first, current + palette.math))
+                    lines += [[(other, current + palette.math)] for other in others]
+                case "strong_open" | "em_open" | "s_open":
+                    kind = {"strong_open": "strong", "em_open": "emphasis", "s_open": "strike"}[token.type]
+                    styles.append(current + getattr(palette, kind))
+                    if _dunder(children, index):
+                        lines[-1].append(("__", styles[-1]))
+                case "strong_close" | "em_close" | "s_close":
+                    if _dunder(children, index - 2):
+                        lines[-1].append(("__", current))
+                    styles.pop()
+                case "link_open":
+                    target, title = str(token.attrs.get("href", "")), str(token.attrs.get("title", ""))
+                    links.append((target, title, len(lines) - 1, len(lines[-1])))
+                    styles.append(current + palette.link)
+                case "link_close":
+                    styles.pop()
+                    target, title, line, run = links.pop()
+                    label = "".join(t for n in range(line, len(lines)) for t, _ in lines[n][run if n == line else 0 :])
+                    self._target(lines[-1], label, target, title, styles[-1])
+                case "image":
+                    lines[-1].append(("[image: ", current + palette.dim))
+                    alt, *more = self.inline(token.children or [], current)
+                    lines[-1] += alt
+                    lines += more
+                    lines[-1].append(("]", current + palette.dim))
+                    target, title = str(token.attrs.get("src", "")), str(token.attrs.get("title", ""))
+                    self._target(lines[-1], "", target, title, current)
+                case _:
+                    self._text(lines[-1], expand_tabs(token.content), current, links != [])
+        return lines
+
+    def _target(self, line: list[Run], label: str, target: str, title: str, style: Style) -> None:
+        """A link shows where it leads, in words: a hidden target from a model is not to be trusted."""
+        shown = target
+        if target in (label, f"mailto:{label}"):
+            self.shown_twice += target
+            shown = ""
+        if title:
+            shown = f'{shown} "{title}"'.strip()
+        if shown:
+            line.append((f" ({shown})" if label or line else f"({shown})", style + self.palette.dim))
+
+    def _text(self, line: list[Run], text: str, style: Style, in_link: bool) -> None:
+        at = 0
+        if not in_link and "://" in text:
+            for url in _URL.finditer(text):
+                line.append((text[at : url.start()], style))
+                line.append((url[0], style + self.palette.link))
+                at = url.end()
+        if text[at:]:
+            line.append((text[at:], style))
+
+
+def _take_task(item: Sequence[Token]) -> str:
+    """The box of a task, ☐ or ☑, whose mark is taken off the item's text; "" if it is none."""
+    if len(item) < 2 or item[1].type != "inline" or not item[1].children:
+        return ""
+    first = item[1].children[0]
+    task = _TASK.match(first.content) if first.type == "text" else None
+    if task is None:
+        return ""
+    first.content = first.content[task.end() :]
+    return "☐" if task[0][1] == " " else "☑"
+
+
+def _dunder(children: Sequence[Token], index: int) -> bool:
+    """True if `__name__` stands at `index`: more likely an identifier than emphasis, so its underscores stay."""
+    if index < 0 or index + 2 >= len(children):
+        return False
+    opening, word, closing = children[index : index + 3]
+    return opening.type == "strong_open" and opening.markup == "__" and closing.type == "strong_close" and (
+        word.type == "text" and word.content.isidentifier()
+    )  # fmt: skip

@@ -1,0 +1,450 @@
+"""The chat's text: one virtual scroll view over cached lines, of which only the open block is rendered again.
+
+Stock Markdown widgets cost a multiple of the CPU (each layout walks every mounted block), and those cores belong to
+inference. Here a finished message is a list of strips, and a streamed one renders what the last flush has changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from time import perf_counter
+from typing import ClassVar
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.timer import Timer
+
+from cpuchat.protocol import Channel
+from cpuchat.text import clean
+from cpuchat.tui.markdown import palette as palettes
+from cpuchat.tui.markdown.entries import Entries, Entry
+from cpuchat.tui.markdown.message_view import GUTTER, OpenMessage, TranscriptMessage, View
+from cpuchat.tui.markdown.parser import warm_up
+from cpuchat.tui.markdown.render import code_blocks
+from cpuchat.tui.markdown.rows import Line, copied_text
+
+__all__ = ["Transcript", "TranscriptMessage"]
+
+MIN_INTERVAL = 0.1  # s between flushes; more when a flush is slow, so that rendering stays near 10 % of a core
+COST_FACTOR = 10
+CHUNK = 6000  # characters rendered in one go when everything must be rendered again
+
+
+class Transcript(ScrollView, can_focus=True):
+    """Shows messages, follows an answer while it is written, and gives out text to copy."""
+
+    ALLOW_SELECT = True
+    COMPONENT_CLASSES: ClassVar[set[str]] = palettes.COMPONENT_CLASSES
+    DEFAULT_CSS = f"""
+    Transcript {{
+        height: 1fr;
+        overflow-x: hidden;
+        overflow-y: auto;
+        scrollbar-gutter: stable;
+        scrollbar-size-vertical: 1;
+        {palettes.COMPONENT_CSS}
+    }}
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("k,alt+up", "previous_message", "Message before", show=False, id="transcript.previous"),
+        Binding("j,alt+down", "next_message", "Message after", show=False, id="transcript.next"),
+    ]
+
+    def __init__(self, *, empty_text: str = "", id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self.min_interval = MIN_INTERVAL
+        """Seconds between two drawings of the text that is being written, at least."""
+        self._entries = Entries()
+        self._view: View | None = None
+        self._show_reasoning = False
+        self._color_drafts = False
+        self._empty_text = clean(empty_text)
+        self._current: int | None = None
+        self._follow = True
+        self._steering = False
+        self._restyle_asked = False
+        self._flush_timer: Timer | None = None
+        self._chunk_timer: Timer | None = None
+        self._not_before = 0.0
+
+    # What is shown
+
+    @property
+    def empty_text(self) -> str:
+        """Shown in the middle while there are no messages."""
+        return self._empty_text
+
+    @empty_text.setter
+    def empty_text(self, text: str) -> None:
+        self._empty_text = clean(text)
+        if not self._entries:
+            self.refresh()
+
+    @property
+    def messages(self) -> list[TranscriptMessage]:
+        """What is shown, cleaned; an answer being written as far as it has come."""
+        return [entry.now for entry in self._entries]
+
+    @property
+    def lines(self) -> list[Line]:
+        """All lines, those that are scrolled out of view too."""
+        return self._entries.all_lines()
+
+    @property
+    def up_to_date(self) -> bool:
+        """False while a part of a long chat waits to be rendered."""
+        return self._view is not None and all(entry.view == self._view for entry in self._entries)
+
+    @property
+    def following(self) -> bool:
+        """True while new text scrolls into view by itself."""
+        return self._follow
+
+    def set_messages(self, messages: list[TranscriptMessage]) -> None:
+        """Show these and nothing else, from the end; long chats are rendered bit by bit."""
+        self._stop_flush_timer()
+        self._entries = Entries([Entry(message.cleaned()) for message in messages])
+        self._current = None
+        self._follow = True
+        self._render_stale()
+        if not self._entries:
+            self._resized()
+            self.refresh()
+
+    def clear(self) -> None:
+        self.set_messages([])
+
+    def add_message(self, message: TranscriptMessage) -> None:
+        """Show one more message below the others."""
+        self._append(Entry(message.cleaned()))
+
+    def begin_answer(self, title: str, drafted: bool = False) -> None:
+        """Open an answer and follow it; one that is still open is finished first.
+
+        `drafted`: `append` will say who proposed each part of it.
+        """
+        self.finish_answer()
+        message = TranscriptMessage("assistant", title, "").cleaned()
+        self._follow = True
+        view = self._view or View(80, palettes.Palette())
+        self._append(Entry(message, OpenMessage(message.title, view, drafted)))
+
+    def set_pending(self, text: str) -> None:
+        """One dim line in the open answer until its text comes ("reading the prompt 512/2048")."""
+        if (answer := self._open_answer) is not None:
+            answer.pending = clean(text).replace("\n", " ")
+            self._flush_soon()
+
+    def append(self, text: str, channel: Channel = "answer", drafter: str = "") -> None:
+        """Add to the open answer. Cheap: the text is rendered with the next flush."""
+        if (answer := self._open_answer) is not None:
+            answer.feed(text, channel == "reasoning", drafter)
+            self._flush_soon()
+
+    def finish_answer(self, note: str = "") -> TranscriptMessage | None:
+        """Close the open answer, render it once as a whole and return it; None when there is none."""
+        self._stop_flush_timer()
+        if (index := self._entries.open_index()) is None:
+            return None
+        entry = self._entries[index]
+        assert entry.open is not None
+        entry.message = entry.open.finish(note)
+        entry.open = None
+        self._render_entry(entry)
+        self._resized()
+        self.refresh()
+        return entry.message
+
+    def toggle_reasoning(self) -> bool:
+        """Fold or unfold what the model thought; returns True if it is shown now."""
+        self._show_reasoning = not self._show_reasoning
+        self._restyle()
+        return self._show_reasoning
+
+    @property
+    def colors_drafts(self) -> bool:
+        return self._color_drafts
+
+    def color_drafts(self, on: bool) -> None:
+        """Mark the text of answers by who proposed it, where that is known."""
+        if on != self._color_drafts:
+            self._color_drafts = on
+            self._restyle()
+
+    # Text for the clipboard
+
+    def current_message_text(self) -> str:
+        """The content of the message that the marker is on; without a marker, the last answer's."""
+        if self._current is None or self._current >= len(self._entries):
+            return self.last_answer_text()
+        return self._entries[self._current].now.content
+
+    def last_answer_text(self) -> str:
+        """The content of the last answer, "" if there is none."""
+        return next((e.now.content for e in reversed(self._entries) if e.message.role == "assistant"), "")
+
+    def code_blocks(self) -> list[str]:
+        """The code blocks of the last answer, as written."""
+        return code_blocks(self.last_answer_text())
+
+    # Rendering
+
+    @property
+    def _open_answer(self) -> OpenMessage | None:
+        index = self._entries.open_index()
+        return None if index is None else self._entries[index].open
+
+    def _append(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._render_entry(entry)
+        self._resized()
+        self.refresh()
+
+    def _render_entry(self, entry: Entry) -> int:
+        """Bring the entry's lines up to the view, return the first changed one; the caller calls `_resized`."""
+        return 0 if self._view is None else entry.render(self._view)
+
+    def _resized(self) -> None:
+        """Count the lines again, keep the place in the text (or the end, when following)."""
+        self._entries.recount()
+        size = Size(self.scrollable_content_region.width, self._entries.height)
+        if size != self.virtual_size:
+            self._steering = True
+            # Not by assignment: that would lay out the whole screen, and nothing outside this widget moves.
+            self.set_reactive(Transcript.virtual_size, size)  # pyright: ignore[reportArgumentType]
+            self._scroll_update(size)
+            self._steering = False
+        if self._follow:
+            self._steer(self.max_scroll_y)
+
+    def _steer(self, y: float) -> None:
+        """Scroll without taking it for the user's wish."""
+        self._steering = True
+        self.scroll_to(y=y, animate=False)
+        self._steering = False
+
+    def _restyle(self) -> None:
+        """After a change of width, theme or folding: what is visible at once, the rest bit by bit."""
+        self._restyle_asked = False
+        width = self.scrollable_content_region.width
+        if not self.is_attached or width <= 0:
+            return
+        view = View(width, palettes.from_widget(self), self._show_reasoning, self._color_drafts)
+        if view != self._view:
+            self._view = view
+            self._render_stale()
+
+    def _render_stale(self) -> None:
+        """Render entries that are not up to date: all that are visible, others up to `CHUNK` characters."""
+        self._chunk_timer = None
+        view = self._view
+        if view is None or not self._entries:
+            return
+        top = self._entries.at(self.scroll_offset.y)
+        offset, height = self.scroll_offset.y - self._entries.starts[top], max(1, len(self._entries[top].lines))
+        room, budget = self.size.height, CHUNK
+        left = False
+        for index in self._by_nearness(top):
+            entry = self._entries[index]
+            if entry.view != view:
+                if room <= 0 and budget <= 0:
+                    left = True
+                    break
+                self._render_entry(entry)
+                budget -= entry.size
+            room -= len(entry.lines)
+        self._resized()
+        if not self._follow:
+            self._steer(self._entries.starts[top] + offset * len(self._entries[top].lines) // height)
+        self.refresh()
+        if left:
+            # A timer, not a callback: keys and other widgets have their turn in between.
+            self._chunk_timer = self.set_timer(0.005, self._render_stale)
+
+    def _by_nearness(self, top: int) -> Iterator[int]:
+        if not self._follow:
+            yield from range(top, len(self._entries))
+            yield from range(top - 1, -1, -1)
+        else:
+            yield from range(len(self._entries) - 1, -1, -1)
+
+    def _flush_soon(self) -> None:
+        if self._flush_timer is None:
+            wait = self._not_before - perf_counter()
+            self._flush_timer = self.set_timer(max(0.001, wait), self.flush)
+
+    def _stop_flush_timer(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.stop()
+            self._flush_timer = None
+
+    def flush(self) -> None:
+        """Render now what has come in since the last flush (a timer does it otherwise)."""
+        self._stop_flush_timer()
+        index = self._entries.open_index()
+        if index is None:
+            return
+        started = perf_counter()
+        entry = self._entries[index]
+        old_count, old_scroll = len(entry.lines), self.scroll_offset.y
+        first = self._render_entry(entry)
+        if len(entry.lines) != old_count:
+            self._resized()
+        if self.scroll_offset.y == old_scroll:  # else the scroll has the whole view drawn again
+            start = self._entries.starts[index]
+            self._refresh_rows(start + first, start + max(len(entry.lines), old_count))
+        cost = perf_counter() - started
+        self._not_before = started + max(self.min_interval, COST_FACTOR * cost)
+
+    def _refresh_rows(self, first: int, end: int) -> None:
+        """Draw the lines from `first` to before `end` again: the fewer rows, the less the compositor has to do."""
+        top = max(0, first - self.scroll_offset.y)
+        bottom = min(self.size.height, end - self.scroll_offset.y)
+        if top < bottom:
+            self.refresh(Region(0, top, self.size.width, bottom - top))
+
+    # Drawing
+
+    def render_line(self, y: int) -> Strip:
+        width = self.scrollable_content_region.width
+        base = self._view.palette.base if self._view else self.rich_style
+        if not self._entries:
+            return self._empty_line(y)
+        at = y + self.scroll_offset.y
+        if at >= self._entries.height:
+            return Strip.blank(width, base)
+        strip = self._entries.line(at).strip
+        if self._current is not None and self.has_focus and self._view and self._entries.at(at) == self._current:
+            marker = Strip([Segment("▌ ", base + self._view.palette.marker)], len(GUTTER))
+            strip = Strip.join([marker, strip.crop(len(GUTTER))])
+        if (selection := self.text_selection) is not None and (span := selection.get_span(at)) is not None:
+            strip = self._selected(strip, *span)
+        if strip.cell_length != width:
+            strip = strip.adjust_cell_length(width, base)
+        return strip.apply_offsets(0, at)
+
+    def _selected(self, strip: Strip, start: int, end: int) -> Strip:
+        # Selections count characters, strips are cut by cells.
+        text = strip.text
+        first = cell_len(text[:start])
+        last = strip.cell_length if end == -1 else cell_len(text[:end])
+        style = self.screen.get_component_rich_style("screen--selection")
+        chosen = strip.crop(first, last)
+        chosen = Strip([Segment(part.text, (part.style or style) + style) for part in chosen], chosen.cell_length)
+        return Strip.join([strip.crop(0, first), chosen, strip.crop(last, strip.cell_length)])
+
+    def _empty_line(self, y: int) -> Strip:
+        width, height = self.size
+        base = self.rich_style
+        lines = self._empty_text.split("\n")
+        number = y - max(0, (height - len(lines)) // 2)
+        if not 0 <= number < len(lines) or self._view is None:
+            return Strip.blank(width, base)
+        text = lines[number]
+        left = max(0, (width - cell_len(text)) // 2)
+        style = base + self._view.palette.dim
+        return Strip([Segment(" " * left, base), Segment(text, style)]).adjust_cell_length(width, base)
+
+    # Selecting with the mouse
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        lines = self.lines
+        start = (selection.start.y, selection.start.x) if selection.start else (0, 0)
+        end = (selection.end.y, selection.end.x) if selection.end else (len(lines), 0)
+        return copied_text(lines, start, end), "\n"
+
+    def selection_updated(self, selection: Selection | None) -> None:
+        self.refresh()
+
+    # The marker
+
+    @property
+    def current(self) -> int | None:
+        """Number of the message that the marker is on."""
+        return self._current
+
+    def action_previous_message(self) -> None:
+        self._mark(-1)
+
+    def action_next_message(self) -> None:
+        self._mark(1)
+
+    def _mark(self, step: int) -> None:
+        if not self._entries:
+            return
+        last = len(self._entries) - 1
+        self._current = last if self._current is None else min(max(0, self._current + step), last)
+        self._show_entry(self._current)
+        self.refresh()
+
+    def _show_entry(self, index: int) -> None:
+        first, after = self._entries.starts[index], self._entries.starts[index + 1]
+        top, height = self.scroll_offset.y, self.size.height
+        if first < top or (after > top + height and after - first >= height):
+            self.scroll_to(y=first, animate=False)
+        elif after > top + height:
+            self.scroll_to(y=after - height, animate=False)
+
+    # Events
+
+    def action_scroll_end(self) -> None:
+        self._follow = True
+        self._steer(self.max_scroll_y)
+
+    def scroll_pages(self, pages: float) -> None:
+        """Scroll by `pages`, or to the start or the end when that is infinite; negative is up."""
+        if pages == math.inf:
+            self.action_scroll_end()
+        elif math.isinf(pages):
+            self.scroll_to(y=0, animate=False)
+        else:  # one line of what was read stays in view
+            self.scroll_relative(y=pages * max(self.size.height - 1, 1), animate=False)
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        if not self._steering:
+            self._follow = round(new_value) >= self.max_scroll_y
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self._restyle_soon()
+        self.call_after_refresh(warm_up)
+
+    def on_resize(self) -> None:
+        self._restyle()
+        if self._follow:
+            self._steer(self.max_scroll_y)
+
+    def on_focus(self) -> None:
+        self._refresh_marker()
+
+    def on_blur(self) -> None:
+        self._refresh_marker()
+
+    def _refresh_marker(self) -> None:
+        if self._current is not None:
+            self.refresh()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        if self.is_attached:
+            self._restyle_soon()
+
+    def _restyle_soon(self) -> None:
+        if not self._restyle_asked:
+            self._restyle_asked = True
+            self.call_later(self._restyle)
+
+    def on_click(self, event: events.Click) -> None:
+        at = event.y + self.scroll_offset.y
+        if event.chain == 1 and at < self._entries.height:
+            role = self._entries[self._entries.at(at)].message.role
+            if role == "assistant" and self._entries.line(at).text.startswith((f"{GUTTER}▸ ", f"{GUTTER}▾ ")):
+                self.toggle_reasoning()

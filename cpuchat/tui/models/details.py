@@ -1,0 +1,206 @@
+"""What stands beside the list about the marked entry, as labelled lines. Plain functions, no widgets."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpuchat import paths
+from cpuchat.models.catalog import Catalog, CatalogModel
+from cpuchat.models.downloads.state import RUNNING, Download
+from cpuchat.models.hub.repository import FoundRepository
+from cpuchat.models.library import Deletion, LocalModel
+from cpuchat.telemetry import units
+from cpuchat.text import clean_line
+from cpuchat.tui import download_words, outlook_words, wording
+from cpuchat.tui.chat.status import tokens
+from cpuchat.tui.models.entries import HubSearch, Subject, TypedFile
+
+if TYPE_CHECKING:
+    from cpuchat.models.outlook import Outlook
+
+Row = tuple[str, str]
+
+_MOST_FILES = 4  # of a deletion that are named
+
+SOURCES = {"demo": "comes with cpuchat", "huggingface": "Hugging Face", "folder": "your folder"}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found out about one entry. `kv_per_token` in bytes; `draft` is what would be loaded beside it, and
+    `problem` why its header cannot be read. `reading`: it is being read, `outlook` is estimated by the size so far;
+    None: that cannot be told."""
+
+    outlook: Outlook | None = None
+    kv_per_token: int = 0
+    draft: str = ""
+    problem: str = ""
+    reading: bool = False
+
+
+def rows(subject: Subject, look: Look, catalog: Catalog | None, loaded: Path | None) -> list[Row]:
+    """Label and text, each text cleaned. What matters most comes first: a small terminal cuts the last lines."""
+    match subject:
+        case LocalModel() as model:
+            found = _local(model, look, loaded)
+        case Download() as download:
+            found = download_words.about(download)
+        case CatalogModel() as model:
+            found = _catalog(model, look, catalog)
+        case FoundRepository() as repository:
+            found = _repository(repository)
+        case TypedFile() as file:
+            found = [("path", paths.shown(file.path)), ("problem", file.problem)]
+        case HubSearch() as search:
+            found = _search(search)
+    return [(label, clean_line(text)) for label, text in found if text]
+
+
+def keys(subject: Subject) -> str:
+    """What can be done with it, for the edge of the pane."""
+    match subject:
+        case LocalModel(damaged=str()) as model:
+            return "Enter goes on with it · Del removes it" if resumable(model) else "Del removes it"
+        case LocalModel():
+            return "Enter load · F5 quantize · Del delete"
+        case Download() as download:
+            return f"Enter {_download_key(download)}"
+        case CatalogModel() | FoundRepository():
+            return "Enter shows its files"
+        case TypedFile(problem=""):
+            return "Enter loads it"
+        case HubSearch(running=False, found=None, problem=problem):
+            return "Enter tries again" if problem else "Enter opens it" if subject.is_link else "Enter searches"
+        case _:
+            return ""
+
+
+def resumable(model: LocalModel) -> bool:
+    """Whether it is a part of a download that is known to come from a repository."""
+    return model.unfinished is not None and bool(model.repo)
+
+
+def _local(model: LocalModel, look: Look, loaded: Path | None) -> list[Row]:
+    if model.damaged:
+        return [
+            ("problem", model.damaged),
+            ("size", wording.size(model.size) if model.size else ""),
+            *_place(model),
+        ]
+    kind = [f"{units.parameters(model.n_params)} parameters" if model.n_params else "", model.architecture]
+    if model.n_expert:
+        active = f"{units.parameters(model.n_params_active)} active, " if model.n_params_active else ""
+        kind[0] += f", {active}{model.n_expert_used} of {model.n_expert} experts per token"
+    kind.append(f"{tokens(model.n_ctx_train)} context" if model.n_ctx_train else "")
+    speed = _speed(look)
+    if model.measured_tok_s:
+        measured = [f"{units.rate(model.measured_tok_s)} tok/s plain"]
+        if model.drafted_tok_s:
+            measured.append(f"{units.rate(model.drafted_tok_s)} with drafts")
+        speed = f"{', '.join(measured)}: measured in the last chat"
+    if not model.has_template:
+        kind.append("no chat template: it only continues text")
+    return [
+        ("model", " · ".join(filter(None, kind))),
+        *_outlook(look),
+        ("speed", speed),
+        ("draft", _draft(look, is_loaded=model.path == loaded)),
+        ("reads", _reads(look)),
+        *_place(model, "now" if model.path == loaded else wording.ago(model.last_used, time.time())),
+    ]
+
+
+def _place(model: LocalModel, used: str = "") -> list[Row]:
+    where = filter(None, (SOURCES.get(model.source, model.source), model.repo, f"used {used}" if used else ""))
+    return [("from", " · ".join(where)), ("path", paths.shown(model.path))]
+
+
+def _outlook(look: Look) -> list[Row]:
+    if look.problem:
+        return [("problem", look.problem)]
+    return [("memory", look.outlook.explained)] if look.outlook is not None else []
+
+
+def _reads(look: Look) -> str:
+    if look.reading:
+        return "reading the header …"
+    if look.outlook is None:
+        return ""
+    reads = [f"{wording.size(look.outlook.bytes_per_token)} per token" if look.outlook.bytes_per_token else ""]
+    reads.append(f"KV {wording.size(look.kv_per_token)} per token of context" if look.kv_per_token else "")
+    return " · ".join(filter(None, reads))
+
+
+def _speed(look: Look) -> str:
+    return outlook_words.speed_and_why(look.outlook) if look.outlook is not None else ""
+
+
+def _draft(look: Look, *, is_loaded: bool) -> str:
+    if look.reading:
+        return "…"
+    if look.problem:
+        return ""
+    return look.draft or f"none: Ctrl+L shows what could draft{'' if is_loaded else ' when it is loaded'}"
+
+
+def _catalog(model: CatalogModel, look: Look, catalog: Catalog | None) -> list[Row]:
+    kind = [f"{units.parameters(round(1e9 * model.params))} parameters"]
+    if model.is_moe:
+        kind[0] += f", {units.parameters(round(1e9 * model.active_params))} active"
+    kind.append(f"{tokens(model.context)} context" if model.context else "")
+    sizes = [f"{name} {wording.size(round(size * 1e9))}" for name, size in model.sizes.items()]
+    drafts = [draft.name for draft in catalog.drafts_of(model)] if catalog is not None else []
+    if sizes and model.quantization not in model.verified:
+        sizes.append("estimated; its repository tells")
+    return [
+        ("model", " · ".join(filter(None, (*kind, str(model.year), model.license)))),
+        *_outlook(look),
+        ("speed", _speed(look)),
+        ("note", model.note),
+        ("drafts", ", ".join(drafts) or (f"none ({model.why_no_draft})" if model.why_no_draft else "")),
+        ("sizes", " · ".join(sizes)),
+        ("from", model.repos[0]),
+    ]
+
+
+def _repository(found: FoundRepository) -> list[Row]:
+    kind = [f"{units.parameters(found.n_params)} parameters" if found.n_params else "", found.architecture]
+    gated = "accept its terms on the hub first, then log in with `hf auth login`" if found.gated else ""
+    return [
+        ("model", " · ".join(filter(None, kind))),
+        ("asked for", f"{wording.count(found.downloads)} times in 30 days · {wording.plural(found.likes, 'like')}"),
+        ("updated", found.updated),
+        ("gated", gated),
+        ("private", "only your token opens it" if found.private else ""),
+    ]
+
+
+def _download_key(download: Download) -> str:
+    if download.state in RUNNING:
+        return "shows all downloads"
+    return "goes on with it" if download.state == "paused" else "tries again"
+
+
+def _search(search: HubSearch) -> list[Row]:
+    if search.running:
+        return [("", "asking the hub …")]
+    if search.problem:
+        return [("problem", search.problem), ("what to do", search.hint)]
+    if search.found is not None:
+        return [("", "The hub has no GGUF repository with these words.")]
+    if search.is_link:
+        return [("", "Shows the files of the repository that this link names.")]
+    return [("", f"Looks for GGUF repositories with “{search.query}” in the name.")]
+
+
+def deletion_question(deletion: Deletion) -> str:
+    """What goes, what that frees, and what stays."""
+    files = wording.plural(len(deletion.files), "file")
+    lines = [f"Delete {deletion.model.name}? {wording.size(deletion.freed)} become free ({files})."]
+    lines += [paths.shown(file) for file in deletion.files[:_MOST_FILES]]
+    if len(deletion.files) > _MOST_FILES:
+        lines.append(f"and {len(deletion.files) - _MOST_FILES} more")
+    return "\n".join(clean_line(line) for line in (*lines, *deletion.stays))

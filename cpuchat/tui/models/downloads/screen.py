@@ -1,0 +1,129 @@
+"""All downloads: how far they are, pause, go on, try again, cancel, load what has come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical
+from textual.widgets import Footer, OptionList
+
+from cpuchat.models.downloads.state import RUNNING, Download
+from cpuchat.tui import download_words, keys, wording
+from cpuchat.tui.downloading import Downloading
+from cpuchat.tui.models.choice import choose
+from cpuchat.tui.models.downloads.list import DownloadList
+from cpuchat.tui.widgets.dialogs import Choice, ChoiceScreen
+from cpuchat.tui.widgets.labelled import Labelled
+from cpuchat.tui.widgets.list_screen import DetailsScreen
+
+if TYPE_CHECKING:
+    from cpuchat.tui.app import ChatApp
+
+_KEEP, _DISCARD = "keep", "discard"
+# What is done with the marked download.
+_MARKED_ACTIONS = ("load", "hold", "cancel")
+
+
+class DownloadsScreen(DetailsScreen[Path | None]):
+    """Returns a file to load, or None."""
+
+    CSS_PATH = "downloads.tcss"
+    AUTO_FOCUS = "#downloads"
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("downloads")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._enabled: list[bool | None] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="list") as pane:
+            pane.border_title = "Downloads"
+            yield DownloadList(id="downloads")
+        with Vertical(id="about") as about:
+            about.border_title = "About"
+            yield Labelled(id="details")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._downloading.changed.subscribe(self, lambda _: self._show())
+        self.call_after_refresh(self._show)  # the list knows its width then
+
+    @property
+    def _downloading(self) -> Downloading:
+        return cast("ChatApp", self.app).downloading
+
+    @property
+    def _marked(self) -> Download | None:
+        return self.query_one(DownloadList).marked
+
+    def _show(self) -> None:
+        self.query_one(DownloadList).show(self._downloading.all())
+        self._show_details()
+
+    @on(OptionList.OptionHighlighted)
+    def _show_details(self) -> None:
+        download = self._marked
+        self.query_one(Labelled).show(download_words.about(download) if download is not None else [])
+        enabled = [self.check_action(action, ()) for action in _MARKED_ACTIONS]
+        if enabled != self._enabled:  # the footer is laid out anew then
+            self._enabled = enabled
+            self.refresh_bindings()
+
+    # Keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action not in _MARKED_ACTIONS or not self.is_mounted:
+            return True
+        download = self._marked
+        if download is None:
+            return None
+        if action == "load":
+            return True if download.state not in RUNNING else None
+        return True if action == "cancel" or download.state != "done" else None
+
+    def action_load(self) -> None:
+        download = self._marked
+        if download is None:
+            return
+        if download.state == "done":
+            self._take(Path(download.path))
+        elif download.state not in RUNNING:
+            self._downloading.resume(download.id)
+
+    @work(exclusive=True, group="take")
+    async def _take(self, path: Path) -> None:
+        await choose(self, path)
+
+    @on(OptionList.OptionSelected)
+    def _clicked(self) -> None:
+        self.action_load()
+
+    def action_hold(self) -> None:
+        if self._marked is not None:
+            self._downloading.hold(self._marked.id)
+
+    @work(exclusive=True, group="cancel")
+    async def action_cancel(self) -> None:
+        download = self._marked
+        if download is None:
+            return
+        if download.state == "done" or not download.done:
+            self._downloading.cancel(download.id, discard=download.state != "done")
+            return
+        question = (
+            f"{download_words.title(download.model)}: {wording.size(download.done)} of {wording.size(download.total)} "
+            "have arrived. What becomes of them? Kept, a later download goes on from there."
+        )
+        answer = await self.app.push_screen_wait(
+            ChoiceScreen("Cancel the download", question,
+                         [Choice(_KEEP, "Keep the part"), Choice(_DISCARD, "Throw it away", danger=True)])
+        )  # fmt: skip
+        if answer is not None:
+            self._downloading.cancel(download.id, discard=answer == _DISCARD)
+
+    def action_close(self) -> None:
+        self.dismiss(None)

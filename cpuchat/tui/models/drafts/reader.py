@@ -1,0 +1,63 @@
+"""What the screen of draft models reads: headers, measurements, the hub. Every method takes its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuchat.models.drafts.candidates import Candidate, candidates, check
+from cpuchat.protocol import ModelInfo
+from cpuchat.tui.models.reader import ModelsReader
+
+if TYPE_CHECKING:
+    from cpuchat.models.gguf import GGUFHeader
+    from cpuchat.models.hub.client import Hub
+    from cpuchat.models.hub.repository import RepoModel, Repository
+
+
+@dataclass(frozen=True)
+class DraftReader:
+    """For the loaded model. `acceptance` was measured with the draft model that is loaded beside it, None if it was
+    not."""
+
+    models: ModelsReader
+    loaded: ModelInfo
+    hub: Callable[[], Hub]
+    acceptance: float | None = None
+
+    def candidates(self) -> tuple[GGUFHeader, list[Candidate]]:
+        """The target's header, and who may draft for it, unchecked.
+
+        Raises:
+            ModelNotFound, ModelDamaged: the file of the loaded model is gone or has changed.
+        """
+        from cpuchat.models.drafts.calibrations import target_costs
+
+        target = self.models.header(Path(self.loaded.path))
+        costs = target_costs(target.path)
+        if self.loaded.pass_ms:  # measured with the cores in use
+            costs = msgspec.structs.replace(costs, pass_ms=self.loaded.pass_ms)
+        here = self.models.local_models()
+        beside = next((model.path for model in here if self.is_loaded(model.name, model.quantization)), None)
+        found = candidates(target, here, self.models.catalog(), costs, self.models.machine(),
+                           acceptance=self.acceptance, beside=beside)  # fmt: skip
+        return target, found
+
+    def is_loaded(self, name: str, quantization: str) -> bool:
+        """Whether that is the draft model beside the target."""
+        return bool(name) and (name, quantization) == (self.loaded.draft, self.loaded.draft_quantization)
+
+    def check(self, candidate: Candidate, target: GGUFHeader) -> Candidate:
+        """With its verdict, or why there is none; one on the hub is asked for its header."""
+        return check(candidate, target, hub=self.hub())
+
+    def to_download(self, candidate: Candidate) -> tuple[Repository, RepoModel]:
+        """Where its file is. Raises HubError and its kinds."""
+        from cpuchat.models.hub.choice import choose
+
+        repository = self.hub().repository(candidate.repo)
+        return repository, choose(repository, candidate.quantization)

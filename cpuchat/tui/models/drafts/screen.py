@@ -1,0 +1,150 @@
+"""Which models can draft for the loaded one, and what each would gain; Enter takes one, and fetches it if need be."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.widgets import Footer
+
+from cpuchat.errors import CpuchatError
+from cpuchat.models.drafts.candidates import Candidate, recommended
+from cpuchat.text import clean_line
+from cpuchat.tui import draft_words, keys
+from cpuchat.tui.models.drafts import choice as draft_choice
+from cpuchat.tui.models.drafts.reader import DraftReader
+from cpuchat.tui.threads import apart
+from cpuchat.tui.widgets.download_line import DownloadLine
+from cpuchat.tui.widgets.labelled import Labelled
+from cpuchat.tui.widgets.list_screen import ListScreen
+from cpuchat.tui.widgets.model_list import ListRow, ModelList
+
+if TYPE_CHECKING:
+    from cpuchat.tui.app import ChatApp
+
+
+class DraftModelsScreen(ListScreen[Path | None]):
+    """Returns the file of the loaded model when it is to be loaded again, else None. Shows the rows first; the verdicts
+    fill in one by one."""
+
+    CSS_PATH = "draft_models.tcss"
+    AUTO_FOCUS = ""
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("draft_models")
+
+    def __init__(self, reader: DraftReader) -> None:
+        super().__init__()
+        self._reader = reader
+        self._found: dict[str, Candidate] | None = None
+        self._problem = ""
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="panes"):
+            with Vertical(id="list") as pane:
+                pane.border_title = Content(clean_line(f"Draft models for {self._reader.loaded.name}"))
+                yield ModelList(id="candidates")
+            with Vertical(id="about"):
+                yield Labelled(id="details")
+        yield DownloadLine(id="download-line")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._show()
+        self._find(self._reader)
+
+    @property
+    def _app(self) -> ChatApp:
+        return cast("ChatApp", self.app)
+
+    # Looking
+
+    @work(exclusive=True, group="find")
+    async def _find(self, reader: DraftReader) -> None:
+        try:
+            target, found = await apart(reader.candidates)
+        except (CpuchatError, OSError) as error:
+            self._found, self._problem = {}, str(error)
+            self._show()
+            return
+        self._found = {one.spec: one for one in found}
+        self._show()
+        for one in sorted(found, key=lambda one: one.where == "hub"):  # the hub may let all others wait
+            self._found[one.spec] = await apart(partial(reader.check, one, target))
+            self._show()
+
+    # Showing
+
+    def _show(self) -> None:
+        listed = self.query_one(ModelList)
+        if self._found is None:
+            listed.show([ListRow(note="looking …")])
+            return
+        found = self._found
+        loaded = next((key for key, one in found.items() if self._reader.is_loaded(one.name, one.quantization)), "")
+        wanted = self._app.conversation.settings.speculation.wanted_draft or draft_words.AUTO
+        mark = listed.marked if listed.moved else loaded or next(iter(found), "")
+        listed.show(draft_words.rows(found, loaded, wanted), mark)
+        if not found and not self._problem:
+            self.query_one("#list").border_subtitle = "no smaller model is here, and the catalog names none"
+
+    @on(ModelList.Marked)
+    def _show_details(self) -> None:
+        key = self.query_one(ModelList).marked
+        if not key:
+            return
+        one = (self._found or {}).get(key)
+        is_loaded = one is not None and self._reader.is_loaded(one.name, one.quantization)
+        is_best = one is not None and one is recommended((self._found or {}).values())
+        rows = draft_words.details(key, one, is_loaded=is_loaded, is_best=is_best)
+        pane = self.query_one("#about")
+        pane.border_title = Content(clean_line(one.name) if one is not None else "About")
+        pane.border_subtitle = draft_words.keys(one, is_loaded=is_loaded)
+        problem = [("problem", clean_line(self._problem))] if self._problem else []
+        self.query_one(Labelled).show([*problem, *rows])
+
+    # Keys
+
+    @on(ModelList.Chosen)
+    def action_use(self) -> None:
+        key = self.query_one(ModelList).marked
+        one = (self._found or {}).get(key)
+        if not key:
+            return
+        if one is None:
+            self._use(key)
+        elif one.verdict is not None and not one.verdict.ok:
+            self._warn(f"{one.name} cannot draft for this model: {one.verdict.reason}.")
+        elif one.path is not None and one.verdict is None:
+            self._warn(f"{one.name} is still being checked.")
+        elif one.path is not None:
+            self._use(str(one.path))
+        else:
+            self._fetch(one)
+
+    def _use(self, wanted: str) -> None:
+        draft_choice.use(self._app, wanted)
+        self.dismiss(Path(self._reader.loaded.path))
+
+    @work(exclusive=True, group="fetch")
+    async def _fetch(self, candidate: Candidate) -> None:
+        """Begin its download. The app sees to the rest: this screen may be left."""
+        try:
+            repository, model = await apart(lambda: self._reader.to_download(candidate))
+            download = self._app.downloading.start(repository.id, repository.revision, model, repository.newest_at)
+        except CpuchatError as error:
+            self._warn(str(error))
+            return
+        target = Path(self._reader.loaded.path)
+        self._app.run_worker(draft_choice.use_when_here(self._app, download, target), group="drafts", name="drafts")
+        self.notify(f"{clean_line(model.name)} drafts as soon as it is here.", markup=False)
+
+    def _warn(self, text: str) -> None:
+        self.notify(clean_line(text), severity="warning", markup=False)
+
+    def action_close(self) -> None:
+        self.dismiss(None)

@@ -1,0 +1,101 @@
+"""How an entry reads as one line of the list. Plain functions, no widgets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpuchat.models.catalog import CatalogModel
+from cpuchat.models.downloads.state import Download
+from cpuchat.models.hub.repository import FoundRepository
+from cpuchat.models.library import LocalModel
+from cpuchat.telemetry import units
+from cpuchat.tui import download_words, outlook_words, wording
+from cpuchat.tui.models.entries import Entry, HubSearch, Section, TypedFile
+from cpuchat.tui.widgets.model_list import ListRow
+
+if TYPE_CHECKING:
+    from cpuchat.models.outlook import Outlook
+
+HERE, LOADED, NOT_HERE, DAMAGED, NOT_ALONE = "○", "●", "◌", "!", "·"
+
+
+def rows(
+    sections: list[Section], local: Iterable[LocalModel], outlooks: Mapping[str, Outlook], loaded: Path | None
+) -> list[ListRow]:
+    """All lines, headings included. `outlooks` by key of the entry, as far as they are known; `local` are all models of
+    this machine, listed or not: what has the name of another one is listed by the name of its file."""
+    found: list[ListRow] = []
+    names = Counter((model.name, model.quantization) for model in local)
+    for section in sections:
+        if section.heading:
+            found.append(ListRow(name=section.heading))
+        for entry in section.entries:
+            line, model = row(entry, outlooks.get(entry.key), loaded), entry.subject
+            if isinstance(model, LocalModel) and names[model.name, model.quantization] > 1:
+                line = replace(line, name=model.path.stem)
+            found.append(line)
+        if not section.entries:
+            found.append(ListRow(note=section.note))
+    return found
+
+
+def row(entry: Entry, outlook: Outlook | None, loaded: Path | None) -> ListRow:
+    """`● Qwen2.5-1.5B-Instruct   Q8_0   1.6 GB  here   31 tok/s`."""
+    key = entry.key
+    match entry.subject:
+        case LocalModel() as model:
+            return _local(key, model, outlook, loaded)
+        case Download() as download:
+            state = "paused" if download.state == "paused" else download_words.percent(download).strip()
+            columns = (download.model.quantization, wording.size(download.total), state, _speed(outlook))
+            mark, name = download_words.mark(download), download_words.name(download.model)
+            return ListRow(key, mark, name, columns)
+        case CatalogModel() as model:
+            size = wording.size(model.size) if model.size else ""
+            verdict = outlook.verdict if outlook is not None else ""
+            return ListRow(key, NOT_HERE, model.name, (model.quantization, size, verdict, _speed(outlook)))
+        case FoundRepository() as found:
+            closed = " · asks for an account" if found.gated else " · private" if found.private else ""
+            note = f"{wording.count(found.downloads)} downloads" + (f" · {found.updated}" if found.updated else "")
+            return ListRow(key, NOT_HERE, found.id, note=note + closed)
+        case TypedFile() as file:
+            return ListRow(key, DAMAGED if file.problem else HERE, str(file.path), note=file.problem)
+        case HubSearch() as search:
+            return _search(key, search)
+
+
+def _local(key: str, model: LocalModel, outlook: Outlook | None, loaded: Path | None) -> ListRow:
+    if model.damaged and model.unfinished is None:
+        return ListRow(key, DAMAGED if model.kind == "model" else NOT_ALONE, model.name, note=model.damaged, dim=True)
+    size = wording.size(model.size) if model.size else ""
+    if model.unfinished is not None:
+        state = f"{100 * model.unfinished:.0f} %" if model.unfinished >= 0 else "part"
+        return ListRow(key, "↓", model.name, (model.quantization, size, state, ""), dim=True)
+    is_loaded = model.path == loaded
+    state = "loaded" if is_loaded else "here"
+    if outlook is not None and outlook.verdict != "fits" and not is_loaded:
+        state = outlook.verdict
+    speed = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else _speed(outlook)
+    mark = LOADED if is_loaded else HERE
+    return ListRow(key, mark, model.name, (model.quantization, size, state, speed), strong=is_loaded)
+
+
+def _speed(outlook: Outlook | None) -> str:
+    """Predicted; "" while it cannot be told."""
+    return outlook_words.speed(outlook) if outlook is not None else ""
+
+
+def _search(key: str, search: HubSearch) -> ListRow:
+    if search.running:
+        return ListRow(key, "…", f"looking for “{search.query}”", note="Esc stops it")
+    if search.problem:
+        return ListRow(key, DAMAGED, search.problem, note=search.hint)
+    if search.found is not None:
+        return ListRow(key, "·", f"nothing found for “{search.query}”")
+    if search.is_link:
+        return ListRow(key, "→", f"open {search.query}", note="Enter")
+    return ListRow(key, "→", f"search Hugging Face for “{search.query}”", note="Enter")

@@ -1,0 +1,245 @@
+"""Makes a smaller file of a model: choose a type, see what it gives, watch it being made."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from rich.text import Text
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Footer, Input, Static
+
+from cpuchat import paths
+from cpuchat.errors import CpuchatError, QuantizeFailed
+from cpuchat.models.library import LocalModel
+from cpuchat.models.quantize.make import Job
+from cpuchat.models.quantize.place import suggested_folder, suggested_path
+from cpuchat.models.quantize.types import TYPES, QuantType
+from cpuchat.text import clean_line
+from cpuchat.tui import keys
+from cpuchat.tui import quantize_words as words
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.labelled import Labelled
+from cpuchat.tui.widgets.list_screen import ListScreen
+from cpuchat.tui.widgets.model_list import ModelList
+from cpuchat.tui.widgets.quantize_line import QuantizeLine
+
+if TYPE_CHECKING:
+    from cpuchat.models.gguf import GGUFHeader
+    from cpuchat.tui.app import ChatApp
+
+_USUAL = "Q4_K_M"
+_BY_NAME = {kind.name: kind for kind in TYPES}
+
+
+class QuantizeScreen(ListScreen[Path | None]):
+    """Returns the new file if it is made while the screen is open, else None: the work goes on when it is left.
+
+    The box with the file's name keeps the focus; the keys of the list work beside it.
+    """
+
+    CSS_PATH = "quantize.tcss"
+    AUTO_FOCUS = "#out"
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("quantize")
+
+    class Foreseen(Message):
+        """What one type would give, or why it cannot be made."""
+
+        def __init__(self, kind: QuantType, prospect: words.Prospect | str) -> None:
+            super().__init__()
+            self.kind = kind
+            self.prospect = prospect
+
+    def __init__(self, model: LocalModel) -> None:
+        super().__init__()
+        self._model = model
+        self._source: GGUFHeader | None = None
+        self._prospects: dict[str, words.Prospect | str] = {}
+        self._suggested = ""
+        self._working = False
+        self._outcome = ""
+        self._made: Path | None = None
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="panes"):
+            with Vertical(id="list") as pane:
+                pane.border_title = Content(words.title(self._model))
+                yield ModelList(id="types")
+            with Vertical(id="about"):
+                yield Labelled(id="details")
+        with Vertical(id="target") as target:
+            target.border_title = "Write to"
+            yield Input(id="out", compact=True)
+        yield Static(id="state", markup=False)
+        yield QuantizeLine()
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self.query_one(ModelList).show([words.row(kind, None) for kind in TYPES], _USUAL)
+        self.chat_app.quantizing.changed.subscribe(self, self._work_changed)
+        self._work_changed(None)
+        self._foresee()
+
+    @property
+    def chat_app(self) -> ChatApp:
+        return cast("ChatApp", self.app)
+
+    # What each type would give
+
+    @work(exclusive=True, group="foresee")
+    async def _foresee(self) -> None:
+        """Ask llama.cpp, type by type; figures fill in."""
+        from cpuchat.models.machine import this_machine
+        from cpuchat.models.quantize.forecast import foresee, source_header
+        from cpuchat.models.quantize.process import QuantizeProcess
+
+        settings, loaded = self.chat_app.conversation.settings, self.chat_app.conversation.model
+        machine = await asyncio.to_thread(this_machine, settings, loaded=loaded)
+        try:
+            self._source = await source_header(self._model.path)
+            self._suggest()
+            async with QuantizeProcess() as process:
+                for kind in TYPES:
+                    try:
+                        forecast = await foresee(process, self._source, kind)
+                    except QuantizeFailed as error:  # its rows have a length that this type cannot hold
+                        self.post_message(self.Foreseen(kind, error.message))
+                        continue
+                    prospect = await asyncio.to_thread(
+                        words.prospect, self._source, forecast, machine, settings.load_options()
+                    )
+                    self.post_message(self.Foreseen(kind, prospect))
+        except CpuchatError as error:
+            self._say(error.message)
+            self._warn(error)
+
+    @on(Foreseen)
+    def _foreseen(self, event: Foreseen) -> None:
+        self._prospects[event.kind.name] = event.prospect
+        self._show_types()
+        done = len(self._prospects)
+        self._say(self._outcome or (words.foreseeing(done, len(TYPES)) if done < len(TYPES) else ""))
+
+    def _show_types(self) -> None:
+        rows = self.query_one(ModelList)
+        rows.show([words.row(kind, self._prospects.get(kind.name)) for kind in TYPES], rows.marked)
+
+    @property
+    def _kind(self) -> QuantType:
+        """The marked type."""
+        return _BY_NAME[self.query_one(ModelList).marked]
+
+    @on(ModelList.Marked)
+    def _marked(self) -> None:
+        kind = self._kind
+        self.query_one("#about").border_title = kind.name
+        self.query_one(Labelled).show(words.details(kind, self._prospects.get(kind.name), self._model.size))
+        self._suggest()
+
+    def _suggest(self) -> None:
+        """Name the file after the marked type, unless the user has named it."""
+        box = self.query_one("#out", Input)
+        if self._source is None or box.value != self._suggested:
+            return
+        folder = suggested_folder(self._model.path, self.chat_app.library)
+        self._suggested = paths.shown(suggested_path(self._source, self._kind, folder))
+        box.value = self._suggested
+
+    # Making it
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """One model at a time is made."""
+        busy = self.chat_app.quantizing.job is not None
+        return None if (action == "make" and busy) or (action == "stop" and not busy) else True
+
+    @on(ModelList.Chosen)
+    @work(exclusive=True, group="ask")
+    async def action_make(self) -> None:
+        """Ask what has to be asked, then make the file."""
+        prospect, out = self._prospects.get(self._kind.name), self._out()
+        if isinstance(prospect, str):
+            self.notify(clean_line(prospect), severity="warning", markup=False)
+            return
+        if prospect is None or out is None:
+            return
+        forecast, kind = prospect.forecast, self._kind
+        if forecast.needs_imatrix:
+            self.notify(f"{kind.name} needs an importance matrix; `cpuchat models quantize` takes one.",
+                        severity="warning", markup=False)  # fmt: skip
+            return
+        again = f"It is quantized already ({', '.join(forecast.lossy)}): doing it again loses quality twice."
+        if forecast.lossy and not await self._sure("Quantize again", again, "Do it"):
+            return
+        exists = out.exists()
+        if exists and not await self._sure("Replace a file", f"{out} is there already.", "Replace it"):
+            return
+        if self.chat_app.quantizing.job is None:
+            self.chat_app.quantizing.start(
+                Job(source=self._model.path, out=out, type=kind, requantize=bool(forecast.lossy), force=exists)
+            )
+
+    async def _sure(self, title: str, question: str, yes: str, no: str = "Leave it") -> bool:
+        return await self.app.push_screen_wait(ConfirmScreen(title, clean_line(question), yes, no))
+
+    def _out(self) -> Path | None:
+        """The file that is named; None, with a word to the user, when that is none."""
+        text, problem = self.query_one("#out", Input).value.strip(), ""
+        try:
+            named = paths.expanded(text)
+            out = named.absolute()
+            out.exists()
+            if str(named).startswith("~"):
+                problem = f"Cannot write there: no home folder for {named.parts[0]}."
+            elif out.suffix.lower() != ".gguf":
+                problem = "The name must end in .gguf."
+            elif clean_line(text) != text:
+                problem = "The name has characters that cannot be shown."
+        except OSError as error:  # too long
+            problem = f"Cannot write there: {error.strerror}."
+        if problem:
+            self.notify(clean_line(problem), severity="warning", markup=False)
+        return None if problem else out
+
+    def _work_changed(self, made: Path | None) -> None:
+        """Something is made, goes on or has ended."""
+        now = self.chat_app.quantizing
+        before, self._working = self._working, now.job is not None
+        if self._working != before:
+            self._outcome = now.outcome
+            self._say(self._outcome)
+            self.query_one("#state").display = not self._working
+            self.refresh_bindings()
+        if made is not None:
+            self._made = made
+            self._leave_if_made()
+
+    @work(exclusive=True, group="ask")
+    async def action_stop(self) -> None:
+        if await self._sure("Stop", "What is written so far is thrown away.", "Stop it", "Go on"):
+            self.chat_app.quantizing.stop()
+
+    def _say(self, text: str) -> None:
+        line = Text(clean_line(text), no_wrap=True, overflow="ellipsis")
+        self.query_one("#state", Static).update(line, layout=False)
+
+    def _warn(self, error: CpuchatError) -> None:
+        self.notify(clean_line(str(error)), severity="error", timeout=10, markup=False)
+
+    # Leaving
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+    def on_screen_resume(self) -> None:
+        self._leave_if_made()
+
+    def _leave_if_made(self) -> None:
+        """Only while nothing is asked above."""
+        if self._made is not None and self.is_active:
+            self.dismiss(self._made)

@@ -1,0 +1,113 @@
+"""Reads models and this machine for the models screen. Every function takes its time: not for the UI's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpuchat.errors import CpuchatError
+from cpuchat.models.catalog import Catalog, CatalogModel, load_catalog, match_local
+from cpuchat.models.downloads.state import Download
+from cpuchat.models.library import Deletion, Library, LocalModel
+from cpuchat.settings import Settings
+from cpuchat.tui.models.details import Look
+from cpuchat.tui.models.entries import Subject
+
+if TYPE_CHECKING:
+    from cpuchat.models.gguf import GGUFHeader
+    from cpuchat.models.machine import Machine
+    from cpuchat.models.outlook import Outlook
+    from cpuchat.protocol import ModelInfo
+
+
+@dataclass(frozen=True)
+class ModelsReader:
+    """With the settings as they are now; `loaded` is the model that another one would take the place of."""
+
+    library: Library
+    settings: Settings
+    loaded: ModelInfo | None = None
+
+    def local_models(self) -> list[LocalModel]:
+        return self.library.local_models()
+
+    def catalog(self) -> Catalog:
+        """Ours and the user's."""
+        return load_catalog()
+
+    def machine(self) -> Machine:
+        """As if the loaded model were gone."""
+        from cpuchat.models.machine import this_machine
+
+        return this_machine(self.settings, loaded=self.loaded)
+
+    def header(self, path: Path) -> GGUFHeader:
+        """Of all parts of a split model. Raises ModelDamaged, ModelNotFound."""
+        from cpuchat.models.gguf import read_model
+
+        return read_model(path)
+
+    def deletion(self, model: LocalModel) -> Deletion:
+        """What deleting it would do; what is loaded stays."""
+        return self.library.deletion(model, in_use=self._in_use())
+
+    def _in_use(self) -> list[Path]:
+        """Files of the loaded model, and of those that may be its draft model: that is known by its name only."""
+        loaded = self.loaded
+        if loaded is None:
+            return []
+        drafts = [
+            model.path for model in self.library.local_models()
+            if loaded.draft and (model.name, model.quantization) == (loaded.draft, loaded.draft_quantization)
+        ]  # fmt: skip
+        return [Path(loaded.path), *drafts]
+
+    def estimates(self, subjects: Mapping[str, Subject], machine: Machine) -> dict[str, Outlook]:
+        """What fits, by the same keys, told by the sizes alone: no file is opened."""
+        from cpuchat.models.outlook import estimate
+
+        found: dict[str, Outlook] = {}
+        for key, subject in subjects.items():
+            size, active, quantization = _weights(subject)
+            if size:
+                found[key] = estimate(size, machine, active=active, quantization=quantization)
+        return found
+
+    def known_here(self, catalog: Catalog, local: Iterable[LocalModel]) -> frozenset[str]:
+        """Ids of the catalog's models that are here, in the quantization that the catalog would take."""
+        found = ((match_local(catalog, model), model.quantization) for model in local if model.damaged is None)
+        return frozenset(entry.id for entry, quantization in found if entry and entry.quantization == quantization)
+
+    def look(self, model: LocalModel, machine: Machine) -> Look:
+        """All about one model on this machine, with the draft model that would be loaded beside it."""
+        from cpuchat.models.drafts.choice import choose_draft
+        from cpuchat.models.fit import kv_rows, row_bytes
+        from cpuchat.models.outlook import outlook
+
+        options = self.settings.load_options()
+        try:
+            header = self.header(model.path)
+            draft, note = choose_draft(model.path, self.settings.speculation.wanted_draft, self.library, strict=False)
+            beside = self.header(draft) if draft is not None else None
+        except (CpuchatError, OSError) as error:
+            return Look(problem=str(error))
+        return Look(
+            outlook=outlook(header, options, machine, draft=beside),
+            kv_per_token=sum(row_bytes(row, options.type_k, options.type_v) for row in kv_rows(header)),
+            draft=beside.name if beside is not None else note,
+        )
+
+
+def _weights(subject: Subject) -> tuple[int, float, str]:
+    """(bytes of the file, share that a token uses, quantization); 0 bytes where they are not known."""
+    match subject:
+        case LocalModel(damaged=None) as model if model.size:
+            return model.size, (model.weights_per_token or model.size) / model.size, model.quantization
+        case Download() as download:
+            return download.total, 1.0, download.model.quantization
+        case CatalogModel() as model:
+            return model.size, model.active_share, model.quantization
+        case _:
+            return 0, 1.0, ""

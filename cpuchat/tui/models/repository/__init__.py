@@ -1,0 +1,1 @@
+"""One repository of the Hugging Face hub."""

@@ -1,0 +1,263 @@
+"""One repository of the hub: its models with size, fit and expected speed, to download or load one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Footer
+
+from cpuchat.errors import AccessDenied, CpuchatError
+from cpuchat.models.downloads.state import RUNNING
+from cpuchat.models.hub.repository import RepoModel, Repository
+from cpuchat.text import clean_line
+from cpuchat.tui import download_words, keys, repository_words
+from cpuchat.tui.models.choice import choose
+from cpuchat.tui.models.repository.reader import RepositoryReader
+from cpuchat.tui.repository_state import Findings, Known, RepositoryState
+from cpuchat.tui.threads import apart
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.download_line import DownloadLine
+from cpuchat.tui.widgets.labelled import Labelled
+from cpuchat.tui.widgets.list_screen import ListScreen
+from cpuchat.tui.widgets.model_list import ListRow, ModelList
+
+if TYPE_CHECKING:
+    from cpuchat.tui.app import ChatApp
+
+# What is done with the marked model.
+_MARKED_ACTIONS = ("choose", "hold", "inspect")
+
+
+class RepositoryScreen(ListScreen[Path | None]):
+    """Returns a file to load, or None. Shows what the hub lists first; fit and speed fill in."""
+
+    CSS_PATH = "repository.tcss"
+    AUTO_FOCUS = ""
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("repository")
+
+    class Asked(Message):
+        """What the hub answered, or why it did not."""
+
+        def __init__(self, answer: RepositoryState | CpuchatError) -> None:
+            super().__init__()
+            self.answer = answer
+
+    class Judged(Message):
+        """The header of a model of `state` was read, or could not be."""
+
+        def __init__(self, state: RepositoryState, model: RepoModel, found: Findings | CpuchatError) -> None:
+            super().__init__()
+            self.state = state
+            self.model = model
+            self.found = found
+
+    def __init__(self, repo: str, *, quantization: str = "") -> None:
+        """`quantization`: the one to mark first."""
+        super().__init__()
+        self._repo = repo
+        self._quantization = quantization
+        self._state: RepositoryState | None = None
+        self._problem: CpuchatError | None = None
+        self._judging = False
+        self._enabled: list[bool | None] = []
+
+    # What it is made of
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="panes"):
+            with Vertical(id="list") as pane:
+                pane.border_title = Content(clean_line(self._repo))
+                yield ModelList(id="models")
+            with Vertical(id="about") as about:
+                about.border_title = "About"
+                yield Labelled(id="details")
+        yield DownloadLine(id="download-line")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        conversation = self._app.conversation
+        self._reader = RepositoryReader(
+            self._repo, lambda: self._app.hub, self._app.library, conversation.settings, conversation.model
+        )
+        self._app.downloading.changed.subscribe(self, lambda _: self._show())
+        self._ask(self._reader)
+        self._show()
+
+    def on_screen_resume(self) -> None:
+        if self._state is not None:  # a download may have been cancelled meanwhile
+            self._state.arrived = self._reader.arrived(self._state.repository)
+            self._show()
+
+    @property
+    def _app(self) -> ChatApp:
+        return cast("ChatApp", self.app)
+
+    # Asking the hub
+
+    @work(exclusive=True, group="ask")
+    async def _ask(self, reader: RepositoryReader) -> None:
+        try:
+            self.post_message(self.Asked(await apart(reader.read)))
+        except CpuchatError as error:
+            self.post_message(self.Asked(error))
+
+    @on(Asked)
+    def _answered(self, event: Asked) -> None:
+        if isinstance(event.answer, CpuchatError):
+            self._problem = event.answer
+            self._show()
+            return
+        self._problem, self._state = None, event.answer
+        self.query_one("#list").border_subtitle = Content(repository_words.heading(event.answer.repository))
+        self._show(mark=self._marked_key or event.answer.first_mark(self._quantization))
+
+    def _judge(self) -> None:
+        """Read the header of the marked model, one at a time: a large vocabulary is megabytes that have to come here.
+
+        Until they are marked, the others are estimated after those that were read.
+        """
+        model = self._state.to_judge(self._marked_key) if self._state is not None else None
+        if self._state is not None and model is not None and not self._judging:
+            self._judging = True
+            self._read(self._reader, self._state, model)
+
+    @work(group="judge")
+    async def _read(self, reader: RepositoryReader, state: RepositoryState, model: RepoModel) -> None:
+        found: Findings | CpuchatError
+        try:
+            found = await apart(lambda: reader.findings(state, model))
+        except CpuchatError as error:
+            found = error
+        self.post_message(self.Judged(state, model, found))
+
+    @on(Judged)
+    def _judged(self, event: Judged) -> None:
+        self._judging = False
+        event.state.judge(event.model, event.found)
+        self._show()
+
+    # Showing
+
+    @property
+    def _marked_key(self) -> str:
+        return self.query_one(ModelList).marked
+
+    @property
+    def _marked(self) -> Known | None:
+        return next((known for known in self._known() if known.key == self._marked_key), None)
+
+    def _known(self) -> list[Known]:
+        loaded = self._app.conversation.model
+        path = Path(loaded.path) if loaded is not None else None
+        return self._state.known(self._app.downloading.all(), path) if self._state is not None else []
+
+    def _show(self, mark: str = "") -> None:
+        if self._state is not None:
+            rows = repository_words.rows(self._known()) or [ListRow(note="there is no GGUF file in this repository")]
+        elif self._problem is not None:
+            rows = [ListRow(note=f"! {clean_line(self._problem.message)}")]
+        else:
+            rows = [ListRow(note="asking the hub …")]
+        self.query_one(ModelList).show(rows, mark or self._marked_key)
+
+    @on(ModelList.Marked)
+    def _show_details(self) -> None:
+        known = self._marked
+        lines = repository_words.details(known, self._state.repository) if known is not None and self._state else []
+        if self._problem is not None:
+            lines = [("problem", clean_line(self._problem.message)), ("what to do", clean_line(self._problem.hint))]
+        self.query_one(Labelled).show(lines)
+        enabled = [self.check_action(action, ()) for action in _MARKED_ACTIONS]
+        if enabled != self._enabled:  # the footer is laid out anew then
+            self._enabled = enabled
+            self.refresh_bindings()
+        self._judge()
+
+    # Keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action not in _MARKED_ACTIONS or not self.is_mounted:
+            return True
+        known = self._marked
+        if known is None:
+            return None
+        if action == "hold":
+            return True if known.download is not None and known.download.state != "done" else None
+        return True if known.model.kind == "model" or action == "choose" else None
+
+    @on(ModelList.Chosen)
+    @work(exclusive=True, group="choose")
+    async def action_choose(self) -> None:
+        known = self._marked
+        if known is None or self._state is None:
+            return
+        if known.path is not None:
+            if known.model.kind == "model":
+                await choose(self, known.path)
+        elif known.download is not None and known.download.state in RUNNING:
+            self.action_downloads()
+        elif known.download is not None:
+            self._app.downloading.resume(known.download.id)
+        elif reason := self._reason_against(known):
+            self.notify(reason, severity="warning", markup=False)
+        elif await self._wanted(known):
+            self._start(known.model, self._state.repository)
+
+    def _start(self, model: RepoModel, repository: Repository) -> None:
+        try:
+            self._app.downloading.start(repository.id, repository.revision, model, repository.newest_at)
+        except CpuchatError as error:
+            self.notify(clean_line(str(error)), severity="error", markup=False)
+
+    @staticmethod
+    def _reason_against(known: Known) -> str:
+        """Why a download could only fail; "" when it may succeed."""
+        if not known.model.complete:
+            return "Parts of this model are missing in the repository. Choose another one."
+        return clean_line(str(known.problem)) if isinstance(known.problem, AccessDenied) else ""
+
+    async def _wanted(self, known: Known) -> bool:
+        """Ask before something is downloaded that can't be loaded here."""
+        if known.outlook is None or known.outlook.verdict != "too large":
+            return True
+        question = f"{download_words.title(known.model)}: {known.outlook.explained}. Download it all the same?"
+        return bool(
+            await self.app.push_screen_wait(ConfirmScreen("Too large", question, "Download", "Leave it", danger=False))
+        )
+
+    def action_hold(self) -> None:
+        known = self._marked
+        if known is not None and known.download is not None:
+            self._app.downloading.hold(known.download.id)
+
+    def action_downloads(self) -> None:
+        from cpuchat.tui.models.downloads.screen import DownloadsScreen
+
+        self.app.push_screen(DownloadsScreen(), self._chosen)
+
+    def _chosen(self, path: Path | None) -> None:
+        if path is not None:
+            self.dismiss(path)
+
+    def action_inspect(self) -> None:
+        from cpuchat.tui.models.inspection import InspectionScreen
+
+        known, state = self._marked, self._state
+        if known is not None and state is not None and known.model.kind == "model":
+            title = f"{self._repo} · {download_words.title(known.model)}"
+            self.app.push_screen(InspectionScreen(title, lambda: self._reader.header(state.repository, known.model)))
+
+    def action_again(self) -> None:
+        self._problem, self._state = None, None
+        self._show()
+        self._ask(self._reader)
+
+    def action_close(self) -> None:
+        self.dismiss(None)

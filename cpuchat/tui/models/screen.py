@@ -1,0 +1,316 @@
+"""What can be loaded or downloaded, in one list: the models on this machine, the catalog, the hub, any GGUF file."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.timer import Timer
+from textual.widgets import Footer, Input
+
+from cpuchat.errors import CpuchatError
+from cpuchat.models.catalog import CatalogModel
+from cpuchat.models.downloads.state import RUNNING, Download
+from cpuchat.models.hub.repository import FoundRepository
+from cpuchat.models.library import Deletion, LocalModel, delete
+from cpuchat.text import clean_line
+from cpuchat.tui import keys, wording
+from cpuchat.tui.models import details, lines
+from cpuchat.tui.models.choice import choose
+from cpuchat.tui.models.details import Look
+from cpuchat.tui.models.entries import SEARCH, Entry, HubSearch, TypedFile
+from cpuchat.tui.models.reader import ModelsReader
+from cpuchat.tui.models.reading import ReadingScreen
+from cpuchat.tui.threads import apart
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.download_line import DownloadLine
+from cpuchat.tui.widgets.labelled import Labelled
+from cpuchat.tui.widgets.model_list import ModelList
+from cpuchat.tui.widgets.quantize_line import QuantizeLine
+
+_LOOK_AFTER = 0.12  # s on which the mark must rest before a header is read
+
+
+class FilterBox(Input):
+    """Lets Del through where there is nothing to delete behind the cursor."""
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "delete_right":
+            return self.cursor_position < len(self.value) or not self.selection.is_empty
+        return True
+
+
+class ModelsScreen(ReadingScreen):
+    """Returns the file to load, or None."""
+
+    CSS_PATH = "models.tcss"
+    AUTO_FOCUS = "#filter"
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("models")
+
+    def __init__(self, reader: ModelsReader) -> None:
+        super().__init__(reader)
+        self._entries: dict[str, Entry] = {}
+        self._look_timer: Timer | None = None
+        self._new: Path | None = None
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="panes"):
+            with Vertical(id="list") as pane:
+                pane.border_title = "Models"
+                yield FilterBox(placeholder="type to search, or paste the path of a GGUF file", id="filter",
+                                compact=True)  # fmt: skip
+                yield ModelList(id="rows")
+            with Vertical(id="about"):
+                yield Labelled(id="details")
+        yield DownloadLine(id="download-line")
+        yield QuantizeLine()
+        yield Footer(show_command_palette=False)
+
+    # List
+
+    @property
+    def entry(self) -> Entry | None:
+        """The marked one."""
+        return self._entries.get(self.query_one(ModelList).marked)
+
+    @on(Input.Changed, "#filter")
+    def _typed(self) -> None:
+        self.query_one(ModelList).moved = False  # other words, another first line
+        self.shelf_changed()
+
+    def shelf_changed(self) -> None:
+        if not self.is_mounted:
+            return
+        sections, listed = self.shelf.sections(self._text), self.query_one(ModelList)
+        self._entries = {entry.key: entry for section in sections for entry in section.entries}
+        rows = lines.rows(sections, self.shelf.local or (), self.outlooks, self._loaded)
+        listed.show(rows, self._mark(listed))
+
+    def _mark(self, listed: ModelList) -> str:
+        """What is to be marked: what the user marked, or in the place of a search the first thing that it found."""
+        if listed.moved and listed.marked in self._entries:
+            return listed.marked
+        found = self.shelf.search.found if self.shelf.search is not None else None
+        if listed.moved and listed.marked == SEARCH and found:
+            return next((key for key, entry in self._entries.items() if entry.subject is found[0]), "")
+        new = f"local {self._new}"  # was made here, from another one
+        return new if new in self._entries else f"local {self._loaded}"
+
+    @property
+    def _text(self) -> str:
+        return self.query_one("#filter", Input).value
+
+    @property
+    def _loaded(self) -> Path | None:
+        return Path(self.reader.loaded.path) if self.reader.loaded is not None else None
+
+    @on(ModelList.Marked)
+    def _marked(self) -> None:
+        self._show_details()
+        if self._look_timer is not None:
+            self._look_timer.stop()
+        self._look_timer = self.set_timer(_LOOK_AFTER, self._look_closely)
+
+    def _look_closely(self) -> None:
+        if (entry := self.entry) is not None:
+            self.look_at(entry)
+
+    def _show_details(self) -> None:
+        entry, pane = self.entry, self.query_one("#about")
+        rows: list[details.Row] = []
+        if entry is not None:
+            rows = details.rows(entry.subject, self._look_of(entry), self.catalog, self._loaded)
+        pane.border_title = Content(_title(entry))
+        pane.border_subtitle = details.keys(entry.subject) if entry is not None else ""
+        self.query_one(Labelled).show(rows)
+
+    def _look_of(self, entry: Entry) -> Look:
+        """What is known about it; the estimate of the list until its header is read, and for what is not here."""
+        known = self.looks.get(entry.key)
+        return known or Look(self.outlooks.get(entry.key), reading=isinstance(entry.subject, LocalModel))
+
+    # Keys
+
+    @on(ModelList.Chosen)
+    def action_choose(self) -> None:
+        """Load what is here, go on to what the others offer."""
+        # The app finds Enter before it hands other keys on: what was typed just before may still wait in the box.
+        self.query_one(FilterBox).call_later(self._choose)
+
+    def _choose(self) -> None:
+        self.shelf_changed()
+        match self.entry.subject if self.entry is not None else None:
+            case LocalModel() as model if details.resumable(model):
+                self._open_repository(model.repo, model.quantization)
+            case LocalModel(damaged=str() as problem):
+                self._warn(problem)
+            case LocalModel() as model:
+                self._take(model.path)
+            case TypedFile(problem="") as file:
+                self._take(file.path)
+            case TypedFile() as file:
+                self._warn(f"{file.path}: {file.problem}.")
+            case Download() as download if download.state in RUNNING:
+                self.action_downloads()
+            case Download() as download:
+                self.chat_app.downloading.resume(download.id)
+            case CatalogModel() as model:
+                self._open_repository(model.repos[0], model.quantization)
+            case FoundRepository() as found:
+                self._open_repository(found.id, "")
+            case HubSearch(running=False) as search:
+                self._ask_hub(search)
+            case _:
+                pass
+
+    @work(exclusive=True, group="take")
+    async def _take(self, path: Path) -> None:
+        await choose(self, path)
+
+    def action_search(self) -> None:
+        if text := self._text.strip():
+            self._ask_hub(HubSearch(text))
+        else:
+            self.notify("Type what to search for first.")
+
+    def _ask_hub(self, search: HubSearch) -> None:
+        if search.is_link:
+            self._open_link(search.query)
+        else:
+            self.search_hub(search.query)
+            self.query_one(ModelList).mark(SEARCH)  # comes into view, as what is found will do
+
+    @work(exclusive=True, group="link")
+    async def _open_link(self, link: str) -> None:
+        from cpuchat.models.hub.address import parse_address
+
+        try:
+            address = await apart(lambda: parse_address(link))
+        except CpuchatError as error:
+            self._warn(str(error))
+        else:
+            self._open_repository(address.repo, address.quantization)
+
+    def action_rescan(self) -> None:
+        self.look_again()
+
+    def action_close(self) -> None:
+        box, search = self.query_one("#filter", Input), self.shelf.search
+        if search is not None and search.running:
+            self.leave_search()
+        elif box.value:
+            box.value = ""
+        elif search is not None:
+            self.leave_search()
+        else:
+            self.dismiss(None)
+
+    def _warn(self, text: str) -> None:
+        self.notify(clean_line(text), severity="warning", markup=False)
+
+    # What can be done with a model that is here
+
+    def _marked_model(self, what: str) -> LocalModel | None:
+        """The marked model if it is on this machine; else says that `what` needs one."""
+        match self.entry.subject if self.entry is not None else None:
+            case LocalModel() as model:
+                return model
+            case TypedFile(problem="") as file if model := self.reader.library.at(file.path):
+                return model
+        self.notify(f"Only a model on this machine can be {what}. Enter shows what there is of this one.")
+        return None
+
+    def action_inspect(self) -> None:
+        from cpuchat.tui.models.inspection import InspectionScreen
+
+        if model := self._marked_model("inspected here"):
+            self.app.push_screen(InspectionScreen(model.name, lambda: self.reader.header(model.path)))
+
+    @work
+    async def action_quantize(self) -> None:
+        from cpuchat.tui.models.quantize import QuantizeScreen
+
+        model = self._marked_model("quantized")
+        if model is not None and model.damaged:
+            self._warn(model.damaged)
+        elif model is not None:
+            self._new = await self.app.push_screen_wait(QuantizeScreen(model))
+            if self._new is not None:
+                self.query_one("#filter", Input).value = ""
+                self.query_one(ModelList).moved = False
+            self.look_again()
+
+    @work
+    async def action_delete(self) -> None:
+        model = self._marked_model("deleted")
+        if model is None:
+            return
+        try:
+            deletion = await asyncio.to_thread(self.reader.deletion, model)
+            if deletion.refused:
+                self._warn(deletion.refused)
+            elif await self._agreed(deletion):
+                freed = await asyncio.to_thread(delete, deletion)
+                self.notify(clean_line(f"{model.name} is deleted: {wording.size(freed)} are free again."), markup=False)
+                self.look_again()
+        except (CpuchatError, OSError) as error:
+            self._warn(str(error))
+            self.look_again()
+
+    async def _agreed(self, deletion: Deletion) -> bool:
+        question = details.deletion_question(deletion)
+        answer = await self.app.push_screen_wait(ConfirmScreen("Delete a model", question, "Delete it", "Keep it"))
+        return bool(answer)
+
+    # Other screens
+
+    @work
+    async def _open_repository(self, repo: str, quantization: str) -> None:
+        from cpuchat.tui.models.repository.screen import RepositoryScreen
+
+        self._returned(await self.app.push_screen_wait(RepositoryScreen(repo, quantization=quantization)))
+
+    @work
+    async def action_downloads(self) -> None:
+        from cpuchat.tui.models.downloads.screen import DownloadsScreen
+
+        self._returned(await self.app.push_screen_wait(DownloadsScreen()))
+
+    @work
+    async def action_drafts(self) -> None:
+        from cpuchat.models.drafts.gain import measured_acceptance
+        from cpuchat.tui.models.drafts.reader import DraftReader
+        from cpuchat.tui.models.drafts.screen import DraftModelsScreen
+
+        loaded, app = self.reader.loaded, self.chat_app
+        if loaded is None:
+            self._warn("Load a model first: drafts are chosen for the loaded one.")
+            return
+        timings = next((m.timings for m in reversed(app.conversation.messages) if m.timings is not None), None)
+        acceptance = measured_acceptance(timings.speculation if timings is not None else None)
+        reader = DraftReader(self.reader, loaded, lambda: app.hub, acceptance)
+        self._returned(await self.app.push_screen_wait(DraftModelsScreen(reader)))
+
+    def _returned(self, path: Path | None) -> None:
+        if path is not None:
+            self.dismiss(path)
+        else:
+            self.look_again()
+
+
+def _title(entry: Entry | None) -> str:
+    match entry.subject if entry is not None else None:
+        case LocalModel(name=name) | CatalogModel(name=name):
+            return clean_line(name)
+        case Download(model=model):
+            return clean_line(model.name)
+        case FoundRepository(id=name):
+            return clean_line(name)
+        case _:
+            return "About"

@@ -1,0 +1,228 @@
+"""All settings on one page, each checked as it is typed. Ctrl+S saves, Esc leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from textual import events, on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
+from textual.message import Message
+from textual.widget import Widget
+from textual.widgets import Checkbox, Footer, Input, Select, Static, TextArea
+
+from cpuchat import paths
+from cpuchat import settings as settings_file
+from cpuchat.errors import CpuchatError
+from cpuchat.settings import Settings
+from cpuchat.text import clean_line
+from cpuchat.tui import keys
+from cpuchat.tui.settings.form import SECTIONS, Field, current, fields, with_changes
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.dismissable import Dismissable
+
+if TYPE_CHECKING:
+    from cpuchat.tui.app import ChatApp
+
+
+class OnOff(Checkbox):
+    """A switch that says its state in a word, not by a colour."""
+
+    def __init__(self, value: bool, *, classes: str) -> None:
+        super().__init__("on" if value else "off", value, compact=True, classes=classes)
+
+    def watch_value(self) -> None:
+        super().watch_value()
+        self.label = "on" if self.value else "off"
+
+    @property
+    def BUTTON_INNER(self) -> str:  # type: ignore[override]
+        return "●" if self.value else "○"
+
+
+class SettingRow(Horizontal):
+    """Label, widget, and beside it what it means or what is wrong with it."""
+
+    class Edited(Message):
+        """The content changed; ask the row for it."""
+
+        def __init__(self, row: SettingRow) -> None:
+            super().__init__()
+            self.row = row
+
+    def __init__(self, field: Field, value: Any, themes: list[str]) -> None:
+        super().__init__(id=f"row-{field.section}-{field.name}", classes=f"-{field.kind}")
+        self.field = field
+        self._saved = value
+        self._themes = themes
+        self.text_beside = field.about
+
+    def compose(self) -> ComposeResult:
+        yield Static(self.field.label, classes="label", markup=False)
+        yield self._editor()
+        yield Static(self.field.about, classes="about", markup=False)
+
+    def _editor(self) -> Widget:
+        field, shown = self.field, self.field.shown(self._saved)
+        match field.kind:
+            case "switch":
+                return OnOff(bool(shown), classes="editor")
+            case "choice" | "theme":
+                names = list(field.choices) or sorted({*self._themes, shown})
+                # Not as markup: config.toml may name a theme of any characters.
+                options = [(Content(clean_line(str(name))), name) for name in names]
+                return Select(options, value=shown, allow_blank=False, compact=True, classes="editor")
+            case "text" | "lines":
+                return TextArea(str(shown), compact=True, tab_behavior="focus", classes="editor")
+            case _:
+                return Input(str(shown), compact=True, classes="editor", select_on_focus=True)
+
+    @property
+    def editor(self) -> Widget:
+        return self.query_one(".editor")
+
+    @property
+    def content(self) -> Any:
+        """What the widget holds, unparsed."""
+        editor = self.editor
+        return editor.text if isinstance(editor, TextArea) else editor.value  # type: ignore[attr-defined]
+
+    def put(self, value: Any) -> None:
+        """Show another value."""
+        editor, shown = self.editor, self.field.shown(value)
+        if isinstance(editor, TextArea):
+            editor.load_text(shown)
+        else:
+            editor.value = shown  # type: ignore[attr-defined]
+
+    @property
+    def changed(self) -> bool:
+        """Differs from what is saved (also when it isn't acceptable)."""
+        try:
+            return self.field.parse(self.content) != self._saved
+        except ValueError:
+            return True
+
+    def check(self) -> str:
+        """Show and return what is wrong with the content; "" when nothing is."""
+        problem = ""
+        try:
+            self.field.parse(self.content)
+        except ValueError as error:
+            problem = str(error)
+        self.text_beside = f"! {problem}" if problem else self.field.about
+        self.query_one(".about", Static).update(self.text_beside)
+        self.set_class(bool(problem), "-invalid")
+        self.set_class(self.changed, "-changed")
+        return problem
+
+    @on(Input.Changed)
+    @on(TextArea.Changed)
+    @on(Select.Changed)
+    @on(Checkbox.Changed)
+    def _edited(self, event: Message) -> None:
+        event.stop()
+        self.check()
+        self.post_message(self.Edited(self))
+
+
+class SettingsScreen(Dismissable[Settings | None]):
+    """Returns the settings after saving, or None when nothing was saved."""
+
+    CSS_PATH = "settings.tcss"
+    AUTO_FOCUS = "SettingRow .editor"
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-wide")]
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("settings")
+
+    def __init__(self, settings: Settings, themes: Iterable[str]) -> None:
+        super().__init__()
+        self._settings = settings
+        self._themes = sorted(themes)
+        self._theme_before = ""
+        self._saving = False
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="form", can_focus=False) as form:
+            form.border_title = "Settings"
+            section = ""
+            for field in fields():
+                if field.section != section:
+                    section = field.section
+                    yield Static(SECTIONS.get(section, section), classes="heading", markup=False)
+                yield SettingRow(field, current(self._settings, field), self._themes)
+        yield Static(id="hint", markup=False)
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._theme_before = self.app.theme
+        self.query_one("#form").border_subtitle = paths.shown(paths.settings_file())
+
+    @property
+    def _rows(self) -> list[SettingRow]:
+        return list(self.query(SettingRow))
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        # A field at the lower edge brings its neighbours into view, so that one sees where Tab leads.
+        for row in self._rows:
+            if row in event.widget.ancestors:
+                row.scroll_visible(animate=False)
+                self._show_hint(row)
+
+    def _show_hint(self, row: SettingRow) -> None:
+        """The whole line of help at the bottom: beside the field it may be cut."""
+        hint = self.query_one("#hint", Static)
+        hint.update(row.text_beside)
+        hint.set_class(row.has_class("-invalid"), "-invalid")
+
+    @on(SettingRow.Edited)
+    def _row_edited(self, event: SettingRow.Edited) -> None:
+        self._show_hint(event.row)
+        if event.row.field.kind == "theme" and event.row.content in self.app.available_themes:
+            self.app.theme = event.row.content
+
+    def action_defaults(self) -> None:
+        focused = self.focused
+        for row in self._rows:
+            if focused is not None and row in focused.ancestors:
+                row.put(row.field.default)
+
+    def action_save(self) -> None:
+        wrong = [row for row in self._rows if row.check()]
+        if wrong:
+            wrong[0].editor.focus()
+            self.notify(f"{wrong[0].field.label} {wrong[0].check()}.", severity="warning", markup=False)
+            return
+        changes: dict[str, dict[str, Any]] = {}
+        for row in self._rows:
+            if row.changed:
+                changes.setdefault(row.field.section, {})[row.field.name] = row.field.parse(row.content)
+        if not changes:
+            self.dismiss(None)
+        elif not self._saving:
+            self._saving = True
+            self._save(changes)
+
+    @work
+    async def _save(self, changes: dict[str, dict[str, Any]]) -> None:
+        try:
+            await asyncio.to_thread(settings_file.update, changes)
+            # Others may have changed while this form was open: only what was changed here is put into them.
+            app = cast("ChatApp", self.app)
+            self.dismiss(with_changes(app.conversation.settings, changes))
+        except (CpuchatError, OSError) as error:
+            self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)
+        finally:
+            self._saving = False
+
+    @work
+    async def action_close(self) -> None:
+        if any(row.changed for row in self._rows):
+            question = "There are changes that are not saved."
+            if not await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Discard them", "Go on")):
+                return
+        self.app.theme = self._theme_before
+        self.dismiss(None)

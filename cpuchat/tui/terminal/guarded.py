@@ -1,0 +1,95 @@
+"""An app that no exception and no signal ends with a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import Any, Generic, TypeVar
+
+from textual.app import App
+from textual.driver import Driver
+
+from cpuchat.tui.terminal import crash
+
+R = TypeVar("R")
+
+
+class GuardedApp(App[R], Generic[R]):
+    """Ends by itself after an exception that nobody caught, and after a signal; `launch.run` says what comes then.
+
+    `crash` is the first such exception, `signalled` the number of the first signal (0: none came).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crash: crash.Crash | None = None
+        self.signalled = 0
+
+    def get_driver_class(self) -> type[Driver]:
+        if sys.platform == "win32":
+            return super().get_driver_class()
+        from cpuchat.tui.terminal.driver import Terminal
+
+        return Terminal
+
+    def on_load(self) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._loop_failed)
+        if self.signalled:  # before there was a loop
+            self.exit()
+
+    def fail(self, error: BaseException) -> None:
+        """End because of `error`: Textual does so for handlers, timers, workers, compose, render and style sheets."""
+        self._return_code = 1
+        if self.crash is None:
+            self.crash = crash.record(error)
+        if self._exception is None and isinstance(error, Exception):
+            self._exception = error  # raised again where a test runs the app
+            self._exception_event.set()
+        self._close_messages_no_wait()
+
+    def _handle_exception(self, error: Exception) -> None:
+        self.fail(error)
+
+    def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What a callback of the event loop raised ends the app, too. What a forgotten task raised is only written
+        down: nobody waits for that."""
+        error = context.get("exception")
+        if error is not None and "handle" in context:
+            self.fail(error)
+        elif error is not None:
+            crash.record(error)
+
+    def fail_from_thread(self, error: BaseException) -> None:
+        """The same for what ended a thread, from there."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self.fail, error)
+
+    def end_by(self, number: int) -> None:
+        """End because of a signal, on the event loop."""
+        self.signalled = self.signalled or number
+        self.exit()
+
+    def save_now(self) -> None:
+        """Called before the process ends without its event loop; quick, and may raise."""
+
+    def worker_group(self) -> int | None:
+        """A process group that stops and goes on with this one; None when there is none."""
+        return None
+
+    def action_suspend_process(self) -> None:
+        """Ctrl+Z, where a shell can take over."""
+        suspend = getattr(self._driver, "suspend_job", None)
+        if suspend is not None:
+            suspend()
+
+    def give_terminal_back(self) -> None:
+        """Whatever has happened to the driver before."""
+        restore = getattr(self._driver, "restore", None)
+        if restore is not None:
+            restore()
+
+
+def signal_name(number: int) -> str:
+    return signal.Signals(number).name

@@ -1,0 +1,128 @@
+"""Small dialogs: questions, and a line of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, Label
+
+from cpuchat.text import clean, clean_line
+from cpuchat.tui import keys
+from cpuchat.tui.widgets.dismissable import Dismissable
+
+
+class ConfirmScreen(Dismissable[bool], ModalScreen[bool]):
+    """Ask before something that cannot be undone; the safe answer has the focus. Returns True for yes."""
+
+    CSS_PATH = "dialogs.tcss"
+    AUTO_FOCUS = "#no"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *keys.bindings("dialog"),
+        ("y", "answer(True)", "yes"),
+        ("n", "answer(False)", "no"),
+        ("left,right", "app.focus_next", "other"),
+    ]
+
+    def __init__(self, title: str, question: str, yes: str = "Yes", no: str = "No", danger: bool = True) -> None:
+        super().__init__()
+        self._title = clean_line(title)
+        self._question = clean(question)
+        self._yes = yes
+        self._no = no
+        self._danger = danger
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = self._title
+            yield Label(self._question, id="question", markup=False)
+            with Horizontal(id="buttons"):
+                yield Button(self._no, id="no", compact=True)
+                yield Button(self._yes, id="yes", variant="error" if self._danger else "primary", compact=True)
+
+    @on(Button.Pressed)
+    def _pressed(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.id == "yes")
+
+    def action_answer(self, yes: bool) -> None:
+        self.dismiss(yes)
+
+    def action_cancel(self) -> None:
+        self.dismiss(False)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer of a `ChoiceScreen`; `danger` marks what cannot be undone."""
+
+    id: str
+    label: str
+    danger: bool = False
+
+
+class ChoiceScreen(Dismissable[str | None], ModalScreen[str | None]):
+    """A question with several answers, the safe one first; it has the focus. Returns the id of one, or None."""
+
+    CSS_PATH = "dialogs.tcss"
+    AUTO_FOCUS = "Button"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *keys.bindings("dialog"),
+        ("left,up", "app.focus_previous", "before"),
+        ("right,down", "app.focus_next", "next"),
+    ]
+
+    def __init__(self, title: str, question: str, choices: Sequence[Choice]) -> None:
+        super().__init__()
+        self._title = clean_line(title)
+        self._question = clean(question)
+        self._choices = tuple(choices)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = self._title
+            dialog.border_subtitle = "Enter chooses · Esc leaves it"
+            yield Label(self._question, id="question", markup=False)
+            with Horizontal(id="buttons"):
+                for choice in self._choices:
+                    variant = "error" if choice.danger else "default"
+                    yield Button(choice.label, id=f"choice-{choice.id}", variant=variant, compact=True)
+
+    @on(Button.Pressed)
+    def _pressed(self, event: Button.Pressed) -> None:
+        self.dismiss((event.button.id or "").removeprefix("choice-"))
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+
+class AskTextScreen(Dismissable[str | None], ModalScreen[str | None]):
+    """Ask for a line of text. Returns it stripped, or None."""
+
+    CSS_PATH = "dialogs.tcss"
+    AUTO_FOCUS = "Input"
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("dialog")
+
+    def __init__(self, title: str, value: str = "", max_length: int = 200) -> None:
+        super().__init__()
+        self._title = clean_line(title)
+        self._value = value
+        self._max_length = max_length
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = self._title
+            dialog.border_subtitle = "Enter keeps it · Esc leaves it"
+            yield Input(self._value, max_length=self._max_length, compact=True)
+
+    @on(Input.Submitted)
+    def _submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value.strip() or None)
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)

@@ -1,0 +1,272 @@
+"""Drafting on the chat screen: figures, the keys, and what is told about draft models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat import settings
+from cpuchat.protocol import Failed, LoadProgress, ModelLoaded, Speculation
+from cpuchat.tui.chat.status import StatusLine, short_name
+from cpuchat.tui.chat.telemetry import TelemetryPanel
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.scripted_backend import DRAFTING, REFUSED, WITH_DRAFT, Gate, ScriptedBackend, answer
+from tests.support.snapshots import snapshot
+from tests.support.tiny_gguf import write_tiny_gguf
+
+TEXT = """Reading the prompt is a **matrix × matrix** product: each weight is fetched once and used for every token. \
+Writing is matrix × vector: every weight is fetched again for each token, so memory bandwidth sets the pace.
+
+```python
+tok_s = bandwidth / bytes_per_token
+```"""
+TAKING_TURNS = ("draft", "draft", "draft", "", "lookup", "lookup", "suffix", "draft")
+
+
+def drafting_backend(text: str = TEXT, gate: Gate | None = None) -> ScriptedBackend:
+    return ScriptedBackend([answer(text, drafters=TAKING_TURNS, speculation=DRAFTING, gate=gate)], model=WITH_DRAFT)
+
+
+def panel(app: RunningApp) -> str:
+    return "\n".join(strip.text for strip in app.chat.query_one(TelemetryPanel)._rows)
+
+
+async def test_an_answer_with_drafts_tells_its_figures() -> None:
+    async with running(drafting_backend()) as app:
+        await app.ready()
+        await app.send("Why?")
+        assert app.transcript.messages[-1].note == "412 tokens · 41.3 tok/s · 1.64× with drafts · first token 0.21 s"
+        for row in ("acceptance   74 %  avg  74 %", "per pass         6.2 tokens", "no drafts       25.2 tok/s",
+                    "drafting           7 % time", "by draft 84 %, lookup 16 %", "adaptive depth     7 tokens",
+                    "1.64×"):  # fmt: skip
+            assert row in panel(app), row
+
+
+async def test_the_status_line_names_the_draft_model_as_far_as_there_is_room() -> None:
+    async with running(drafting_backend(), size=WIDE) as app:
+        await app.ready()
+        assert "draft 0.5B Q8_0 · adaptive depth · 8 threads" in app.status
+        await app.send("Why?")
+        assert "draft 0.5B Q8_0 · depth  7 (adaptive) · 8 threads" in app.status
+        await app.pilot.resize_terminal(80, 24)
+        await app.until(lambda: app.chat.query_one(StatusLine).size.width == 80)
+        assert "draft 0.5B Q8_0 · 8 threads" in app.status
+        await app.pilot.resize_terminal(74, 24)
+        await app.until(lambda: app.chat.query_one(StatusLine).size.width == 74)
+        assert "draft 0.5B · 8 threads" in app.status
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [("Qwen2.5-0.5B-Instruct", "0.5B"), ("cpuchat-demo-1m", "1M"), ("SmolLM2 135M", "135M"), ("tiny", "tiny"),
+     ("v2.5b3", "v2.5b3")],
+)  # fmt: skip
+def test_short_names_of_models(name: str, short: str) -> None:
+    assert short_name(name) == short
+
+
+async def test_why_it_is_off_stands_where_the_details_were() -> None:
+    backend = ScriptedBackend([answer("Hm hm.", speculation=REFUSED)], model=WITH_DRAFT)
+    async with running(backend) as app:
+        await app.ready()
+        await app.send("Why?")
+        rows = [row.strip() for row in panel(app).splitlines()]
+        at = rows.index("off: at 31 % acceptance")
+        assert rows[at : at + 3] == ["off: at 31 % acceptance", "plain decoding is 12 %", "faster on these cores"]
+
+
+async def test_f9_switches_drafting_off_and_on_from_the_next_answer() -> None:
+    async with running(drafting_backend()) as app:
+        await app.ready()
+        await app.press("f9")
+        assert any("off from the next answer" in notice for notice in app.notices)
+        assert "off (F9 or F2)" in panel(app)
+        assert "draft 0.5B Q8_0 off" in app.status
+        await app.send("One")
+        await app.press("f9")
+        assert "off (F9 or F2)" not in panel(app)
+        await app.send("Two")
+        assert [r.speculation for r in app.backend.requests] == [
+            Speculation(),
+            settings.load().speculation.speculation(),
+        ]
+        assert app.backend.requests[1].speculation.drafters
+    assert settings.load().speculation.drafters == "auto"
+
+
+async def test_f9_chooses_drafters_when_the_settings_have_none() -> None:
+    settings.update({"speculation": {"drafters": "off"}})
+    async with running(drafting_backend()) as app:
+        await app.ready()
+        assert app.backend.loads[0][1].draft_path == ""
+        await app.press("f9")
+        await app.until(lambda: app.conversation.speculation.drafters)
+        await app.send("One")
+        assert app.backend.requests[0].speculation.drafters
+    assert settings.load().speculation.drafters == "auto"
+
+
+async def test_marks_are_switched_with_a_key_remembered_and_kept_while_the_app_runs() -> None:
+    async with running(drafting_backend("A **bold** word")) as app:
+        await app.ready()
+        await app.send("Why?")
+        assert "proposed by" not in app.screen_text
+        await app.press("ctrl+t")
+        assert "A **bold** word" in app.screen_text
+        assert "proposed by the model 27 %, draft 73 %" in app.screen_text
+        chat_id = app.conversation.chat.id if app.conversation.chat else ""
+        await app.press("ctrl+n")
+        await app.chat.open_chat(chat_id).wait()
+        await app.until(lambda: "proposed by the model 27 %" in app.screen_text)
+        await app.press("ctrl+t")
+        assert "proposed by" not in app.screen_text
+        await app.press("ctrl+t")
+        await app.until(lambda: app.conversation.settings.ui.color_drafts)
+        await app.press("ctrl+r")
+        await app.until(lambda: len(app.backend.requests) == 2 and not app.chat.busy)
+        assert "proposed by the model 27 %" in app.screen_text
+    assert settings.load().ui.color_drafts
+
+
+async def test_an_answer_written_anew_without_drafts_has_no_marks_of_the_old_one() -> None:
+    settings.update({"ui": {"color_drafts": True}})
+    async with running(drafting_backend("A **bold** word")) as app:
+        await app.ready()
+        await app.send("Why?")
+        assert "proposed by" in app.screen_text
+        await app.press("f9", "ctrl+r")
+        await app.until(lambda: len(app.backend.requests) == 2 and not app.chat.busy)
+        assert "proposed by" not in app.screen_text
+        chat_id = app.conversation.chat.id if app.conversation.chat else ""
+        await app.press("ctrl+n")
+        await app.chat.open_chat(chat_id).wait()
+        await app.until(lambda: "A bold word" in app.screen_text)
+
+
+async def test_marks_show_while_the_answer_is_written() -> None:
+    settings.update({"ui": {"color_drafts": True}})
+    gate = Gate()
+    async with running(drafting_backend("one two three four", gate)) as app:
+        await app.ready()
+        await app.send("Count", wait=False)
+        await app.until(gate.reached.is_set)
+        await app.until(lambda: "one two three ▍" in app.screen_text)
+        assert "proposed by the model, draft, lookup, suffix" in app.screen_text
+        gate.open()
+        await app.until(lambda: not app.chat.busy)
+
+
+async def test_marks_are_told_when_there_is_nothing_to_mark_yet() -> None:
+    async with running(drafting_backend()) as app:
+        await app.ready()
+        await app.press("ctrl+t")
+        assert any("from now on" in notice for notice in app.notices)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """A target, and a smaller model with the same vocabulary."""
+    return write_tiny_gguf(tmp_path / "target-F32.gguf"), write_tiny_gguf(tmp_path / "draft-F32.gguf")
+
+
+async def test_a_chosen_draft_model_is_loaded_beside_the_model(pair: tuple[Path, Path]) -> None:
+    target, draft = pair
+    settings.update({"speculation": {"draft_model": str(draft)}})
+    async with running(ScriptedBackend(model=WITH_DRAFT), model=target) as app:
+        await app.ready()
+        (load,) = app.backend.loads
+        assert (load[0], load[1].draft_path) == (target, str(draft))
+
+
+async def test_a_draft_model_that_is_not_there_is_told_and_the_model_loads(pair: tuple[Path, Path]) -> None:
+    settings.update({"speculation": {"draft_model": "/nowhere/draft.gguf"}})
+    async with running(model=pair[0]) as app:
+        await app.ready()
+        assert app.backend.loads[0][1].draft_path == ""
+        (notice,) = [n for n in app.app._notifications if "draft" in n.message]
+        assert notice.severity == "error"
+        assert "nowhere" in notice.message
+
+
+async def test_a_draft_model_that_does_not_load_is_left_out(pair: tuple[Path, Path]) -> None:
+    target, draft = pair
+    settings.update({"speculation": {"draft_model": str(draft)}})
+    backend = ScriptedBackend(draft_failure=Failed(code="does_not_fit", message="It needs 9 GB, there are 4 GB."))
+    async with running(backend, model=target) as app:
+        await app.ready()
+        assert [options.draft_path for _, options in backend.loads] == [str(draft), ""]
+        assert any("without the draft model draft-F32" in n and "9 GB" in n for n in app.notices)
+        await app.send("Hello")
+        assert app.stored()[-1] == ("assistant", "Hello there.")
+
+
+async def test_measuring_the_machine_says_so_and_that_it_can_be_skipped() -> None:
+    gate = Gate()
+    steps = [LoadProgress(phase="calibrating", done=8, total=32), gate, ModelLoaded(model=WITH_DRAFT)]
+    async with running(ScriptedBackend(load_steps=steps), size=SMALL) as app:
+        await app.until(gate.reached.is_set)
+        await app.until(lambda: "calibrating speculation for this model · Esc skips  25 %" in app.status)
+        gate.open()
+        await app.ready()
+
+
+async def test_settings_of_the_draft_model_offer_to_load_again() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.press("f2")
+        await app.until(lambda: app.app.screen.query("#row-speculation-draft_cores"))
+        app.app.screen.query_one("#row-speculation-draft_cores").put("6,7")  # type: ignore[attr-defined]
+        await app.pilot.pause()
+        await app.press("ctrl+s")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
+        assert app.backend.loads[1][1].draft_cores == "6,7"
+
+
+async def test_the_depth_takes_effect_without_loading_again() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.press("f2")
+        await app.until(lambda: app.app.screen.query("#row-speculation-depth"))
+        app.app.screen.query_one("#row-speculation-depth").put(5)  # type: ignore[attr-defined]
+        await app.pilot.pause()
+        await app.press("ctrl+s")
+        await app.until(lambda: app.app.screen is app.chat)
+        await app.send("Hello")
+        assert app.backend.requests[0].speculation.depth == 5
+        assert len(app.backend.loads) == 1
+
+
+async def test_no_color_keeps_the_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    settings.update({"ui": {"color_drafts": True}})
+    async with running(drafting_backend("one two three four five six seven eight")) as app:
+        await app.ready()
+        await app.send("Count")
+        segments = {s.text.strip(): s.style for line in app.transcript.lines for s in line.segments if s.style}
+        assert segments["lookup"].underline and segments["suffix"].italic and segments["the model"].bold
+
+
+@pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])
+async def test_snapshots(name: str, size: tuple[int, int]) -> None:
+    backend = drafting_backend()
+    backend.answers.append(answer("Because of that.", drafters=("",), speculation=REFUSED))
+    async with running(backend, size=size) as app:
+        app.prompt.cursor_blink = False
+        await app.ready()
+        await app.press("ctrl+t")
+        app.app.clear_notifications()
+        await app.send("Why does a CPU write slower than it reads the prompt?")
+        snapshot(app.app, f"chat-drafted-{name}")
+        await app.press("ctrl+t")
+        await app.send("Why?")
+        snapshot(app.app, f"chat-drafts-off-{name}")
+
+
+def test_a_model_without_a_name_for_its_size_is_named_in_full() -> None:
+    model = msgspec.structs.replace(WITH_DRAFT, draft="tiny draft")
+    assert short_name(model.draft) == "tiny draft"

@@ -1,0 +1,185 @@
+"""What belongs to one chat stays with it: figures, drafts, the marked row, the search."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from textual.widgets import Input
+
+from cpuchat.conversation import Conversation
+from cpuchat.protocol import Failed, TextDelta
+from cpuchat.tui.chat.chat_list import Chats
+from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
+from tests.support.chat_app import SMALL, RunningApp, running
+from tests.support.scripted_backend import MODEL, ScriptedBackend, answer, timings
+
+SLOWER = msgspec.structs.replace(timings(7), predicted_ms=300.0)
+
+
+def two_chats(conversation: Conversation) -> None:
+    """“About apples”, the older one, and “About pears”."""
+    store = conversation.store
+    for title in ("About apples", "About pears"):
+        chat = store.create_chat(MODEL.name, "", title)
+        store.add_message(chat.id, "user", f"{title}?")
+        told = store.add_message(chat.id, "assistant", "They are fruit.", model=MODEL.name)
+        store.update_message(
+            told.id, content=told.content, reasoning="", stop_reason="end", timings=SLOWER, model=MODEL.name
+        )
+
+
+def titled(app: RunningApp, title: str) -> str:
+    """Id of the chat."""
+    return next(chat.id for chat in app.conversation.store.chats() if chat.title == title)
+
+
+def marked(app: RunningApp) -> str | None:
+    """Title of the chat that `d` would delete."""
+    chat_id = app.chat.query_one(Chats).marked
+    return app.conversation.store.chat(chat_id).title if chat_id else None
+
+
+async def open_chat(app: RunningApp, title: str) -> None:
+    await app.chat.open_chat(titled(app, title)).wait()
+    await app.pilot.pause()
+
+
+@pytest.mark.parametrize("size", [SMALL, (140, 40)])
+async def test_figures_of_another_chat_are_not_shown(size: tuple[int, int]) -> None:
+    async with running(prepare=two_chats, size=size) as app:
+        await app.ready()
+        await app.send("A question")
+        assert app.conversation.figures().decode_tok_s is not None
+        assert "40.0" in app.screen_text
+        await open_chat(app, "About apples")
+        figures = app.conversation.figures()
+        assert figures.decode_tok_s is figures.ttft_s is None and figures.history == ()
+        assert figures.n_past == SLOWER.n_past
+        assert "40.0" not in app.screen_text
+        assert "49/8k" in app.screen_text
+        await app.press("ctrl+n")
+        assert app.conversation.figures().n_past == 0
+        assert "0/8k" in app.screen_text
+
+
+async def test_the_marked_chat_is_the_open_one() -> None:
+    async with running(prepare=two_chats) as app:
+        await app.ready()
+        await open_chat(app, "About apples")
+        assert marked(app) == "About apples"
+        await open_chat(app, "About pears")
+        assert marked(app) == "About pears"
+        await app.press("ctrl+n")
+        assert marked(app) is None
+        await app.send("Something new")
+        assert marked(app) == "Something new"
+
+
+async def test_the_mark_moves_freely_only_while_the_list_is_used() -> None:
+    async with running(prepare=two_chats) as app:
+        await app.ready()
+        await open_chat(app, "About pears")
+        app.chat.query_one(Chats).focus()
+        await app.press("down")
+        assert marked(app) == "About apples"
+        await app.press("r")
+        await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
+        await app.press("escape")
+        assert marked(app) == "About apples"  # a dialog is not leaving
+        await app.press("escape")
+        assert app.app.focused is app.prompt
+        assert marked(app) == "About pears"
+
+
+async def test_the_search_ends_where_a_chat_was_chosen_or_left() -> None:
+    async with running(prepare=two_chats) as app:
+        await app.ready()
+        search = app.chat.query_one("#chat-search", Input)
+
+        async def search_for(text: str) -> None:
+            search.focus()
+            search.value = text
+            await app.until(lambda: app.chat.query_one(Chats).option_count == 2)
+
+        everything = app.chat.query_one(Chats).option_count
+        for leave in (("enter", "enter"), ("ctrl+n",), ("escape",)):
+            await search_for("apples")
+            await app.press(*leave)
+            await app.until(lambda: app.chat.query_one(Chats).option_count == everything)
+            assert search.value == ""
+
+
+async def test_a_draft_stays_with_its_chat() -> None:
+    async with running(prepare=two_chats) as app:
+        await app.ready()
+        await open_chat(app, "About apples")
+        await app.write("half a thought on apples")
+        await open_chat(app, "About pears")
+        assert app.prompt.text == ""
+        await app.press("up")
+        assert app.prompt.text == "About pears?"
+        await open_chat(app, "About apples")
+        assert app.prompt.text == "half a thought on apples"
+        await open_chat(app, "About pears")
+        assert app.prompt.text == ""  # what was recalled is no draft
+        await app.press("ctrl+n")
+        await app.write("a new one")
+        await open_chat(app, "About pears")
+        await app.press("ctrl+n")
+        assert app.prompt.text == "a new one"
+        await app.send("a new one")
+        await app.write("more of it")
+        await open_chat(app, "About pears")
+        await app.press("ctrl+n")
+        assert app.prompt.text == ""
+        await open_chat(app, "a new one")
+        assert app.prompt.text == "more of it"
+
+
+async def test_a_message_that_is_edited_is_no_draft_of_another_chat() -> None:
+    async with running(prepare=two_chats) as app:
+        await app.ready()
+        await open_chat(app, "About apples")
+        await app.write("a draft")
+        await app.press("f4")
+        assert app.prompt.text == "About apples?"
+        await open_chat(app, "About pears")
+        assert app.prompt.text == ""
+        await open_chat(app, "About apples")
+        assert app.prompt.text == "a draft"
+
+
+async def test_what_was_written_in_a_deleted_chat_does_not_come_back() -> None:
+    async with running(prepare=two_chats) as app:
+        await app.ready()
+        await open_chat(app, "About apples")
+        await app.write("a draft")
+        app.chat.action_delete_chat()
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        await app.until(lambda: app.conversation.chat is None)
+        await app.pilot.pause()
+        assert app.prompt.text == ""
+
+
+async def test_an_answer_has_its_models_name_after_the_worker_died() -> None:
+    class Dying(ScriptedBackend):
+        """Its worker is gone when its first answer has failed."""
+
+        async def generate(self, request):  # type: ignore[no-untyped-def]
+            async for event in super().generate(request):
+                if isinstance(event, Failed):
+                    self.die()
+                yield event
+
+    dead = Failed(code="worker_died", message="The worker is gone.", request_id=1)
+    said = TextDelta(request_id=1, text="So", predicted_n=1, at_ms=210.0)
+    again = msgspec.structs.replace(dead, message="Gone again.")
+    async with running(Dying([[said, dead], [said, again], answer("Here.")])) as app:
+        await app.ready()
+        for _ in range(3):
+            await app.send("Hello?")
+        titles = [message.title for message in app.transcript.messages if message.role == "assistant"]
+        assert titles == [MODEL.name] * 3
+        stored = app.conversation.messages
+        assert [m.model for m in stored if m.role == "assistant"] == [MODEL.name] * 3

@@ -1,0 +1,380 @@
+"""The figures on screen: in fixed places, with units, and with a reason where there is none."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import msgspec
+import pytest
+from rich.cells import cell_len
+from rich.style import Style
+from textual.containers import Horizontal
+
+from cpuchat.protocol import (
+    DrafterCount,
+    Event,
+    GenerationFinished,
+    KVTraffic,
+    LoadProgress,
+    ModelInfo,
+    ModelLoaded,
+    PrefillProgress,
+    Speculation,
+    SpeculationFigures,
+    SpeculationUpdate,
+    TextDelta,
+    Timings,
+    Traffic,
+)
+from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
+from cpuchat.telemetry.meter import Meter
+from cpuchat.telemetry.process import ProcessMemory
+from cpuchat.tui.chat.drafting import drafting
+from cpuchat.tui.chat.frame import Frame
+from cpuchat.tui.chat.telemetry import PARTS, TelemetryLine, TelemetryPanel, speed
+from tests.support.scripted_backend import DRAFTING, REFUSED
+from tests.support.snapshots import HostApp, snapshot
+
+MEMORY = ProcessMemory(private=312_000_000, shared=1_610_000_000)
+MODEL = ModelInfo(
+    path="m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=8192,
+    n_ctx_train=8192, n_vocab=1, n_layer=1, n_threads=8, cpus=tuple(range(8)), peak_read=51e9, cache_bytes=32 << 20,
+    pass_ms=tuple(39.7 + 3.4 * n for n in range(32)),
+    traffic=Traffic(weights=1_640_000_000, kv=(KVTraffic(bytes_per_token=28_672),)),
+    draft_traffic=Traffic(weights=531_000_000, kv=(KVTraffic(bytes_per_token=12_288),)),
+)  # fmt: skip
+LOADED: list[Event] = [LoadProgress(phase="reading", done=61, total=100), ModelLoaded(model=MODEL)]
+READING: list[Event] = [
+    PrefillProgress(request_id=1, processed=1536, total=2048, cache_n=1536),
+    PrefillProgress(request_id=1, processed=1792, total=2048, cache_n=1536),
+]
+
+
+def writing(seconds: float, rate: float = 41.3) -> list[Event]:
+    """Deltas of an answer whose speed swings by 15 % around `rate`."""
+    events: list[Event] = []
+    at_ms = 210.0
+    for n in range(1, int(seconds * rate)):
+        events.append(TextDelta(request_id=1, text="x", predicted_n=n, at_ms=at_ms))
+        at_ms += 1000 / (rate + 6 * math.sin(n / 90))
+    return events
+
+
+FINISHED = GenerationFinished(
+    request_id=1,
+    stop_reason="cancelled",
+    timings=Timings(
+        cache_n=1536, prompt_n=512, prompt_ms=1954, predicted_n=412, predicted_ms=9975, ttft_ms=210, n_past=2460,
+        n_ctx=8192,
+    ),
+)  # fmt: skip
+
+
+DRAFTERS = Speculation(drafters=("suffix", "lookup", "draft"))
+
+
+def drafted(figures: SpeculationFigures, predicted_n: int = 412) -> SpeculationUpdate:
+    return SpeculationUpdate(request_id=1, predicted_n=predicted_n, figures=figures)
+
+
+COUNTED = MachineSample(
+    bandwidth=Bandwidth(39e9, "hsmp", "socket", read=36e9, per_l3=(9e9, 11e9, 10.4e9, 4e9)),
+    power=Power(143.0, 9000.0, "hsmp"),
+)
+
+
+def counting(meter: Meter, sample: MachineSample = COUNTED) -> Meter:
+    """`meter` after a look at the counters."""
+    meter.machine(sample)
+    return meter
+
+
+def loaded(**changes: object) -> list[Event]:
+    """A load of the model with these differences."""
+    return [ModelLoaded(model=msgspec.structs.replace(MODEL, **changes))]
+
+
+def meter_after(*events: Event, speculation: Speculation = DRAFTERS) -> Meter:
+    meter = Meter()
+    meter.expect(speculation)
+    for number, event in enumerate(events):
+        meter.observe(event, float(number))
+    return meter
+
+
+STATES = {
+    "idle": (meter_after(), None),
+    "loading": (meter_after(LOADED[0]), None),
+    "loaded": (meter_after(*LOADED), MEMORY),
+    "reading": (meter_after(*LOADED, *READING), MEMORY),
+    "undrafted": (meter_after(*LOADED, *READING, *writing(60)), MEMORY),
+    "writing": (meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING)), MEMORY),
+    "refused": (meter_after(*LOADED, *READING, *writing(10), drafted(REFUSED)), MEMORY),
+    "done": (
+        meter_after(
+            *LOADED,
+            *READING,
+            *writing(10),
+            msgspec.structs.replace(
+                FINISHED, timings=msgspec.structs.replace(FINISHED.timings, speculation=DRAFTING, draft_n=470)
+            ),
+        ),
+        MEMORY,
+    ),
+}
+
+MACHINES = {
+    "counted": (counting(meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING))), MEMORY),
+    "other load": (
+        counting(
+            meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING)),
+            MachineSample(Bandwidth(49e9, "umc", "machine")),
+        ),
+        MEMORY,
+    ),
+    "off": (meter_after(*LOADED, *READING, *writing(10)), MEMORY),
+    "cached": (
+        meter_after(*loaded(traffic=Traffic(weights=8_000_000), draft_traffic=None), *READING, *writing(10)),
+        MEMORY,
+    ),
+    "no peak": (meter_after(*loaded(peak_read=0.0), *READING, *writing(10)), MEMORY),
+}
+"""What the roofline says on machines that differ."""
+
+
+def rows(widget: TelemetryPanel | TelemetryLine) -> list[str]:
+    return [widget.render_line(y).text.rstrip() for y in range(widget.size.height)]
+
+
+async def shown(state: str, height: int = 40, width: int = 28) -> list[str]:
+    panel = TelemetryPanel()
+    app = HostApp(panel, css=f"TelemetryPanel {{ width: {width}; height: 100%; }}")
+    async with app.run_test(size=(60, height)) as pilot:
+        await pilot.pause()
+        meter, memory = (STATES | MACHINES)[state]
+        panel.show(meter.figures(), memory, meter.why_missing)
+        return rows(panel)
+
+
+async def test_idle_says_why_there_is_nothing() -> None:
+    panel = await shown("idle")
+    assert "idle · no answer yet" in panel
+    assert "average          n/a" in panel
+    assert "context     no model loaded" in panel
+    assert "memory      n/a · no worker" in panel
+
+
+async def test_loading_and_reading_have_a_bar() -> None:
+    assert any(row.startswith("loading █") and row.endswith(" 61 %") for row in await shown("loading"))
+    assert any(row.startswith("reading █") and row.endswith("1792/2048") for row in await shown("reading"))
+
+
+async def test_figures_have_units_in_one_column() -> None:
+    panel = await shown("done")
+    for row in (
+        "average         41.2 tok/s",
+        "first token     0.21 s",
+        "prefill          262 tok/s",
+        "reused         1,536 tokens",
+        "written          412 tokens",
+        "context       2,460 of 8,192",
+        "mem. private     312 MB",
+        "mem. shared     1.61 GB",
+        "done · stopped",
+    ):
+        assert row in panel
+    assert any(row.startswith("█") and row.endswith("5,732 left") for row in panel)
+
+
+PLACES = (
+    "average",
+    "prefill",
+    "acceptance",
+    "per pass",
+    "bandwidth",
+    "no draft  ≤",
+    "compute",
+    "context",
+    "tok/s, last",
+)
+
+
+@pytest.mark.parametrize("height", [4, 8, 12, 16, 20, 24, 33, 40])
+async def test_nothing_moves_from_one_state_to_the_next(height: int) -> None:
+    places: dict[str, set[int]] = {}
+    for state in STATES:
+        panel = await shown(state, height)
+        for y, row in enumerate(panel):
+            for label in PLACES:
+                if row.startswith(label):
+                    places.setdefault(label, set()).add(y)
+        assert all(cell_len(row) <= 28 for row in panel)
+    assert all(len(found) == 1 for found in places.values())
+
+
+async def test_what_matters_is_there_at_common_sizes() -> None:
+    for height in (33, 17):  # of the panel at 120x40 and 120x24
+        panel = await shown("writing", height)
+        for label in ("acceptance", "bandwidth", "≈ model, of measured peak", "no draft  ≤", "this acc. ≤", "context"):
+            assert any(row.startswith(label) for row in panel), (height, label)
+    assert any(row.startswith("tok/s, last") for row in await shown("writing", 33))
+
+
+async def test_bandwidth_has_its_source_and_its_peak() -> None:
+    panel = await shown("writing")
+    at = panel.index("bandwidth      33 of 51 GB/s")
+    assert panel[at + 1].startswith("█") and panel[at + 1].endswith("╎─  64 %")
+    assert panel[at + 2] == "≈ model, of measured peak"
+    assert "this acc. ≤     55.6 tok/s" in panel
+
+
+async def test_a_counter_of_l3_groups_moves_nothing_when_an_answer_begins() -> None:
+    before = counting(meter_after(*LOADED, *READING))
+    places = []
+    for meter in (before, MACHINES["counted"][0]):
+        frame = Frame(meter.figures(), MEMORY, 28, True, defaultdict(Style), meter.why_missing)
+        drawn = ["".join(segment.text for segment in row) for row in TelemetryPanel().compose_rows(frame, 33)]
+        places.append([y for y, row in enumerate(drawn) if row.startswith(("L3", "power", *PLACES))])
+    assert places[0] == places[1]
+
+
+async def test_a_counter_is_named_with_its_groups_and_power() -> None:
+    panel = await shown("counted")
+    at = panel.index("bandwidth      36 of 51 GB/s")
+    assert panel[at + 2] == "hsmp, of measured peak"
+    assert panel[at + 4] == "L3 ▇██▃ ≤ 11 GB/s"
+    assert any(row.startswith("power     143 W") for row in panel)
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("off", ["120 %", "calibration is off · measure", "again with cpuchat probe"]),
+        ("other load", ["96 %", "other load on this machine"]),
+        ("cached", ["fits in L3: no memory limit"]),
+        ("no peak", ["no peak · run cpuchat probe"]),
+    ],
+)
+async def test_what_keeps_a_figure_from_being_believed_is_said(state: str, words: list[str]) -> None:
+    text = "\n".join(await shown(state))
+    for word in words:
+        assert word in text
+
+
+EXTREME = msgspec.structs.replace(
+    DRAFTING,
+    draft_n=470,
+    draft_n_accepted=470,
+    recent_draft_n_accepted=200,
+    passes=13,
+    by_position=((13, 13),) * 31,
+    by_drafter=(
+        DrafterCount(name="suffix", draft_n=460, draft_n_accepted=469),
+        DrafterCount(name="lookup", draft_n=10, draft_n_accepted=1),
+    ),
+    drafter="suffix",
+    depth=31,
+    overlap=True,
+    plain_ms=2000.0,
+)
+
+
+@pytest.mark.parametrize("reason", ["", REFUSED.reason, "off: " + "words that go on " * 9, "off: " + "x" * 90])
+@pytest.mark.parametrize("height", [8, 14, 40])
+@pytest.mark.parametrize("figures", [DRAFTING, EXTREME, SpeculationFigures()])
+def test_no_row_is_cut_off(figures: SpeculationFigures, height: int, reason: str) -> None:
+    update = drafted(msgspec.structs.replace(figures, reason=reason))
+    meter = meter_after(*LOADED, *READING, *writing(10), update)
+    frame = Frame(meter.figures(), MEMORY, 28, height >= 20, defaultdict(Style), meter.why_missing)
+    rows = TelemetryPanel().compose_rows(frame, height)
+    assert len(rows) <= height
+    for row in rows:
+        assert sum(cell_len(segment.text) for segment in row) <= 28, [segment.text for segment in row]
+
+
+async def test_without_drafters_the_section_is_one_row() -> None:
+    meter = meter_after(*LOADED, *READING, *writing(10), speculation=Speculation())
+    frame = Frame(meter.figures(), MEMORY, 28, True, defaultdict(Style), meter.why_missing)
+    assert ["".join(segment.text for segment in row) for row in drafting(frame)] == ["drafting    off (F9 or F2)"]
+
+
+async def test_slower_than_plain_is_not_shown_as_a_success() -> None:
+    slow = msgspec.structs.replace(DRAFTING, plain_ms=10.0)
+    meter = meter_after(*LOADED, *READING, *writing(10), drafted(slow))
+    styles = {part: Style(color=f"color({number})") for number, part in enumerate(PARTS)}
+    frame = Frame(meter.figures(), MEMORY, 28, True, styles, meter.why_missing)
+    (shown,) = [segment for row in speed(frame) for segment in row if "×" in segment.text]
+    assert float(shown.text.strip("× ")) < 1
+    assert shown.style == styles["limit"]
+
+
+async def test_showing_figures_causes_no_layout_and_draws_changed_rows_only() -> None:
+    panel, line = TelemetryPanel(), TelemetryLine()
+    app = HostApp(panel, line)
+    async with app.run_test(size=(80, 34)) as pilot:
+        await pilot.pause()
+        layouts: list[bool] = []
+        refresh = app.screen._refresh_layout
+        app.screen._refresh_layout = lambda *a, **k: (layouts.append(True), refresh(*a, **k))[1]  # type: ignore[method-assign]
+        for meter, memory in STATES.values():
+            for widget in (panel, line):
+                widget.show(meter.figures(), memory, meter.why_missing)
+            await pilot.pause()
+        assert not layouts
+        assert panel._draw() == []
+
+
+async def test_another_theme_gives_other_colours() -> None:
+    panel = TelemetryPanel()
+    app = HostApp(panel)
+    async with app.run_test(size=(80, 34)) as pilot:
+        meter, memory = STATES["writing"]
+        panel.show(meter.figures(), memory, meter.why_missing)
+        dark, text = panel.render_line(5), rows(panel)
+        app.theme = "textual-light"
+        await pilot.pause()
+        panel.show(meter.figures(), memory, meter.why_missing)
+        assert rows(panel) == text
+        assert panel.render_line(5) != dark
+
+
+@pytest.mark.parametrize("width", [60, 80, 99])
+@pytest.mark.parametrize("state", list(STATES))
+async def test_the_line_fits_and_begins_with_the_speed(width: int, state: str) -> None:
+    line = TelemetryLine()
+    app = HostApp(line)
+    async with app.run_test(size=(width, 3)) as pilot:
+        await pilot.pause()
+        meter, memory = STATES[state]
+        line.show(meter.figures(), memory, meter.why_missing)
+        (row,) = rows(line)
+        assert cell_len(row) <= width
+        assert row[5:11] == " tok/s"
+
+
+LOOKS = ["idle", "reading", "writing", "refused", "done"]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "chosen"),
+    [
+        ("telemetry-tall", (160, 48), LOOKS),
+        ("telemetry-low", (160, 20), LOOKS),
+        ("roofline-tall", (160, 40), list(MACHINES)),
+        ("roofline-low", (160, 24), list(MACHINES)),
+    ],
+)
+async def test_looks(name: str, size: tuple[int, int], chosen: list[str]) -> None:
+    panels = [TelemetryPanel() for _ in chosen]
+    lines = [TelemetryLine() for _ in chosen]
+    css = "Horizontal { height: 1fr; } TelemetryPanel { border: round $foreground 40%; padding: 0 1; height: 100%; }"
+    app = HostApp(Horizontal(*panels), *lines, css=css)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        for state, *widgets in zip(chosen, panels, lines, strict=True):
+            meter, memory = (STATES | MACHINES)[state]
+            for widget in widgets:
+                widget.show(meter.figures(), memory, meter.why_missing)
+        await pilot.pause()
+        snapshot(app, name)

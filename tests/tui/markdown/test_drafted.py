@@ -1,0 +1,123 @@
+"""Text that is marked by who proposed it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.style import Style
+
+from cpuchat.tui.markdown.drafted import DraftedStream, SpanList, drafted_rows, legend, pieces, style_of
+from cpuchat.tui.markdown.message_view import OpenMessage, TranscriptMessage, View, message_lines
+from cpuchat.tui.markdown.palette import Palette
+from cpuchat.tui.markdown.rows import Row
+
+PLAIN = Palette()
+NAMES = ["", "draft", "lookup", "suffix"]
+proposed = st.lists(st.tuples(st.text("ab \n\t日*#", max_size=12), st.sampled_from(NAMES)), max_size=12)
+
+
+def joined(rows: list[Row]) -> str:
+    """The text as it was before it was wrapped."""
+    return "".join((row.joint if number else "") + row.text for number, row in enumerate(rows))
+
+
+def test_neighbours_of_one_drafter_become_one_span() -> None:
+    spans = SpanList()
+    for length, name in [(3, ""), (2, "draft"), (0, "lookup"), (4, "draft"), (1, "")]:
+        spans.add(length, name)
+    assert spans.spans() == ((3, ""), (6, "draft"), (1, ""))
+
+
+@given(proposed)
+def test_no_character_is_lost_and_each_keeps_its_mark(parts: list[tuple[str, str]]) -> None:
+    spans = SpanList()
+    for text, name in parts:
+        spans.add(len(text), name)
+    whole = "".join(text for text, _ in parts)
+    rows = drafted_rows(whole, spans.spans(), 500, PLAIN)
+    shown = [(char, style) for row in rows for text, style in row.runs for char in text if not char.isspace()]
+    wanted = [(char, style_of(name, PLAIN)) for text, name in parts for char in text if not char.isspace()]
+    assert shown == wanted
+
+
+@given(proposed, st.integers(4, 20))
+def test_a_stream_gives_what_the_whole_gives(parts: list[tuple[str, str]], width: int) -> None:
+    stream = DraftedStream(width, PLAIN)
+    spans = SpanList()
+    done: list[Row] = []
+    tail: list[Row] = []
+    for text, name in parts:
+        stream.feed(text, name)
+        spans.add(len(text), name)
+        final, tail = stream.update()
+        done += final
+    whole = drafted_rows("".join(text for text, _ in parts), spans.spans(), width, PLAIN)
+    assert [row.text for row in done + tail] == [row.text for row in whole]
+    assert all(cell_len(row.text) <= width for row in whole)
+
+
+@given(proposed)
+def test_what_was_streamed_is_finished_with_the_same_marks(parts: list[tuple[str, str]]) -> None:
+    view = View(40, PLAIN, color_drafts=True)
+    answer = OpenMessage("Model", view, drafted=True)
+    for text, name in parts:
+        answer.feed(text, drafter=name)
+        answer.update()
+    message = answer.finish("")
+    assert sum(length for length, _ in message.spans) == len(message.content)
+    assert message.content == "".join(text for text, _ in parts).lstrip("\n")
+    marks = [name for text, name in pieces(message.content, message.spans) for _ in text]
+    every = [name for text, name in parts for _ in text]
+    assert marks == every[len(every) - len(marks) :]
+
+
+def test_switching_in_the_middle_of_an_answer_shows_all_of_it() -> None:
+    plain, colored = View(40, PLAIN), View(40, PLAIN, color_drafts=True)
+    answer = OpenMessage("Model", plain, drafted=True)
+    answer.feed("**own** ")
+    answer.feed("and drafted", drafter="draft")
+    answer.update()
+    assert "own and drafted" in " ".join(line.text for line in answer.lines)
+    answer.restyle(colored)
+    assert "**own** and drafted" in " ".join(line.text for line in answer.lines)
+    answer.feed(" more", drafter="lookup")
+    answer.update()
+    assert answer.message().spans == ((8, ""), (11, "draft"), (5, "lookup"))
+    answer.restyle(plain)
+    assert "own and drafted more" in " ".join(line.text for line in answer.lines)
+
+
+def test_an_answer_without_drafters_stays_markdown() -> None:
+    view = View(40, PLAIN, color_drafts=True)
+    answer = OpenMessage("Model", view)
+    answer.feed("**bold**")
+    message = answer.finish("")
+    assert message.spans == ()
+    assert any(line.text.strip() == "bold" for line in message_lines(message, view))
+
+
+def test_drafters_differ_without_colours() -> None:
+    styles = [style_of(name, PLAIN) for name in NAMES]
+    assert all(a != b for a, b in itertools.combinations(styles, 2))
+    assert all(style.color is None for style in styles)
+
+
+def test_the_legend_names_who_took_part_and_how_much() -> None:
+    (row,) = legend(((25, ""), (75, "draft")), 80, PLAIN)
+    assert row.text == "proposed by the model 25 %, draft 75 %"
+    assert ("draft", Style()) in row.runs
+    (every,) = legend((), 80, PLAIN)
+    assert [r.text.strip() for r in legend((), 24, PLAIN)] == ["proposed by the model,", "draft, lookup, suffix"]
+    assert every.text == "proposed by the model, draft, lookup, suffix"
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_the_legend_stands_under_the_marked_text_only(on: bool) -> None:
+    message = TranscriptMessage("assistant", "Model", "hello there", note="2 tokens", spans=((5, ""), (6, "draft")))
+    texts = [line.text.strip() for line in message_lines(message, View(60, PLAIN, color_drafts=on))]
+    assert any(text.startswith("proposed by") for text in texts) == on
+    assert texts.index("hello there") < texts.index("2 tokens")

@@ -1,0 +1,405 @@
+"""Markdown to rows: nothing gets lost, whatever is written and however it arrives."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.style import Style
+
+from cpuchat.text import clean
+from cpuchat.tui.markdown.dialect import MOST_MARKS
+from cpuchat.tui.markdown.palette import Palette
+from cpuchat.tui.markdown.parser import parse
+from cpuchat.tui.markdown.render import code_blocks, missing, render
+from cpuchat.tui.markdown.rows import Line, Row, copied_text, to_line, wrap
+from cpuchat.tui.markdown.streaming import LONG_BLOCK, Stream, commit_point
+
+PALETTE = Palette()
+
+
+def plain(source: str, width: int = 80) -> str:
+    return "\n".join(row.text.rstrip() for row in render(source, width, PALETTE))
+
+
+def lines(source: str, width: int = 80) -> list[Line]:
+    return [to_line(row, width, Style()) for row in render(source, width, PALETTE)]
+
+
+# What must be readable as it was written
+
+KEPT = [
+    "std::vector<int> and List<String>",
+    "<script>alert(1)</script> <!-- note --> <brr>",
+    "<think>hidden</think>",
+    "&#27; &#x202e; &nosuchentity; & AT&T",
+    "$x_1 * y_1 * z$ and \\(a_1 \\cdot b_1\\) and \\[ \\frac{a}{b} \\]",
+    "$5 and $10",
+    "__init__ and __name__",
+    "snake_case_name and 2 * 3 * 4",
+    "[^1] and a footnote",
+    "[ref][missing] and [shortcut]",
+    "https://example.com/a_b_c?x=1&copy=2",
+    "C:\\Users\\me",
+    "a\tb".expandtabs(4),
+]
+
+
+@pytest.mark.parametrize("text", KEPT)
+def test_is_shown_as_written(text: str) -> None:
+    assert plain(text) == text
+
+
+def test_definitions_of_links_and_footnotes_are_shown() -> None:
+    source = '[ref]: http://x.y "Title"\n[^1]: the note\n\nsee [ref]'
+    assert plain(source) == '[ref]: http://x.y "Title"\n[^1]: the note\n\nsee [ref]'
+
+
+def test_a_link_shows_where_it_leads() -> None:
+    assert plain('[here](http://evil.example/ü?a=1&copy=2 "t")') == 'here (http://evil.example/ü?a=1&copy=2 "t")'
+    assert plain("[http://same.example](http://same.example)") == "http://same.example"
+    assert plain("<http://auto.example/x>") == "http://auto.example/x"
+    assert plain("![alt](pic.png)") == "[image: alt] (pic.png)"
+    assert plain("[odd](javascript:alert(1))") == "odd (javascript:alert(1))"
+
+
+def test_no_style_is_a_terminal_link() -> None:
+    source = "[here](http://x.y) <http://a.b> http://c.d ![i](j)"
+    assert all(style.link is None for row in render(source, 80, PALETTE) for _, style in row.runs)
+
+
+def test_markup_becomes_style() -> None:
+    (row,) = render("a **b** *c* `d` ~~e~~", 80, PALETTE)
+    assert row.text == "a b c d e"
+    styles = {text: style for text, style in row.runs}
+    assert styles["b"].bold and styles["c"].italic and styles["e"].strike
+
+
+def test_lists_keep_their_numbers_and_tasks() -> None:
+    assert plain("3. three\n3. again\n10) ten") == "3. three\n3. again\n\n10) ten"
+    assert plain("- [ ] open\n- [x] done\n  - deep") == "☐ open\n☑ done\n  ◦ deep"
+    assert plain("1. [X] **done** so\n2. [y] no\n\n[x] no list") == "1. ☑ done so\n2. [y] no\n\n[x] no list"
+
+
+def test_entities_are_characters_but_in_code() -> None:
+    assert plain("&lt;div&gt; &amp; &#35;1 &copy; **&quot;a&quot;**") == '<div> & #1 © "a"'
+    assert plain("`&lt;`\n\n```\n&amp;\n```") == "&lt;\n\n▎ &amp;"
+    assert plain("[a &amp; b](http://x.y?a=1&amp;b=2)") == "a & b (http://x.y?a=1&amp;b=2)"
+
+
+def test_br_breaks_the_line_also_in_a_table() -> None:
+    assert plain("one <br> two<br/>\nthree `<br>`") == "one\ntwo\nthree <br>"
+    assert plain("|a|b|\n|-|-|\n|one<br>two|x|").split("\n")[2:] == [" one │ x", " two │"]
+
+
+def test_every_level_of_a_heading_looks_different() -> None:
+    looks = [[(text.strip(), str(style)) for text, style in render("#" * n + " Title", 40, PALETTE)[0].runs]
+             for n in range(1, 7)]  # fmt: skip
+    assert len({str(look) for look in looks}) == 6
+
+
+@pytest.mark.parametrize("fence", ["diff", "patch", ""])
+def test_a_diff_has_colors(fence: str) -> None:
+    palette = replace(PALETTE, inserted=Style(color="green"), deleted=Style(color="red"))
+    rows = render(f"```{fence}\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+new\n same\n```", 40, palette)
+    colors = {text: style.color and style.color.name for row in rows for text, style in row.runs}
+    assert (colors["-old"], colors["+new"], colors[" same"]) == ("red", "green", None)
+    assert colors["--- a/x"] is colors["+++ b/x"] is None
+
+
+def test_a_formula_block_is_not_markup() -> None:
+    assert plain("$$\nx_1\n- y\n= z\n$$\nafter") == "$$\nx_1\n- y\n= z\n$$\n\nafter"
+    assert plain("\\[\na * b * c\n\\]") == "\\[\na * b * c\n\\]"
+
+
+def test_fences_nested_and_half_open() -> None:
+    assert plain("````md\n```py\nx\n```\n````") == "▎ md\n▎ ```py\n▎ x\n▎ ```"
+    assert plain("```py\ndef f():") == "▎ py\n▎ def f():"
+    assert plain("~~~\n\n~~~") == "▎"
+
+
+def test_code_blocks_are_given_as_written() -> None:
+    source = "```make\nall:\n\techo *x*\n```\n- item\n  ```\n  y\n  ```\n\n      indented"
+    assert code_blocks(source) == ["all:\n\techo *x*", "y", "indented"]
+
+
+def test_an_unknown_language_is_no_error() -> None:
+    assert plain("```no-such-language {.x}\ncode\n```") == "▎ no-such-language {.x}\n▎ code"
+
+
+# Tables
+
+TABLE = "| Name | Value |\n|:--|--:|\n| a | 1 |\n| long text here | 22 |"
+
+
+def test_table_is_aligned() -> None:
+    assert plain(TABLE).split("\n") == [
+        " Name           │ Value",
+        "────────────────┼───────",
+        " a              │     1",
+        " long text here │    22",
+    ]
+
+
+def test_cells_beyond_the_last_column_are_kept() -> None:
+    assert "extra │ more" in plain(TABLE + "\n| x | y | extra | more |")
+
+
+@pytest.mark.parametrize("width", [10, 20, 40, 80])
+def test_table_fits_any_width(width: int) -> None:
+    source = "| A | B | C | D |\n|-|-|-|-|\n| one two three | four | https://example.com/very/long | 日本語テキスト |"
+    rows = render(source, width, PALETTE)
+    assert all(cell_len(row.text) <= width for row in rows)
+    assert not missing(source, rows)
+
+
+# Widths
+
+DOCUMENT = """# Title with **bold**
+
+Some *long* paragraph with `inline code` and a [link](http://example.com/path) that wraps,
+日本語のテキストも折り返す, 👩‍💻.
+
+1. one
+   - nested with more words than fit on a narrow line
+     ```python
+     def f(x):
+         return "a long string that does not fit into forty columns"
+     ```
+2. two
+
+> quote
+> > deeper
+
+| a | b |
+|---|---|
+| 1 | two words |
+
+---
+~~~
+last
+"""
+
+
+@pytest.mark.parametrize("width", [8, 20, 40, 80, 120])
+def test_no_row_is_wider_than_asked(width: int) -> None:
+    rows = render(DOCUMENT, width, PALETTE)
+    deep_inside = 12  # eight columns cannot hold three levels of indentation
+    assert all(cell_len(row.text) <= max(width, deep_inside) for row in rows)
+    assert not missing(DOCUMENT, rows)
+
+
+WORDS = st.text(st.sampled_from("ab cdé  日本👩‍💻✌️\u0301(.,/-。、"), max_size=60)
+
+
+@given(WORDS, st.integers(2, 20))
+def test_wrapping_loses_nothing_and_fits(text: str, width: int) -> None:
+    text = clean(text)
+    rows = wrap(Row([(text[:7], Style()), (text[7:], Style(bold=True))]), width)
+    assert "".join(row.joint * bool(index) + row.text for index, row in enumerate(rows)).rstrip(" ") == text.rstrip(" ")
+    assert all(cell_len(row.text.strip()) <= width for row in rows)
+
+
+# Copying
+
+
+def test_copied_text_has_no_wraps_and_no_decoration() -> None:
+    source = "some words that wrap\n\n```py\nfirst = 'long line of code that wraps'\nsecond = 2\n```"
+    shown = lines(source, 14)
+    last = len(shown) - 1
+    assert copied_text(shown, (0, 0), (last, 99)) == (
+        "some words that wrap\n\n▎ py\nfirst = 'long line of code that wraps'\nsecond = 2"
+    )
+    start = next(i for i, line in enumerate(shown) if "first" in line.text)
+    assert copied_text(shown, (start, 0), (last, 99)) == "first = 'long line of code that wraps'\nsecond = 2"
+
+
+# Nothing gets lost, whatever is written
+
+PIECES = st.sampled_from(
+    [
+        "word", "x1", "é", "日本", " ", "  ", "    ", "\n", "\n\n", "\t", "# ", "## ", "- ", "* ", "+ ", "1. ",
+        "27) ", "> ", "*", "**", "_", "__", "~~", "`", "``", "```", "```py\n", "~~~", "|", "|-|-|\n",
+        "\n|---|---|\n", "[", "](", ")", "![", "]", "](<", ">", "<", "</b>", "<!--", "-->", "<http://x.y>",
+        "http://a.b/c", "&amp;", "&#35;", "\\", "\\(", "\\)", "\\[", "\\]", "$", "$$", "$$\n", "---", "===",
+        "\n---\n", "[a]: b\n", "[^1]:", "[x] ", "[ ] ", "\"", "'", ":", "<?php", "{", "@",
+    ]
+)  # fmt: skip
+SOURCES = st.lists(PIECES, max_size=30).map("".join)
+
+
+def word_characters(text: str) -> Counter[str]:
+    """Without the letters that become another character."""
+    text = text.replace("&amp;", "&").replace("&#35;", "#").replace("[x]", "")
+    return Counter(char for char in text if char.isalnum())
+
+
+@settings(max_examples=400, deadline=None)
+@given(SOURCES, st.sampled_from([12, 40, 80]))
+def test_every_letter_and_digit_is_shown(source: str, width: int) -> None:
+    source = clean(source)
+    shown = "".join(row.text for row in render(source, width, PALETTE))
+    assert not word_characters(source) - word_characters(shown)
+
+
+@settings(max_examples=400, deadline=None)
+@given(SOURCES)
+def test_the_parser_itself_loses_no_block(source: str) -> None:
+    """The net under `render` must not be what holds it all up: with the dialect alone, too, words stay in order."""
+    words = re.findall(r"word|x1", clean(source))
+    shown = " ".join(_leaf_texts(clean(source)))
+    position = 0
+    for word in words:
+        position = shown.find(word, position)
+        assert position >= 0, (word, shown)
+        position += len(word)
+
+
+def _leaf_texts(source: str) -> list[str]:
+    texts: list[str] = []
+    extra: list[str] = []
+    for token in parse(source):
+        texts.append(token.info)
+        texts.append(token.content)
+        extra += token.meta.get("extra", [])
+        if token.type == "tr_close":
+            texts += extra
+            extra = []
+    return texts
+
+
+# Texts that took from seconds to minutes; the budget is in characters, so that no clock decides what is shown.
+
+COSTLY = {
+    "formulas": "$$a " * 20_000,
+    "dollars": "$a" * 20_000,
+    "stars": "*a " * 20_000,
+    "images": "![a](" * 8_000,
+    "lists": "".join("  " * level + "- x\n" for level in range(500)),
+    "spaces": "a\n" + " " * 100_000 + "b",
+    "accents": "e" + "\u0301" * 20_000 + " end",
+    "cell": "|a|\n|-|\n|" + "`$a " * 20_000 + "|",
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+@pytest.mark.timeout(60)
+def test_costly_text_is_shown_plain_in_time_and_whole(name: str) -> None:
+    source = COSTLY[name]
+    for width in (24, 80):
+        assert not missing(source, render(source, width, PALETTE))
+    stream, final, tail = Stream(80, PALETTE), [], []
+    for start in range(0, len(source), len(source) // 20):
+        stream.feed(source[start : start + len(source) // 20])
+        done, tail = stream.update()
+        final += done
+    assert not missing(source, [*final, *tail])
+
+
+def test_markup_beyond_the_budget_is_text_and_what_follows_is_rendered() -> None:
+    rows = [row.text for row in render("**a** " * (MOST_MARKS // 4 + 1) + "\n\n**b**", 80, PALETTE)]
+    assert rows[0].startswith("**a** **a**")
+    assert rows[-1] == "b"
+
+
+def test_no_row_holds_thousands_of_characters_in_one_cell() -> None:
+    rows = render(COSTLY["accents"], 40, PALETTE)
+    assert max(len(row.text) for row in rows) <= 16 * 40
+    assert "".join(row.text for row in rows).count("\u0301") == 20_000
+
+
+HOSTILE = [">" * 300 + " deep", "- " * 200 + "deep", "[" * 3000 + "deep", "*a " * 2000, "`" * 999]
+
+
+@pytest.mark.parametrize("source", HOSTILE)
+def test_hostile_nesting_is_shown(source: str) -> None:
+    assert not missing(source, render(source, 80, PALETTE))
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_any_text_can_be_rendered(text: str) -> None:
+    text = clean(text)
+    assert not missing(text, render(text, 40, PALETTE))
+
+
+# Streaming
+
+
+def stream_all(source: str, cuts: list[int]) -> str:
+    stream = Stream(40, PALETTE)
+    done: list[Row] = []
+    tail: list[Row] = []
+    edges = [0, *sorted(min(cut, len(source)) for cut in cuts), len(source)]
+    for a, b in itertools.pairwise(edges):
+        stream.feed(source[a:b])
+        final, tail = stream.update()
+        done += final
+    return "".join(row.text for row in done + tail)
+
+
+@settings(max_examples=200, deadline=None)
+@given(SOURCES, st.lists(st.integers(0, 200), max_size=12))
+def test_streaming_in_any_cutting_shows_every_word(source: str, cuts: list[int]) -> None:
+    source = clean(source) + "\n\nend"  # a last line of markup alone is held back until it is decided
+    shown = stream_all(source, cuts)
+    assert not Counter(re.findall("word", source)) - Counter(re.findall("word", re.sub(r"[^\w]", "", shown)))
+
+
+def test_streaming_commits_blocks_once() -> None:
+    stream = Stream(40, PALETTE)
+    stream.feed("# Title\n\nfirst paragraph\n\nsecond **par")
+    final, tail = stream.update()
+    assert [row.text for row in final] == ["Title", "first paragraph"]
+    assert [row.text for row in tail] == ["", "second par"]
+    assert tail[1].runs[-1][1].bold
+    stream.feed("agraph**\n")
+    final, tail = stream.update()
+    assert (final, [row.text for row in tail]) == ([], ["", "second paragraph"])
+
+
+def test_an_undecided_line_waits() -> None:
+    stream = Stream(40, PALETTE)
+    stream.feed("text\n--")
+    assert [row.text for row in stream.update()[1]] == ["text"]
+    stream.feed("> arrow")
+    assert [row.text for row in stream.update()[1]] == ["text", "--> arrow"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "```python\n" + "value = compute(1, 'text')  # note\n" * 120,
+        "```text\n" + "just a line of text\n" * 120 + "```\nafter",
+        "- an item of some length, with words\n" * 120,
+        "| name | value |\n|---|---:|\n" + "| something | 1234 |\n" * 120,
+        '```python\ns = """\n' + "inside a string\n" * 120,
+    ],
+)
+def test_long_blocks_are_committed_in_parts(source: str) -> None:
+    stream = Stream(60, PALETTE)
+    done: list[Row] = []
+    tail: list[Row] = []
+    for at in range(0, len(source), 50):
+        stream.feed(source[at : at + 50])
+        final, tail = stream.update()
+        done += final
+    assert not missing(source, done + tail)
+    whole = [row.text for row in render(source, 60, PALETTE)]
+    assert [row.text for row in done + tail] == whole
+    if '"""' not in source:
+        assert sum(len(row.text) for row in tail) < 2 * LONG_BLOCK
+
+
+@pytest.mark.parametrize(
+    ("tail", "start"),
+    [("one", 0), ("one\n\ntwo", 5), ("one\n\n- a\n- b", 5), ("```\na\n\nb", 0), ("# h\ntext", 4), ("", 0)],
+)
+def test_commit_point(tail: str, start: int) -> None:
+    assert commit_point(tail) == start

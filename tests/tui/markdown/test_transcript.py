@@ -1,0 +1,357 @@
+"""The transcript: following, folding, selecting, copying, and what it shows while an answer is written."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from textual import events
+from textual.pilot import Pilot
+
+from cpuchat.text import is_safe
+from cpuchat.tui.markdown.message_view import OpenMessage, View, message_lines
+from cpuchat.tui.markdown.palette import Palette
+from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
+from tests.support.snapshots import HostApp, snapshot
+
+HANG_GUARD = 60
+
+
+def said(text: str) -> TranscriptMessage:
+    return TranscriptMessage("user", "You", text)
+
+
+def answered(text: str, reasoning: str = "", note: str = "") -> TranscriptMessage:
+    return TranscriptMessage("assistant", "Model", text, reasoning, note)
+
+
+def host(**kwargs: Any) -> tuple[HostApp, Transcript]:
+    transcript = Transcript(empty_text="Ask something.\n\nEnter sends")
+    return HostApp(transcript, **kwargs), transcript
+
+
+def shown(transcript: Transcript) -> list[str]:
+    """The visible rows."""
+    return [transcript.render_line(y).text.rstrip() for y in range(transcript.size.height)]
+
+
+def everything(transcript: Transcript) -> str:
+    return "\n".join(line.text.rstrip() for line in transcript.lines)
+
+
+async def until(pilot: Pilot[Any], condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(HANG_GUARD):
+        while not condition():
+            await pilot.pause()
+
+
+def rendered(transcript: Transcript) -> bool:
+    return transcript.up_to_date
+
+
+LONG = [message for n in range(40) for message in (said(f"question {n}"), answered(f"answer {n}\n\n- one\n- two"))]
+
+
+async def test_empty_state_is_centred() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(40, 11)) as pilot:
+        await pilot.pause()
+        assert shown(transcript)[4].strip() == "Ask something."
+        transcript.empty_text = "Other\x1b words"
+        assert "Other␛ words" in "".join(shown(transcript))
+        transcript.add_message(said("hello"))
+        assert shown(transcript)[:2] == ["  You", "  hello"]
+        transcript.clear()
+        assert "Other␛ words" in "".join(shown(transcript))
+
+
+async def test_prompt_of_the_user_is_shown_as_typed() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(40, 10)) as pilot:
+        await pilot.pause()
+        transcript.set_messages([said("**not bold**\n  indented <b>")])
+        assert shown(transcript)[1:3] == ["  **not bold**", "    indented <b>"]
+
+
+async def test_streamed_answer_ends_as_if_it_had_been_there_before() -> None:
+    source = "# Head\n\nSome **bold** text\n\n1. one\n\n2. two\n\n```py\nx = 1\n```\nend"
+    app, transcript = host()
+    async with app.run_test(size=(60, 30)) as pilot:
+        await pilot.pause()
+        transcript.begin_answer("Model")
+        for char in source:
+            transcript.append(char)
+            transcript.flush()
+        transcript.finish_answer("done")
+        streamed = everything(transcript)
+        transcript.set_messages([answered(source, note="done")])
+        assert everything(transcript) == streamed
+        assert transcript.last_answer_text() == source
+        assert transcript.code_blocks() == ["x = 1"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.text(st.sampled_from("ab \n\r\x1b*_`#-|[]()<>&$\\日👩‍💻1."), max_size=120),
+    st.lists(st.integers(0, 120), max_size=8),
+    st.booleans(),
+)
+def test_any_cutting_then_finish_is_the_whole(text: str, cuts: list[int], reasoning: bool) -> None:
+    view = View(30, Palette(), show_reasoning=True)
+    answer = OpenMessage("Model", view)
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    for a, b in itertools.pairwise(edges):
+        answer.feed(text[a:b], reasoning)
+        answer.update()
+        assert is_safe(line.text for line in answer.lines)
+        assert all(line.width == cell_len(line.text) == view.width for line in answer.lines)
+    whole = answered("", text) if reasoning else answered(text)
+    assert message_lines(answer.finish(""), view) == message_lines(whole.cleaned(), view)
+
+
+async def test_a_timer_flushes_what_was_appended() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(40, 10)) as pilot:
+        await pilot.pause()
+        transcript.begin_answer("Model")
+        transcript.append("some ")
+        transcript.append("text")
+        await until(pilot, lambda: "some text▍" in everything(transcript))
+
+
+async def test_prefill_state_holds_the_place_of_the_text() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(50, 10)) as pilot:
+        await pilot.pause()
+        transcript.begin_answer("Model")
+        assert shown(transcript)[:2] == ["  Model", "  ▍"]
+        transcript.set_pending("reading the prompt 512/2048")
+        transcript.flush()
+        assert shown(transcript)[:3] == ["  Model", "  reading the prompt 512/2048", ""]
+        transcript.append("Text")
+        transcript.flush()
+        assert shown(transcript)[:3] == ["  Model", "  Text▍", ""]
+
+
+async def test_reasoning_is_live_then_folded_and_can_be_unfolded() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(40, 20)) as pilot:
+        await pilot.pause()
+        transcript.begin_answer("Model")
+        transcript.append("\n".join(f"thought {n}" for n in range(9)), "reasoning")
+        transcript.flush()
+        live = ["  │ thought 6", "  │ thought 7", "  │ thought 8"]
+        assert shown(transcript)[1:6] == ["  ▾ thinking · 18 words", *live, "  ▍"]
+        transcript.append("Answer")
+        transcript.flush()
+        assert shown(transcript)[1:3] == ["  ▸ thought for 18 words (F7)", "  Answer▍"]
+        transcript.finish_answer()
+        assert transcript.toggle_reasoning() is True
+        assert "thought 0" in everything(transcript)
+        await pilot.click(transcript, offset=(4, 1))
+        assert "thought 0" not in everything(transcript)
+        assert transcript.messages[0].reasoning.startswith("thought 0")
+
+
+async def test_escape_sequences_are_shown_not_sent() -> None:
+    hostile = "\x1b[2J\x1b]0;x\x07 \x9b31m \u202eabc\u202c &#27;[31m ```\x1b"
+    app, transcript = host()
+    async with app.run_test(size=(60, 30)) as pilot:
+        await pilot.pause()
+        transcript.add_message(TranscriptMessage("notice", f"t{hostile}", hostile, hostile, hostile))
+        transcript.add_message(TranscriptMessage("user", hostile, hostile))
+        transcript.begin_answer(hostile)
+        transcript.set_pending(hostile)
+        transcript.append(hostile, "reasoning")
+        transcript.append(hostile + "\n```" + hostile + "\n" + hostile)
+        transcript.flush()
+        assert is_safe([everything(transcript)])
+        transcript.finish_answer(hostile)
+        transcript.toggle_reasoning()
+        assert is_safe([everything(transcript)])
+        assert "␛[2J" in everything(transcript)
+        assert is_safe([transcript.last_answer_text(), *transcript.code_blocks()])
+
+
+async def test_follows_the_end_until_the_user_scrolls_up() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(40, 10)) as pilot:
+        await pilot.pause()
+        transcript.set_messages(LONG)
+        await until(pilot, lambda: rendered(transcript))
+        assert transcript.scroll_y == transcript.max_scroll_y
+        transcript.begin_answer("Model")
+        transcript.append("line\n\n" * 20)
+        transcript.flush()
+        assert transcript.scroll_y == transcript.max_scroll_y
+        transcript.scroll_to(y=30, animate=False)
+        assert not transcript.following
+        before = shown(transcript)
+        transcript.append("more\n\n" * 20)
+        transcript.flush()
+        assert transcript.scroll_y == 30 and shown(transcript) == before
+        transcript.focus()
+        await pilot.press("end")
+        assert transcript.following and transcript.scroll_y == transcript.max_scroll_y
+
+
+async def test_wheel_and_page_keys_scroll() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(40, 10)) as pilot:
+        transcript.set_messages(LONG)
+        await until(pilot, lambda: rendered(transcript))
+        transcript.focus()
+        end = transcript.scroll_y
+        await pilot._post_mouse_events([events.MouseScrollUp], transcript, (5, 5))
+        await until(pilot, lambda: transcript.scroll_y < end)
+        assert not transcript.following
+        await pilot.press("home")
+        await until(pilot, lambda: transcript.scroll_y == 0)
+        assert shown(transcript)[1] == "  question 0"
+        await pilot.press("pagedown")
+        await until(pilot, lambda: transcript.scroll_y > 0)
+
+
+@pytest.mark.parametrize("width", [40, 100])
+async def test_a_new_width_keeps_the_place(width: int) -> None:
+    app, transcript = host()
+    async with app.run_test(size=(60, 12)) as pilot:
+        transcript.set_messages([answered(f"answer {n} " + "with words " * 30) for n in range(60)])
+        await until(pilot, lambda: rendered(transcript) and transcript.max_scroll_y > 0)
+        place = next(y for y, line in enumerate(transcript.lines) if "answer 30 " in line.text) - 1
+        transcript.scroll_to(y=place, animate=False)
+        await pilot.resize_terminal(width, 12)
+        await until(pilot, lambda: transcript.size.width <= width and rendered(transcript))
+        assert "answer 30" in shown(transcript)[1]
+        assert all(cell_len(row) <= width for row in shown(transcript))
+
+
+async def test_a_long_chat_is_rendered_from_its_end_bit_by_bit() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(60, 20)) as pilot:
+        await pilot.pause()
+        transcript.set_messages([answered(f"answer {n} " + "word " * 400) for n in range(50)])
+        assert "answer 49" in everything(transcript) and not rendered(transcript)
+        await until(pilot, lambda: rendered(transcript))
+        assert transcript.scroll_y == transcript.max_scroll_y
+        assert "answer 0 " in everything(transcript)
+
+
+async def test_another_theme_changes_the_colours() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(60, 20)) as pilot:
+        transcript.set_messages([said("hello")])
+        await until(pilot, lambda: rendered(transcript))
+        before = transcript.render_line(0)._segments
+        app.theme = "textual-light"
+        await until(pilot, lambda: transcript.render_line(0)._segments != before)
+        assert rendered(transcript)
+
+
+async def test_the_marker_moves_between_messages() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(40, 10)) as pilot:
+        transcript.set_messages(LONG)
+        await until(pilot, lambda: rendered(transcript))
+        assert transcript.current_message_text() == "answer 39\n\n- one\n- two"
+        transcript.focus()
+        await pilot.press("k", "alt+up")
+        assert (transcript.current, transcript.current_message_text()) == (78, "question 39")
+        assert any(row.startswith("▌ question 39") for row in shown(transcript))
+        await pilot.press(*"k" * 20)
+        assert transcript.current_message_text() == "question 29"
+        assert any(row.startswith("▌ question 29") for row in shown(transcript))
+        await pilot.press("j", "alt+down")
+        assert transcript.current_message_text() == "question 30"
+
+
+async def test_mouse_selection_copies_what_was_written() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(30, 12)) as pilot:
+        source = "wide 日本 words that are wrapped here\n\n```py\nx = 'long code is wrapped too'\n```"
+        transcript.set_messages([*LONG, answered(source)])
+        await until(pilot, lambda: rendered(transcript))
+        rows = shown(transcript)
+        first = next(y for y, row in enumerate(rows) if "wide" in row)
+        last = next(y for y, row in enumerate(rows) if "wrapped too" in row)
+        await pilot.mouse_down(transcript, offset=(2, first))
+        await pilot.hover(transcript, offset=(25, last))
+        await pilot.mouse_up(transcript, offset=(25, last))
+        assert app.screen.get_selected_text() == (
+            "wide 日本 words that are wrapped here\n\n▎ py\nx = 'long code is wrapped too'"
+        )
+
+
+async def test_selection_with_wide_characters_marks_the_right_cells() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(30, 12)) as pilot:
+        transcript.set_messages([said("日本語 text")])
+        await until(pilot, lambda: rendered(transcript))
+        await pilot.mouse_down(transcript, offset=(4, 1))
+        await pilot.hover(transcript, offset=(7, 1))
+        await pilot.mouse_up(transcript, offset=(7, 1))
+        assert app.screen.get_selected_text() == "本語"
+        style = app.screen.get_component_rich_style("screen--selection")
+        marked = "".join(s.text for s in transcript.render_line(1) if s.style and s.style.bgcolor == style.bgcolor)
+        assert marked.strip() == "本語"
+
+
+async def test_two_answers_one_after_the_other() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(40, 20)) as pilot:
+        await pilot.pause()
+        transcript.append("nobody listens")
+        transcript.finish_answer("nothing is open")
+        transcript.begin_answer("A")
+        transcript.append("one")
+        transcript.begin_answer("B")
+        transcript.append("two")
+        assert [m.content for m in transcript.messages] == ["one", "two"]
+        transcript.finish_answer("stopped")
+        assert [m.note for m in transcript.messages] == ["", "stopped"]
+
+
+SAMPLE = """Reading is a **matrix × matrix** product: each weight is *fetched once*. See `std::vector<int>`.
+
+## Steps
+1. First, a [link](http://example.com)
+   - nested
+2. Second
+
+> Memory bandwidth sets the pace.
+
+| quantization | bytes |
+|---|--:|
+| Q8_0 | 1.06 |
+
+```python
+def tok_s(bandwidth: float) -> float:
+    return bandwidth / 1_646_573_056  # bytes per token
+```"""
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "theme"),
+    [
+        ("transcript-80", (80, 30), "textual-dark"),
+        ("transcript-40", (40, 36), "textual-dark"),
+        ("transcript-light", (80, 30), "textual-light"),
+        ("transcript-ansi", (80, 30), "ansi-dark"),
+    ],
+)
+async def test_looks(name: str, size: tuple[int, int], theme: str) -> None:
+    app, transcript = host(theme=theme)
+    async with app.run_test(size=size) as pilot:
+        transcript.set_messages([said("Why is decoding slow?"), answered(SAMPLE, "because of memory", "stopped")])
+        await until(pilot, lambda: rendered(transcript))
+        transcript.begin_answer("Model")
+        transcript.set_pending("reading the prompt 512/2048")
+        transcript.flush()
+        await pilot.pause()
+        snapshot(app, name)

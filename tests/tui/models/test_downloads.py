@@ -1,0 +1,362 @@
+"""Downloads in the app: the line, the screen, what is told; with real transfers where they matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from textual.screen import Screen
+from textual.widgets import Button
+
+from cpuchat.models.downloads.state import Download
+from cpuchat.models.hub.client import Hub
+from cpuchat.models.library import hub_cache
+from cpuchat.tui.models.downloads.screen import DownloadsScreen
+from cpuchat.tui.models.repository.screen import RepositoryScreen
+from cpuchat.tui.widgets.dialogs import ChoiceScreen
+from cpuchat.tui.widgets.download_line import DownloadLine
+from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.downloads import REPO, ShownDownloads, download, left_by_the_last_run, model
+from tests.support.hub_server import Fault, Gate, HubServer
+from tests.support.scripted_backend import ScriptedBackend, answer
+from tests.support.shown_hub import ShownHub
+from tests.support.snapshots import snapshot
+
+Q4, Q5, Q6, Q8, F16 = (
+    model(name, size) for name, size in (("Q4_K_M", 4_683_073_504), ("Q5_K_M", 5_444_831_232), ("Q6_K", 6_254_198_976),
+                                         ("Q8_0", 8_098_525_888), ("F16", 15_237_853_184))
+)  # fmt: skip
+RUNS = download(Q4, 0.61, state="running", speed=38.1e6, seconds_left=47.4)
+FULL = {
+    "code": "disk_full",
+    "message": "There is not enough room in ~/.cache/huggingface/hub: 10.7 GB are missing, 3.1 GB are free.",
+    "hint": "Make room, then try again: the part that arrived is kept.",
+}
+ALL = (
+    RUNS,
+    download(Q8, 0.125, state="paused"),
+    download(Q6, 0.4, state="waiting", attempt=3, retry_in=8, message="The hub answered 503."),
+    download(Q5, 1.0, state="checking", checked=2_000_000_000),
+    download(model("IQ4_XS", 4_218_473_440), 1.0, state="done", path="/models/qwen2.5-7b-iq4_xs.gguf"),
+    download(F16, 0.3, state="failed", **FULL),
+)
+
+
+def line(app: RunningApp) -> DownloadLine:
+    return app.app.screen.query_one(DownloadLine)
+
+
+async def opened(app: RunningApp, mark: Download | None = None) -> DownloadsScreen:
+    await app.ready()
+    await app.press("ctrl+g")
+    await app.until(lambda: isinstance(app.app.screen, DownloadsScreen))
+    screen = app.app.screen
+    assert isinstance(screen, DownloadsScreen)
+    while mark is not None and (screen._marked is None or screen._marked.id != mark.id):
+        await app.press("down")
+    return screen
+
+
+# The line
+
+
+async def test_the_line_comes_with_the_first_download_and_goes_with_the_last() -> None:
+    shown = ShownDownloads()
+    async with running(downloads=shown.opener) as app:
+        await app.ready()
+        assert not line(app).display
+        begun = app.app.downloading.start(REPO, "c" * 40, Q4)
+        await app.until(lambda: line(app).display)
+        assert "Qwen2.5-7B-Instruct Q4_K_M" in line(app).text
+        shown.put(msgspec.structs.replace(begun, state="done", path="/x.gguf"))
+        await app.until(lambda: not line(app).display)
+        assert any("Qwen2.5-7B-Instruct Q4_K_M is here" in notice for notice in app.notices)
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 80, 120, 200])
+async def test_the_line_fits_any_width_and_nothing_in_it_moves(width: int) -> None:
+    shown = left_by_the_last_run(RUNS, download(Q8, 0.1, state="queued"))
+    async with running(size=(width, 24), downloads=shown.opener) as app:
+        await app.until(lambda: line(app).display)
+        places: set[int] = set()
+        for share, speed, left in ((0.0, 0.0, None), (0.099, 9.9e5, 99_999.0), (0.5, 38e6, 47.0), (1.0, 1.2e9, 0.0)):
+            shown.put(download(Q4, share, state="running", speed=speed, seconds_left=left))
+            await app.until(lambda share=share: f"{int(100 * share):>3d} %" in line(app).text)
+            assert len(line(app).text) <= width
+            places.add(line(app).text.index(" %"))
+        assert len(places) == 1
+
+
+async def test_more_than_one_are_counted_and_a_failed_one_says_why() -> None:
+    shown = left_by_the_last_run(RUNS, *ALL[1:4])
+    async with running(downloads=shown.opener) as app:
+        await app.until(lambda: line(app).display)
+        assert "Q4_K_M +2" in line(app).text
+        for one in ALL[:4]:
+            app.app.downloading.cancel(one.id)
+        await app.until(lambda: not line(app).display)
+    failed = left_by_the_last_run(download(F16, 0.3, state="failed", **FULL))
+    async with running(downloads=failed.opener) as app:
+        await app.until(lambda: line(app).display)
+        assert "! Qwen2.5-7B-Instruct F16  There is not enough room" in line(app).text
+
+
+async def settled(app: RunningApp, layouts: list[Screen[Any]]) -> None:
+    """Nothing is published or laid out any more."""
+    await app.until(lambda: app._footer_is_right() and app.app.downloading._timer is None)
+    layouts.append(app.app.screen)
+    while layouts:
+        layouts.clear()
+        await app.pilot.pause()
+
+
+@pytest.mark.parametrize("where", ["chat", "downloads", "repository"])
+async def test_progress_is_gathered_and_never_causes_a_layout(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = left_by_the_last_run(RUNS)
+    async with running(hub=ShownHub((Q4, Q5)), downloads=shown.opener) as app:
+        await app.ready()
+        await app.until(lambda: line(app).display)
+        if where == "downloads":
+            await opened(app)
+        elif where == "repository":
+            app.app.push_screen(screen := RepositoryScreen(REPO))
+            await app.until(lambda: screen._state is not None and screen._state.judged)
+        told: list[Download] = []
+        layouts: list[Screen[Any]] = []
+        app.app.downloading.changed.subscribe(app.chat, told.append)
+        refresh_layout = Screen._refresh_layout
+
+        def counted(self: Screen[Any], *args: Any, **more: Any) -> None:
+            layouts.append(self)
+            refresh_layout(self, *args, **more)
+
+        monkeypatch.setattr(Screen, "_refresh_layout", counted)
+        await settled(app, layouts)
+        told.clear()
+        for percent in range(62, 93):
+            shown.put(download(Q4, percent / 100 + 0.001, state="running", speed=4e7, seconds_left=9.0))
+        await app.until(lambda: "92 %" in app.screen_text)
+        await app.pilot.pause()
+        assert len(told) == 1
+        assert app.app.screen not in layouts
+
+
+async def test_a_change_of_state_is_told_at_once() -> None:
+    shown = left_by_the_last_run(RUNS)
+    async with running(downloads=shown.opener) as app:
+        await app.until(lambda: line(app).display)
+        told: list[str] = []
+        app.app.downloading.changed.subscribe(app.chat, lambda d: told.append(d.state), immediate=True)
+        shown.put(msgspec.structs.replace(RUNS, state="checking"))
+        shown.put(msgspec.structs.replace(RUNS, state="failed", **FULL))
+        assert told == ["checking", "failed"]
+        await app.until(lambda: any("not enough room" in notice for notice in app.notices))
+
+
+async def test_what_ended_in_an_earlier_run_is_not_told_again() -> None:
+    shown = left_by_the_last_run(download(F16, 0.3, state="failed", **FULL))
+    async with running(downloads=shown.opener) as app:
+        await app.until(lambda: line(app).display)
+        assert app.notices == []
+
+
+async def test_without_anything_left_no_manager_is_made() -> None:
+    async with running(downloads=lambda changed: pytest.fail("a manager was made")) as app:
+        await app.ready()
+        await opened(app)
+        assert "Nothing is being downloaded" in app.screen_text
+        await app.press("d", "space", "enter", "escape")
+        await app.until(lambda: app.app.screen is app.chat)
+
+
+# The screen
+
+
+async def test_space_pauses_and_lets_go_on() -> None:
+    shown = left_by_the_last_run(*ALL)
+    async with running(downloads=shown.opener) as app:
+        await opened(app, RUNS)
+        await app.press("space")
+        await app.until(lambda: "paused" in app.screen_text.splitlines()[1])
+        await app.press("space")
+        await app.until(lambda: shown.asked == [(RUNS.id, "paused"), (RUNS.id, "running", "", "", "")])
+
+
+async def test_enter_tries_a_failed_one_again_and_loads_what_is_here(tiny_model: Path) -> None:
+    here = msgspec.structs.replace(ALL[4], path=str(tiny_model))
+    shown = left_by_the_last_run(*ALL[:4], here, ALL[5])
+    async with running(downloads=shown.opener) as app:
+        await opened(app, ALL[5])
+        assert "10.7 GB are missing" in app.screen_text
+        await app.press("enter")
+        await app.until(lambda: shown.all()[5].state == "running")
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is app.chat)
+        await opened(app, here)
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2)
+        assert app.backend.loads[1][0] == tiny_model
+        assert app.app.screen is app.chat
+
+
+async def test_a_finished_one_that_cannot_be_loaded_is_told_in_the_list(tmp_path: Path, tiny_model: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny_model.read_bytes()[:100])
+    shown = left_by_the_last_run(msgspec.structs.replace(ALL[4], path=str(cut)))
+    async with running(downloads=shown.opener) as app:
+        screen = await opened(app, shown.all()[0])
+        await app.press("enter")
+        await app.until(lambda: any("cut" in notice for notice in app.notices))
+        assert app.app.screen is screen and len(app.backend.loads) == 1
+
+
+@pytest.mark.parametrize(("keys", "outcome"), [(("enter",), False), (("right", "enter"), True), (("escape",), None)])
+async def test_cancelling_asks_what_becomes_of_the_part(keys: tuple[str, ...], outcome: bool | None) -> None:
+    shown = left_by_the_last_run(*ALL)
+    async with running(downloads=shown.opener) as app:
+        screen = await opened(app, RUNS)
+        await app.press("delete")
+        await app.until(lambda: isinstance(app.app.screen, ChoiceScreen) and isinstance(app.app.screen.focused, Button))
+        assert "2.9 GB of 4.7 GB" in app.screen_text
+        await app.press(*keys)
+        await app.until(lambda: app.app.screen is screen)
+        assert shown.asked == ([] if outcome is None else [(RUNS.id, "cancel", outcome)])
+        assert (RUNS.id in [d.id for d in shown.all()]) == (outcome is None)
+
+
+async def test_what_is_done_leaves_the_list_without_a_question() -> None:
+    shown = left_by_the_last_run(*ALL)
+    async with running(downloads=shown.opener) as app:
+        screen = await opened(app, ALL[4])
+        await app.press("d")
+        await app.until(lambda: len(shown.all()) == 5)
+        await app.until(lambda: screen._marked is not None and screen._marked.id == ALL[5].id)
+        assert shown.asked == [(ALL[4].id, "cancel", False)]
+
+
+# Real transfers
+
+NAME = "tiny-F32.gguf"
+AT = 200_000
+
+
+async def started(app: RunningApp, hub: HubServer, content: Path, gate: Gate | None = None) -> Download:
+    """Begin to download `content` from the server, which stops at the gate."""
+    await app.ready()
+    hub.add("tiny/tiny-GGUF", {NAME: content})
+    repository = Hub().repository("tiny/tiny-GGUF")
+    if gate is not None:
+        hub.fault("tiny/tiny-GGUF", NAME, Fault(gate=gate))
+    return app.app.downloading.start(repository.id, repository.revision, repository.models[0])
+
+
+def one(app: RunningApp) -> Download:
+    (download,) = app.app.downloading.all()
+    return download
+
+
+def arrived(app: RunningApp) -> Callable[[], bool]:
+    return lambda: one(app).done > 0
+
+
+def went_on(hub: HubServer) -> bool:
+    """The last request asked for what was missing, not for all of it."""
+    last = [request for request in hub.requests if request.file == NAME and request.status == 206][-1]
+    return int(last.range.removeprefix("bytes=").partition("-")[0]) > 0
+
+
+async def test_a_chat_goes_on_while_a_model_comes(hub_server: HubServer, tiny_model: Path) -> None:
+    gate = Gate(at=AT)
+    backend = ScriptedBackend([answer("Still talking.")])
+    async with running(backend) as app:
+        await started(app, hub_server, tiny_model, gate)
+        await app.until(arrived(app))
+        await app.send("Hello")
+        assert "Still talking." in app.screen_text
+        await app.until(lambda: "/474 kB" in line(app).text)
+        gate.open()
+        await app.until(lambda: any("tiny F32 is here" in notice for notice in app.notices))
+        await opened(app)
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2)
+        path = app.backend.loads[1][0]
+        assert path.is_relative_to(hub_cache()) and path.read_bytes() == tiny_model.read_bytes()
+
+
+async def test_pause_and_go_on(hub_server: HubServer, tiny_model: Path) -> None:
+    gate = Gate(at=AT)
+    async with running() as app:
+        await started(app, hub_server, tiny_model, gate)
+        await app.until(arrived(app))
+        await opened(app)
+        await app.press("space")
+        await app.until(lambda: one(app).state == "paused")
+        gate.open()
+        await app.press("space")
+        await app.until(lambda: one(app).state == "done")
+        assert went_on(hub_server)
+
+
+async def test_the_next_run_goes_on_where_this_one_ended(hub_server: HubServer, tiny_model: Path) -> None:
+    gate = Gate(at=AT)
+    async with running() as app:
+        await started(app, hub_server, tiny_model, gate)
+        await app.until(arrived(app))
+    gate.open()
+    async with running() as app:
+        await app.until(lambda: app.app.downloading.all() and one(app).state == "done")
+        assert Path(one(app).path).read_bytes() == tiny_model.read_bytes()
+    assert went_on(hub_server)
+
+
+@pytest.mark.parametrize(("key", "kept"), [("enter", True), ("right", False)])
+async def test_the_part_is_kept_or_thrown_away(hub_server: HubServer, tiny_model: Path, key: str, kept: bool) -> None:
+    gate = Gate(at=AT)
+    async with running() as app:
+        await started(app, hub_server, tiny_model, gate)
+        await app.until(arrived(app))
+        await opened(app)
+        await app.press("delete")
+        await app.until(lambda: isinstance(app.app.screen, ChoiceScreen))
+        await app.press(*([key] if key == "enter" else [key, "enter"]))
+        await app.until(lambda: app.app.downloading.all() == [])
+        await app.app.downloading.close()
+        assert bool(list(hub_cache().rglob("*.incomplete"))) == kept
+    gate.open()
+
+
+async def test_a_failure_says_what_to_do_on_the_screen_and_at_once(hub_server: HubServer, tiny_model: Path) -> None:
+    async with running() as app:
+        begun = await started(app, hub_server, tiny_model)
+        app.app.downloading.cancel(begun.id, discard=True)
+        hub_server.fault("tiny/tiny-GGUF", NAME, Fault(content=b"x" * tiny_model.stat().st_size, times=-1))
+        await started(app, hub_server, tiny_model)
+        await app.until(lambda: one(app).state == "failed")
+        await app.until(lambda: any(one(app).message in notice and "Ctrl+G" in notice for notice in app.notices))
+        assert one(app).code == "checksum_mismatch" and one(app).hint
+        await app.until(lambda: line(app).display and "!" in line(app).text)
+
+
+# Pictures
+
+
+@pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])
+async def test_snapshots(name: str, size: tuple[int, int]) -> None:
+    shown = left_by_the_last_run(*ALL)
+    async with running(ScriptedBackend([answer("Reading is one product.")]), size=size, downloads=shown.opener) as app:
+        app.prompt.cursor_blink = False
+        await app.ready()
+        await app.until(lambda: line(app).display)
+        await app.pilot.pause()
+        snapshot(app.app, f"chat-downloading-{name}")
+        screen = await opened(app, ALL[5])
+        await app.until(lambda: screen._marked is not None)
+        await app.pilot.pause()
+        snapshot(app.app, f"downloads-{name}")
+        await app.press("delete")
+        await app.until(lambda: isinstance(app.app.screen, ChoiceScreen) and app.app.screen.focused is not None)
+        await app.pilot.pause()
+        snapshot(app.app, f"downloads-cancel-{name}")

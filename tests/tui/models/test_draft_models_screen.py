@@ -1,0 +1,269 @@
+"""Choosing a draft model: real files, a real download from a local hub, and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat import paths, settings
+from cpuchat.models.drafts.candidates import Candidate
+from cpuchat.models.drafts.gain import Expectation, Gain
+from cpuchat.models.drafts.pairing import Verdict
+from cpuchat.models.gguf import GGUFHeader, read_model
+from cpuchat.models.library import DEMO_FILES
+from cpuchat.protocol import ModelInfo
+from cpuchat.tui.models.drafts import choice as draft_choice
+from cpuchat.tui.models.drafts.reader import DraftReader
+from cpuchat.tui.models.drafts.screen import DraftModelsScreen
+from cpuchat.tui.models.screen import ModelsScreen
+from cpuchat.tui.widgets.model_list import ModelList
+from tests.support.big_headers import big_header
+from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.downloads import ShownDownloads, model
+from tests.support.hub_server import HubServer
+from tests.support.scripted_backend import WITH_DRAFT, ScriptedBackend
+from tests.support.shelf import shelf_reader
+from tests.support.snapshots import snapshot
+from tests.support.tiny_gguf import write_tiny_gguf
+
+TARGET = paths.demo_dir() / DEMO_FILES["demo"]
+DRAFT = paths.demo_dir() / DEMO_FILES["demo-draft"]
+LOADED = msgspec.structs.replace(
+    WITH_DRAFT, path=str(TARGET), name="cpuchat demo 8M", draft="", draft_quantization="", draft_traffic=None
+)
+HUB_REPO = "maker/Hub-Draft-GGUF"
+
+
+@pytest.fixture(autouse=True)
+def no_hub_but_a_local_one(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "hub_server" not in request.fixturenames:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def backend(model: ModelInfo = LOADED) -> ScriptedBackend:
+    return ScriptedBackend(model=model)
+
+
+def states(app: RunningApp) -> dict[str, str]:
+    """What the list says about each candidate, by its key."""
+    rows = app.app.screen.query_one(ModelList).rows
+    return {row.key: row.columns[2] for row in rows if row.columns is not None}
+
+
+async def opened(app: RunningApp) -> DraftModelsScreen:
+    """With all verdicts."""
+    await app.ready()
+    await app.press("ctrl+o")
+    await app.until(lambda: isinstance(app.app.screen, ModelsScreen) and app.app.screen.shelf.local is not None)
+    await app.press("ctrl+l")
+    await app.until(lambda: isinstance(app.app.screen, DraftModelsScreen))
+    screen = app.app.screen
+    assert isinstance(screen, DraftModelsScreen)
+    await app.until(lambda: screen._found is not None and "checking …" not in states(app).values())
+    return screen
+
+
+async def mark(app: RunningApp, key: str) -> None:
+    listed = app.app.screen.query_one(ModelList)
+    listed.move(-100)
+    while listed.marked != key:
+        await app.press("down")
+
+
+async def test_what_is_here_is_checked_and_enter_loads_the_pair(tmp_path: Path) -> None:
+    other = write_tiny_gguf(tmp_path / "other.gguf")
+    async with running(backend(), model=TARGET, folders=(tmp_path,)) as app:
+        await opened(app)
+        assert states(app)[str(DRAFT)] == "fits"
+        assert states(app)[str(other)] == "does not"
+        await mark(app, str(DRAFT))
+        await app.until(lambda: "yes, the vocabularies agree" in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2 and app.app.screen is app.chat and not app.chat.busy)
+        path, options = app.backend.loads[1]
+        assert path == TARGET and options.draft_path == str(DRAFT)
+        await app.until(lambda: settings.load().speculation.draft_model == str(DRAFT))
+
+
+async def test_one_that_does_not_fit_is_not_taken(tmp_path: Path) -> None:
+    other = write_tiny_gguf(tmp_path / "other.gguf")
+    async with running(backend(), model=TARGET, folders=(tmp_path,)) as app:
+        screen = await opened(app)
+        await mark(app, str(other))
+        await app.press("enter")
+        await app.until(lambda: any("cannot draft for this model" in notice for notice in app.notices))
+        assert app.app.screen is screen and len(app.backend.loads) == 1
+
+
+async def test_a_draft_model_can_be_ruled_out_and_left_to_the_program_again() -> None:
+    async with running(backend(), model=TARGET) as app:
+        await opened(app)
+        await mark(app, "none")
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
+        assert app.backend.loads[1][1].draft_path == ""
+        await app.until(lambda: settings.load().speculation.draft_model == "none")
+        await opened(app)
+        await mark(app, "auto")
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 3 and not app.chat.busy)
+        assert app.backend.loads[2][1].draft_path == str(DRAFT)
+
+
+async def test_choosing_one_switches_drafting_on() -> None:
+    settings.update({"speculation": {"drafters": "lookup"}})
+    async with running(backend(), model=TARGET) as app:
+        await opened(app)
+        await mark(app, str(DRAFT))
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
+        assert app.backend.loads[1][1].draft_path == str(DRAFT)
+        await app.until(lambda: settings.load().speculation.drafters == "auto")
+
+
+def _name_a_draft_on_the_hub() -> None:
+    """A catalog of the user: the demo model, and a draft model for it that is on the hub only."""
+    file = paths.user_catalog()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"""
+[[model]]
+id = "demo"
+name = "cpuchat demo 8M"
+family = "demo"
+params = {read_model(TARGET).n_params / 1e9}
+repos = ["maker/cpuchat-demo-8M-GGUF"]
+drafts = ["hub-draft"]
+
+[[model]]
+id = "hub-draft"
+name = "Hub Draft"
+family = "demo"
+params = 0.5
+repos = ["{HUB_REPO}"]
+sizes = {{ Q8_0 = 0.001 }}
+""")
+
+
+async def test_one_key_downloads_one_from_the_hub_and_activates_it(hub_server: HubServer) -> None:
+    hub_server.add(HUB_REPO, {"hub-draft-Q8_0.gguf": DRAFT})
+    _name_a_draft_on_the_hub()
+    async with running(backend(), model=TARGET) as app:
+        await opened(app)
+        key = f"{HUB_REPO}:Q8_0"
+        assert states(app)[key] == "fits"  # by its header, read from the hub
+        await mark(app, key)
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2)
+        await app.until(lambda: not app.chat.busy)
+        path, options = app.backend.loads[1]
+        assert path == TARGET and options.draft_path.endswith("hub-draft-Q8_0.gguf")
+        assert Path(options.draft_path).read_bytes() == DRAFT.read_bytes()
+        await app.until(lambda: settings.load().speculation.draft_model == options.draft_path)
+
+
+async def test_one_that_was_paused_and_failed_on_its_way_is_used_when_it_has_come() -> None:
+    shown = ShownDownloads()
+    async with running(backend(), model=TARGET, downloads=shown.opener) as app:
+        await app.ready()
+        begun = app.app.downloading.start(HUB_REPO, "0" * 40, model("Q8_0", 1_000_000))
+        app.app.run_worker(draft_choice.use_when_here(app.app, begun, TARGET))
+        for state in ("paused", "running", "failed", "running"):
+            shown.put(msgspec.structs.replace(begun, state=state))
+            await app.pilot.pause()
+        assert len(app.backend.loads) == 1
+        shown.put(msgspec.structs.replace(begun, state="done", path=str(DRAFT)))
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
+        assert app.backend.loads[1][1].draft_path == str(DRAFT)
+
+
+async def test_one_that_turns_out_to_be_broken_is_told_and_not_used(tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(DRAFT.read_bytes()[:1000])
+    shown = ShownDownloads()
+    async with running(backend(), model=TARGET, downloads=shown.opener) as app:
+        await app.ready()
+        begun = app.app.downloading.start(HUB_REPO, "0" * 40, model("Q8_0", 1_000_000))
+        app.app.run_worker(draft_choice.use_when_here(app.app, begun, TARGET))
+        await app.pilot.pause()
+        shown.put(msgspec.structs.replace(begun, state="done", path=str(cut)))
+        await app.until(lambda: any("is not used" in notice for notice in app.notices))
+        assert len(app.backend.loads) == 1 and app.conversation.settings.speculation.draft_model == ""
+
+
+async def test_one_that_was_taken_off_the_list_is_not_waited_for() -> None:
+    shown = ShownDownloads()
+    async with running(backend(), model=TARGET, downloads=shown.opener) as app:
+        await app.ready()
+        begun = app.app.downloading.start(HUB_REPO, "0" * 40, model("Q8_0", 1_000_000))
+        waiting = app.app.run_worker(draft_choice.use_when_here(app.app, begun, TARGET))
+        await app.pilot.pause()
+        app.app.downloading.cancel(begun.id)
+        await app.until(lambda: waiting.is_finished)
+        assert len(app.backend.loads) == 1 and settings.load().speculation.draft_model == ""
+
+
+async def test_without_a_connection_those_on_the_hub_are_listed_unchecked() -> None:
+    _name_a_draft_on_the_hub()
+    async with running(backend(), model=TARGET) as app:
+        await opened(app)
+        key = f"{HUB_REPO}:Q8_0"
+        assert states(app)[key] == "no answer" and states(app)[str(DRAFT)] == "fits"
+        await mark(app, key)
+        await app.until(lambda: "not known:" in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: any("ffline" in notice for notice in app.notices))
+        assert len(app.backend.loads) == 1
+
+
+async def test_the_file_of_the_loaded_model_may_be_gone(tmp_path: Path) -> None:
+    gone = msgspec.structs.replace(LOADED, path=str(tmp_path / "gone.gguf"))
+    async with running(backend(gone), model=tmp_path / "gone.gguf") as app:
+        await opened(app)
+        assert states(app) == {} and "problem" in app.screen_text and "gone.gguf" in app.screen_text
+
+
+# A picture
+
+
+def candidate(name: str, quantization: str, size: int, low: float, high: float, **more: object) -> Candidate:
+    gains = (Gain("prose", 0.6, 3, low), Gain("code", 0.8, 5, high))
+    expected = Expectation(gains, "≈ by its size and the read bandwidth (measured with 8 cores)", 4.2)
+    facts = {"where": "here", "path": Path(f"/models/{name}.gguf"), "expected": expected, **more}
+    return Candidate(name=name, quantization=quantization, size=size, **facts)  # type: ignore[arg-type]
+
+
+FOUND = [
+    candidate("Qwen2.5-0.5B-Instruct", "Q8_0", 531_000_000, 1.2, 1.7, named=True),
+    candidate("SmolLM2-360M", "Q8_0", 386_000_000, 1.1, 1.5),
+    candidate("Qwen2.5 Coder 0.5B Instruct", "Q8_0", 531_000_000, 1.2, 1.7, named=True, where="hub", path=None,
+              repo="bartowski/Qwen2.5-Coder-0.5B-Instruct-GGUF"),
+    candidate("Qwen3 0.6B", "Q8_0", 639_000_000, 1.1, 1.6, where="hub", path=None, repo="unsloth/Qwen3-0.6B-GGUF"),
+]  # fmt: skip
+
+
+class FixtureDrafts(DraftReader):
+    """One that fits and is loaded, one that does not, one not yet told, one that cannot be asked for."""
+
+    def candidates(self) -> tuple[GGUFHeader, list[Candidate]]:
+        return big_header("1.5b", "Q8_0"), FOUND
+
+    def check(self, candidate: Candidate, target: GGUFHeader) -> Candidate:
+        if candidate.name.startswith("Smol"):
+            verdict = Verdict(ok=False, reason="its vocabulary has 49,152 tokens, the target's 151,936")
+            return msgspec.structs.replace(candidate, verdict=verdict)
+        if candidate.name.startswith("Qwen3"):
+            return msgspec.structs.replace(candidate, failed="Hugging Face cannot be reached.")
+        return msgspec.structs.replace(candidate, verdict=Verdict(ok=True))
+
+
+@pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])
+async def test_snapshots(name: str, size: tuple[int, int], tmp_path: Path) -> None:
+    async with running(size=size) as app:
+        await app.ready()
+        reader = FixtureDrafts(shelf_reader(tmp_path), WITH_DRAFT, lambda: app.app.hub)
+        await app.app.push_screen(DraftModelsScreen(reader))
+        await app.until(lambda: list(states(app).values()) == ["fits", "does not", "fits", "no answer"])
+        await app.pilot.pause()
+        snapshot(app.app, f"draft-models-{name}")

@@ -1,0 +1,170 @@
+"""What the models screen lists, in which order, and for which typed text."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat.models.downloads.state import Download
+from cpuchat.models.hub.repository import FoundRepository
+from cpuchat.models.library import LocalModel
+from cpuchat.models.outlook import estimate
+from cpuchat.models.shortlist import ranked
+from cpuchat.tui.models import details, lines
+from cpuchat.tui.models.details import Look
+from cpuchat.tui.models.entries import HubSearch, Section, Shelf, TypedFile, typed_path
+from tests.support.downloads import download, model
+from tests.support.shelf import CATALOG, LOCAL, MACHINE, shelf_reader
+
+OUTLOOKS = {model.id: estimate(model.size, MACHINE, active=model.active_share) for model in CATALOG.models}
+FULL = Shelf(local=tuple(LOCAL), catalog=ranked(CATALOG.models, OUTLOOKS))
+
+
+def keys(sections: list[Section]) -> list[str]:
+    return [entry.key for section in sections for entry in section.entries]
+
+
+def arriving(state: str = "running") -> Download:
+    return download(model("Q5_K_M", 5_444_831_232), 0.61, state=state)
+
+
+def test_what_is_here_comes_first_last_used_before_others_and_damaged_last() -> None:
+    sections = FULL.sections("")
+    assert [section.heading for section in sections] == [
+        "on this machine",
+        "from the catalog: suits this machine",
+        "more from the catalog",
+        "too large for this machine",
+    ]
+    names = [Path(key).name for key in keys(sections[:1])]
+    assert names[0] == "qwen2.5-1.5b-instruct-q8_0.gguf"
+    assert names[-2:] == ["broken.gguf", "part.gguf"]
+    assert keys(sections[1:2]) == ["catalog gpt-oss-20b", "catalog qwen2.5-7b"]
+    assert keys(sections[-1:]) == ["catalog qwen2.5-72b"]
+
+
+def test_models_that_only_draft_are_left_out_until_they_are_asked_for() -> None:
+    assert "catalog qwen3-draft" not in keys(FULL.sections(""))
+    assert "catalog qwen3-draft" in keys(FULL.sections("qwen3 draft"))
+
+
+def test_a_catalog_model_that_is_here_is_listed_once() -> None:
+    assert "catalog qwen2.5-7b" in keys(FULL.sections(""))
+    here = dataclasses.replace(FULL, here=frozenset({"qwen2.5-7b"}))
+    assert "catalog qwen2.5-7b" not in keys(here.sections("")) + keys(here.sections("qwen2.5 7b"))
+
+
+def test_a_file_of_another_publisher_is_known_as_the_catalogs_model_in_its_quantization_only(tmp_path: Path) -> None:
+    one = LocalModel(path=Path("/m/Qwen2.5-7B-Instruct-Q4_K_M.gguf"), name="Qwen2.5 7B Instruct", source="folder",
+                     quantization="Q4_K_M", n_params=7_615_616_512, size=4_680_000_000)  # fmt: skip
+    reader = shelf_reader(tmp_path)
+    assert reader.known_here(CATALOG, [one]) == {"qwen2.5-7b"}
+    other = msgspec.structs.replace(one, quantization="Q8_0")
+    damaged = msgspec.structs.replace(one, damaged="It is cut short.")
+    assert not reader.known_here(CATALOG, [other, damaged])
+
+
+def test_finished_downloads_are_left_to_the_library() -> None:
+    assert keys(Shelf(downloads=(arriving(),)).sections("")) == ["download Qwen2.5-7B-Instruct-Q5_K_M"]
+    assert keys(Shelf(downloads=(arriving("done"),)).sections("")) == []
+
+
+def test_the_part_of_a_download_that_is_listed_is_not_listed_twice() -> None:
+    one = arriving("paused")
+    part = Path("/hub/models--a--b/blobs") / f"{one.model.files[0].etag}.incomplete"
+    left = LocalModel(path=part, name="a/b", source="huggingface", repo="a/b", unfinished=0.6, damaged="Not finished.")
+    assert keys(Shelf(local=(left,)).sections("")) == [f"local {part}"]
+    assert keys(Shelf(local=(left,), downloads=(one,)).sections("")) == [f"download {one.id}"]
+
+
+def test_every_word_must_occur_in_any_order() -> None:
+    assert keys(FULL.sections("q4_k_m 0.5b"))[0] == "local /models/qwen2.5-0.5b-instruct-q4_k_m.gguf"
+    assert not [key for key in keys(FULL.sections("0.5b llama")) if key.startswith("local")]
+
+
+def test_typed_text_can_be_searched_on_the_hub() -> None:
+    last = FULL.sections("qwen")[-1]
+    assert last.entries[0].subject == HubSearch("qwen")
+    assert "search" not in keys(FULL.sections(""))
+
+
+def test_what_was_found_stays_while_more_is_typed() -> None:
+    found = (FoundRepository(id="a/Qwen-GGUF"), FoundRepository(id="b/Qwen-Coder-GGUF"))
+    shelf = dataclasses.replace(FULL, search=HubSearch("qwen", found=found))
+    assert [key for key in keys(shelf.sections("qwen")) if key.startswith("hub")] == [
+        "hub a/Qwen-GGUF", "hub b/Qwen-Coder-GGUF",
+    ]  # fmt: skip
+    more = keys(shelf.sections("qwen coder"))
+    assert "hub b/Qwen-Coder-GGUF" in more and "hub a/Qwen-GGUF" not in more
+    assert more[-1] == "search"
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        (HubSearch("x", running=True), "looking for “x”"),
+        (HubSearch("x", found=()), "nothing found for “x”"),
+        (HubSearch("x", problem="No connection.", hint="Go online."), "No connection."),
+    ],
+)
+def test_how_a_search_stands_is_said_in_its_place(search: HubSearch, said: str) -> None:
+    section = dataclasses.replace(FULL, search=search).sections("x")[-1]
+    row = lines.rows([section], (), {}, None)[-1]
+    assert row.key == "search" and row.name == said
+
+
+def test_models_of_one_name_are_told_apart_by_their_files() -> None:
+    one, other = (
+        LocalModel(path=Path(f"/m/{stem}.gguf"), name="tuned", source="folder", quantization="Q8_0", size=1)
+        for stem in ("tuned-a", "tuned-b")
+    )
+    third = msgspec.structs.replace(one, path=Path("/m/small.gguf"), quantization="Q4_0")
+    shelf = Shelf(local=(one, other, third))
+    shown = lines.rows(shelf.sections(""), shelf.local or (), {}, None)
+    assert [row.name for row in shown if row.key] == ["tuned-a", "tuned-b", "tuned"]
+    narrowed = lines.rows(shelf.sections("tuned-b"), shelf.local or (), {}, None)
+    assert [row.name for row in narrowed if row.key.startswith("local")] == ["tuned-b"]
+
+
+def test_texts_of_others_are_cleaned_for_the_pane() -> None:
+    evil = FoundRepository(id="a/b", architecture="ll\x1b[31mama", updated="2025\n\x07")
+    texts = " ".join(text for _, text in details.rows(evil, Look(), None, None))
+    assert "\x1b" not in texts and "\x07" not in texts and "\n" not in texts and "ll␛[31mama" in texts
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("qwen", None),
+        ("qwen 1.5b", None),
+        ("model.gguf", None),
+        ("/a/b.gguf", "/a/b.gguf"),
+        ("'/a/b c.gguf'", "/a/b c.gguf"),
+        ("/a/b\\ c.gguf ", "/a/b c.gguf"),
+        ("file:///a/b%20c.gguf", "/a/b c.gguf"),
+        ("./b.gguf", "b.gguf"),
+        ("models/b.GGUF", "models/b.GGUF"),
+        ("https://huggingface.co/a/b/blob/main/c.gguf", None),
+    ],
+)
+def test_what_counts_as_a_path(text: str, path: str | None) -> None:
+    assert typed_path(text) == (None if path is None else Path(path))
+
+
+def test_a_tilde_is_the_home_folder() -> None:
+    assert typed_path("~/b.gguf") == Path.home() / "b.gguf"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("~a", "no such file"), ("~nobody/x.gguf", "no such file"), ("/" + "x" * 300, "file name too long"),
+     ("/tmp/a\0b.gguf", "a path holds no NUL character"), ("/dev/null", "not a regular file"),
+     ("~", "a folder, not a file")],
+)  # fmt: skip
+def test_a_typed_path_that_cannot_be_opened_says_why(text: str, problem: str) -> None:
+    (section,) = Shelf().sections(text)
+    assert isinstance(file := section.entries[0].subject, TypedFile)
+    assert file.problem == problem

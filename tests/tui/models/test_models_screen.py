@@ -1,0 +1,531 @@
+"""The models screen on real files, the real client against a local hub, and pictures of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from textual.widgets import Input
+
+from cpuchat.models import machine
+from cpuchat.models.downloads.state import Download
+from cpuchat.models.library import DEMO_FILES, LocalModel
+from cpuchat.models.library.recent import RecentModels
+from cpuchat.models.synthetic import write_model
+from cpuchat.tui.models.downloads.screen import DownloadsScreen
+from cpuchat.tui.models.entries import HubSearch
+from cpuchat.tui.models.inspection import InspectionScreen
+from cpuchat.tui.models.quantize import QuantizeScreen
+from cpuchat.tui.models.repository.screen import RepositoryScreen
+from cpuchat.tui.models.screen import ModelsScreen
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.model_list import ModelList
+from tests.models.test_synthetic import TINY_LLAMA
+from tests.support.big_headers import big_header, hollow_file
+from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.downloads import ShownDownloads, download, left_by_the_last_run, model
+from tests.support.hub_server import Fault, Gate, HubServer
+from tests.support.scripted_backend import MODEL, ScriptedBackend
+from tests.support.shelf import LOCAL, shelf_reader
+from tests.support.snapshots import snapshot
+from tests.support.tiny_gguf import write_tiny_gguf
+
+REPO = "maker/Tiny-GGUF"
+
+
+@pytest.fixture(autouse=True)
+def no_hub_but_a_local_one(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "hub_server" not in request.fixturenames:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def list_of(app: RunningApp) -> ModelList:
+    return app.app.screen.query_one(ModelList)
+
+
+def marked(app: RunningApp) -> str:
+    return list_of(app).marked
+
+
+def keys(app: RunningApp) -> list[str]:
+    return [row.key for row in list_of(app).rows if row.key]
+
+
+def about(app: RunningApp) -> str:
+    """What stands beside the list, as running text."""
+    x, y, width, height = app.app.screen.query_one("#details").region
+    return " ".join(" ".join(line[x : x + width] for line in app.screen_text.split("\n")[y : y + height]).split())
+
+
+async def opened(app: RunningApp) -> ModelsScreen:
+    """The screen over the app's own library, when all that it reads by itself has been read."""
+    await app.ready()
+    await app.press("ctrl+o")
+    await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+    return await settled(app)
+
+
+async def opened_shelf(app: RunningApp, tmp_path: Path) -> ModelsScreen:
+    """The screen over models that are the same everywhere."""
+    await app.ready()
+    await app.app.push_screen(ModelsScreen(shelf_reader(tmp_path / "no-hub")))
+    return await settled(app)
+
+
+async def settled(app: RunningApp) -> ModelsScreen:
+    screen = app.app.screen
+    assert isinstance(screen, ModelsScreen)
+    await app.until(lambda: screen.shelf.local is not None and screen.outlooks)
+    await looked(app, screen)
+    return screen
+
+
+async def looked(app: RunningApp, screen: ModelsScreen) -> None:
+    """All about the marked entry is known."""
+
+    def known() -> bool:
+        entry = screen.entry
+        if entry is None or not isinstance(entry.subject, LocalModel):
+            return entry is not None
+        return bool(entry.subject.damaged) or entry.key in screen.looks
+
+    await app.until(known)
+
+
+async def type_in(app: RunningApp, text: str) -> None:
+    box = app.app.screen.query_one("#filter", Input)
+    box.value = text
+    await app.until(lambda: app.app.screen.query_one("#filter", Input).value == text)
+
+
+# What is here
+
+
+async def test_real_files_are_listed_and_enter_loads(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "cut.gguf").write_bytes(tiny_model.read_bytes()[:100])
+    async with running(folders=(tiny_model.parent, tmp_path)) as app:
+        await opened(app)
+        assert "! cut" in app.screen_text
+        await app.press(*"tiny-f32", "enter")
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
+        assert app.backend.loads[1][0].name == tiny_model.name
+        assert app.app.screen is app.chat
+
+
+async def test_what_is_known_of_the_marked_model_stands_beside_the_list(tiny_model: Path) -> None:
+    async with running(folders=(tiny_model.parent,)) as app:
+        screen = await opened(app)
+        await app.press(*"tiny-f32")
+        await app.until(lambda: tiny_model.name in marked(app))
+        await looked(app, screen)
+        await app.until(lambda: "KV cache" in about(app))
+        for words in ("llama · 4k context", "KV 512 B per token of context", "GB free: fits", "used never"):
+            assert words in about(app)
+
+
+async def test_a_load_that_ends_meanwhile_is_seen(tmp_path: Path) -> None:
+    async with running(model=None) as app:
+        await app.app.push_screen(ModelsScreen(dataclasses.replace(shelf_reader(tmp_path / "no-hub"), loaded=None)))
+        screen = await settled(app)
+        assert "●" not in app.screen_text
+        app.chat.load_model(Path(MODEL.path))
+        await app.until(lambda: "● " + MODEL.name in app.screen_text)
+        assert screen.reader.loaded == app.conversation.model
+
+
+async def test_the_first_picture_is_laid_out_for_the_width(tmp_path: Path) -> None:
+    async with running(size=SMALL) as app:
+        await app.ready()
+        screen = ModelsScreen(shelf_reader(tmp_path / "no-hub"))
+        seen: list[bool] = []
+        screen.screen_layout_refresh_signal.subscribe(app.chat, lambda _: seen.append(screen.has_class("-narrow")))
+        await app.app.push_screen(screen)
+        await settled(app)
+        assert seen and all(seen)
+
+
+async def test_typing_narrows_the_list_and_escape_widens_it_first(tmp_path: Path) -> None:
+    async with running() as app:
+        await opened_shelf(app, tmp_path)
+        everything = keys(app)
+        await app.press(*"qwen 0.5b q4_k_m")
+        await app.until(lambda: keys(app)[0] == f"local {LOCAL[0].path}" and keys(app)[-1] == "search")
+        assert len(keys(app)) == 2  # here, and the search on the hub; that of the catalog is the one that is here
+        await app.press("escape")
+        await app.until(lambda: keys(app) == everything)
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is app.chat)
+        assert len(app.backend.loads) == 1
+
+
+async def test_the_loaded_one_is_marked_first_and_the_arrows_leave_the_focus_in_the_box(tmp_path: Path) -> None:
+    async with running() as app:
+        screen = await opened_shelf(app, tmp_path)
+        assert marked(app) == f"local {MODEL.path}"
+        await app.press("down", "down")
+        assert marked(app) == "local /models/llama-3.1-70b-q4_k_m.gguf"
+        await app.until(lambda: "128k context" in about(app))
+        await app.press("pageup")
+        assert marked(app) == f"local {MODEL.path}"
+        assert isinstance(screen.focused, Input)
+
+
+async def test_a_damaged_one_is_marked_and_not_loaded(tmp_path: Path) -> None:
+    async with running() as app:
+        await opened_shelf(app, tmp_path)
+        assert "! broken" in app.screen_text
+        await app.press(*"broken", "enter")
+        await app.until(lambda: any("cut short" in notice for notice in app.notices))
+        assert isinstance(app.app.screen, ModelsScreen)
+
+
+async def test_enter_means_what_was_typed_before_it() -> None:
+    async with running() as app:
+        await opened(app)
+        for key in (*"demo-draft", "enter"):
+            app.app.simulate_key(key)  # without waiting for the list
+        await app.until(lambda: len(app.backend.loads) == 2)
+        assert app.backend.loads[1][0].name == DEMO_FILES["demo-draft"]
+
+
+async def test_a_pasted_path_is_loaded(tiny_model: Path) -> None:
+    async with running() as app:
+        await opened(app)
+        await type_in(app, f"'{tiny_model}'")
+        await app.until(lambda: marked(app) == "file")
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2)
+        assert app.backend.loads[1][0] == tiny_model
+
+
+async def test_what_cannot_be_loaded_is_told_here_and_the_good_model_stays(tmp_path: Path, tiny_model: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny_model.read_bytes()[:100])
+    large = hollow_file(tmp_path / "large.gguf", big_header("70b", "F16"))
+    async with running() as app:
+        await opened(app)
+        for path, why in ((cut, "cut"), (large, "does not fit")):
+            await type_in(app, str(path))
+            await app.press("enter")
+            await app.until(lambda why=why: any(why in notice for notice in app.notices))
+            assert isinstance(app.app.screen, ModelsScreen)
+        assert len(app.backend.loads) == 1 and app.conversation.model == MODEL
+
+
+async def test_a_choice_is_not_lost_below_a_dialog(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = threading.Event()
+    monkeypatch.setattr(machine, "require_loadable", lambda *_: checked.wait(30))
+    async with running() as app:
+        await opened(app)
+        await type_in(app, str(tiny_model))
+        await app.until(lambda: marked(app) == "file")
+        await app.press("enter", "f3")
+        await app.until(lambda: isinstance(app.app.screen, InspectionScreen))
+        checked.set()
+        await app.press("down")  # the check has ended when this is done
+        await app.press("escape")
+        await app.until(lambda: len(app.backend.loads) == 2)
+        assert app.backend.loads[1][0] == tiny_model
+
+
+async def test_a_model_opened_by_its_path_is_listed_like_the_others(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    path = write_tiny_gguf(elsewhere / "tiny-F32.gguf")
+    backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(path)))
+    async with running(backend, model=path) as app:
+        await opened(app)
+        assert marked(app) == f"local {path}"
+        await app.press("f3")
+        await app.until(lambda: isinstance(app.app.screen, InspectionScreen))
+        await app.press("escape")
+        await app.press("f5")
+        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
+        await app.press("escape", "escape")
+        await app.until(lambda: app.app.screen is app.chat)
+    async with running() as app:  # another model, another day
+        await opened(app)
+        assert f"local {path}" in keys(app)
+        path.unlink()
+        await app.press("ctrl+r")
+        await app.until(lambda: f"local {path}" not in keys(app))
+        assert RecentModels().files() == []
+
+
+async def test_a_typed_file_can_be_inspected_and_quantized(tiny_model: Path) -> None:
+    async with running() as app:
+        await opened(app)
+        await type_in(app, str(tiny_model))
+        await app.press("f3")
+        await app.until(lambda: isinstance(app.app.screen, InspectionScreen))
+        await app.press("escape", "f5")
+        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
+
+
+async def test_a_path_that_is_not_there_says_so(tmp_path: Path) -> None:
+    async with running() as app:
+        await opened_shelf(app, tmp_path)
+        await type_in(app, "/no/such/file.gguf")
+        await app.until(lambda: "no such file" in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: any("no such file" in notice for notice in app.notices))
+
+
+async def test_new_files_are_found_when_it_looks_again(tmp_path: Path, tiny_model: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    async with running(folders=(folder,)) as app:
+        await opened(app)
+        assert not [key for key in keys(app) if str(folder) in key]
+        (folder / "new.gguf").write_bytes(tiny_model.read_bytes())
+        await app.press("ctrl+r")
+        await app.until(lambda: f"local {folder / 'new.gguf'}" in keys(app))
+
+
+# The hub
+
+
+async def test_the_hub_is_searched_and_what_is_found_is_marked_and_can_be_opened(
+    hub_server: HubServer, tiny_model: Path
+) -> None:
+    hub_server.add(REPO, {"tiny-F32.gguf": tiny_model})
+    hub_server.add("other/Thing-GGUF", {"thing.gguf": tiny_model})
+    async with running(folders=(tiny_model.parent,), size=SMALL) as app:
+        await opened(app)
+        await app.press(*"tiny")
+        await app.until(lambda: tiny_model.name in marked(app))
+        await app.press("ctrl+s")
+        await app.until(lambda: marked(app) == f"hub {REPO}")
+        assert REPO in app.screen_text and "hub other/Thing-GGUF" not in keys(app)
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, RepositoryScreen))
+        await app.press("escape")
+        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+
+
+async def test_other_words_put_the_mark_on_the_first_line_again(tmp_path: Path) -> None:
+    async with running() as app:
+        await opened_shelf(app, tmp_path)
+        await app.press("down", *"q")
+        await app.until(lambda: keys(app)[-1] == "search")
+        assert marked(app) == f"local {MODEL.path}"
+
+
+async def test_a_pasted_link_opens_its_repository(hub_server: HubServer, tiny_model: Path) -> None:
+    hub_server.add(REPO, {"tiny-F32.gguf": tiny_model})
+    async with running() as app:
+        await opened(app)
+        await type_in(app, f"{hub_server.endpoint}/{REPO}/tree/main")
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, RepositoryScreen) and REPO in app.screen_text)
+        await app.press("escape")
+        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+        await type_in(app, "https://example.com/a/b/c")
+        await app.press("enter")
+        await app.until(lambda: any("is no model repository" in notice for notice in app.notices))
+        assert isinstance(app.app.screen, ModelsScreen)
+
+
+async def test_nothing_here_and_enter_searches_the_hub(hub_server: HubServer) -> None:
+    async with running() as app:
+        screen = await opened(app)
+        await app.press(*"zzz-unheard-of", "enter")
+        await app.until(lambda: screen.shelf.search is not None and not screen.shelf.search.running)
+        assert "nothing found for “zzz-unheard-of”" in app.screen_text
+
+
+async def test_without_a_connection_it_says_so_in_place(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    async with running() as app:
+        screen = await opened(app)
+        await app.press(*"zzz", "ctrl+s")
+        await app.until(lambda: screen.shelf.search is not None and screen.shelf.search.problem)
+        search = screen.shelf.search
+        assert search is not None and "ffline" in search.problem and search.hint
+        await app.until(lambda: marked(app) == "search" and "what to do" in about(app))
+        assert not hub_server.requests
+
+
+async def test_escape_leaves_a_search_that_takes_long(hub_server: HubServer) -> None:
+    gate = Gate()
+    hub_server.fault("", "", Fault(where="api", gate=gate))
+    async with running() as app:
+        screen = await opened(app)
+        await app.press(*"zzz", "ctrl+s")
+        await app.until(lambda: "looking for “zzz”" in app.screen_text)
+        await app.press("escape")
+        assert screen.shelf.search is None
+        assert not [worker for worker in app.app.workers if worker.group == "search" and worker.is_running]
+        assert list_of(app).rows[-1].name == "search Hugging Face for “zzz”"
+        gate.open()
+
+
+async def test_a_model_of_the_catalog_opens_its_repository(hub_server: HubServer, tmp_path: Path) -> None:
+    async with running() as app:
+        await opened_shelf(app, tmp_path)
+        await app.press(*"gpt-oss", "enter")
+        await app.until(lambda: isinstance(app.app.screen, RepositoryScreen))
+        await app.until(lambda: any("gpt-oss-20b-GGUF" in request.path for request in hub_server.requests))
+
+
+# Downloads
+
+
+def arriving(state: str, **more: object) -> Download:
+    return download(model("Q5_K_M", 5_444_831_232), 0.61, state=state, **more)
+
+
+async def test_a_paused_download_goes_on_with_enter(tmp_path: Path) -> None:
+    shown = left_by_the_last_run(arriving("paused"))
+    async with running(downloads=shown.opener) as app:
+        await opened_shelf(app, tmp_path)
+        await app.press(*"q5_k_m", "enter")
+        await app.until(lambda: shown.listed[0].state == "running")
+        await app.until(lambda: "60 %" in app.screen_text and "paused" not in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, DownloadsScreen))
+
+
+async def test_a_finished_download_is_found_among_the_files(tmp_path: Path, tiny_model: Path) -> None:
+    shown, folder = ShownDownloads(), tmp_path / "models"
+    folder.mkdir()
+    async with running(folders=(folder,), downloads=shown.opener) as app:
+        begun = app.app.downloading.start(REPO, "0" * 40, model("Q5_K_M", 5_444_831_232))
+        await opened(app)
+        assert f"download {begun.id}" in keys(app)
+        (folder / "come.gguf").write_bytes(tiny_model.read_bytes())
+        shown.put(msgspec.structs.replace(begun, state="done", path=str(folder / "come.gguf")))
+        await app.until(lambda: f"local {folder / 'come.gguf'}" in keys(app))
+        assert f"download {begun.id}" not in keys(app)
+
+
+# What can be done with a model
+
+
+async def test_deleting_asks_says_what_is_freed_and_deletes(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    file = write_tiny_gguf(folder / "mine.gguf")
+    async with running(folders=(folder,)) as app:
+        await opened(app)
+        await type_in(app, "mine")
+        await app.until(lambda: marked(app) == f"local {file}")
+        await app.press("end", "delete")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        assert "become free (1 file)" in app.screen_text
+        await app.press("n")
+        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+        assert file.exists()
+        await app.press("f8")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        await app.until(lambda: not file.exists() and f"local {file}" not in keys(app))
+        assert any("are free again" in notice for notice in app.notices)
+
+
+async def test_what_is_loaded_is_not_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    file = write_tiny_gguf(folder / "mine.gguf")
+    loaded = msgspec.structs.replace(MODEL, path=str(file))
+    async with running(ScriptedBackend(model=loaded), model=file, folders=(folder,)) as app:
+        await opened(app)
+        assert marked(app) == f"local {file}"
+        await app.press("delete")
+        await app.until(lambda: any("in use" in notice for notice in app.notices))
+        assert file.exists() and isinstance(app.app.screen, ModelsScreen)
+
+
+async def test_the_draft_model_beside_it_is_not_deleted_either(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    file = write_tiny_gguf(folder / "mine.gguf")
+    loaded = msgspec.structs.replace(MODEL, draft="tiny", draft_quantization="F32")
+    async with running(ScriptedBackend(model=loaded), folders=(folder,)) as app:
+        await opened(app)
+        await type_in(app, "mine")
+        await app.until(lambda: marked(app) == f"local {file}")
+        await app.press("f8")
+        await app.until(lambda: any("in use" in notice for notice in app.notices))
+        assert file.exists() and isinstance(app.app.screen, ModelsScreen)
+
+
+async def test_delete_inside_the_typed_text_edits_it(tmp_path: Path) -> None:
+    async with running() as app:
+        screen = await opened_shelf(app, tmp_path)
+        await app.press(*"llama", "home", "delete")
+        await app.until(lambda: screen.query_one("#filter", Input).value == "lama")
+        assert app.app.screen is screen
+
+
+async def test_inspecting_shows_the_header(tiny_model: Path) -> None:
+    async with running(folders=(tiny_model.parent,)) as app:
+        await opened(app)
+        await app.press(*"tiny-f32")
+        await app.until(lambda: tiny_model.name in marked(app))
+        await app.press("f3")
+        await app.until(lambda: isinstance(app.app.screen, InspectionScreen) and "feed-forward" in app.screen_text)
+        await app.press("f3")
+        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+
+
+async def test_quantizing_opens_for_a_model_that_is_here(tiny_model: Path) -> None:
+    async with running(folders=(tiny_model.parent,)) as app:
+        await opened(app)
+        await app.press(*"tiny-f32")
+        await app.until(lambda: tiny_model.name in marked(app))
+        await app.press("f5")
+        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
+
+
+async def test_a_model_that_was_made_is_listed_and_marked(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "llama-F16.gguf", TINY_LLAMA, "F16")
+    async with running(folders=(tmp_path,)) as app:
+        await opened(app)
+        await app.press(*"llama-f16")
+        await app.until(lambda: source.name in marked(app))
+        await app.press("f5")
+        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen) and "Q4_K_M" in app.app.screen._prospects)
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+        await app.until(lambda: "llama-Q4_K_M.gguf" in marked(app))
+
+
+async def test_what_needs_a_file_says_so_for_the_others(tmp_path: Path) -> None:
+    async with running() as app:
+        await opened_shelf(app, tmp_path)
+        await app.press(*"gpt-oss", "f3")
+        await app.until(lambda: any("Only a model on this machine" in notice for notice in app.notices))
+        assert isinstance(app.app.screen, ModelsScreen)
+
+
+# Pictures
+
+
+@pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])
+async def test_snapshots(name: str, size: tuple[int, int], tmp_path: Path, without_amx: None) -> None:
+    shown = left_by_the_last_run(arriving("running", speed=38e6, seconds_left=47.0))
+    async with running(size=size, downloads=shown.opener) as app:
+        screen = await opened_shelf(app, tmp_path)
+        screen.query_one("#filter", Input).cursor_blink = False
+        await app.pilot.pause()
+        snapshot(app.app, f"models-{name}")
+
+
+async def test_snapshot_of_what_is_not_here(tmp_path: Path) -> None:
+    async with running(size=SMALL) as app:
+        app.app.theme = "cpuchat-light" if "cpuchat-light" in app.app.available_themes else "textual-light"
+        screen = await opened_shelf(app, tmp_path)
+        screen.query_one("#filter", Input).cursor_blink = False
+        await type_in(app, "qwen2.5 7b")
+        await app.until(lambda: marked(app) == "catalog qwen2.5-7b")
+        screen.shelf = screen.shelf.__class__(
+            screen.shelf.local, catalog=screen.shelf.catalog,
+            search=HubSearch("qwen2.5 7b", problem="Hugging Face cannot be reached.", hint="Check the connection."),
+        )  # fmt: skip
+        screen.shelf_changed()
+        await app.pilot.pause()
+        snapshot(app.app, "models-catalog-light-80x24")

@@ -1,0 +1,370 @@
+"""The screen that quantizes, with the real llama.cpp behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from textual.widgets import Button, Input, Static
+
+from cpuchat import paths
+from cpuchat.hardware.instructions import Instructions
+from cpuchat.models.gguf import read_header
+from cpuchat.models.library import LocalModel
+from cpuchat.models.library.library import Library
+from cpuchat.models.quantize.make import Job, QuantizeProgress, quantize
+from cpuchat.models.quantize.types import TYPES, quant_type
+from cpuchat.models.synthetic import write_model
+from cpuchat.tui import quantize_words as words
+from cpuchat.tui.models.quantize import QuantizeScreen
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.model_list import ModelList
+from tests.models.quantize.jobs import children
+from tests.models.test_synthetic import TINY_LLAMA
+from tests.support.big_headers import big_header, hollow_file
+from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.shelf import MACHINE
+from tests.support.snapshots import snapshot
+from tests.support.tiny_gguf import write_tiny_gguf
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    return write_model(folder / "llama-F16.gguf", TINY_LLAMA, "F16")
+
+
+def local(path: Path) -> LocalModel:
+    """As the library has it."""
+    library = Library([path.parent], cache=path.parent / "no-hub")
+    return next(model for model in library.local_models() if model.path == path)
+
+
+class Opened:
+    """The screen on top of the app, and short words for what tests do with it."""
+
+    def __init__(self, app: RunningApp, screen: QuantizeScreen, returned: asyncio.Future[Path | None]) -> None:
+        self.app = app
+        self.screen = screen
+        self.returned = returned
+
+    @property
+    def rows(self) -> ModelList:
+        return self.screen.query_one(ModelList)
+
+    @property
+    def out(self) -> Input:
+        return self.screen.query_one("#out", Input)
+
+    @property
+    def state(self) -> str:
+        return str(self.screen.query_one("#state", Static).render())
+
+    async def known(self, name: str = "Q4_K_M") -> None:
+        """The figures of one type are there."""
+        await self.app.until(lambda: name in self.screen._prospects)
+
+    async def mark(self, name: str) -> None:
+        names = [kind.name for kind in TYPES]
+        steps = names.index(name) - names.index(self.rows.marked)
+        await self.app.press(*["down" if steps > 0 else "up"] * abs(steps))
+        assert self.rows.marked == name
+
+    async def foreseen(self) -> None:
+        """All figures are there."""
+        await self.app.until(lambda: len(self.screen._prospects) == len(TYPES) and not self.state)
+
+
+async def opened(app: RunningApp, model: LocalModel) -> Opened:
+    await app.ready()
+    screen = QuantizeScreen(model)
+    returned: asyncio.Future[Path | None] = asyncio.get_running_loop().create_future()
+    app.app.push_screen(screen, returned.set_result)
+    await app.until(lambda: app.app.screen is screen)
+    return Opened(app, screen, returned)
+
+
+async def test_a_type_is_chosen_and_made(half: Path) -> None:
+    async with running() as app:
+        screen = await opened(app, local(half))
+        await screen.known()
+        assert screen.rows.marked == "Q4_K_M"
+        assert screen.out.value == str(half.with_name("llama-Q4_K_M.gguf"))
+        await screen.mark("Q8_0")
+        assert screen.out.value == str(half.with_name("llama-Q8_0.gguf"))
+        await app.press("enter")
+        made = await asyncio.wait_for(screen.returned, 60)
+        assert made is not None and read_header(made).quantization == "Q8_0"
+        assert any("is written" in notice for notice in app.notices)
+
+
+@pytest.mark.parametrize("size", [WIDE, SMALL])
+async def test_what_each_type_gives(half: Path, size: tuple[int, int]) -> None:
+    async with running(size=size) as app:
+        screen = await opened(app, local(half))
+        await screen.foreseen()
+        text = app.screen_text
+        assert "the usual trade-off" in text
+        assert all(kind.name in {row.key for row in screen.rows.rows} for kind in TYPES)
+        figures = {row.key: row.columns for row in screen.rows.rows}
+        assert figures["Q8_0"] is not None and figures["Q8_0"][0] == "8.52 bit"
+        assert "×" in figures["Q8_0"][3]  # nothing was probed: against now, not tok/s
+
+
+async def test_a_name_of_ones_own_stays(half: Path, tmp_path: Path) -> None:
+    async with running() as app:
+        screen = await opened(app, local(half))
+        await screen.known()
+        screen.out.value = str(tmp_path / "mine")
+        await screen.mark("Q6_K")
+        assert screen.out.value == str(tmp_path / "mine")
+        await app.press("enter")
+        await app.until(lambda: "must end in .gguf" in app.notices[-1])
+        screen.out.value = str(tmp_path / "mine.gguf")
+        await app.press("enter")
+        assert await asyncio.wait_for(screen.returned, 60) == tmp_path / "mine.gguf"
+
+
+async def test_it_asks_before_it_replaces(half: Path) -> None:
+    there = half.with_name("llama-Q4_K_M.gguf")
+    there.write_bytes(b"mine")
+    async with running() as app:
+        screen = await opened(app, local(half))
+        await screen.known()
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("n")
+        await app.until(lambda: app.app.screen is screen.screen)
+        assert there.read_bytes() == b"mine"
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        assert await asyncio.wait_for(screen.returned, 60) == there
+        assert read_header(there).quantization == "Q4_K_M"
+
+
+async def test_it_asks_before_it_loses_quality_twice(half: Path, tmp_path: Path) -> None:
+    coarse = half.parent / "coarse.gguf"
+    await quantize(Job(source=half, out=coarse, type=quant_type("Q4_K_S")))
+    async with running() as app:
+        screen = await opened(app, local(coarse))
+        await screen.known("Q3_K_M")
+        await screen.mark("Q3_K_M")
+        assert "loses quality twice" in " ".join(app.screen_text.split())
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        made = await asyncio.wait_for(screen.returned, 60)
+        assert made is not None and read_header(made).quantization == "Q3_K_M"
+
+
+async def test_what_needs_an_importance_matrix_says_so(half: Path) -> None:
+    async with running() as app:
+        screen = await opened(app, local(half))
+        await screen.known("IQ2_XS")
+        await screen.mark("IQ2_XS")
+        assert "an importance matrix" in " ".join(app.screen_text.split())
+        await app.press("enter")
+        await app.until(lambda: "importance matrix" in app.notices[-1])
+        assert app.app.screen is screen.screen
+        await app.press("escape")
+        assert await asyncio.wait_for(screen.returned, 60) is None
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Takes long enough to look at it in the middle."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    return write_tiny_gguf(folder / "large-F32.gguf", n_embd=512, n_layer=3, n_ff=2048, n_head=8)
+
+
+async def begun(app: RunningApp, model: Path) -> tuple[Opened, int]:
+    """The screen while it makes an IQ4_XS file, and the process that does, which stands still in the middle of it."""
+    screen = await opened(app, local(model))
+    await screen.foreseen()
+    await screen.mark("IQ4_XS")
+    before = set(children())
+    await app.press("enter")
+    await app.until(lambda: app.app.quantizing.progress is not None)
+    (process,) = set(children()) - before
+    os.kill(process, signal.SIGSTOP)
+    return screen, process
+
+
+async def test_stopping_asks_and_leaves_nothing(large: Path) -> None:
+    async with running() as app:
+        screen, _ = await begun(app, large)
+        await app.press("f8")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        await app.until(lambda: "nothing was left behind" in screen.state)
+        assert [path.name for path in large.parent.iterdir()] == ["large-F32.gguf"]
+        await app.press("escape")
+        assert await asyncio.wait_for(screen.returned, 60) is None
+
+
+async def test_work_that_ends_while_it_is_asked_whether_to_stop_it_ends_well(large: Path) -> None:
+    async with running() as app:
+        screen, process = await begun(app, large)
+        await app.press("f8")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        os.kill(process, signal.SIGCONT)
+        await app.until(lambda: app.app.quantizing.job is None)
+        assert isinstance(app.app.screen, ConfirmScreen)  # what is asked stays until it is answered
+        await app.press("y")
+        made = await asyncio.wait_for(screen.returned, 60)
+        assert made is not None and made.name == "large-IQ4_XS.gguf"
+        await app.until(lambda: app.app.screen is app.chat)
+
+
+async def test_answering_a_question_twice_takes_no_other_screen_along(large: Path) -> None:
+    async with running() as app:
+        screen, _ = await begun(app, large)
+        await app.press("f8")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        button = app.app.screen.query_one("#yes", Button)
+        button.press()
+        button.press()
+        await app.until(lambda: "nothing was left behind" in screen.state)
+        assert app.app.screen is screen.screen
+
+
+async def test_the_work_goes_on_when_the_screen_is_left(large: Path) -> None:
+    async with running() as app:
+        screen, process = await begun(app, large)
+        await app.press("escape")
+        assert await asyncio.wait_for(screen.returned, 60) is None
+        await app.until(lambda: "→ large-IQ4_XS.gguf" in app.screen_text)
+        assert app.app.screen is app.chat
+        again = await opened(app, local(large))
+        await again.known()
+        await app.press("enter")  # one at a time
+        assert app.app.quantizing.job is not None and app.app.quantizing.job.type.name == "IQ4_XS"
+        os.kill(process, signal.SIGCONT)
+        made = await asyncio.wait_for(again.returned, 120)
+        assert made is not None and read_header(made).quantization == "IQ4_XS"
+        assert "→" not in app.screen_text.splitlines()[-2]
+
+
+@pytest.mark.parametrize("key", ["y", "ctrl+q"])  # who asks twice to leave does not want to be asked
+async def test_leaving_the_app_asks_and_leaves_nothing(large: Path, key: str) -> None:
+    async with running() as app:
+        await begun(app, large)
+        await app.press("ctrl+q")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("n")
+        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
+        assert app.app.quantizing.job is not None
+        await app.press("ctrl+q")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        app.press_last(key)
+        await app.until(lambda: not app.app.is_running)
+    assert [path.name for path in large.parent.iterdir()] == ["large-F32.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("~nobody-has-this-name/x.gguf", "Cannot write there"),
+        ("a" * 300 + ".gguf", "too long"),
+        ("x\x1b[31m.gguf", "cannot be shown"),
+    ],
+)
+async def test_names_that_are_none_are_told(half: Path, name: str, word: str) -> None:
+    async with running() as app:
+        screen = await opened(app, local(half))
+        await screen.known()
+        screen.out.value = name
+        await app.press("enter")
+        await app.until(lambda: any(word in notice for notice in app.notices))
+        assert app.app.quantizing.job is None
+
+
+async def test_a_file_that_cannot_be_written_is_told(half: Path) -> None:
+    async with running() as app:
+        screen = await opened(app, local(half))
+        await screen.known()
+        screen.out.value = "/nowhere/x.gguf"
+        await app.press("enter")
+        await app.until(lambda: any("There is no folder /nowhere" in notice for notice in app.notices))
+        await app.until(lambda: "There is no folder" in screen.state)
+
+
+async def test_a_model_that_llama_cpp_does_not_know_is_told(tmp_path: Path) -> None:
+    unknown = write_tiny_gguf(tmp_path / "unknown.gguf")
+    model = local(unknown)
+    unknown.write_bytes(unknown.read_bytes().replace(b"llama", b"lhama"))
+    async with running() as app:
+        screen = await opened(app, model)
+        await screen.known()
+        assert "lhama" in app.screen_text
+        await app.press("enter")
+        await app.until(lambda: "unknown model architecture" in app.notices[-1])
+        assert app.app.screen is screen.screen
+
+
+async def test_what_lies_in_the_package_is_made_elsewhere() -> None:
+    demo = next(model for model in Library([]).local_models() if model.source == "demo")
+    async with running() as app:
+        screen = await opened(app, demo)
+        await screen.known()
+        assert Path(screen.out.value).parent == paths.made_models_dir()
+
+
+def test_figures_keep_their_width() -> None:
+    def line(done: int, left: float | None) -> str:
+        progress = QuantizeProgress(
+            done_tensors=done, tensors=291, tensor="blk.0.ffn_up.weight", bytes_in=0, bytes_out=done * 16_000_000,
+            total_out=4_700_000_000, seconds_left=left,
+        )  # fmt: skip
+        return "".join(text for text, _ in words.working(progress, 120))
+
+    lines = [line(0, None), line(7, 3000), line(100, 47), line(290, 2)]
+    assert len({text.index("%") for text in lines}) == 1
+    assert len({text.index("/291") for text in lines}) == 1
+    assert "34 %" in lines[2] and "47 s left" in lines[2]
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is not the one that the tests run on."""
+    cpu = Instructions(frozenset({"NEON", "DOTPROD", "MATMUL_INT8"}))
+    monkeypatch.setattr("cpuchat.hardware.instructions.instructions", lambda: cpu)
+    monkeypatch.setattr("cpuchat.models.fit._this_cpu", lambda: cpu)
+    monkeypatch.setattr("cpuchat.models.machine.this_machine", lambda *_, **__: MACHINE)
+
+
+@pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])
+async def test_snapshots(name: str, size: tuple[int, int], tmp_path: Path, elsewhere: None) -> None:
+    file = hollow_file(tmp_path / "Qwen2.5-7B-Instruct-F16.gguf", big_header("7b", "F16"))
+    async with running(size=size) as app:
+        screen = await opened(app, local(file))
+        await screen.foreseen()
+        screen.out.value = "~/models/Qwen2.5-7B-Instruct-Q4_K_M.gguf"
+        screen.out.cursor_blink = False
+        await app.pilot.pause()
+        snapshot(app.app, f"quantize-{name}")
+
+
+async def test_snapshot_of_the_work(tmp_path: Path, elsewhere: None) -> None:
+    file = hollow_file(tmp_path / "Qwen2.5-7B-Instruct-F16.gguf", big_header("7b", "F16"))
+    async with running(size=SMALL) as app:
+        screen = await opened(app, local(file))
+        await screen.foreseen()
+        screen.out.value = "~/models/Qwen2.5-7B-Instruct-Q4_K_M.gguf"
+        screen.out.cursor_blink = False
+        work = app.app.quantizing
+        work.job = Job(source=file, out=Path("Qwen2.5-7B-Instruct-Q4_K_M.gguf"), type=quant_type("Q4_K_M"))
+        work.progress = QuantizeProgress(
+            done_tensors=86, tensors=339, tensor="blk.7.ffn_down.weight", bytes_in=0, bytes_out=1_310_000_000,
+            total_out=4_680_000_000, seconds_left=203,
+        )  # fmt: skip
+        work.changed.publish(None)
+        await app.until(lambda: "27 %" in app.screen_text)
+        snapshot(app.app, "quantize-working-80x24")
+        work.job = work.progress = None

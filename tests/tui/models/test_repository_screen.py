@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.errors import AccessDenied
+from cpuchat.models import outlook
+from cpuchat.models.hub.repository import Repository
+from cpuchat.models.library import Library, hub_cache
+from cpuchat.models.machine import Machine
+from cpuchat.tui.models.downloads.screen import DownloadsScreen
+from cpuchat.tui.models.repository.screen import RepositoryScreen
+from cpuchat.tui.repository_state import RepositoryState
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.downloads import COMMIT, REPO, ShownDownloads, download, model
+from tests.support.hub_server import HubServer
+from tests.support.shown_hub import DRAFT_REPO, ShownHub
+from tests.support.snapshots import snapshot
+
+TINY = "tiny/tiny-GGUF"
+MACHINE = Machine(available=13_400_000_000, total=16_000_000_000, peak=51e9, peak_words="measured, 8 cores")
+MODELS = (
+    model("IQ4_XS", 4_218_473_440),
+    model("Q4_K_M", 4_683_073_504),
+    model("Q6_K", 6_254_198_976),
+    model("Q8_0", 8_098_525_888),
+    model("F16", 15_237_853_184, parts=4),
+    model("F32", 22_856_779_776, parts=8, complete=False),
+    model("f16", 1_354_163_072, name="mmproj-Qwen2.5-7B-Instruct", kind="projector"),
+)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, without_amx: None) -> None:
+    """A machine that is the same everywhere."""
+    monkeypatch.setattr(outlook, "this_machine", lambda settings, *, loaded=None: MACHINE)
+
+
+async def opened(app: RunningApp, repo: str = REPO, **more: Any) -> RepositoryScreen:
+    """The screen, settled: the header of the marked model was read."""
+    await app.ready()
+    screen = RepositoryScreen(repo, **more)
+    app.app.push_screen(screen, lambda path: app.chat.load_model(path) if path is not None else None)
+    await app.until(lambda: screen._problem is not None or (screen._state is not None and screen._state.judged))
+    return screen
+
+
+def lines(app: RunningApp, text: str) -> list[str]:
+    """Lines of the list."""
+    return [line for row in app.screen_text.splitlines() if text in (line := row[:76])]
+
+
+# Real ones
+
+
+async def test_a_model_is_downloaded_and_then_loaded(hub_server: HubServer, tiny_model: Path) -> None:
+    hub_server.add(TINY, {"tiny-F32.gguf": tiny_model, "tiny-Q8_0.gguf": tiny_model, "README.md": b"#"})
+    async with running() as app:
+        await opened(app, TINY)
+        (row,) = lines(app, "Q8_0")
+        assert "474 kB" in row and "fits" in row
+        await app.press("enter")
+        await app.until(lambda: any("here" in line for line in lines(app, " Q8_0 ")))
+        assert "Enter loads it" in app.screen_text
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2)
+        path = app.backend.loads[1][0]
+        assert path.is_relative_to(hub_cache()) and path.read_bytes() == tiny_model.read_bytes()
+
+
+async def test_what_is_here_already_is_marked_and_loaded(hub_server: HubServer, tiny_model: Path) -> None:
+    commit = hub_server.add(TINY, {"tiny-Q4_K_M.gguf": tiny_model, "F32/tiny-F32.gguf": tiny_model})
+    here = hub_cache() / "models--tiny--tiny-GGUF/snapshots" / commit / "F32/tiny-F32.gguf"
+    here.parent.mkdir(parents=True)
+    here.write_bytes(tiny_model.read_bytes())
+    async with running() as app:
+        app.app.library = Library()
+        await opened(app, TINY)
+        assert any(line.startswith("│ ○") and "here" in line for line in lines(app, " F32 "))
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2)
+        assert app.backend.loads[1][0] == here
+
+
+async def test_what_an_earlier_download_left_is_told(hub_server: HubServer, tiny_model: Path) -> None:
+    hub_server.add(TINY, {"tiny-Q8_0.gguf": tiny_model})
+    content = tiny_model.read_bytes()
+    part = hub_cache() / f"models--tiny--tiny-GGUF/blobs/{hashlib.sha256(content).hexdigest()}.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(content[: len(content) // 2])
+    async with running(size=SMALL) as app:
+        await opened(app, TINY)
+        assert "50 % here" in lines(app, " Q8_0 ")[0] or "49 % here" in lines(app, " Q8_0 ")[0]
+        assert "goes on with its download" in app.screen_text.replace("\n", " ")
+
+
+async def test_a_gated_one_says_how_it_opens(hub_server: HubServer, tiny_model: Path) -> None:
+    hub_server.add(TINY, {"tiny-Q8_0.gguf": tiny_model}, gated=True)
+    async with running() as app:
+        await opened(app, TINY)
+        assert "closed" in lines(app, " Q8_0 ")[0] and "gated" in app.screen_text
+        await app.press("enter")
+        await app.until(lambda: any(f"{hub_server.endpoint}/{TINY}" in notice for notice in app.notices))
+        assert any("hf auth login" in notice for notice in app.notices)
+        assert app.app.downloading.all() == []
+
+
+async def test_offline_and_unknown_are_told_in_place_and_asked_again(
+    hub_server: HubServer, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running() as app:
+        screen = await opened(app, TINY)
+        assert screen._problem is not None and screen._problem.code == "not_on_hub"
+        assert "! " in app.screen_text and "what to do" in app.screen_text
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        await app.press("ctrl+r")
+        await app.until(lambda: screen._problem is not None and screen._problem.code == "hub_offline")
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        hub_server.add(TINY, {"tiny-Q8_0.gguf": tiny_model})
+        await app.press("enter", "space", "f3", "ctrl+r")
+        await app.until(lambda: lines(app, " Q8_0 "))
+
+
+async def test_a_header_that_cannot_be_read_is_a_problem_and_an_estimate(
+    hub_server: HubServer, tiny_model: Path
+) -> None:
+    hub_server.add(TINY, {"tiny-Q8_0.gguf": b"GGUF" + bytes(1000), "tiny-F32.gguf": tiny_model})
+    async with running() as app:
+        await opened(app, TINY)
+        assert "≈ fits" in lines(app, " Q8_0 ")[0]
+        assert "problem" in app.screen_text
+
+
+async def test_names_from_the_hub_cannot_steer_the_terminal(hub_server: HubServer, tiny_model: Path) -> None:
+    hub_server.add(TINY, {"tiny-Q8_0.gguf": tiny_model}, cardData={"license": "\x1b[2Jmit", "base_model": "a\x1b]0;b"})
+    async with running() as app:
+        await opened(app, TINY)
+        assert "\x1b" not in app.screen_text
+        assert "tiny" in app.screen_text
+
+
+# The draft model in the sum
+
+CATALOG = f"""
+[[model]]
+id = "big"
+name = "big 7b"
+family = "Test"
+params = 7.6
+repos = ["{REPO}"]
+drafts = ["small"]
+
+[[model]]
+id = "small"
+name = "big 0.5b"
+family = "Test"
+params = 0.5
+repos = ["{DRAFT_REPO}"]
+sizes = {{ Q8_0 = 0.53 }}
+"""
+
+
+async def test_the_draft_model_is_in_the_sum(machine: None) -> None:
+    paths.user_catalog().parent.mkdir(parents=True)
+    paths.user_catalog().write_text(CATALOG)
+    async with running(hub=ShownHub(MODELS)) as app:
+        screen = await opened(app)
+        assert "draft 0." in app.screen_text and "big 0.5b Q8_0" in app.screen_text
+        assert screen._state is not None
+        known = {one.model.quantization: one.outlook for one in screen._known() if one.outlook is not None}
+        assert known["Q8_0"].draft_need is not None
+        # A draft model that is not here makes no model too large.
+        assert known["F16"].draft_need is None and known["F16"].verdict == "too large"
+
+
+# Choosing
+
+
+async def test_only_the_marked_header_is_read_and_the_others_are_estimated(machine: None) -> None:
+    hub = ShownHub(MODELS)
+    async with running(hub=hub) as app:
+        screen = await opened(app)
+        assert hub.read == ["Q4_K_M"]
+        assert " fits " in lines(app, " Q4_K_M ")[0] and "≈ fits" not in lines(app, " Q4_K_M ")[0]
+        assert "≈ fits" in lines(app, " Q8_0 ")[0]
+        assert "≈ too large" in lines(app, " F16 ")[0]
+        await app.press("down", "down")
+        await app.until(lambda: len(hub.read) > 1 and screen._state and len(screen._state.judged) == len(hub.read))
+        assert hub.read[-1] == "Q8_0" and "≈ fits" not in lines(app, " Q8_0 ")[0]
+
+
+async def test_details_that_are_too_long_are_scrolled_by_keys(machine: None) -> None:
+    async with running(size=(60, 20), hub=ShownHub(MODELS)) as app:
+        await opened(app)
+        assert "made from" not in app.screen_text
+        await app.press(*["shift+down"] * 8)
+        assert "made from" in app.screen_text
+        await app.press(*["shift+up"] * 8)
+        assert "made from" not in app.screen_text and "size" in app.screen_text
+
+
+async def test_the_wanted_quantization_is_marked(machine: None) -> None:
+    async with running(hub=ShownHub(MODELS)) as app:
+        screen = await opened(app, quantization="q6_k")
+        assert screen._marked is not None and screen._marked.model.quantization == "Q6_K"
+
+
+async def test_the_mark_stays_while_figures_fill_in(machine: None) -> None:
+    shown = ShownDownloads()
+    async with running(hub=ShownHub(MODELS), downloads=shown.opener) as app:
+        screen = await opened(app)
+        await app.press("down", "enter")
+        await app.until(lambda: len(shown.all()) == 1)
+        begun = shown.all()[0]
+        assert (begun.repo, begun.revision, begun.model.quantization) == (REPO, COMMIT, "Q6_K")
+        shown.put(download(MODELS[2], 0.5, id=begun.id, state="running"))
+        await app.until(lambda: "50 %" in lines(app, " Q6_K ")[0])
+        assert screen._marked is not None and screen._marked.model is MODELS[2]
+        await app.press("space")
+        await app.until(lambda: "paused" in lines(app, " Q6_K ")[0])
+        await app.press("enter")
+        await app.until(lambda: shown.all()[0].state == "running")
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, DownloadsScreen))
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is screen)
+
+
+@pytest.mark.parametrize(("keys", "begun"), [(("enter",), 0), (("right", "enter"), 1)])
+async def test_what_is_too_large_is_asked_about(machine: None, keys: tuple[str, ...], begun: int) -> None:
+    shown = ShownDownloads()
+    async with running(hub=ShownHub(MODELS), downloads=shown.opener) as app:
+        screen = await opened(app, quantization="F16")
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen) and app.app.screen.focused is not None)
+        assert "weights 15.2" in app.screen_text
+        await app.press(*keys)
+        await app.until(lambda: app.app.screen is screen and len(shown.all()) == begun)
+
+
+async def test_an_incomplete_one_is_not_downloaded(machine: None) -> None:
+    shown = ShownDownloads()
+    async with running(hub=ShownHub(MODELS), downloads=shown.opener) as app:
+        await opened(app, quantization="F16")
+        await app.press("down", "enter")
+        await app.until(lambda: any("missing in the repository" in notice for notice in app.notices))
+        assert shown.all() == []
+
+
+async def test_a_projector_is_apart_and_only_downloaded(machine: None) -> None:
+    shown = ShownDownloads()
+    async with running(hub=ShownHub(MODELS), downloads=shown.opener) as app:
+        screen = await opened(app)
+        await app.press("pagedown")
+        assert screen._marked is not None and screen._marked.model.kind == "projector"
+        await app.press("enter")
+        await app.until(lambda: len(shown.all()) == 1)
+        shown.put(download(MODELS[6], 1.0, id=shown.all()[0].id, state="done", path="/models/mmproj.gguf"))
+        await app.until(lambda: "here" in lines(app, "mmproj")[0])
+        await app.press("enter")
+        assert app.app.screen is screen
+
+
+async def test_an_empty_repository_says_so(machine: None) -> None:
+    async with running(hub=ShownHub(())) as app:
+        await app.ready()
+        app.app.push_screen(RepositoryScreen(REPO))
+        await app.until(lambda: "there is no GGUF file" in app.screen_text)
+        await app.press("enter", "down", "space", "escape")
+        await app.until(lambda: app.app.screen is app.chat)
+
+
+# State
+
+
+def test_which_one_is_marked_first() -> None:
+    repository = Repository(id=REPO, revision=COMMIT, models=MODELS)
+    state = RepositoryState(repository, MACHINE, {})
+    assert state.first_mark() == MODELS[1].files[0].path
+    assert state.first_mark("iq4_xs") == MODELS[0].files[0].path
+    assert state.first_mark("Q3_K_S") == MODELS[1].files[0].path
+    here = RepositoryState(repository, MACHINE, {MODELS[3].files[0].path: Path("/x.gguf")})
+    assert here.first_mark() == MODELS[3].files[0].path
+    assert RepositoryState(Repository(id=REPO, revision=COMMIT), MACHINE, {}).first_mark() == ""
+    odd = (model("IQ1_S", 5), model("TQ1_0", 6))
+    assert (
+        RepositoryState(Repository(id=REPO, revision=COMMIT, models=odd), MACHINE, {}).first_mark()
+        == odd[1].files[0].path
+    )
+
+
+def test_nothing_is_estimated_before_a_header_was_asked_for() -> None:
+    state = RepositoryState(Repository(id=REPO, revision=COMMIT, models=MODELS), MACHINE, {})
+    assert all(known.outlook is None for known in state.known([], None))
+    state.judged[MODELS[1].files[0].path] = AccessDenied("closed")
+    judged = {known.model.quantization: known for known in state.known([], None)}
+    assert judged["Q8_0"].outlook is not None and not judged["Q8_0"].outlook.exact
+    assert judged["f16"].outlook is None
+    assert isinstance(judged["Q4_K_M"].problem, AccessDenied)
+
+
+# Pictures
+
+
+@pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])
+async def test_snapshots(machine: None, name: str, size: tuple[int, int]) -> None:
+    shown = ShownDownloads()
+    async with running(size=size, hub=ShownHub(MODELS), downloads=shown.opener) as app:
+        await opened(app)
+        app.app.downloading.start(REPO, COMMIT, MODELS[2])
+        shown.put(download(MODELS[2], 0.61, id=MODELS[2].name, state="checking", checked=2_000_000_000))
+        await app.until(lambda: "checking" in lines(app, " Q6_K ")[0])
+        await app.pilot.pause()
+        snapshot(app.app, f"repository-{name}")
+
+
+async def test_snapshot_of_a_closed_one(machine: None) -> None:
+    hub = ShownHub(MODELS, gated=True)
+    hub.refuses = AccessDenied(
+        f"{REPO} is gated.", f"Accept its terms at https://huggingface.co/{REPO}, then `hf auth login`."
+    )
+    async with running(size=SMALL, hub=hub) as app:
+        await opened(app)
+        await app.pilot.pause()
+        snapshot(app.app, "repository-closed-80x24")

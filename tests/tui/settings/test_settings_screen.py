@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from textual.widgets import Input
+
+from cpuchat import paths, settings
+from cpuchat.settings import Settings
+from cpuchat.tui.settings import form as settings_form
+from cpuchat.tui.settings.form import current, fields
+from cpuchat.tui.settings.screen import SettingRow, SettingsScreen
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.snapshots import snapshot
+
+
+async def opened(app: RunningApp) -> SettingsScreen:
+    await app.ready()
+    await app.press("f2")
+    await app.until(lambda: isinstance(app.app.screen, SettingsScreen) and app.app.screen.query(SettingRow))
+    screen = app.app.screen
+    assert isinstance(screen, SettingsScreen)
+    return screen
+
+
+def row(screen: SettingsScreen, key: str) -> SettingRow:
+    return screen.query_one(f"#row-{key.replace('.', '-')}", SettingRow)
+
+
+def test_every_setting_has_a_field_with_words() -> None:
+    shown = {field.key for field in fields()}
+    existing = {
+        f"{section.name}.{field.name}"
+        for section in msgspec.structs.fields(Settings)
+        for field in msgspec.structs.fields(section.type)
+    }
+    assert shown | settings_form._HIDDEN == existing
+    assert all(field.about for field in fields()), [f.key for f in fields() if not f.about]
+    assert set(settings_form._ABOUT) == shown
+
+
+@pytest.mark.parametrize("field", fields(), ids=lambda f: f.key)
+def test_a_field_gives_back_what_it_shows(field: settings_form.Field) -> None:
+    value = current(Settings(), field)
+    assert value == field.default
+    assert field.parse(field.shown(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "wants"),
+    [
+        ("sampling.temperature", "hot", "needs a number from 0 to 10"),
+        ("sampling.temperature", "11", "needs a number from 0 to 10"),
+        ("sampling.temperature", "nan", "needs a number from 0 to 10"),
+        ("sampling.repeat_penalty", "0", "needs a number above 0, at most 10"),
+        ("sampling.top_k", "-1", "needs a whole number of 0 or more"),
+        ("sampling.top_k", "1.5", "needs a whole number of 0 or more"),
+        ("sampling.seed", "-2", "needs a whole number of -1 or more"),
+        ("engine.ctx", "99999999999", "needs a whole number from 0 to 16,777,216"),
+        ("engine.poll", "", "needs a whole number from 0 to 100"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_is_wanted(key: str, text: str, wants: str) -> None:
+    field = next(f for f in fields() if f.key == key)
+    with pytest.raises(ValueError, match=f"^{wants}$"):
+        field.parse(text)
+
+
+async def test_a_change_is_saved_and_comments_stay() -> None:
+    file = paths.settings_file()
+    file.parent.mkdir(parents=True)
+    file.write_text("[sampling]\n# mine\ntop_k = 20\n")
+    async with running() as app:
+        screen = await opened(app)
+        assert row(screen, "sampling.top_k").content == "20"
+        row(screen, "sampling.temperature").editor.focus()
+        await app.press("ctrl+a", "ctrl+k", *"0.2", "ctrl+s")
+        await app.until(lambda: app.app.screen is app.chat)
+        await app.until(lambda: app.conversation.settings.sampling.temperature == 0.2)
+    text = file.read_text()
+    assert "# mine" in text and "temperature = 0.2" in text and "top_k = 20" in text
+
+
+async def test_an_error_stands_beside_its_field_and_nothing_is_saved() -> None:
+    async with running() as app:
+        screen = await opened(app)
+        row(screen, "sampling.top_p").put(1.5)
+        await app.until(lambda: "! needs a number from 0 to 1" in app.screen_text)
+        await app.press("ctrl+s")
+        assert app.app.screen is screen
+        assert screen.focused is row(screen, "sampling.top_p").editor
+    assert settings.load().sampling.top_p == 0.95
+
+
+async def test_leaving_with_changes_asks() -> None:
+    async with running() as app:
+        screen = await opened(app)
+        row(screen, "sampling.top_k").put(7)
+        await app.pilot.pause()
+        await app.press("escape")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("n")
+        await app.until(lambda: app.app.screen is screen)
+        await app.press("escape")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        await app.until(lambda: app.app.screen is app.chat)
+    assert settings.load().sampling.top_k == 40
+
+
+async def test_engine_settings_offer_to_load_again() -> None:
+    async with running() as app:
+        screen = await opened(app)
+        row(screen, "engine.threads").put(3)
+        await app.pilot.pause()
+        await app.press("ctrl+s")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
+        assert app.backend.loads[1][1].n_threads == 3
+
+
+async def test_ctrl_d_puts_a_field_back() -> None:
+    settings.update({"sampling": {"top_k": 5}})
+    async with running() as app:
+        screen = await opened(app)
+        top_k = row(screen, "sampling.top_k")
+        top_k.editor.focus()
+        await app.press("ctrl+d")
+        assert top_k.content == "40"
+        assert top_k.changed
+
+
+async def test_the_theme_is_previewed_and_given_back() -> None:
+    async with running() as app:
+        screen = await opened(app)
+        row(screen, "ui.theme").put("okabe-ito")
+        await app.until(lambda: app.app.theme == "okabe-ito")
+        await app.press("escape")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        await app.until(lambda: app.app.screen is app.chat)
+        assert app.app.theme == "cpuchat"
+
+
+@pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])
+async def test_snapshots(name: str, size: tuple[int, int]) -> None:
+    async with running(size=size) as app:
+        screen = await opened(app)
+        screen.query_one("#form").border_subtitle = "config.toml"
+        for field in screen.query(Input):
+            field.cursor_blink = False
+        row(screen, "sampling.top_k").put("many")
+        await app.pilot.pause()
+        snapshot(app.app, f"settings-{name}")
+
+
+async def test_what_others_changed_while_the_form_was_open_stays() -> None:
+    async with running() as app:
+        screen = await opened(app)
+        app.app.save_settings({"engine": {"threads": 3}})
+        settings.update({"chat": {"max_tokens": 50}})  # another instance
+        await app.until(lambda: app.conversation.settings.engine.threads == 3)
+        row(screen, "sampling.top_k").put(7)
+        await app.press("ctrl+s")
+        await app.until(lambda: app.app.screen is not screen)
+        if isinstance(app.app.screen, ConfirmScreen):  # threads are for the next load
+            await app.press("escape")
+        await app.until(lambda: app.conversation.settings.sampling.top_k == 7)
+        assert app.conversation.settings.engine.threads == 3
+    saved = settings.load()
+    assert (saved.sampling.top_k, saved.engine.threads, saved.chat.max_tokens) == (7, 3, 50)

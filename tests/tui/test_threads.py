@@ -1,0 +1,41 @@
+"""Blocking calls beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from cpuchat.errors import HubOffline
+from cpuchat.tui.threads import apart
+
+
+async def test_results_and_errors_come_back() -> None:
+    assert await apart(lambda: threading.current_thread() is threading.main_thread()) is False
+    with pytest.raises(HubOffline):
+        await apart(_fail)
+
+
+def _fail() -> None:
+    raise HubOffline("No connection.")
+
+
+def test_a_call_that_hangs_keeps_neither_its_caller_nor_the_program_waiting() -> None:
+    never, started = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        started.set()
+        never.wait()
+
+    async def main() -> None:
+        task = asyncio.create_task(apart(hang))
+        while not started.is_set():
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())  # waits for the threads of its executor, before it returns
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "apart"] == [True]
+    never.set()
