@@ -25,10 +25,10 @@ import numpy as np
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main, say, table
 
 from cpuchat.prefix import common_prefix
-from cpuchat.speculation.cascade import Cascade
-from cpuchat.speculation.drafter import MAX_DEPTH, Drafter
-from cpuchat.speculation.lookup import PromptLookup
-from cpuchat.speculation.suffix import SuffixDecoding
+from cpuchat.speculation.drafters.cascade import Cascade
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter
+from cpuchat.speculation.drafters.lookup import PromptLookup
+from cpuchat.speculation.drafters.suffix import SuffixDecoding
 
 N_HISTORY = 32_000
 N_WRITTEN = 1_000

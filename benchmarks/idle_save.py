@@ -27,8 +27,8 @@ from common import MeasureError, Row, Target, alternate, arguments, machine, rep
 from product import GREEDY, answer, worker
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.engine.disk_writer import WriteBudget
 from cpuchat.engine.engine import Engine
+from cpuchat.engine.prompt.disk_writer import WriteBudget
 from cpuchat.protocol import Event, Failed, Generate, GenerationFinished, LoadModel, LoadOptions, Timings
 
 N_CTX = 8192

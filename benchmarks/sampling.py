@@ -22,7 +22,7 @@ from common import MeasureError, Row, Target, alternate, arguments, machine, rep
 from numpy.typing import NDArray
 from product import GREEDY, answer, worker
 
-from cpuchat.engine.sampling import Sampler
+from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.protocol import LoadOptions, Sampling
 
 N_VOCAB = 151_936

@@ -9,23 +9,24 @@ from typing import Final, Protocol
 
 import msgspec
 
-from cpuchat.engine.context import fit_messages
-from cpuchat.engine.continuation import Continuation
-from cpuchat.engine.control_text import MARK
-from cpuchat.engine.decode import Prefill, Written, prefill, write
-from cpuchat.engine.disk_writer import WriteBudget
-from cpuchat.engine.model import Model
-from cpuchat.engine.output import TextStream
-from cpuchat.engine.prefix_cache import PrefixCache, SavedChat
-from cpuchat.engine.prompt import PLAIN_STOPS, plain_completion
-from cpuchat.engine.reasoning import ReasoningSplitter
-from cpuchat.engine.sampling import Sampler
-from cpuchat.engine.scribe import Scribe, ThreadedStream
-from cpuchat.engine.sequence import Aborted
-from cpuchat.engine.speculator import Speculator
-from cpuchat.engine.text import Detokenizer
-from cpuchat.engine.threads import waited_seconds
-from cpuchat.engine.verify import write_drafted
+from cpuchat.engine.decoding.decode import Prefill, Written, prefill, write
+from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
+from cpuchat.engine.decoding.sampling import Sampler
+from cpuchat.engine.decoding.speculative import write_drafted
+from cpuchat.engine.drafting.speculator import Speculator
+from cpuchat.engine.llama.control_text import MARK
+from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.sequence import Aborted
+from cpuchat.engine.llama.threads import waited_seconds
+from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, plain_completion
+from cpuchat.engine.prompt.disk_writer import WriteBudget
+from cpuchat.engine.prompt.prefix_cache import PrefixCache, SavedChat
+from cpuchat.engine.prompt.token_history import Continuation
+from cpuchat.engine.prompt.trim import fit_messages
+from cpuchat.engine.text.detokenizer import Detokenizer
+from cpuchat.engine.text.output_thread import Scribe, ThreadedStream
+from cpuchat.engine.text.reasoning import ReasoningSplitter
+from cpuchat.engine.text.text_stream import TextStream
 from cpuchat.errors import ContextFull, UsageError
 from cpuchat.prefix import common_prefix
 from cpuchat.protocol import (
@@ -69,6 +70,7 @@ class Loaded:
     cache: PrefixCache | None
     continuation: Continuation
     speculator: Speculator
+    chunking: PrefillChunking
     budget: WriteBudget
     chat_id: str = ""
     kept: list[int] = field(default_factory=list)
@@ -158,7 +160,7 @@ class Answer:
             )
 
         try:
-            filled = prefill(sequence, prompt, loaded.model.pace, progress)
+            filled = prefill(sequence, prompt, loaded.chunking, progress)
         except Aborted:
             self._record(text, prompt, [])
             processed = max(len(sequence), cached[1])

@@ -8,19 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-from cpuchat.engine import bindings
 from cpuchat.engine.answer import Answer, Loaded
-from cpuchat.engine.bindings import AbortFlag
-from cpuchat.engine.companions import Companions, leave_draft_cores, load_companions
-from cpuchat.engine.continuation import Continuation
-from cpuchat.engine.disk_writer import DiskWriter, WriteBudget
-from cpuchat.engine.limits import available_here, with_limits
-from cpuchat.engine.model import Model
-from cpuchat.engine.prefix_cache import PrefixCache
-from cpuchat.engine.prompt import ChatTemplate
-from cpuchat.engine.reasoning import MARKER_TOKENS
-from cpuchat.engine.scribe import Scribe
-from cpuchat.engine.vocab import Vocab
+from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
+from cpuchat.engine.drafting.speculation_setup import Companions, leave_draft_cores, load_companions
+from cpuchat.engine.llama import bindings
+from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.engine.llama.limits import available_here, with_limits
+from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.vocab import Vocab
+from cpuchat.engine.prompt.chat_template import ChatTemplate
+from cpuchat.engine.prompt.disk_writer import DiskWriter, WriteBudget
+from cpuchat.engine.prompt.prefix_cache import PrefixCache
+from cpuchat.engine.prompt.token_history import Continuation
+from cpuchat.engine.text.output_thread import Scribe
+from cpuchat.engine.text.reasoning import MARKER_TOKENS
 from cpuchat.errors import CpuchatError, Interrupted, TemplateError, UsageError
 from cpuchat.models.gguf import GGUFHeader
 from cpuchat.protocol import Event, Failed, Generate, LoadModel, LoadProgress, Message, ModelLoaded, Unloaded
@@ -128,7 +129,8 @@ class Engine:
         cache = None
         if command.state_dir:
             cache = PrefixCache(Path(command.state_dir), command.state_limit, model.state_key(), self._writer)
-        self._loaded = Loaded(model, self._template, cache, Continuation(), self._companions.speculator, self._budget)
+        speculator, chunking = self._companions.speculator, PrefillChunking.of(model)
+        self._loaded = Loaded(model, self._template, cache, Continuation(), speculator, chunking, self._budget)
         self._emit(ModelLoaded(model=model.info))
 
     def generate(self, command: Generate, arrived: float | None = None) -> None:

@@ -97,7 +97,7 @@ class Quantizer:
 
     def __init__(self, output: Output) -> None:
         """Raises EngineMismatch."""
-        from cpuchat.engine import bindings
+        from cpuchat.engine.llama import bindings
 
         bindings.start()
         self._llama = bindings.llama

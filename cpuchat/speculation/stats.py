@@ -6,7 +6,7 @@ from collections import deque
 from typing import Final
 
 from cpuchat.protocol import DrafterCount, DrafterName, SpeculationFigures
-from cpuchat.speculation.drafter import MAX_DEPTH
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 _RECENT_PASSES: Final = 32
 

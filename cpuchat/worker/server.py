@@ -141,8 +141,8 @@ class _EngineThread(threading.Thread):
     def _run(self) -> None:
         try:
             # The import of llama.cpp happens here, so that even its failure is reported as an event.
-            from cpuchat.engine.bindings import engine_info
             from cpuchat.engine.engine import Engine
+            from cpuchat.engine.llama.bindings import engine_info
 
             memory, refused = in_effect()
             info = msgspec.structs.replace(engine_info(), memory=memory, memory_refused=refused)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.engine.bindings import AbortFlag
-from cpuchat.engine.model import Model
+from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.engine.llama.model import Model
 from cpuchat.protocol import LoadOptions
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from cpuchat import paths
-from cpuchat.engine.disk_writer import WriteBudget
 from cpuchat.engine.engine import Engine
-from cpuchat.engine.sequence import Sequence
+from cpuchat.engine.llama.sequence import Sequence
+from cpuchat.engine.prompt.disk_writer import WriteBudget
 from cpuchat.errors import GenerationFailed
 from cpuchat.protocol import (
     ContextTrimmed,

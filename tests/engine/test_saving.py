@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.engine.disk_writer import DiskWriter, WriteBudget
+from cpuchat.engine.prompt.disk_writer import DiskWriter, WriteBudget
 from cpuchat.protocol import Event, Generate, Message, PrefillProgress, TextDelta
 from tests.engine.conftest import OPTIONS
 from tests.engine.test_engine import LONG, Chat, assistant, user

@@ -33,6 +33,6 @@ def test_without_proc_there_is_what_all_have(tmp_path: Path) -> None:
 
 
 def test_this_cpu_agrees_with_the_engine_that_was_built_for_it() -> None:
-    from cpuchat.engine.bindings import engine_info
+    from cpuchat.engine.llama.bindings import engine_info
 
     assert instructions().features <= set(engine_info().features)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.engine.options import plan_load
+from cpuchat.engine.llama.load_plan import plan_load
 from cpuchat.errors import DoesNotFit
 from cpuchat.hardware.instructions import Instructions
 from cpuchat.models import fit

@@ -10,21 +10,22 @@ from time import perf_counter
 
 import numpy as np
 
-from cpuchat.engine.decode import Written, prefill, write
-from cpuchat.engine.draft_model import DraftModel
-from cpuchat.engine.model import Model
-from cpuchat.engine.output import TextStream
-from cpuchat.engine.overlap import DraftThread
-from cpuchat.engine.reasoning import ReasoningSplitter
-from cpuchat.engine.sampling import Sampler
-from cpuchat.engine.speculator import Speculator
-from cpuchat.engine.text import Detokenizer
-from cpuchat.engine.verify import write_drafted
+from cpuchat.engine.decoding.decode import Written, prefill, write
+from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
+from cpuchat.engine.decoding.sampling import Sampler
+from cpuchat.engine.decoding.speculative import write_drafted
+from cpuchat.engine.drafting.draft_model import DraftModel
+from cpuchat.engine.drafting.overlap import DraftThread
+from cpuchat.engine.drafting.speculator import Speculator
+from cpuchat.engine.llama.model import Model
+from cpuchat.engine.text.detokenizer import Detokenizer
+from cpuchat.engine.text.reasoning import ReasoningSplitter
+from cpuchat.engine.text.text_stream import TextStream
 from cpuchat.models.synthetic import write_pair
 from cpuchat.protocol import Event, LoadOptions, Sampling, Speculation, SpeculationFigures, TextDelta
-from cpuchat.speculation.costs import PassCosts
-from cpuchat.speculation.depth import DepthController, Plan
-from cpuchat.speculation.drafter import Proposal
+from cpuchat.speculation.depth.controller import DepthController, Plan
+from cpuchat.speculation.depth.costs import PassCosts
+from cpuchat.speculation.drafters.drafter import Proposal
 
 N_VOCAB = 2048
 OPTIONS = LoadOptions(n_threads=1, n_ctx=512, n_batch=64, n_ubatch=64)
@@ -150,7 +151,7 @@ class Talker:
             deltas.append(event)
             on_delta(event)
 
-        filled = prefill(target.sequence, prompt, target.pace, lambda *_: None)
+        filled = prefill(target.sequence, prompt, PrefillChunking.of(target), lambda *_: None)
         sampler = Sampler(sampling, target.vocab.n_tokens)
         sampler.accept_prompt(prompt)
         stream = TextStream(1, emit, Detokenizer(target.vocab.piece), ReasoningSplitter(""), stop, perf_counter())
@@ -184,7 +185,7 @@ def assert_same(model: Model, plain: Said, drafted: Said, sampling: Sampling = G
     for token in plain.tokens[:at]:
         sampler.accept(token)
     text = [*plain.prompt, *plain.tokens[:at]]
-    row = prefill(model.sequence, text, model.pace, lambda *_: None).row
+    row = prefill(model.sequence, text, PrefillChunking.of(model), lambda *_: None).row
     one, other = plain.tokens[at], drafted.tokens[at]
     ids, shares = sampler.distribution(row.copy())
     logits = dict(zip(ids.tolist(), np.log(shares), strict=True))

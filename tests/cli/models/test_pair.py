@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cpuchat import paths
-from cpuchat.engine.calibrate import save_costs
+from cpuchat.engine.drafting.calibration import save_costs
 from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.library import DEMO_FILES
-from cpuchat.speculation.costs import PassCosts
+from cpuchat.speculation.depth.costs import PassCosts
 from tests.cli.program import run
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 from tests.support.edited_gguf import edited

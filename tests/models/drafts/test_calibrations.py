@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cpuchat import paths
-from cpuchat.engine.calibrate import save_costs
+from cpuchat.engine.drafting.calibration import save_costs
 from cpuchat.models.drafts.calibrations import UNKNOWN, implausible, is_plausible, target_costs
 from cpuchat.models.fingerprint import file_fingerprint
-from cpuchat.speculation.costs import PassCosts, fill
+from cpuchat.speculation.depth.costs import PassCosts, fill
 from tests.models.drafts.files import header_file
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from cpuchat import paths
-from cpuchat.engine.calibrate import save_costs
+from cpuchat.engine.drafting.calibration import save_costs
 from cpuchat.errors import DraftMismatch, ModelNotFound
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.library import DEMO_FILES, Library
-from cpuchat.speculation.costs import PassCosts
+from cpuchat.speculation.depth.costs import PassCosts
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpuchat.engine.bindings import AbortFlag
-from cpuchat.engine.model import Model
+from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.engine.llama.model import Model
 from cpuchat.errors import ModelDamaged
 from cpuchat.models.gguf import read_model
 from cpuchat.models.gguf.checks import check_header, problems_of

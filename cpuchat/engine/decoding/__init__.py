@@ -1,0 +1,1 @@
+"""Prefill, decoding with and without drafts, and sampling."""

@@ -1,0 +1,125 @@
+"""The two loops: evaluating a prompt, and writing an answer token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+
+from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
+from cpuchat.engine.decoding.sampling import Sampler
+from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.text.output_thread import ThreadedStream
+from cpuchat.engine.text.text_stream import TextStream
+from cpuchat.protocol import StopReason
+
+
+@dataclass
+class Prefill:
+    """An evaluated prompt: `row` are the logits after it."""
+
+    row: np.ndarray
+    cache_n: int
+    prompt_n: int
+    seconds: float
+
+
+@dataclass
+class Written:
+    """An answer: its tokens (without the one that ended it), and `perf_counter()` of the first and the last."""
+
+    tokens: list[int] = field(default_factory=list)
+    stop_reason: StopReason = "end"
+    first: float = 0.0
+    last: float = 0.0
+    overhead_seconds: float = 0.0
+
+
+def prefill(
+    sequence: Sequence, prompt: list[int], chunking: PrefillChunking, on_progress: Callable[[int, int], None]
+) -> Prefill:
+    """Evaluate `prompt`, reusing what the KV cache holds of it.
+
+    Args:
+        on_progress: (tokens processed, tokens reused), before the first batch and after each.
+
+    Raises:
+        Aborted: stopped; the sequence holds the finished part, which a next call takes over.
+        GenerationFailed: llama.cpp refused a batch.
+    """
+    start = perf_counter()
+    kept, row = sequence.prepare(prompt)
+    on_progress(kept, kept)
+    at = kept
+    while at < len(prompt):
+        if sequence.abort.is_set():
+            raise Aborted
+        # Batches of one graph each: the same speed as larger ones, finer progress, no finished work lost to a stop.
+        batch = prompt[at : at + chunking.size(at, sequence.n_ubatch)]
+        at += len(batch)
+        is_last = at == len(prompt)
+        sequence.extend(batch, n_outputs=int(is_last))
+        if is_last:
+            row = sequence.logits(len(batch) - 1)
+        on_progress(at, kept)
+    seconds = perf_counter() - start
+    assert row is not None
+    if kept < len(prompt):
+        sequence.keep_row(row)
+    return Prefill(row=row, cache_n=kept, prompt_n=len(prompt) - kept, seconds=seconds)
+
+
+def write(
+    sequence: Sequence,
+    row: np.ndarray,
+    sampler: Sampler,
+    stream: TextStream | ThreadedStream,
+    is_eog: Callable[[int], bool],
+    max_tokens: int,
+) -> Written:
+    """Write an answer until the model ends it, a stop string, `max_tokens` (0: no limit), the context or the user does.
+
+    All text has been emitted when this returns. The last token is part of the answer but not of the sequence.
+
+    Raises:
+        GenerationFailed: llama.cpp refused a batch, or the logits are not numbers; the text so far was emitted.
+    """
+    written = Written()
+    tokens = written.tokens
+    append, pick, accept, step, feed = tokens.append, sampler.pick, sampler.accept, sequence.step, stream.feed
+    aborted = sequence.abort.is_set
+    room = sequence.n_ctx - len(sequence)
+    limit = room + 1  # one more: the last token needs no place in the cache
+    reason: StopReason = "context"
+    if 0 < max_tokens <= limit:
+        limit, reason = max_tokens, "max_tokens"
+    sequence.decode_seconds = 0.0
+    start = now = perf_counter()
+    try:
+        if aborted():
+            reason, limit = "cancelled", 0
+        for n in range(limit):
+            token = pick(row)
+            if is_eog(token):
+                reason = "end"
+                break
+            accept(token)
+            append(token)
+            now = perf_counter()
+            if n == 0:
+                written.first = now
+            if feed(token, now):
+                reason = "stop_string"
+                break
+            if n + 1 < limit:
+                row = step(token)
+    except Aborted:
+        reason = "cancelled"
+    finally:
+        written.last = now
+        written.stop_reason = reason
+        written.overhead_seconds = perf_counter() - start - sequence.decode_seconds
+        stream.finish(perf_counter(), stopped=reason == "stop_string")
+    return written

@@ -1,0 +1,1 @@
+"""The draft model, what passes cost, and the speculator over all drafters."""

@@ -1,0 +1,316 @@
+"""Measuring once what passes cost: T(n) of the target for n = 1..32 tokens, and what the draft model takes.
+
+The curve decides whether drafting pays, and how far; it differs by model, quantisation, cores and build, so it is
+measured on the loaded model itself, with random tokens (a mixture of experts then touches as many experts as real
+text does, or more), and kept in a small file for a while. Times that cannot be those of a quiet machine are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from cpuchat.engine.drafting.overlap import DraftThread
+from cpuchat.engine.llama import bindings
+from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.sequence import Sequence
+from cpuchat.models.drafts.calibrations import FORMAT, Calibration, implausible, is_plausible
+from cpuchat.settings import write_atomically
+from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, fill
+
+BUDGET_SECONDS: Final = 12.0
+"""Time for the target's curve. A large model does not get through all points: the rest is extrapolated."""
+
+_POINTS: Final = (1, 4, 8, 2, 3, 16, 5, 6, 7, 12, 32, 10, 14, 24, 20, 28)
+"""In the order of what they are worth, in case the time runs out."""
+_OVERLAP_POINTS: Final = (1, 4, 8, 16, 3, 6, 12, 32)
+_ROUNDS: Final = 3
+_N_PAST: Final = 32
+_DRAFT_STEPS: Final = 12
+_STEADY: Final = 1.25
+_HEALING_ROUNDS: Final = 12
+_HEALING: Final = 1.5
+"""Of the budget, until passes that took impossibly long are no longer repeated."""
+KEPT_SECONDS: Final = 30 * 86_400.0
+"""For so long a calibration is good: kernels, firmware and cooling change less often..."""
+UNSTEADY_SECONDS: Final = 3_600.0
+"""...and so long one whose measurements scattered, so that it is repeated when the machine may be quiet."""
+
+Progress = Callable[[int, int], None]
+"""(measurements done, measurements to do)"""
+
+
+def calibration_key(target: Model, draft: Model | None, extra: str = "") -> str:
+    """Everything that the costs depend on: both files, the cores and how they are used, the engine's build."""
+    plan, engine = target.plan, bindings.engine_info()
+    parts: list[Any] = [
+        target.info.fingerprint,
+        target.options.type_k,
+        target.options.type_v,
+        target.options.flash_attn,
+        target.options.use_repack,
+        target.options.n_experts,
+        plan.n_threads,
+        plan.cpus,
+        plan.n_ubatch,
+        plan.n_rs_seq,
+        target.sequence.rollback_kind,
+        engine.llama_commit,
+        engine.features,
+        draft.info.fingerprint if draft is not None else "",
+        extra,
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def load_costs(folder: Path, key: str, *, any_age: bool = False) -> PassCosts | None:
+    """What an earlier calibration with the same key found; None when there is none that can be read and believed, or,
+    unless `any_age` will do, when it is time to measure again."""
+    try:
+        file = _file(folder, key)
+        saved = msgspec.json.decode(file.read_bytes(), type=Calibration)
+        age = time.time() - file.stat().st_mtime
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if (saved.format, saved.key) != (FORMAT, key):
+        return None
+    if not any_age and age > (KEPT_SECONDS if saved.steady else UNSTEADY_SECONDS):
+        return None
+    try:
+        overlap = OverlapCosts(*saved.overlap) if saved.overlap else None
+        costs = PassCosts(saved.verify_ms, saved.draft_ms, saved.read_ms, overlap, saved.rollback_ms, saved.steady)
+        return costs if is_plausible(costs.verify_ms) else None
+    except ValueError:
+        return None
+
+
+def save_costs(folder: Path, key: str, costs: PassCosts, target: str = "", draft: str = "") -> None:
+    """Keep a calibration; one that cannot be is not kept, and a disk that is full or read-only keeps nothing.
+
+    `target` and `draft` are the fingerprints of the files, for `target_costs`.
+    """
+    if not is_plausible(costs.verify_ms):
+        return
+    overlap = (costs.overlap.verify_ms, costs.overlap.draft_ms) if costs.overlap else None
+    saved = Calibration(
+        FORMAT, key, costs.verify_ms, costs.draft_ms, costs.read_ms, costs.rollback_ms, overlap, target, draft,
+        costs.steady,
+    )  # fmt: skip
+    with contextlib.suppress(OSError):
+        write_atomically(_file(folder, key), msgspec.json.encode(saved))
+
+
+def _file(folder: Path, key: str) -> Path:
+    return folder / f"{key[:32]}.json"
+
+
+def measure(
+    target: Model,
+    draft: Model | None,
+    thread: DraftThread | None,
+    on_progress: Progress,
+    *,
+    budget: float = BUDGET_SECONDS,
+    known: PassCosts | None = None,
+) -> PassCosts:
+    """Measure both models in turn, and with a `thread` for the draft model also at the same time.
+
+    Their sequences are empty afterwards. Beside heavy load what comes out may still be implausible.
+
+    Args:
+        budget: seconds for the target's curve.
+        known: what was measured of the target alone before, and is not measured again.
+
+    Raises:
+        Aborted: the abort flag was set.
+        GenerationFailed: llama.cpp refused a batch.
+    """
+    points = [n for n in _POINTS if n <= 1 + target.sequence.max_draft]
+    overlapped = [n for n in _OVERLAP_POINTS if n in points]
+    total = ((0 if known else len(points)) + (len(overlapped) if thread else 0)) * _ROUNDS
+    draft_ms = read_ms = 0.0
+    overlap = None
+    done = 0
+    try:
+        if known is None:
+            curve = _Curve(target.sequence, points, budget)
+            done = curve.measure(lambda n: on_progress(n, total))
+            known = PassCosts(curve.filled(), rollback_ms=curve.rollback_ms, steady=curve.is_steady)
+        if draft is not None:
+            sequence = draft.sequence
+            draft_ms, read_ms = thread.run(lambda: _draft_costs(sequence)) if thread else _draft_costs(sequence)
+            if thread is not None:
+                overlap = _overlapped(
+                    target.sequence, sequence, thread, overlapped, lambda n: on_progress(done + n, total), budget / 3
+                )
+                if not is_plausible(overlap.verify_ms):  # another time, then
+                    overlap, known = None, replace(known, steady=False)
+        on_progress(total, total)
+    finally:
+        target.sequence.clear()
+        if draft is not None:
+            draft.sequence.clear()
+    return replace(known, draft_ms=draft_ms, read_ms=read_ms, overlap=overlap)
+
+
+def _overlapped(
+    target: Sequence,
+    draft: Sequence,
+    thread: DraftThread,
+    points: list[int],
+    tell: Callable[[int], None],
+    budget: float,
+) -> OverlapCosts:
+    """Both at once: the draft model drafts without a pause while the target's passes are timed."""
+    over = threading.Event()
+
+    def draft_on() -> list[float]:
+        steps: list[float] = []
+        token = random_tokens(1, draft.n_vocab)[0]
+        draft.clear()
+        while not steps or not over.is_set():
+            if len(draft) >= _N_PAST + _DRAFT_STEPS:
+                draft.truncate(_N_PAST)
+            began = perf_counter()
+            draft.step(token).argmax()
+            steps.append(1e3 * (perf_counter() - began))
+        return steps
+
+    was_on = thread.is_on
+    thread.switch(True)
+    try:
+        drafting = thread.start(draft_on)
+        try:
+            curve = _Curve(target, points, budget)
+            curve.measure(tell)
+        finally:
+            over.set()
+            steps = drafting.result()
+    finally:
+        thread.switch(was_on or thread.always)
+    return OverlapCosts(verify_ms=curve.filled(), draft_ms=statistics.median(steps))
+
+
+def random_tokens(n: int, n_vocab: int, seed: int = 0) -> list[int]:
+    """Token ids spread over the vocabulary, the same each time."""
+    return np.random.Generator(np.random.PCG64(seed)).integers(0, n_vocab, n).tolist()
+
+
+class _Curve:
+    """T(n) of a target: the best of a few passes for each n that there was time for, at least two of them.
+
+    The best, because what disturbs only ever makes a pass slower, and by much: threads wait for each other. Where even
+    that cannot be, it is tried some more.
+    """
+
+    def __init__(self, sequence: Sequence, points: list[int], budget: float) -> None:
+        self._sequence = sequence
+        self._points = points
+        self._budget = budget
+        self._samples: dict[int, list[float]] = {}
+        self._rollbacks: list[float] = []
+        self._tokens = random_tokens(_N_PAST + max(*points, 2), sequence.n_vocab)
+
+    def measure(self, tell: Callable[[int], None]) -> int:
+        """Returns how many passes were timed; `tell` hears of each."""
+        started, done = perf_counter(), 0
+        self._sequence.clear()
+        _extend(self._sequence, self._tokens[:_N_PAST])
+        for round_ in range(_ROUNDS):
+            # Order is turned so that drifts even out.
+            for n in self._points if round_ % 2 == 0 else reversed(self._points):
+                if perf_counter() - started > self._budget and len(self._samples) >= 2:
+                    return done
+                if round_ == 0 and n <= 8:  # the first pass of a size builds its graph
+                    self._pass(n)
+                self._samples.setdefault(n, []).append(self._pass(n))
+                done += 1
+                tell(done)
+        for _ in range(_HEALING_ROUNDS):
+            for n in implausible(self._best):
+                if perf_counter() - started > _HEALING * self._budget:
+                    return done
+                self._samples[n].append(self._pass(n))
+        return done
+
+    @property
+    def _best(self) -> dict[int, float]:
+        return {n: min(values) for n, values in self._samples.items()}
+
+    def filled(self) -> tuple[float, ...]:
+        """ms for n = 1..32."""
+        return fill(self._best)
+
+    @property
+    def rollback_ms(self) -> float:
+        """What going back after a refused token took."""
+        return statistics.median(self._rollbacks) if self._rollbacks else 0.0
+
+    @property
+    def is_steady(self) -> bool:
+        """The best two passes of a size mostly took about as long."""
+        pairs = [sorted(values)[:2] for values in self._samples.values() if len(values) > 1]
+        return not pairs or statistics.median(second / best for best, second in pairs) < _STEADY
+
+    def _pass(self, n: int) -> float:
+        """ms of one verify pass over `n` tokens, its rows looked at as verification does."""
+        sequence = self._sequence
+        sequence.mark()
+        if n == 1:
+            # The second of two steps: the first one builds the graph anew, which steps in a row do not.
+            sequence.step(self._tokens[_N_PAST])
+            began = perf_counter()
+            sequence.step(self._tokens[_N_PAST + 1]).argmax()
+            took = perf_counter() - began
+        else:
+            began = perf_counter()
+            sequence.extend(self._tokens[_N_PAST : _N_PAST + n], n_outputs=n)
+            for i in range(n):
+                sequence.logits(i).argmax()
+            took = perf_counter() - began
+            # As after a refusal: some of the pass's tokens stay, at least its first one.
+            began = perf_counter()
+            sequence.take_back(_N_PAST + max(n // 2, 1))
+            self._rollbacks.append(1e3 * (perf_counter() - began))
+        sequence.take_back(_N_PAST)
+        return 1e3 * took
+
+
+def _extend(sequence: Sequence, tokens: list[int]) -> None:
+    size = min(sequence.n_batch, sequence.n_ubatch)
+    for i in range(0, len(tokens), size):
+        sequence.extend(tokens[i : i + size])
+
+
+def _draft_costs(sequence: Sequence) -> tuple[float, float]:
+    """(ms for each token drafted one after the other, ms for each token read in a batch)."""
+    tokens = random_tokens(3 * 32, sequence.n_vocab)
+    sequence.clear()
+    size = min(32, sequence.n_batch, sequence.n_ubatch)
+    steps: list[float] = []
+    reads: list[float] = []
+    for _ in range(_ROUNDS):
+        sequence.truncate(0)
+        for read in range(2):  # the first one builds the graph
+            began = perf_counter()
+            sequence.extend(tokens[:size], n_outputs=size)
+            for i in range(size):
+                sequence.logits(i).argmax()
+            if read:
+                reads.append((perf_counter() - began) / size)
+        for token in tokens[size : size + _DRAFT_STEPS]:
+            began = perf_counter()
+            sequence.step(token).argmax()
+            steps.append(perf_counter() - began)
+    return 1e3 * statistics.median(steps), 1e3 * statistics.median(reads)

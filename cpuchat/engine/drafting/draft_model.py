@@ -1,0 +1,230 @@
+"""A small model that drafts for a large one of the same vocabulary.
+
+Its KV cache is kept for what was accepted: after a verify pass it reads only what it has not seen, which is the
+target's own token and at most one drafted token. Greedy: the drafted token is the draft model's likeliest one,
+whatever the sampling settings are, because the target's sampler decides anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
+from typing import Final
+
+import numpy as np
+
+from cpuchat.engine.llama.sequence import Sequence
+from cpuchat.prefix import common_prefix
+from cpuchat.protocol import DrafterName
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Proposal, grade
+
+_READ_ROWS: Final = MAX_DEPTH + 1
+"""Tokens read at once when their rows are wanted."""
+_MARGIN: Final = np.float32(12.0)
+_UNREADABLE: Final = 0
+"""Stands for tokens that only the target knows."""
+
+
+class DraftModel:
+    """Drafts with a model of its own. Implements `speculation.drafter.Drafter`.
+
+    The text may be longer than the model's context, and reading all of it may cost more than it brings: the sequence
+    may hold only the end of the text, from `_start` on.
+
+    Args:
+        sequence: of the draft model; it must be able to roll back.
+        n_vocab: ids that both models have; the draft never proposes others.
+    """
+
+    name: DrafterName = "draft"
+
+    def __init__(self, sequence: Sequence, n_vocab: int) -> None:
+        self._sequence = sequence
+        self._n_vocab = n_vocab
+        self._text: list[int] = []
+        self._start = 0
+        self._synced = 0  # tokens of the sequence that are the text's
+        self.passes = 0
+        """Evaluations of the model so far, each of which reads all its weights."""
+
+    @property
+    def lag(self) -> int:
+        """Tokens of the text that it has not read."""
+        return len(self._text) - self._start - self._synced
+
+    @property
+    def holds_all(self) -> bool:
+        """It has read the text from its beginning (as far as it got), not only the end of it."""
+        return self._start == 0
+
+    @property
+    def lag_of_all(self) -> int | None:
+        """Tokens to read if it is to know the text from its beginning; None when it does, or has no room for that."""
+        if self.holds_all or len(self._text) > self._sequence.n_ctx // 2:
+            return None
+        return len(self._text)
+
+    def begin(self, text: Tokens[int]) -> None:
+        """As `Drafter.begin`. What the sequence holds of it stays."""
+        self._text = self._readable(text)
+        held = self._sequence.tokens
+        if self._start and held[:64] != self._text[self._start : self._start + min(64, len(held))]:
+            self._start = 0
+        self._synced = common_prefix(held, self._text[self._start :])
+        if self._start and not self._synced:
+            self._start = 0
+
+    def append(self, tokens: Tokens[int]) -> None:
+        """As `Drafter.append`. Tokens that it drafted itself are in the sequence already."""
+        held = self._sequence.tokens
+        at = self._start + self._synced
+        self._text.extend(self._readable(tokens))
+        if at + len(tokens) >= len(self._text):  # else it lags behind, and holds nothing after that
+            while self._synced < len(held) and at < len(self._text) and held[self._synced] == self._text[at]:
+                self._synced += 1
+                at += 1
+
+    def _readable(self, tokens: Tokens[int]) -> list[int]:
+        """The text as it can read it: the target's vocabulary may have more tokens, which llama.cpp would refuse."""
+        n_vocab = self._sequence.n_vocab
+        return [token if token < n_vocab else _UNREADABLE for token in tokens]
+
+    def restart(self, n: int) -> None:
+        """Forget everything but that the last `n` tokens of the text are to be read."""
+        self._sequence.clear()
+        self._synced = 0
+        self._start = max(len(self._text) - max(n, 1), 0)
+
+    def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
+        """As `Drafter.propose`; reads first what it lags behind.
+
+        Raises:
+            Aborted, GenerationFailed: as `Sequence.extend`.
+        """
+        proposal = Proposal("draft")
+        if max_n <= 0 or not self._text:
+            return proposal
+        row = self._catch_up(max_n)
+        tokens, grades = proposal.tokens, proposal.grades
+        while True:
+            row = row[: self._n_vocab]
+            token = int(row.argmax())
+            if min_probability > 0:
+                share = _share(row, row[token])
+                if share < min_probability:
+                    break
+                grades.append(grade(share))
+            else:
+                grades.append(UNKNOWN)
+            tokens.append(token)
+            if len(tokens) >= max_n:
+                break
+            row = self._step(token)
+        return proposal
+
+    def draft_ahead(self, drafted: list[int], n: int, min_probability: float, is_over: Callable[[], bool]) -> list[int]:
+        """Go on after a draft that is not verified yet: at most `n` tokens, fewer when `is_over`.
+
+        The first one is a guess of what the target will add, the others are a draft as from `propose`. The text stays
+        as it is; `append` finds out how much of this was right.
+
+        Raises:
+            Aborted, GenerationFailed: as `Sequence.extend`.
+        """
+        sequence, tokens = self._sequence, []
+        at = len(self._text) - self._start + len(drafted) - 1  # place of the last drafted token
+        if not drafted or at + n > sequence.n_ctx:
+            return []
+        sequence.truncate(at)  # a draft that ended early, or was cut, may have been read further
+        token = drafted[-1]
+        while len(tokens) < n and not is_over():
+            row = self._step(token)[: self._n_vocab]
+            token = int(row.argmax())
+            if tokens and min_probability > 0 and _share(row, row[token]) < min_probability:
+                break
+            tokens.append(token)
+        return tokens
+
+    def read(self, n: int) -> int:
+        """Read the next `n` tokens of the text, in large batches; how many that were. The newest token is left for
+        `propose`, and of a text that is longer than its context only the end is read.
+
+        Raises:
+            Aborted, GenerationFailed: as `Sequence.extend`.
+        """
+        self._drop_wrong(0)
+        before = self._synced
+        at = self._start + before
+        try:
+            self._extend(self._text[at : at + min(n, self.lag - 1)], n_outputs=0)
+        finally:
+            self._synced = min(max(self._synced, len(self._sequence)), len(self._text) - self._start)
+        return self._synced - before
+
+    def score(self, n: int) -> list[bool]:
+        """Read the next `n` tokens of the text that it has not read; for each: would it have drafted the one after?
+
+        One pass gives its opinion on all of them: what it would have been worth without having drafted anything. The
+        newest token of the text has no successor yet and is left for `propose`.
+
+        Raises:
+            Aborted, GenerationFailed: as `Sequence.extend`.
+        """
+        right: list[bool] = []
+        try:
+            self._drop_wrong(0)
+            n = min(n, self.lag - 1)
+            while n > 0:
+                at = self._start + self._synced
+                batch = self._text[at : at + min(n, _READ_ROWS, self._sequence.n_batch)]
+                self.passes += 1
+                self._sequence.extend(batch, n_outputs=len(batch))
+                self._synced += len(batch)
+                n -= len(batch)
+                for i in range(len(batch)):
+                    row = self._sequence.logits(i)[: self._n_vocab]
+                    right.append(int(row.argmax()) == self._text[at + i + 1])
+        finally:
+            self._synced = min(self._synced, len(self._sequence))
+        return right
+
+    def _drop_wrong(self, max_n: int) -> None:
+        """Take back drafted tokens that were refused, and make room for what is to come."""
+        sequence = self._sequence
+        if len(self._text) - self._start + max_n > sequence.n_ctx:
+            self.restart(sequence.n_ctx // 2)
+        if len(sequence) > self._synced:
+            self._synced = sequence.truncate(self._synced)
+
+    def _catch_up(self, max_n: int) -> np.ndarray:
+        """Read the rest of the text; the logits after it."""
+        sequence = self._sequence
+        self._synced = min(self._synced, len(self._text) - self._start - 1)  # the last token gives the logits
+        self._drop_wrong(max_n)
+        pending = self._text[self._start + self._synced :]
+        row = self._step(pending[0]) if len(pending) == 1 else self._extend(pending, n_outputs=1)
+        assert row is not None
+        self._synced = len(sequence)
+        return row
+
+    def _step(self, token: int) -> np.ndarray:
+        """Evaluate one token; the logits after it."""
+        self.passes += 1
+        return self._sequence.step(token)
+
+    def _extend(self, tokens: list[int], n_outputs: int) -> np.ndarray | None:
+        """Evaluate any number of tokens; the logits after the last one if they are wanted."""
+        sequence = self._sequence
+        size = min(sequence.n_batch, sequence.n_ubatch)
+        for i in range(0, len(tokens), size):
+            batch = tokens[i : i + size]
+            is_last = i + size >= len(tokens)
+            self.passes += 1
+            sequence.extend(batch, n_outputs=n_outputs if is_last else 0)
+        return sequence.logits(len(batch) - 1) if n_outputs and tokens else None
+
+
+def _share(row: np.ndarray, peak: np.float32) -> float:
+    """Probability of the entry `peak`, the largest; entries that are too small to count are left out."""
+    near = row[row > peak - _MARGIN]
+    return 1.0 / float(np.exp(near - peak).sum())

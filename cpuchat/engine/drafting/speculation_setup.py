@@ -1,0 +1,278 @@
+"""What is loaded beside a target model so that it can speculate: the draft model, and what passes cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from cpuchat.engine.drafting import calibration
+from cpuchat.engine.drafting.draft_model import DraftModel
+from cpuchat.engine.drafting.overlap import DraftThread
+from cpuchat.engine.drafting.speculator import Speculator
+from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.engine.llama.limits import traffic
+from cpuchat.engine.llama.model import Model, Progress
+from cpuchat.engine.llama.sequence import Aborted
+from cpuchat.engine.llama.threads import usable_topology
+from cpuchat.errors import CpuchatError, GenerationFailed, Interrupted, UsageError
+from cpuchat.hardware.cores import choose_cores
+from cpuchat.hardware.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
+from cpuchat.models.drafts.calibrations import implausible
+from cpuchat.models.drafts.pairing import check_pair
+from cpuchat.models.gguf import read_model
+from cpuchat.protocol import LoadModel, LoadOptions
+from cpuchat.speculation.depth.costs import PassCosts
+from cpuchat.speculation.depth.overlap import overlap_pays
+from cpuchat.speculation.depth.reason import DISTURBED, SKIPPED, UNCALIBRATED
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH
+
+
+@dataclass
+class Companions:
+    """The speculator of a loaded model, and the draft model behind it if there is one. Freed before the target."""
+
+    speculator: Speculator
+    draft: Model | None = None
+    thread: DraftThread | None = None
+
+    def free(self) -> None:
+        if self.thread is not None:
+            self.thread.close()
+            self.thread = None
+        if self.draft is not None:
+            self.draft.free()
+            self.draft = None
+
+
+def leave_draft_cores(options: LoadOptions) -> LoadOptions:
+    """Options for the target: without the cores that are named for the draft model, which end up as a list of CPUs.
+
+    Called before anything is pinned: afterwards this thread no longer sees all its CPUs.
+
+    Raises:
+        UsageError: the words are no words for cores, name cores that are not allowed, or leave none for the target.
+    """
+    mine = draft_cpus(options)
+    if mine is None or not options.draft_path:
+        return options
+    topology = usable_topology()
+    wrong = [c for c in mine if c not in topology.allowed]
+    if wrong:
+        raise _wrong_cores(options, f"CPU {wrong[0]} is not allowed for this process")
+    if options.cpus is not None:
+        left = tuple(c for c in options.cpus if c not in mine)
+    else:
+        left = _left(topology, options, mine)
+    if not left:
+        raise UsageError(
+            f"The draft cores {options.draft_cores} leave no core for the target model.",
+            "Name fewer, or use --draft-cores shared.",
+        )
+    n_threads = min(options.n_threads, len(left))
+    return msgspec.structs.replace(options, cpus=left, n_threads=n_threads, draft_cores=format_cpu_list(mine))
+
+
+def _left(topology: Topology, options: LoadOptions, mine: tuple[int, ...]) -> tuple[int, ...]:
+    """The CPUs of the target's threads on the cores that the draft model leaves; () if there are none."""
+    # What is wrong with the words themselves is told as such, not as a fault of the draft model.
+    choose_cores(topology, options.cores, options.n_threads)
+    try:
+        every = choose_cores(topology, options.cores, without=mine).cpus
+    except UsageError:
+        return ()
+    if not options.n_threads or options.n_threads >= len(every):
+        return every
+    return choose_cores(topology, options.cores, options.n_threads, without=mine).cpus
+
+
+def draft_cpus(options: LoadOptions) -> tuple[int, ...] | None:
+    """The cores that `draft_cores` names; None when it leaves the choice to what is measured, or shares.
+
+    Raises:
+        UsageError: neither a word nor a list of CPUs, or a place that this machine does not have.
+    """
+    if options.draft_cores in ("auto", "shared"):
+        return None
+    if options.draft_cores.startswith(("l3:", "node:", "socket:")):
+        return choose_cores(usable_topology(), options.draft_cores).cpus
+    cpus = parse_cpu_list(options.draft_cores)
+    if not cpus:
+        raise _wrong_cores(options, "it is no list of CPUs")
+    return cpus
+
+
+def _wrong_cores(options: LoadOptions, why: str) -> UsageError:
+    return UsageError(
+        f"The draft cores are {options.draft_cores!r}: {why}.",
+        'Give "auto", "shared", a list such as 6,7, or l3:0, node:0, socket:0.',
+    )
+
+
+def load_companions(
+    target: Model, command: LoadModel, available: int, on_progress: Progress, abort: AbortFlag
+) -> Companions:
+    """Load the draft model that `command` names, and find out what drafting costs.
+
+    Neither keeps the target from being used: what does not work is told in `target.info.notes`. A stop while costs
+    are being measured skips that.
+
+    Args:
+        available: bytes of memory that the draft model may take.
+
+    Raises:
+        Interrupted: the load of the draft model was stopped.
+    """
+    notes: list[str] = []
+    draft = _load_draft(target, command, available, on_progress, abort, notes)
+    drafter = thread = None
+    try:
+        if draft is not None:
+            drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens))
+            thread = _draft_thread(target, draft, drafter, target.options)
+        max_depth = min(MAX_DEPTH, target.sequence.max_draft)
+        costs, uncalibrated = None, ""
+        if max_depth:
+            costs, uncalibrated = _costs(target, draft, thread, command, on_progress, abort, notes)
+    except BaseException:
+        Companions(Speculator(None), draft, thread).free()
+        raise
+    if thread is not None and not thread.always and not (costs is not None and overlap_pays(costs)):
+        thread.close()
+        thread = None
+        costs = costs and replace(costs, overlap=None)
+    note = target.sequence.rollback.note
+    why = "" if max_depth else f"off: {note[:1].lower()}{note[1:]}".rstrip(".")
+    info = target.info
+    target.info = msgspec.structs.replace(
+        info,
+        notes=(*info.notes, *notes),
+        draft=draft.info.name if draft is not None else "",
+        draft_quantization=draft.info.quantization if draft is not None else "",
+        draft_traffic=traffic(draft) if draft is not None else None,
+        draft_cpus=thread.cpus if thread is not None else draft.pool.cpus if draft is not None else (),
+        pass_ms=costs.verify_ms if costs is not None else (),
+        no_speculation=why,
+    )
+    speculator = Speculator(costs, drafter, thread, max_depth=max_depth, reason=why, uncalibrated=uncalibrated)
+    return Companions(speculator, draft, thread)
+
+
+def _draft_thread(target: Model, draft: Model, drafter: DraftModel, options: LoadOptions) -> DraftThread | None:
+    """Cores of its own for the draft model: those that were named, or some to try whether that is faster."""
+    named = draft_cpus(options)
+    if named is not None:
+        return DraftThread(target, draft, drafter, named, None)
+    cores = target.pool.cpus
+    if options.draft_cores == "shared" or len(cores) < 2:
+        return None
+    own = own_cores(read_topology(allowed=cores), cores)
+    return DraftThread(target, draft, drafter, own, tuple(cpu for cpu in cores if cpu not in own))
+
+
+def own_cores(topology: Topology, cores: tuple[int, ...]) -> tuple[int, ...]:
+    """Which of the CPUs `cores` the draft model gets when it is to compute at the same time as the target.
+
+    Those of the last L3 group, so that the two share neither a cache nor a link to memory; where there is only one
+    group, every eighth.
+    """
+    groups: dict[int, list[int]] = {}
+    for cpu in cores:
+        group = topology.l3_of(cpu)
+        if group is not None:
+            groups.setdefault(group.index, []).append(cpu)
+    if len(groups) > 1:
+        return tuple(groups[max(groups)])
+    return cores[-max(1, len(cores) // 8) :]
+
+
+def _load_draft(
+    target: Model, command: LoadModel, available: int, on_progress: Progress, abort: AbortFlag, notes: list[str]
+) -> Model | None:
+    if not command.options.draft_path or not target.sequence.max_draft:
+        return None
+    path = Path(command.options.draft_path)
+    try:
+        header = read_model(path)
+        verdict = check_pair(target.header, header)
+        if not verdict.ok:
+            notes.append(f"No draft model: {verdict.reason} {verdict.hint}".strip())
+            return None
+        trained = header.n_ctx_train or target.sequence.n_ctx
+        # It computes on the target's threads. Named ones could not be checked here: this thread is pinned already.
+        options = msgspec.structs.replace(
+            command.options,
+            n_ctx=min(target.sequence.n_ctx, trained),
+            n_threads=0,
+            cpus=None,
+            cores="auto",
+            n_experts=0,
+            draft_path="",
+        )
+        draft = Model.load(
+            path, options, on_progress=on_progress, abort=abort, pool=target.pool, available=max(available, 0)
+        )
+    except Interrupted:
+        raise
+    except CpuchatError as error:
+        notes.append(f"No draft model: {error.message} {error.hint}".strip())
+        return None
+    if not draft.sequence.can_roll_back:
+        draft.free()
+        notes.append(f"No draft model: {path.name} keeps a running state and cannot take back what was refused.")
+        return None
+    return draft
+
+
+def _costs(
+    target: Model,
+    draft: Model | None,
+    thread: DraftThread | None,
+    command: LoadModel,
+    on_progress: Progress,
+    abort: AbortFlag,
+    notes: list[str],
+) -> tuple[PassCosts | None, str]:
+    """The costs, or why there are none in one plain sentence."""
+    folder = Path(command.calibration_dir) if command.calibration_dir else None
+    alone = calibration.calibration_key(target, None)
+    key = calibration.calibration_key(target, draft, str(thread.cpus) if thread is not None else "") if draft else alone
+
+    def kept(key: str, *, any_age: bool = False) -> PassCosts | None:
+        return calibration.load_costs(folder, key, any_age=any_age) if folder is not None else None
+
+    if costs := kept(key, any_age=not command.options.calibrate):
+        return costs, ""
+    if not command.options.calibrate:
+        return None, UNCALIBRATED
+    known, earlier = kept(alone), kept(key, any_age=True)
+    try:
+        costs = calibration.measure(
+            target, draft, thread, lambda done, total: on_progress("calibrating", done, total), known=known
+        )
+    except Aborted:
+        abort.clear()
+        if abort.is_set():  # for good: it is not only the measurement that is not wanted
+            raise Interrupted("The load was stopped.") from None
+        if earlier is None:
+            notes.append("Calibration was skipped, so adaptive drafting stays off until the model is loaded again.")
+        return earlier, SKIPPED
+    except GenerationFailed as error:
+        notes.append(f"Adaptive drafting stays off: {error.message}")
+        return None, UNCALIBRATED
+    if dear := implausible(dict(enumerate(costs.verify_ms, 1))):
+        if earlier is None:
+            passes = "a plain step" if dear[0] == 1 else f"a pass over {dear[0]} tokens"
+            notes.append(
+                f"Calibration was disturbed by other programs: {passes} took {costs.verify_ms[dear[0] - 1]:.3g} ms. "
+                "Adaptive drafting stays off; reload the model when the machine is idle."
+            )
+        return earlier, DISTURBED
+    if folder is not None:
+        fingerprint = target.info.fingerprint
+        calibration.save_costs(folder, key, costs, fingerprint, draft.info.fingerprint if draft is not None else "")
+        if known is None and draft is not None:  # the next draft model need not wait for the target's curve again
+            costs_alone = replace(costs, draft_ms=0.0, read_ms=0.0, overlap=None)
+            calibration.save_costs(folder, alone, costs_alone, fingerprint)
+    return costs, ""

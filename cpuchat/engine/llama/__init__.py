@@ -1,0 +1,1 @@
+"""llama.cpp: bindings, models, contexts, sequences, threads and tokenizers."""

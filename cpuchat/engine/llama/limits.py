@@ -1,0 +1,70 @@
+"""What bounds a model here: the memory it may take, how much a pass reads, how fast the cores in use can read."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.engine.llama.model import Model, Progress
+from cpuchat.errors import Interrupted
+from cpuchat.hardware.bandwidth.probe import known_peak, peak_of, should_measure
+from cpuchat.hardware.cpus import l3_bytes
+from cpuchat.hardware.memory import available_bytes, available_on
+from cpuchat.hardware.numa.mempolicy import allowed_nodes, current
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.traffic import traffic_of
+from cpuchat.protocol import ModelInfo, Traffic
+
+
+def available_here() -> int:
+    """Bytes of memory for a model: no more than what is left on the nodes that this process is bound to.
+
+    The kernel ends a process that wants more than its nodes have, however much there is on others.
+    """
+    policy = current()
+    bound = policy.nodes if policy is not None and policy.mode == "bind" else allowed_nodes()
+    on_nodes, anywhere = available_on(bound), available_bytes()
+    return anywhere if on_nodes is None else min(on_nodes, anywhere)
+
+
+def traffic(model: Model) -> Traffic:
+    """What a pass of `model` reads, with its KV cache types and number of experts as loaded."""
+    options = model.options
+    return traffic_of(
+        model.header,
+        type_k=options.type_k,
+        type_v=options.type_v,
+        n_experts=model.plan.experts[1] if model.plan.experts else 0,
+        flash_attn=options.flash_attn != "off",
+    )
+
+
+def with_limits(model: Model, on_progress: Progress, abort: AbortFlag) -> ModelInfo:
+    """What `model` says of itself, with its traffic and the read bandwidth of its cores and its draft model's.
+
+    To be called when a draft model is loaded: it may read from cores of its own.
+    The bandwidth is looked up, or measured if the options want that (phase "probing", about 2 seconds).
+
+    Raises:
+        Interrupted: `abort` was set meanwhile.
+    """
+    info, notes = model.info, []
+    cpus = info.compute_cpus
+    peak = known_peak(cpus)
+    if model.options.probe and should_measure(cpus):
+        on_progress("probing", 0, 1)
+        peak = peak_of(cpus, cancelled=abort.is_set, failed=notes.append)
+        on_progress("probing", 1, 1)
+        if abort.is_set():
+            raise Interrupted("The load was stopped.")
+        notes = [f"The read bandwidth was not measured: {reason}" for reason in notes]
+        if known_peak(cpus, disturbed=False) is None and peak is not None:
+            notes = ["Other programs ran while the read bandwidth was measured: it will be repeated in an hour."]
+    return msgspec.structs.replace(
+        info,
+        notes=(*info.notes, *notes),
+        traffic=traffic(model),
+        peak_read=peak.bytes_per_s if peak is not None else 0.0,
+        # The calling thread is pinned, so what it may use says nothing.
+        cache_bytes=l3_bytes(read_topology(allowed=cpus), cpus),
+    )

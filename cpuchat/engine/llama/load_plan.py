@@ -1,0 +1,262 @@
+"""Load options: checked and completed before llama.cpp sees them.
+
+llama.cpp answers most wrong options with an abort of the process or a NULL without a reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cpuchat.engine.llama import bindings
+from cpuchat.engine.llama.threads import usable_topology
+from cpuchat.errors import ModelUnsupported, UsageError
+from cpuchat.hardware.cores import CoreChoice, choose_cores
+from cpuchat.hardware.cpus import validate_threads
+from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
+from cpuchat.models.gguf import GGUFHeader, LazyArray
+from cpuchat.protocol import MIN_CTX, LoadOptions
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH
+
+N_OUTPUTS_MAX: Final = MAX_DEPTH + 1
+"""Positions of one batch whose logits are kept: those of the longest verify pass. Each costs 4 * n_vocab bytes."""
+
+_MAX_CTX = 1 << 24
+_MAX_BATCH = 1 << 16
+_EXPERTS_USED: Final = "expert_used_count"
+
+_CACHE_TYPES: Final[dict[str, int]] = {
+    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20,
+}  # fmt: skip
+_FLASH: Final = {"auto": -1, "off": 0, "on": 1}
+_LOAD_MODE: Final = {("read", False): 0, ("mmap", False): 1, ("read", True): 2, ("mmap", True): 3}
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """Options as llama.cpp takes them (its enum values), and what they cost. `notes` are for the user.
+
+    `cpus` has one CPU for each thread; `cores_reason` says in a sentence why these.
+    """
+
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    cpus: tuple[int, ...]
+    poll: int
+    type_k: int
+    type_v: int
+    flash_attn: int
+    load_mode: int
+    use_repack: bool
+    need: MemoryNeed
+    n_rs_seq: int = 0
+    """Snapshots of a recurrent state to ask for (`engine.rollback`)."""
+    notes: tuple[str, ...] = ()
+    cores_reason: str = ""
+    experts: tuple[str, int] | None = None
+    """Header value to override so that a token uses another number of experts."""
+
+
+def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadPlan:
+    """Check `options` against the model, the machine and `available` bytes of memory.
+
+    Raises:
+        UsageError: an option is out of range or two contradict each other; the message names them.
+        ModelUnsupported: the file is no language model.
+        DoesNotFit: not enough memory; the message holds the sum.
+    """
+    if header.other:
+        raise ModelUnsupported(
+            f"{header.path.name} is {header.other}, no language model.", "Choose the main GGUF file beside it."
+        )
+    check_numbers(options)
+    check_cache_types(header, options)
+    cores = _threads(options)
+    notes = list(cores.notes)
+    experts = None
+    if options.n_experts and header.number("expert_count") < 2:  # a setting that was made for another model
+        notes.append("This model is no mixture of experts: the setting for the number of experts has no effect.")
+    else:
+        experts = expert_override(header, options.n_experts)
+    if experts is not None:
+        notes.append(_expert_note(experts[1], header.number(_EXPERTS_USED)))
+        header = msgspec.structs.replace(header, metadata=header.metadata | dict([experts]))
+    need, n_rs_seq = plan_memory(header, options, available, N_OUTPUTS_MAX)
+    n_ctx = need.n_ctx
+    check_fit(need, available, header, options)
+    if options.mlock:
+        _check_lock(header.file_size)
+    if header.n_ctx_train and n_ctx > header.n_ctx_train:
+        notes.append(
+            f"The context of {n_ctx} tokens is longer than the {header.n_ctx_train} that this model was trained for: "
+            "late answers may get worse."
+        )
+    return LoadPlan(
+        n_ctx=n_ctx,
+        n_batch=min(options.n_batch, n_ctx),
+        n_ubatch=min(options.n_ubatch, options.n_batch, n_ctx),
+        n_threads=len(cores.cpus),
+        cpus=cores.cpus,
+        cores_reason=cores.reason,
+        poll=options.poll,
+        type_k=_CACHE_TYPES[options.type_k],
+        type_v=_CACHE_TYPES[options.type_v],
+        flash_attn=_FLASH[options.flash_attn],
+        load_mode=_LOAD_MODE[options.load_mode, options.mlock],
+        use_repack=options.use_repack,
+        need=need,
+        n_rs_seq=n_rs_seq,
+        notes=tuple(notes),
+        experts=experts,
+    )
+
+
+def expert_override(header: GGUFHeader, n: int) -> tuple[str, int] | None:
+    """The header value that makes a token use `n` experts; None when it does so anyway (or `n` is 0).
+
+    llama.cpp aborts the process on a number that the model does not allow, and ignores an override of a number that
+    is given layer by layer (llama_model_base::load_hparams, llama_model_loader::get_key_or_arr).
+
+    Raises:
+        UsageError: the model is no mixture of experts, sets the number layer by layer, or `n` is out of range.
+    """
+    if n == 0:
+        return None
+    n_expert, trained = header.number("expert_count"), header.number(_EXPERTS_USED)
+    if n_expert < 2 or not trained:
+        raise UsageError(
+            f"{header.path.name} is no mixture of experts, so the number of experts cannot be set.",
+            "Leave out --experts, or set it to 0.",
+        )
+    if isinstance(header.value(_EXPERTS_USED), LazyArray):
+        raise UsageError(
+            f"{header.path.name} sets its experts layer by layer, which cannot be changed.",
+            "Leave out --experts, or set it to 0.",
+        )
+    most = _selectable_experts(header, n_expert)
+    if not 1 <= n <= most:
+        raise UsageError(
+            f"{n} experts cannot be used: this model has {most} to choose from.",
+            f"Choose 1 to {most} ({trained} is what it was trained with), or 0 to leave it as it is.",
+        )
+    return None if n == trained else (f"{header.architecture}.{_EXPERTS_USED}", n)
+
+
+def _selectable_experts(header: GGUFHeader, n_expert: int) -> int:
+    """Of models that first choose groups of experts, only those of the chosen groups can be used."""
+    groups, used = header.number("expert_group_count"), header.number("expert_group_used_count")
+    return n_expert // groups * used if groups > 1 and 0 < used < groups else n_expert
+
+
+def _expert_note(n: int, trained: int) -> str:
+    if n < trained:
+        return f"Each token uses {n} of the {trained} experts that this model was trained with: faster, and worse."
+    return f"Each token uses {n} experts; this model was trained with {trained}: slower, and hardly better."
+
+
+def check_numbers(options: LoadOptions) -> None:
+    """Raises UsageError for a number out of range."""
+
+    def within(name: str, value: int, least: int, most: int, also: str = "") -> None:
+        if not least <= value <= most:
+            raise UsageError(f"{name} is {value}, which is not between {least} and {most}.", also)
+
+    if options.n_ctx:
+        within("The context size", options.n_ctx, MIN_CTX, _MAX_CTX, "Use 0 to have it chosen.")
+    within("The batch size", options.n_batch, 1, _MAX_BATCH)
+    within("The physical batch size (ubatch)", options.n_ubatch, 1, _MAX_BATCH)
+    if options.n_ubatch > options.n_batch:
+        raise UsageError(
+            f"The physical batch size (ubatch) {options.n_ubatch} is larger than the batch size {options.n_batch}.",
+            "Make it smaller or equal.",
+        )
+    within("poll", options.poll, 0, 100)
+
+
+def check_cache_types(header: GGUFHeader, options: LoadOptions) -> None:
+    """Raises UsageError for KV cache types that this model or the flash attention setting does not allow."""
+    for name, wanted in (("K", options.type_k), ("V", options.type_v)):
+        if wanted not in _CACHE_TYPES:
+            raise UsageError(f"Unknown {name} cache type {wanted}.", f"Choose one of {', '.join(_CACHE_TYPES)}.")
+    if options.flash_attn not in _FLASH:
+        raise UsageError(f"Flash attention is {options.flash_attn}.", f"Choose one of {', '.join(_FLASH)}.")
+    block_v = bindings.blck_size(_CACHE_TYPES[options.type_v])
+    if block_v > 1 and options.flash_attn == "off":
+        raise UsageError(
+            f"A quantised V cache ({options.type_v}) needs flash attention, which is off.",
+            "Set flash attention to auto, or the V cache type to f16.",
+        )
+    for name, wanted, head in (
+        ("K", options.type_k, header.key_length),
+        ("V", options.type_v, header.value_length),
+    ):
+        block = bindings.blck_size(_CACHE_TYPES[wanted])
+        if head and head % block:
+            raise UsageError(
+                f"The {name} cache type {wanted} works in blocks of {block}, and the heads of this model have {head} "
+                "values.",
+                f"Set the {name} cache type to f16.",
+            )
+    if header.number("attention.key_length_mla") and options.type_k != options.type_v:
+        raise UsageError(
+            f"This model needs the same type for K and V, not {options.type_k} and {options.type_v}.",
+            "Set both cache types to the same value.",
+        )
+
+
+def _threads(options: LoadOptions) -> CoreChoice:
+    """The CPU of each thread."""
+    if options.cpus is None:
+        return choose_cores(usable_topology(), options.cores, options.n_threads)
+    return _listed(options.cpus, options)
+
+
+def _listed(listed: tuple[int, ...], options: LoadOptions) -> CoreChoice:
+    """As many of the CPUs that a caller listed as there are threads, in its order."""
+    allowed = usable_topology().allowed
+    cpus = tuple(dict.fromkeys(listed))
+    wrong = [c for c in cpus if c not in allowed]
+    if wrong or not cpus:
+        named = f"CPU {wrong[0]} is not allowed for this process" if wrong else "The list of CPUs is empty"
+        raise UsageError(f"{named}.", f"Choose from {', '.join(map(str, allowed))}.")
+    n_threads = validate_threads(options.n_threads) if options.n_threads else len(cpus)
+    if n_threads > len(cpus):
+        raise UsageError(
+            f"{n_threads} threads do not fit on {len(cpus)} CPUs.", "Name as many CPUs as threads, or more."
+        )
+    if options.draft_path and options.draft_cores not in ("auto", "shared"):
+        return CoreChoice(cpus[:n_threads], f"What the draft model leaves: CPUs {options.draft_cores} are its own.")
+    return CoreChoice(cpus[:n_threads], "As listed.")
+
+
+def _check_lock(size: int) -> None:
+    """Raises UsageError when the system will not let `size` bytes be locked into memory."""
+    try:
+        import resource
+    except ImportError:  # no such limit on this system
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
+        soft = hard
+    if soft in (resource.RLIM_INFINITY, -1) or soft >= size or _may_lock_all():
+        return
+    raise UsageError(
+        f"Memory locking needs {size / 1e9:.1f} GB, and the system allows {soft / 1e9:.3f} GB.",
+        "Raise the limit (`ulimit -l unlimited`) or switch memory locking off.",
+    )
+
+
+def _may_lock_all() -> bool:
+    """CAP_IPC_LOCK (bit 14 of the effective capabilities) lifts the limit."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    capabilities = next((line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0")
+    return bool(int(capabilities, 16) >> 14 & 1)

@@ -1,0 +1,348 @@
+"""Loading a model: file, weights, context, threads, warm-up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+
+from cpuchat.engine.llama import bindings, rollback
+from cpuchat.engine.llama.bindings import AbortFlag, llama
+from cpuchat.engine.llama.control_text import special_types
+from cpuchat.engine.llama.load_plan import N_OUTPUTS_MAX, LoadPlan, plan_load
+from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.llama.spm_coverage import alphabet_of
+from cpuchat.engine.llama.threads import ThreadPool
+from cpuchat.engine.llama.vocab import Vocab
+from cpuchat.errors import DoesNotFit, GenerationFailed, Interrupted, ModelDamaged, ModelNotFound, ModelUnsupported
+from cpuchat.hardware.memory import available_bytes
+from cpuchat.hardware.numa.mempolicy import current
+from cpuchat.hardware.numa.page_cache import missing_ranges
+from cpuchat.hardware.numa.placement import prepare_file
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.fingerprint import file_fingerprint
+from cpuchat.models.gguf import GGUFHeader, read_model, split_parts
+from cpuchat.models.gguf.checks import check_header
+from cpuchat.protocol import LoadOptions, ModelInfo
+
+Progress = Callable[[str, int, int], None]
+"""(phase, done, total); phase "reading" or "preparing", bytes."""
+
+_READ_CHUNK: Final = 8 << 20
+_PROGRESS_SECONDS: Final = 0.05
+_UNSUPPORTED: Final = ("unknown model architecture", "unknown pre-tokenizer", "unknown tokenizer", "unsupported")
+_NO_MEMORY: Final = ("failed to allocate", "unable to allocate", "out of memory")
+
+
+class Model:
+    """A loaded model with its context and the one sequence that chats use.
+
+    Made, used and freed on one thread. `load` is the way to get one.
+
+    Attributes:
+        pool: the threads that it computes on; its own, unless it was loaded onto those of another model.
+    """
+
+    def __init__(self, header: GGUFHeader, plan: LoadPlan, options: LoadOptions, abort: AbortFlag) -> None:
+        self.header = header
+        self.plan = plan
+        self.options = options
+        self._abort = abort
+        self._model: Any = None
+        self._context: Any = None
+        self._own_pool: ThreadPool | None = None
+        self._notes = list(plan.notes)
+        self.pool: ThreadPool
+        self.vocab: Vocab
+        self.sequence: Sequence
+        self.info: ModelInfo
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        options: LoadOptions,
+        *,
+        on_progress: Progress,
+        abort: AbortFlag,
+        visible_markers: tuple[str, ...] = (),
+        on_vocab: Callable[[GGUFHeader, Vocab], None] = lambda *_: None,
+        pool: ThreadPool | None = None,
+        available: int | None = None,
+    ) -> Model:
+        """Load a GGUF file (any part of a split one).
+
+        Args:
+            pool: threads of another model to compute on, in turn with it; its owner frees it after this model.
+            available: bytes of memory that the model may take; None asks the system.
+            on_vocab: called as soon as the vocabulary is there, while context and warm-up are still to come and the
+                calling thread is not pinned yet.
+
+        Raises:
+            Interrupted: `abort` was set.
+            ModelNotFound, ModelDamaged, ModelUnsupported, DoesNotFit, UsageError: as their names say.
+        """
+        bindings.start()
+        started = perf_counter()
+        header = read_model(path)
+        plan = plan_load(header, options, available_bytes() if available is None else available)
+        check_header(header)
+        model = cls(header, plan, options, abort)
+        bindings.log.clear()
+        try:
+            if options.load_mode == "mmap":
+                model._notes += _place_pages(header)
+                _read_ahead(header, on_progress, abort)
+            model._load_weights(on_progress)
+            model.vocab = Vocab(model._model, visible_markers, alphabet_of(header), special_types(header))
+            on_vocab(header, model.vocab)
+            model._make_context(pool)
+            model._warm_up()
+            model._describe(1e3 * (perf_counter() - started))
+        except Aborted:
+            model.free()
+            raise Interrupted("The load was stopped.") from None
+        except BaseException:
+            model.free()
+            raise
+        return model
+
+    def _load_weights(self, on_progress: Progress) -> None:
+        phase = "preparing" if self.options.load_mode == "mmap" else "reading"
+        total = self.header.file_size
+        told = 0.0
+
+        def progress(share: float, _: Any) -> bool:
+            nonlocal told
+            now = perf_counter()
+            if now - told >= _PROGRESS_SECONDS or share >= 1:
+                told = now
+                on_progress(phase, int(share * total), total)
+            return not self._abort.is_set()
+
+        params = llama.llama_model_default_params()
+        params.load_mode = self.plan.load_mode
+        params.use_extra_bufts = self.plan.use_repack
+        params.n_gpu_layers = 0
+        if self.plan.experts is not None:
+            overrides = _overrides(*self.plan.experts)
+            params.kv_overrides = overrides
+        callback = llama.llama_progress_callback(progress)
+        params.progress_callback = callback
+        self._model = llama.llama_model_load_from_file(os.fsencode(self.header.path), params)
+        if self._abort.is_set():
+            raise Aborted
+        if not self._model:
+            raise _load_error(self.header.path)
+        if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(self._model):
+            raise ModelUnsupported(
+                f"{self.header.path.name} is no chat model: its architecture ({self.header.architecture}) embeds or "
+                "translates text.",
+                "Choose a decoder-only model.",
+            )
+
+    def _make_context(self, pool: ThreadPool | None) -> None:
+        plan = self.plan
+        params = llama.llama_context_default_params()
+        params.n_ctx = plan.n_ctx
+        params.n_batch = plan.n_batch
+        params.n_ubatch = plan.n_ubatch
+        params.n_seq_max = 1
+        # 0 would reserve one row of logits for every token of a batch.
+        params.n_outputs_max = N_OUTPUTS_MAX
+        params.n_threads = params.n_threads_batch = pool.n_threads if pool else plan.n_threads
+        params.flash_attn_type = plan.flash_attn
+        params.type_k, params.type_v = plan.type_k, plan.type_v
+        # A window-sized cache would lose the tokens that a rolled back sequence attends to.
+        params.swa_full = True
+        if rollback.keeps_state(self._model):
+            rollback.request(params, plan.n_rs_seq)
+        self._context = llama.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise _context_error(plan)
+        if not llama.llama_get_memory(self._context):
+            raise ModelUnsupported(
+                f"{self.header.path.name} keeps no memory of a text, so it cannot chat.",
+                "Choose a text generation model.",
+            )
+        if pool is None:
+            pool = self._own_pool = ThreadPool(plan.cpus, plan.n_threads, plan.poll)
+        self.pool = pool
+        self.use_pool(pool)
+        self.sequence = Sequence(self._context, n_vocab=self.vocab.n_tokens, abort=self._abort)
+
+    def use_pool(self, pool: ThreadPool) -> None:
+        """Compute on `pool` from the next batch on; it must have been made on the calling thread."""
+        pool.attach(self._context)
+
+    def _warm_up(self) -> None:
+        """One token, to fault in what is left and to see whether the weights make sense.
+
+        For models that keep a running state some more, to find out how it can be taken back.
+
+        Raises:
+            ModelDamaged: the logits are not numbers.
+        """
+        sequence = self.sequence
+        token = self.vocab.bos if self.vocab.bos >= 0 else 0
+        row = sequence.step(token)
+        if not np.isfinite(row).all():
+            raise ModelDamaged(
+                f"{self.header.path.name} computes values that are not numbers: its weights are damaged.",
+                "Download it again.",
+            )
+        sequence.clear()
+        if rollback.keeps_state(self._model):
+            sequence.rollback = rollback.detect(sequence)
+
+    def _describe(self, load_ms: float) -> None:
+        header, plan = self.header, self.plan
+        notes = list(self._notes)
+        if not header.chat_template:
+            notes.append("This model has no chat template: it goes on with a text and may not answer like others.")
+        if not self.vocab.has_tokenizer:
+            notes.append("This model has no tokenizer: what it reads and writes are numbers, not text.")
+        if not self.sequence.can_roll_back:
+            notes.append("This model cannot take back part of its state: after an edit it reads the whole chat again.")
+        if self.sequence.rollback.note:
+            notes.append(self.sequence.rollback.note)
+        if self.options.mlock and any("failed to mlock" in line for line in bindings.log.lines()):
+            notes.append("The system did not let the whole model be locked into memory.")
+        self.info = ModelInfo(
+            path=str(header.path),
+            name=header.name,
+            architecture=header.architecture,
+            quantization=header.quantization,
+            n_params=header.n_params,
+            size=header.size,
+            n_ctx=self.sequence.n_ctx,
+            n_ctx_train=header.n_ctx_train,
+            n_vocab=self.vocab.n_tokens,
+            n_layer=header.n_layer,
+            n_threads=plan.n_threads,
+            cpus=plan.cpus,
+            cores_reason=plan.cores_reason,
+            kv_size=plan.need.kv,
+            has_template=bool(header.chat_template),
+            load_ms=load_ms,
+            fingerprint=file_fingerprint(header.path),
+            n_expert=header.number("expert_count"),
+            n_expert_used=plan.experts[1] if plan.experts else header.number("expert_used_count"),
+            notes=tuple(notes),
+        )
+
+    def state_key(self) -> str:
+        """Everything that a saved KV state depends on, besides the text."""
+        header, options = self.header, self.options
+        # Models with two sets of RoPE factors choose by the length of the context (llama_model::get_rope_factors).
+        trained = header.number("rope.scaling.original_context_length")
+        return "|".join(
+            (
+                self.info.fingerprint,
+                options.type_k,
+                options.type_v,
+                options.flash_attn,
+                str(self.plan.experts or ""),
+                "long" if trained and self.sequence.n_ctx > trained else "",
+                bindings.engine_info().llama_commit,
+            )
+        )
+
+    def free(self) -> None:
+        """Free everything, in the order that llama.cpp needs. Calling it again does nothing."""
+        if self._context:
+            ThreadPool.detach(self._context)
+            if hasattr(self, "sequence"):
+                self.sequence.free()
+            llama.llama_free(self._context)
+            self._context = None
+        if self._own_pool is not None:
+            self._own_pool.free()
+            self._own_pool = None
+        if self._model:
+            llama.llama_model_free(self._model)
+            self._model = None
+
+
+def _overrides(key: str, value: int) -> Any:
+    """One whole number of the header replaced, as llama.cpp takes it: an array that an empty key ends."""
+    overrides = (llama.llama_model_kv_override * 2)()
+    overrides[0].tag = llama.LLAMA_KV_OVERRIDE_TYPE_INT
+    overrides[0].key = key.encode()
+    overrides[0].value.val_i64 = value
+    overrides[1].key = b"\0"
+    return overrides
+
+
+def _place_pages(header: GGUFHeader) -> list[str]:
+    """Have file pages that lie on other NUMA nodes than this process's policy wants read again; what is to be said."""
+    policy = current()
+    if policy is None or not policy.places:
+        return []
+    topology = read_topology()
+    parts = split_parts(header.path) or [header.path]
+    return list(dict.fromkeys(note for part in parts if (note := prepare_file(part, policy, topology))))
+
+
+def _read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> None:
+    """Bring into the page cache what is missing of the file there, with progress and a way out.
+
+    llama.cpp would do the same inside one mmap call that neither tells nor can be stopped.
+    """
+    buffer = memoryview(bytearray(_READ_CHUNK))
+    part, told = header.path, 0.0
+    try:
+        missing: list[tuple[Path, int, int]] = []
+        for part in split_parts(header.path) or [header.path]:
+            ranges = missing_ranges(part)
+            missing += [(part, *one) for one in ([(0, part.stat().st_size)] if ranges is None else ranges)]
+        total = header.file_size
+        done = max(0, total - sum(end - start for _, start, end in missing))
+        on_progress("reading", done, total)
+        for part, start, end in missing:
+            with part.open("rb", buffering=0) as file:
+                file.seek(start)
+                while start < end and (n := file.readinto(buffer[: end - start])):
+                    start += n
+                    done += n
+                    if abort.is_set():
+                        raise Aborted
+                    now = perf_counter()
+                    if now - told >= _PROGRESS_SECONDS or done >= total:
+                        told = now
+                        on_progress("reading", min(done, total), total)
+    except OSError as error:
+        raise ModelNotFound(f"Cannot read {part}: {error.strerror}.", "Check the disk.") from None
+    if abort.is_set():
+        raise Aborted
+
+
+def _reason() -> str:
+    """The last two errors that llama.cpp logged, without its function names."""
+    lines = bindings.log.lines(errors_only=True)
+    texts = [line.split(": ", 1)[-1] if "(" not in line.split(": ", 1)[0] else line for line in lines]
+    return "; ".join(dict.fromkeys(texts[-3:])) or "llama.cpp gave no reason"
+
+
+def _load_error(path: Path) -> Exception:
+    reason = _reason()
+    if any(sign in reason for sign in _UNSUPPORTED):
+        return ModelUnsupported(f"This engine cannot run {path.name}: {reason}.", "Choose another model.")
+    if any(sign in reason for sign in _NO_MEMORY):
+        return DoesNotFit(f"There is not enough memory for {path.name}: {reason}.", "Choose a smaller model.")
+    return ModelDamaged(f"llama.cpp cannot read {path.name}: {reason}.", "Download it again or choose another file.")
+
+
+def _context_error(plan: LoadPlan) -> Exception:
+    reason = _reason()
+    if any(sign in reason for sign in _NO_MEMORY):
+        return DoesNotFit(
+            f"There is not enough memory for a context of {plan.n_ctx} tokens: {reason}.", "Use a smaller --ctx."
+        )
+    return GenerationFailed(
+        f"llama.cpp refused the context options: {reason}.", "Check cache types, flash attention and batch sizes."
+    )

@@ -1,0 +1,264 @@
+"""The tokens in the KV cache of one context, and the batches that put them there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence as Tokens
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from cpuchat.engine.llama import bindings
+from cpuchat.engine.llama.bindings import AbortFlag, llama
+from cpuchat.engine.llama.rollback import Exact, Rollback, RollbackKind
+from cpuchat.errors import GenerationFailed
+from cpuchat.prefix import common_prefix
+
+_OK, _NO_SLOT, _ABORTED = 0, 1, 2
+_MAX_ROWS = 256
+
+
+def _pointer(data: np.ndarray) -> Any:
+    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
+class Aborted(Exception):
+    """The abort flag stopped a batch. The sequence holds what was finished before."""
+
+
+class Sequence:
+    """Sequence 0 of a context: `tokens` is always exactly what its KV cache holds.
+
+    Args:
+        context: the llama_context; freed by its owner, after `free` here.
+        n_vocab: length of a row of logits.
+        abort: flag that stops a running batch.
+
+    Attributes:
+        rollback: how the newest tokens are taken back. Attention's way, until `rollback.detect` has found another.
+    """
+
+    def __init__(self, context: Any, *, n_vocab: int, abort: AbortFlag) -> None:
+        self.context = context
+        self.abort = abort
+        self.tokens: list[int] = []
+        self.n_ctx = int(llama.llama_n_ctx(context))
+        self.n_batch = int(llama.llama_n_batch(context))
+        self.n_ubatch = min(int(llama.llama_n_ubatch(context)), self.n_batch)
+        self.decode_seconds = 0.0
+        """Time spent inside llama_decode since it was last set to 0."""
+        self.n_vocab = n_vocab
+        self._memory = llama.llama_get_memory(context)
+        self.rollback: Rollback = Exact(self._memory)
+        self._marked = self._passes = 0  # tokens at the mark, batches since
+        llama.llama_set_abort_callback(context, abort.callback, abort.data)
+        # llama_batch is passed by value, but its arrays stay: these views are set once and written to ever after.
+        self._batch = llama.llama_batch_init(self.n_batch, 0, 1)
+        shape = (self.n_batch,)
+        self._token = np.ctypeslib.as_array(self._batch.token, shape)
+        self._pos = np.ctypeslib.as_array(self._batch.pos, shape)
+        self._wanted = np.ctypeslib.as_array(self._batch.logits, shape)
+        np.ctypeslib.as_array(self._batch.n_seq_id, shape)[:] = 1
+        for i in range(self.n_batch):
+            self._batch.seq_id[i][0] = 0
+        # For one token: memoryviews and a plain call, because numpy's item access is slow when it isn't in the caches.
+        self._first_token = memoryview(self._token.data).cast("B").cast("i")
+        self._first_pos = memoryview(self._pos.data).cast("B").cast("i")
+        self._is_stepping = False
+        self._row: np.ndarray | None = None  # of the step before
+        self._rows: dict[int, np.ndarray] = {}  # views of llama.cpp's output buffer by address
+        self._kept_row: np.ndarray | None = None
+        self._kept_at = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def extend(self, tokens: Tokens[int], *, n_outputs: int = 0) -> None:
+        """Evaluate at most `n_batch` tokens; the last `n_outputs` of them get a row of logits.
+
+        Raises:
+            Aborted: the flag was set; a leading part of `tokens` may have been taken in.
+            GenerationFailed: llama.cpp refused the batch.
+        """
+        n, past = len(tokens), len(self.tokens)
+        self._is_stepping = False
+        self._token[:n] = tokens
+        self._pos[:n] = np.arange(past, past + n)
+        self._wanted[:n] = 0
+        if n_outputs:
+            self._wanted[n - n_outputs : n] = 1
+        self._batch.n_tokens = n
+        self._decode(tokens)
+
+    def step(self, token: int) -> np.ndarray:
+        """Evaluate one token and return the logits after it. Raises as `extend`."""
+        self._first_token[0] = token
+        self._first_pos[0] = len(self.tokens)
+        if self._row is not None and self._is_stepping:
+            # As the step before. llama.cpp keeps its row where it is while no batch asks for more than one.
+            self._decode((token,))
+            return self._row
+        self._wanted[0] = 1
+        self._batch.n_tokens = 1
+        self._decode((token,))
+        self._is_stepping = True
+        self._row = self.logits(0)
+        return self._row
+
+    def _decode(self, tokens: Tokens[int]) -> None:
+        start = perf_counter()
+        status = llama.llama_decode(self.context, self._batch)
+        self.decode_seconds += perf_counter() - start
+        if status == _OK:
+            self.tokens.extend(tokens)
+            self._passes += 1
+            return
+        self._resync(tokens)
+        if status == _ABORTED:
+            raise Aborted
+        if status == _NO_SLOT:
+            raise GenerationFailed(f"The context of {self.n_ctx} tokens is full.", "Start a new chat or raise --ctx.")
+        reason = " ".join(bindings.log.lines(errors_only=True)[-2:]) or f"code {status}"
+        raise GenerationFailed(f"llama.cpp could not evaluate the text: {reason}.", "Try again, or reload the model.")
+
+    def _resync(self, tokens: Tokens[int]) -> None:
+        """After a batch that did not finish: llama.cpp keeps the parts (ubatches) of it that did."""
+        if not self.can_roll_back:
+            self.clear()  # the unfinished part has gone into the state and cannot be taken out
+            return
+        held = int(llama.llama_memory_seq_pos_max(self._memory, 0)) + 1
+        past = len(self.tokens)
+        self.tokens.extend(tokens[: max(held - past, 0)])
+        self.truncate(min(held, past + len(tokens)))
+
+    def logits(self, index: int) -> np.ndarray:
+        """Row of the token at `index` of the last batch: float32 of n_vocab, a view that is good until the next batch.
+
+        Raises:
+            GenerationFailed: that token was not asked to have one.
+        """
+        address = bindings.logits_address(self.context, index)
+        row = self._rows.get(address)
+        if row is None:
+            if not address:
+                raise GenerationFailed("llama.cpp has no logits for that token.", "Load the model again.")
+            if len(self._rows) > _MAX_ROWS:  # the buffer has moved, more than once
+                self._rows.clear()
+            row = np.ctypeslib.as_array((ctypes.c_float * self.n_vocab).from_address(address))
+            self._rows[address] = row
+        return row
+
+    def keep_row(self, row: np.ndarray) -> None:
+        """Remember the logits after the current last token, for a next prompt that ends exactly here."""
+        self._kept_row = row.copy()
+        self._kept_row.flags.writeable = False
+        self._kept_at = len(self.tokens)
+
+    def prepare(self, prompt: list[int]) -> tuple[int, np.ndarray | None]:
+        """Keep the longest part of `prompt` that is in the cache and drop the rest.
+
+        Returns the number of tokens kept and, only when that is all of them, the logits after the last one.
+        Otherwise at least the last token remains to be evaluated, because it gives the logits. The same prompt again
+        therefore gives the same logits bit by bit, which evaluating one token of it in another batch would not.
+        """
+        common = common_prefix(self.tokens, prompt)
+        if common == len(prompt) == self._kept_at and self._kept_row is not None and self.truncate(common) == common:
+            return common, self._kept_row
+        return self.truncate(min(common, len(prompt) - 1)), None
+
+    def truncate(self, n: int) -> int:
+        """Drop all but the first `n` tokens; returns how many are left, 0 if a part of them cannot be dropped."""
+        n = min(n, len(self.tokens))
+        if n < len(self.tokens) or n == 0:
+            if n == 0 or not self.can_roll_back or not llama.llama_memory_seq_rm(self._memory, 0, n, -1):
+                self.clear()
+                return 0
+            del self.tokens[n:]
+        if n < self._kept_at:
+            self._kept_row, self._kept_at = None, 0
+        return n
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Any number of the newest tokens can be dropped at any time."""
+        return self.rollback.kind == "exact"
+
+    @property
+    def rollback_kind(self) -> RollbackKind:
+        """How `take_back` goes back."""
+        return self.rollback.kind
+
+    @property
+    def max_draft(self) -> int:
+        """Longest draft that can be evaluated at once and taken back; 0: none."""
+        return min(self.rollback.max_draft, self.n_ubatch - 1)
+
+    def mark(self) -> None:
+        """A batch follows whose last tokens may have to be taken back. Costs nothing to speak of.
+
+        Raises:
+            ValueError: this context cannot take back anything (`max_draft` is 0).
+        """
+        self.rollback.mark()
+        self._marked, self._passes = len(self.tokens), 0
+
+    def take_back(self, n: int) -> None:
+        """Keep the first `n` tokens, as if no other had been evaluated since `mark`; there are no logits afterwards.
+
+        Cheap for the batch that follows the mark while its first token is kept. What cannot be gone back to is
+        evaluated again: the kept tokens after the mark ("checkpoint"), or all `n` (anything else).
+
+        Raises:
+            ValueError: `n` is less than at the mark, or more than there are.
+            Aborted, GenerationFailed: as `extend`.
+        """
+        if not self._marked <= n <= len(self.tokens):
+            raise ValueError(f"{n} tokens cannot be kept of {len(self.tokens)}, {self._marked} of them before the mark")
+        if n == len(self.tokens):
+            return
+        held = self.rollback.take_back(n, self._marked, self._passes)
+        again = self.tokens[held or 0 : n]
+        if held is None:
+            self.clear()
+        else:
+            del self.tokens[held:]
+        for at in range(0, len(again), self.n_batch):
+            self.extend(again[at : at + self.n_batch])
+
+    def clear(self) -> None:
+        """Forget everything."""
+        llama.llama_memory_clear(self._memory, False)
+        self.tokens.clear()
+        self._kept_row, self._kept_at = None, 0
+        self._marked = 0
+
+    def state_size(self) -> int:
+        """Bytes of `state`."""
+        return int(llama.llama_state_seq_get_size(self.context, 0))
+
+    def state(self) -> np.ndarray:
+        """A copy of the KV cache: uint8, empty when llama.cpp has none to give. Takes as long as copying memory does
+        and cannot be stopped meanwhile."""
+        data = np.empty(int(llama.llama_state_seq_get_size(self.context, 0)), np.uint8)
+        return data[: int(llama.llama_state_seq_get_data(self.context, _pointer(data), data.size, 0))]
+
+    def set_state(self, tokens: list[int], data: np.ndarray) -> bool:
+        """Replace the KV cache by what `state` gave for `tokens` with the same model and cache types.
+
+        llama.cpp checks shapes and little else, and asserts on some: the caller vouches for the content. On False
+        the sequence is empty.
+        """
+        self.clear()
+        read = llama.llama_state_seq_set_data(self.context, _pointer(data), data.size, 0)
+        if not read or int(llama.llama_memory_seq_pos_max(self._memory, 0)) + 1 != len(tokens):
+            self.clear()
+            return False
+        self.tokens = list(tokens)
+        return True
+
+    def free(self) -> None:
+        """Free the batch; call it before the context is freed, and nothing afterwards."""
+        self._row = self._kept_row = None
+        self._rows.clear()
+        llama.llama_batch_free(self._batch)

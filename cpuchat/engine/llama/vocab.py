@@ -1,0 +1,155 @@
+"""Text to tokens and back, for one model."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from cpuchat.engine.llama.bindings import llama
+from cpuchat.engine.llama.control_text import CONTROL_NAMES, MARK_BYTES, ControlText, SpecialToken
+from cpuchat.engine.llama.spm_coverage import Alphabet
+from cpuchat.errors import GenerationFailed
+from cpuchat.protocol import Message
+
+_VOCAB_TYPE_NONE = 0
+
+
+class Vocab:
+    """The vocabulary of a loaded model; valid as long as the model is.
+
+    A model without a tokenizer (some synthetic ones) gets a stand-in: one token for each byte, numbers as text.
+
+    Args:
+        visible_markers: control tokens that are part of the text all the same, such as `<think>`.
+        alphabet: what can be written, when that is not everything.
+        special_types: see `control_text.special_types`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        visible_markers: tuple[str, ...] = (),
+        alphabet: Alphabet | None = None,
+        special_types: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        self._vocab = llama.llama_model_get_vocab(model)
+        self.n_tokens = int(llama.llama_vocab_n_tokens(self._vocab))
+        self.has_tokenizer = llama.llama_vocab_type(self._vocab) != _VOCAB_TYPE_NONE
+        self._buffer = ctypes.create_string_buffer(256)
+        self._visible: dict[int, bytes] = {}
+        self._raw: dict[int, bytes] = {}
+        self._eog: dict[int, bool] = {}
+        self.bos = int(llama.llama_vocab_bos(self._vocab)) if self.has_tokenizer else -1
+        self.eos = int(llama.llama_vocab_eos(self._vocab)) if self.has_tokenizer else -1
+        self.bos_text = self._text(self.bos)
+        self.eos_text = self._text(self.eos)
+        self._adds_eos = self.has_tokenizer and bool(llama.llama_vocab_get_add_eos(self._vocab))
+        self._alphabet = alphabet
+        for marker in visible_markers:
+            token = self._token_of(marker)
+            if token is not None:
+                self._visible[token] = self.raw_piece(token)
+        self._control_text = ControlText(self._special_tokens(special_types))
+
+    def _token_of(self, text: str) -> int | None:
+        """The one token that `text` is."""
+        if self._alphabet is not None and self._alphabet.unknown(text.encode()):
+            return None
+        tokens = self.tokenize(text.encode(), add_special=False)
+        return tokens[0] if len(tokens) == 1 else None
+
+    def _special_tokens(self, types: Mapping[int, int]) -> list[SpecialToken]:
+        if not self.has_tokenizer:
+            return []
+        by_name = {token: 0 for name in CONTROL_NAMES if (token := self._token_of(name)) is not None}
+        found: list[SpecialToken] = []
+        for token, kind in (by_name | dict(types)).items():
+            if token < self.n_tokens:
+                text = llama.llama_vocab_get_text(self._vocab, token) or b""
+                one = SpecialToken.of(token, text, llama.llama_vocab_get_attr(self._vocab, token), kind)
+                found += (one,) if one else ()
+        return found
+
+    def _text(self, token: int) -> str:
+        if not 0 <= token < self.n_tokens:
+            return ""
+        return (llama.llama_vocab_get_text(self._vocab, token) or b"").decode("utf-8", "replace")
+
+    def mark_content(self, message: Message) -> Message:
+        """The message as a chat template may have it: nothing in it will become a control token."""
+        content, reasoning = map(self._control_text.mark, (message.content, message.reasoning))
+        return msgspec.structs.replace(message, content=content, reasoning=reasoning)
+
+    def tokenize(self, text: bytes, *, add_special: bool) -> list[int]:
+        """Token ids; markers in the text such as `<|im_end|>` become their control tokens, but for marked content.
+
+        `add_special` puts the model's begin token in front if it wants one. An end token is never appended.
+
+        Raises:
+            GenerationFailed: the vocabulary cannot write the text.
+        """
+        if not self.has_tokenizer:
+            return [b % self.n_tokens for b in text.replace(MARK_BYTES, b"")]
+        if MARK_BYTES not in text:
+            return self._tokenize(text, add_special, True)
+        tokens = self._tokenize(b"", add_special, True)
+        for part in self._control_text.split(text):
+            tokens += (part,) if isinstance(part, int) else self._tokenize(part, False, False)
+        return tokens
+
+    def _tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        if self._alphabet is not None and (unknown := self._alphabet.unknown(text, with_controls=parse_special)):
+            raise GenerationFailed(
+                f"This model cannot read {unknown!r}: its vocabulary has no token for it.",
+                "Leave it out, or choose another model.",
+            )
+        room = len(text) + 8
+        while True:
+            out = (ctypes.c_int32 * room)()
+            n = llama.llama_tokenize(self._vocab, text, len(text), out, room, add_special, parse_special)
+            if n >= 0:
+                break
+            room = -n
+        tokens = out[:n]
+        if add_special and self._adds_eos and tokens and tokens[-1] == self.eos:
+            tokens.pop()
+        return tokens
+
+    def tokenize_prompt(self, text: bytes) -> list[int]:
+        """Tokens of a whole prompt: with a begin token, unless a template has written it already."""
+        written = bool(self.bos_text) and text.startswith(self.bos_text.encode())
+        return self.tokenize(text, add_special=not written)
+
+    def piece(self, token: int) -> bytes:
+        """What the user sees of a token: nothing of control tokens, but for the visible markers."""
+        piece = self._visible.get(token)
+        if piece is None:
+            piece = self._visible[token] = self._piece(token, special=False)
+        return piece
+
+    def raw_piece(self, token: int) -> bytes:
+        """The text that a token stands for in a rendered prompt, control tokens too."""
+        piece = self._raw.get(token)
+        if piece is None:
+            piece = self._raw[token] = self._piece(token, special=True)
+        return piece
+
+    def _piece(self, token: int, *, special: bool) -> bytes:
+        if not self.has_tokenizer:
+            return b" %d" % token
+        n = llama.llama_token_to_piece(self._vocab, token, self._buffer, len(self._buffer), 0, special)
+        if n < 0:
+            self._buffer = ctypes.create_string_buffer(-n)
+            n = llama.llama_token_to_piece(self._vocab, token, self._buffer, len(self._buffer), 0, special)
+        return self._buffer.raw[:n]
+
+    def is_eog(self, token: int) -> bool:
+        """Does this token end the answer?"""
+        ends = self._eog.get(token)
+        if ends is None:
+            ends = self._eog[token] = self.has_tokenizer and bool(llama.llama_vocab_is_eog(self._vocab, token))
+        return ends

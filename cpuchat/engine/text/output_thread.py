@@ -1,0 +1,86 @@
+"""Text work on a thread of its own, so that the engine's thread only chooses and decodes.
+
+Between two decode calls every core but one waits. Detokenizing, telling reasoning apart and sending a frame take longer
+than choosing the token, most of all because decoding has just pushed the interpreter's data out of the caches. Here
+they run while the next token is computed: llama_decode does not hold the interpreter's lock. Several tokens at a time,
+because on a machine whose cores all compute, each waking of another thread takes a core away from them.
+"""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+
+from cpuchat.engine.text.text_stream import FRAME_SECONDS, TextStream
+
+
+class Scribe:
+    """The thread. Make it before the engine's thread is pinned: it inherits the CPUs of its maker."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job | ThreadedStream | None] = SimpleQueue()
+        self.put = self._jobs.put
+        self._thread = threading.Thread(target=self._run, name="text", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, ThreadedStream):
+                job.done.set()
+                continue
+            stream, runs, now = job
+            if stream.error is None:
+                try:
+                    stream.inner.feed_all(runs, now)
+                except Exception as error:
+                    stream.error = error  # raised by `finish`, on the thread that waits for the answer
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._jobs.put(None)
+        self._thread.join()
+
+
+_Job = tuple["ThreadedStream", list[tuple[str, list[int]]], float]
+
+
+class ThreadedStream:
+    """A `TextStream` fed through a `Scribe`. Not for streams with stop strings: nobody waits for what `feed` finds."""
+
+    def __init__(self, scribe: Scribe, inner: TextStream) -> None:
+        self._put = scribe.put
+        self._drafter = ""
+        self._tokens: list[int] = []
+        self._runs: list[tuple[str, list[int]]] = [("", self._tokens)]
+        self._last = 0.0
+        self._next_frame = 0.0
+        self.inner = inner
+        self.done = threading.Event()
+        self.error: Exception | None = None
+
+    def feed(self, token: int, now: float, drafter: str = "") -> bool:
+        """As `TextStream.feed`; always False."""
+        if drafter != self._drafter:
+            self._drafter, self._tokens = drafter, []
+            self._runs.append((drafter, self._tokens))
+        self._tokens.append(token)
+        self._last = now
+        # The first text does not wait, even if the first tokens gave none.
+        if now >= self._next_frame or not self.inner.has_spoken:
+            self._next_frame = now + FRAME_SECONDS
+            self._hand_over()
+        return False
+
+    def _hand_over(self) -> None:
+        runs, self._tokens = self._runs, []
+        self._runs = [(self._drafter, self._tokens)]
+        self._put((self, runs, self._last))
+
+    def finish(self, now: float, *, stopped: bool) -> None:
+        """As `TextStream.finish`, after all that was fed. Raises what went wrong on the other thread."""
+        self._hand_over()
+        self._put(self)
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+        self.inner.finish(now, stopped=stopped)

@@ -1,0 +1,314 @@
+"""Telling what a model thinks aloud apart from its answer, while it streams.
+
+Markers of the formats in use; the templates in llama.cpp's models/templates and the vendors' model cards are the
+source: `<think>` (DeepSeek, Qwen, GLM, ...), `[THINK]` (Magistral, Ministral), `<seed:think>` (Seed-OSS),
+`<mm:think>` (MiniMax M3), `◁think▷` (Kimi-VL, Kimi-Dev), `<|START_THINKING|>` (Command), `<|channel>thought`
+(Gemma 4), harmony channels (gpt-oss), `to=self` (Muse Glimmer), `<|think|>` (Solar Open), `<|inner_prefix|>`
+(Apertus), XTML (Kimi K3), `<think:opensource>` (Hy3), `[BEGIN FINAL RESPONSE]` (Apriel), and the tags that fine-tunes
+are taught. Functionary names the recipient of its answer, "all".
+
+What counts as a marker, so that text *about* markers stays text:
+
+- An opening marker counts at the start of the answer (nothing but white space before it), right after a closing
+  one, and, once the answer has used its kind, at the start of a line outside a code fence.
+- Inside reasoning the first closing marker of the same kind ends it, wherever it stands.
+- A closing marker that opens the answer (its opening one was part of the prompt, or thinking is off) is dropped.
+- Marks around the answer itself (`<|START_RESPONSE|>` ... `<|END_RESPONSE|>`) count where they are due: before its
+  first text and after its last.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cpuchat.engine.text.stops import held_back
+from cpuchat.protocol import Channel
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way to mark reasoning.
+
+    `again` leads from the answer back to a place where an opening marker may stand. `hint`: the markers are ordinary
+    prose, so they count only for a model whose chat template holds this text, or when the prompt ends with an opening.
+    """
+
+    openings: tuple[str, ...]
+    closings: tuple[str, ...]
+    before_answer: tuple[str, ...] = ()
+    after_answer: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    hint: str = ""
+
+
+def _tags(name: str) -> Format:
+    return Format((f"<{name}>",), (f"</{name}>",))
+
+
+FORMATS: tuple[Format, ...] = (
+    *(_tags(name) for name in ("think", "thinking", "thought", "reasoning", "reason", "seed:think", "mm:think")),
+    _tags("think:opensource"),
+    Format(("[THINK]",), ("[/THINK]",)),
+    Format(("◁think▷",), ("◁/think▷",)),
+    Format(
+        ("<|START_THINKING|>",),
+        ("<|END_THINKING|>",),
+        ("<|START_RESPONSE|>", "<|START_TEXT|>"),
+        ("<|END_RESPONSE|>", "<|END_TEXT|>"),
+    ),
+    Format(("<|begin_of_thought|>",), ("<|end_of_thought|>",), ("<|begin_of_solution|>",), ("<|end_of_solution|>",)),
+    Format(("<|channel>thought",), ("<channel|>",)),
+    Format(("<|inner_prefix|>",), ("<|inner_suffix|>",)),
+    Format(("<|think|>",), ("<|end|>",), ("<|begin|>assistant", "<|content|>"), ("<|end|>",)),
+    Format(
+        ("<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"),
+        ("<|end|>",),
+        ("<|start|>assistant", "<|channel|>final<|message|>"),
+        ("<|return|>", "<|end|>"),
+        ("<|end|><|start|>assistant",),
+    ),
+    Format(
+        ("to=self<|message|>",),
+        ("<|eom|>",),
+        ("<|start|>assistant", "to=user<|message|>"),
+        ("<|eot|>", "<|eom|>"),
+        ("<|eom|><|start|>assistant",),
+    ),
+    Format(
+        ("<|open|>think<|sep|>",),
+        ("<|close|>think<|sep|>",),
+        ("<|open|>response<|sep|>",),
+        ("<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+    Format(
+        ("Here are my reasoning steps:",),
+        ("[BEGIN FINAL RESPONSE]",),
+        after_answer=("[END FINAL RESPONSE]",),
+        hint="[BEGIN FINAL RESPONSE]",
+    ),
+    Format((), (), ("all\n", ">>>all\n"), hint=">>>all"),
+)
+
+_CONTROL = re.compile(r"<\|?/?[\w:]+\|?>|\[/?[A-Z ]+\]|◁/?think▷")
+_ALL = [m for f in FORMATS for m in (*f.openings, *f.closings, *f.before_answer, *f.after_answer, *f.again)]
+
+MARKER_TOKENS = frozenset(token for marker in _ALL for token in _CONTROL.findall(marker))
+"""Texts of tokens that markers are made of. Many vocabularies keep them as control tokens, which are not shown as
+text; those in this set must be turned into text all the same, or the splitter cannot see them."""
+
+_START, _REASONING, _ANSWER = range(3)
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+
+
+class ReasoningSplitter:
+    """Splits streamed text into ("reasoning" | "answer", text); markers are in neither.
+
+    The result does not depend on the pieces that the text comes in. Nothing is lost but markers, the blank lines
+    next to them, and what a marker's own line has left of white space.
+
+    Args:
+        prompt_tail: the end of the rendered prompt. When it ends with an opening marker the answer starts inside
+            reasoning.
+        template: source of the model's chat template.
+    """
+
+    def __init__(self, prompt_tail: str = "", template: str = "") -> None:
+        self._formats = tuple(kind for kind in FORMATS if kind.hint in template)
+        self._held = ""
+        self._state = _START
+        self._format: Format | None = None
+        self._after_marker = False  # white space here belongs to a marker, not to the text
+        self._line = ""  # the beginning of the current line of the answer
+        self._line_start = True
+        self._fence = ""
+        tail = prompt_tail.rstrip()
+        for kind in FORMATS:
+            if tail.endswith(kind.openings):
+                self._state, self._format, self._after_marker = _REASONING, kind, True
+            elif not kind.hint and tail.endswith(kind.closings) and kind.closings != ("<|end|>",):
+                self._format, self._after_marker = kind, True
+
+    def feed(self, text: str) -> list[tuple[Channel, str]]:
+        """Pieces that are decided; text that could still become a marker waits."""
+        self._held += text
+        pieces: list[tuple[Channel, str]] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    def flush(self) -> list[tuple[Channel, str]]:
+        """What was held back, when nothing more comes."""
+        rest, self._held = self._held, ""
+        if self._state == _REASONING:
+            rest = _after_marker(rest) if self._after_marker else rest
+            return [("reasoning", rest)] if rest else []
+        if self._state == _ANSWER:
+            rest = self._without_end_marks(rest)
+        elif self._after_marker or rest.strip() in self._start_markers():
+            rest = _after_marker(rest)
+            rest = "" if rest.strip() in self._start_markers() else rest
+        return [("answer", rest)] if rest else []
+
+    def _step(self, pieces: list[tuple[Channel, str]]) -> bool:
+        """Decide about the beginning of what is held; False when more text is needed."""
+        if not self._held:
+            return False
+        if self._state == _START:
+            return self._step_start()
+        if self._state == _REASONING:
+            return self._step_reasoning(pieces)
+        return self._step_answer(pieces)
+
+    # --- where an opening marker may stand ---
+
+    def _start_markers(self) -> dict[str, tuple[Format, int]]:
+        """Marker -> its format and the state after it."""
+        markers: dict[str, tuple[Format, int]] = {}
+        for kind in self._formats:
+            for marker in kind.before_answer:
+                markers.setdefault(marker, (kind, _START))
+            for marker in kind.closings:
+                if marker != "<|end|>" or kind is self._format:
+                    markers.setdefault(marker, (kind, _START))
+            for marker in kind.openings:
+                markers[marker] = (kind, _REASONING)
+        return markers
+
+    def _step_start(self) -> bool:
+        text = self._held.lstrip()
+        if not text:
+            return False
+        markers = self._start_markers()
+        for marker, (kind, state) in markers.items():
+            if text.startswith(marker):
+                self._held, self._format, self._state = text[len(marker) :], kind, state
+                self._after_marker = True
+                return True
+        if any(marker.startswith(text) for marker in markers):
+            return False
+        if self._after_marker:
+            self._held = _after_marker(self._held)
+            self._after_marker = False
+        self._state = _ANSWER
+        return True
+
+    # --- inside reasoning ---
+
+    def _step_reasoning(self, pieces: list[tuple[Channel, str]]) -> bool:
+        assert self._format is not None
+        text = self._held
+        if self._after_marker:
+            stripped = text.lstrip()
+            # Some models repeat the opening marker that their prompt already ended with.
+            for marker in self._format.openings:
+                if stripped.startswith(marker):
+                    self._held = stripped[len(marker) :]
+                    return True
+            if not stripped or any(marker.startswith(stripped) for marker in self._format.openings):
+                return False
+            self._held = text = _after_marker(text)
+            self._after_marker = False
+        found = [(at, -len(m), m) for m in self._format.closings if (at := text.find(m)) >= 0]
+        if found:
+            at, _, marker = min(found)
+            _add(pieces, "reasoning", text[:at])
+            self._held, self._state, self._after_marker = text[at + len(marker) :], _START, True
+            return True
+        cut = len(text) - held_back(text, self._format.closings)
+        _add(pieces, "reasoning", text[:cut])
+        self._held = text[cut:]
+        return False
+
+    # --- inside the answer ---
+
+    def _step_answer(self, pieces: list[tuple[Channel, str]]) -> bool:
+        kind = self._format
+        if kind is None:
+            _add(pieces, "answer", self._held)
+            self._held = ""
+            return False
+        text = self._held
+        for marker in kind.again:
+            at = text.find(marker)
+            if at >= 0:
+                self._say(pieces, text[:at])
+                self._held, self._state, self._after_marker = text[at + len(marker) :], _START, True
+                return True
+        if self._line_start and not self._fence:
+            for marker in kind.openings:
+                if text.startswith(marker):
+                    self._held, self._state, self._after_marker = text[len(marker) :], _REASONING, True
+                    return True
+            if any(marker.startswith(text) for marker in kind.openings):
+                return False
+        safe = self._safe_length(text, kind)
+        newline = text.find("\n", 0, safe)
+        if newline >= 0:  # line by line, because an opening marker may start the next one
+            safe = newline + 1
+        self._say(pieces, text[:safe])
+        self._held = text[safe:]
+        return newline >= 0
+
+    def _safe_length(self, text: str, kind: Format) -> int:
+        """How much of `text` cannot be part of a marker that ends the answer or leads back from it."""
+        safe = len(text) - held_back(text, (*kind.again, *kind.after_answer))
+        body = text.rstrip()
+        while True:  # complete end marks, with white space between them, wait for the flush
+            for marker in kind.after_answer:
+                if body.endswith(marker):
+                    body = body[: -len(marker)].rstrip()
+                    safe = min(safe, len(body))
+                    break
+            else:
+                break
+        # an unfinished mark after finished ones: "<|END_RESPONSE|><|END_"
+        if safe < len(text):
+            inner = text[:safe].rstrip()
+            if inner.endswith(kind.after_answer or ("\0",)):
+                return min(safe, self._safe_length(inner, kind))
+        return safe
+
+    def _say(self, pieces: list[tuple[Channel, str]], text: str) -> None:
+        """Pass answer text on (at most one line end, at its end) and follow code fences."""
+        if not text:
+            return
+        _add(pieces, "answer", text)
+        self._line = (self._line + text)[:80]
+        self._line_start = text.endswith("\n")
+        if self._line_start:
+            mark = _FENCE.match(self._line)
+            if mark:
+                run = mark[1]
+                if not self._fence:
+                    self._fence = run
+                elif run.startswith(self._fence) and not self._line[mark.end() :].strip():
+                    self._fence = ""
+            self._line = ""
+
+    def _without_end_marks(self, text: str) -> str:
+        marks = self._format.after_answer if self._format else ()
+        while True:
+            body = text.rstrip()
+            for marker in marks:
+                if body.endswith(marker):
+                    text = body[: -len(marker)]
+                    break
+            else:
+                return text
+
+
+def _after_marker(text: str) -> str:
+    """Without the blank lines that follow a marker; the first line of text keeps its indentation."""
+    body = text.lstrip()
+    space = text[: len(text) - len(body)]
+    return space[space.rfind("\n") + 1 :] + body if "\n" in space and body else body
+
+
+def _add(pieces: list[tuple[Channel, str]], channel: Channel, text: str) -> None:
+    if not text:
+        return
+    if pieces and pieces[-1][0] == channel:
+        pieces[-1] = (channel, pieces[-1][1] + text)
+    else:
+        pieces.append((channel, text))

@@ -1,0 +1,224 @@
+"""The prompt and the answer loop on a real model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import pytest
+
+from cpuchat.engine.decoding.decode import Written, prefill, write
+from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
+from cpuchat.engine.decoding.sampling import Sampler
+from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.sequence import Aborted
+from cpuchat.engine.text.detokenizer import Detokenizer
+from cpuchat.engine.text.reasoning import ReasoningSplitter
+from cpuchat.engine.text.text_stream import TextStream
+from cpuchat.protocol import Event, LoadOptions, Sampling, TextDelta
+from tests.support.tiny_gguf import write_tiny_gguf
+
+GREEDY = Sampling(temperature=0.0)
+PROMPT = list(b"Once upon a time there was an engine that talked.")
+
+
+class Answer:
+    """One run of both loops; `text` is what was emitted."""
+
+    def __init__(
+        self,
+        model: Model,
+        prompt: list[int] = PROMPT,
+        sampling: Sampling = GREEDY,
+        max_tokens: int = 40,
+        stop: tuple[str, ...] = (),
+        on_event: Callable[[Event], None] = lambda _: None,
+        tail: str = "",
+    ) -> None:
+        self.deltas: list[TextDelta] = []
+        self.progress: list[tuple[int, int]] = []
+        self.on_event = on_event
+        self.prefill = prefill(model.sequence, prompt, PrefillChunking.of(model), lambda *p: self.progress.append(p))
+        stream = TextStream(
+            7, self._emit, Detokenizer(model.vocab.piece), ReasoningSplitter(tail), stop, perf_counter()
+        )
+        self.written: Written = write(
+            model.sequence,
+            self.prefill.row,
+            Sampler(sampling, model.vocab.n_tokens),
+            stream,
+            model.vocab.is_eog,
+            max_tokens,
+        )
+
+    def _emit(self, event: Event) -> None:
+        assert isinstance(event, TextDelta) and event.request_id == 7
+        self.deltas.append(event)
+        self.on_event(event)
+
+    @property
+    def text(self) -> str:
+        return "".join(d.text for d in self.deltas)
+
+
+def test_prefill_reports_every_batch(model: Model) -> None:
+    prompt = [65 + i % 26 for i in range(100)]  # batches of 32
+    seen: list[tuple[int, int]] = []
+    result = prefill(model.sequence, prompt, PrefillChunking.of(model), lambda *p: seen.append(p))
+    assert seen == [(0, 0), (32, 0), (64, 0), (96, 0), (100, 0)]
+    assert (result.cache_n, result.prompt_n) == (0, 100)
+    seen.clear()
+    result = prefill(model.sequence, prompt[:90] + prompt[:20], PrefillChunking.of(model), lambda *p: seen.append(p))
+    assert seen == [(90, 90), (110, 90)]
+    assert (result.cache_n, result.prompt_n) == (90, 20)
+
+
+def test_batch_size_does_not_change_the_result(load: Callable[..., Model], tiny_model: Path) -> None:
+    rows = []
+    for n_batch, n_ubatch in ((512, 512), (64, 16), (7, 5)):
+        model = load(tiny_model, LoadOptions(n_threads=1, n_ctx=512, n_batch=n_batch, n_ubatch=n_ubatch))
+        rows.append(prefill(model.sequence, PROMPT, PrefillChunking.of(model), _none).row)
+    np.testing.assert_allclose(rows[1], rows[0], atol=2e-3)
+    np.testing.assert_allclose(rows[2], rows[0], atol=2e-3)
+
+
+def _none(*_: int) -> None:
+    pass
+
+
+def test_greedy_answer_is_the_argmax_chain(model: Model) -> None:
+    answer = Answer(model, max_tokens=12)
+    assert answer.written.stop_reason == "max_tokens"
+    assert len(answer.written.tokens) == 12
+    sequence = model.sequence
+    assert sequence.tokens == PROMPT + answer.written.tokens[:-1]  # the last one waits for the next turn
+    sequence.clear()
+    sequence.extend(PROMPT[:32])
+    sequence.extend(PROMPT[32:], n_outputs=1)
+    row = sequence.logits(len(PROMPT) - 33)
+    expected = []
+    for _ in range(12):
+        expected.append(int(row.argmax()))
+        row = sequence.step(expected[-1])
+    assert answer.written.tokens == expected
+    assert answer.text == b"".join(map(model.vocab.piece, expected)).decode()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(seed=5),
+        Sampling(seed=5, temperature=1.5, top_k=0, top_p=1.0, min_p=0.0),
+        Sampling(seed=5, temperature=1.2, repeat_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5),
+    ],
+)
+def test_same_seed_gives_the_same_text(load: Callable[..., Model], tiny_model: Path, sampling: Sampling) -> None:
+    model = load(tiny_model)
+    first = Answer(model, sampling=sampling, max_tokens=60)
+    again = Answer(model, sampling=sampling, max_tokens=60)  # the prompt comes from the cache
+    assert again.prefill.cache_n == len(PROMPT) and again.prefill.prompt_n == 0
+    fresh = Answer(load(tiny_model), sampling=sampling, max_tokens=60)
+    assert first.text == again.text == fresh.text
+    other = Answer(model, sampling=Sampling(seed=6, temperature=1.5), max_tokens=60)
+    assert other.text != first.text
+
+
+def test_first_token_is_said_at_once_and_counts_add_up(model: Model) -> None:
+    answer = Answer(model, max_tokens=200)
+    first = answer.deltas[0]
+    assert first.n_tokens == first.predicted_n == 1 and first.text
+    assert sum(d.n_tokens for d in answer.deltas) == 200 == answer.deltas[-1].predicted_n
+    assert len(answer.deltas) < 200  # later ones are gathered
+    counts = [d.predicted_n for d in answer.deltas]
+    assert counts == sorted(counts)
+    assert answer.written.last >= answer.written.first > 0
+    assert answer.written.overhead_seconds > 0
+
+
+def test_stop_string_is_never_shown(model: Model) -> None:
+    whole = Answer(model, max_tokens=60).text
+    stop = whole[20:24]
+    at = whole.index(stop)
+    answer = Answer(model, max_tokens=60, stop=("never this", stop))
+    assert answer.written.stop_reason == "stop_string"
+    assert answer.text == whole[:at]
+    # What could have become a stop string is not lost when it does not.
+    answer = Answer(model, max_tokens=24, stop=(Answer(model, max_tokens=24).text[-2:] + "\0",))
+    assert answer.written.stop_reason == "max_tokens"
+    assert answer.text == Answer(model, max_tokens=24).text
+
+
+def test_end_of_generation(load: Callable[..., Model], tmp_path: Path) -> None:
+    model = load(write_tiny_gguf(tmp_path / "ending.gguf", eos_bias=1.0))
+    answer = Answer(model, sampling=Sampling(seed=1, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0), max_tokens=400)
+    assert answer.written.stop_reason == "end"
+    assert not any(map(model.vocab.is_eog, answer.written.tokens))
+    assert "<|im_end|>" not in answer.text
+
+
+def test_full_context(model: Model) -> None:
+    answer = Answer(model, max_tokens=0)
+    assert answer.written.stop_reason == "context"
+    assert len(PROMPT) + len(answer.written.tokens) == model.sequence.n_ctx + 1
+    assert len(model.sequence) == model.sequence.n_ctx
+    answer = Answer(model, max_tokens=10_000)
+    assert answer.written.stop_reason == "context"
+
+
+def test_cancel_in_the_answer_keeps_what_was_said(model: Model, abort: AbortFlag) -> None:
+    def on_event(event: Event) -> None:
+        assert isinstance(event, TextDelta)
+        abort.set()
+
+    answer = Answer(model, max_tokens=0, on_event=on_event)
+    assert answer.written.stop_reason == "cancelled"
+    n = len(answer.written.tokens)
+    assert 1 <= n < 400
+    assert answer.text == b"".join(map(model.vocab.piece, answer.written.tokens)).decode()
+    assert model.sequence.tokens == PROMPT + answer.written.tokens[:-1]
+
+
+def test_cancelled_prefill_is_taken_over(model: Model, abort: AbortFlag) -> None:
+    prompt = [65 + i % 26 for i in range(200)]
+
+    def stop_at_half(processed: int, cache_n: int) -> None:
+        if processed >= 96:
+            abort.set()
+
+    with pytest.raises(Aborted):
+        prefill(model.sequence, prompt, PrefillChunking.of(model), stop_at_half)
+    assert model.sequence.tokens == prompt[:96]
+    abort.clear()
+    result = prefill(model.sequence, prompt, PrefillChunking.of(model), _none)
+    assert (result.cache_n, result.prompt_n) == (96, 104)
+
+
+def test_reasoning_is_told_apart(model: Model) -> None:
+    """The model is held to a text by feeding the stream directly: what matters is the way from tokens to events."""
+    events: list[Event] = []
+    stream = TextStream(
+        1, events.append, Detokenizer(model.vocab.piece), ReasoningSplitter("<think>\n"), ("STOP",), perf_counter()
+    )
+    text = "I STOP here.\n</think>\n\nAn answer é STOP and more"
+    hit = [stream.feed(token, perf_counter()) for token in text.encode()]
+    assert any(hit) and hit.index(True) == text.encode().index(b" and more") - 1
+    stream.finish(perf_counter(), stopped=True)
+    deltas = [e for e in events if isinstance(e, TextDelta)]
+    said = {c: "".join(d.text for d in deltas if d.channel == c) for c in ("reasoning", "answer")}
+    assert said["reasoning"].strip() == "I STOP here."
+    assert said["answer"] == "An answer é "
+    assert sum(d.n_tokens for d in deltas) == len(text.encode())
+
+
+def test_batches_shrink_with_the_context() -> None:
+    chunking = PrefillChunking(matmul=2 * 13.8e6, attention=4 * 1536, n_threads=2, wide_vectors=True)  # a 1.5B shape
+    sizes = [chunking.size(n, 512) for n in (0, 1000, 2000, 4000, 8000, 30_000)]
+    assert sizes[0] == 512 and sizes[-1] == 32
+    assert sizes == sorted(sizes, reverse=True) and all(s % 32 == 0 for s in sizes)
+    for n, size in ((2000, sizes[2]), (8000, sizes[4])):
+        assert size * (n + size) * chunking.attention / (2 * 25e9) <= 0.05
+    assert chunking.size(100_000, 20) == 20
+    assert PrefillChunking(2 * 235e6, 0, 2, False).size(0, 512) == 32

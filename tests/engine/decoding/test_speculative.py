@@ -1,0 +1,335 @@
+"""An answer with drafts is the answer without them, and leaves the same state behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.engine.llama.model import Model
+from cpuchat.models.library import DEMO_FILES
+from cpuchat.models.synthetic import draft_token_table, next_token_table
+from cpuchat.protocol import LoadOptions, Sampling, Speculation
+from cpuchat.speculation.drafters.drafter import Proposal
+from tests.support.pairs import FLAT, N_VOCAB, OPTIONS, Always, Said, Talker, Wandering, assert_same, pair_files
+from tests.support.tiny_gguf import write_tiny_gguf
+
+Load = Callable[..., Model]
+
+DEPTHS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 23, 30, 31)
+PROMPT = [300, 301, 302, 303]
+
+
+def drafts(depth: int = 0, *drafters: str, **more: object) -> Speculation:
+    return Speculation(drafters=drafters or ("draft",), depth=depth, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[float, tuple[Path, Path]]:
+    folder = tmp_path_factory.mktemp("pairs")
+    return {alpha: pair_files(folder, alpha) for alpha in (0.0, 0.5, 1.0)}
+
+
+@pytest.fixture
+def pair(load: Load, files: dict[float, tuple[Path, Path]]) -> Callable[..., Talker]:
+    """Loads the pair with an acceptance rate; `options` are those of the target."""
+
+    def _pair(alpha: float, options: LoadOptions = OPTIONS, **more: object) -> Talker:
+        target = load(files[alpha][0], options)
+        return Talker(target, load(files[alpha][1], options, pool=target.pool), **more)  # type: ignore[arg-type]
+
+    return _pair
+
+
+@pytest.fixture
+def plain(load: Load, files: dict[float, tuple[Path, Path]]) -> Talker:
+    """The target alone: it is the same for every acceptance rate."""
+    return Talker(load(files[1.0][0], OPTIONS))
+
+
+@pytest.fixture
+def echo(load: Load, tiny_model: Path) -> Talker:
+    """Random weights, and the same model as its own draft: right where the sampler takes the likeliest token."""
+    target = load(tiny_model, OPTIONS)
+    return Talker(target, load(tiny_model, OPTIONS, pool=target.pool))
+
+
+def chain(token: int, n: int) -> list[int]:
+    """What the synthetic target says after `token`."""
+    table, said = next_token_table(N_VOCAB), []
+    for _ in range(n):
+        token = int(table[token])
+        said.append(token)
+    return said
+
+
+def assert_goes_on(plain: Talker, drafted: Talker, first: Said, second: Said) -> None:
+    """After the same answer a next turn finds the same in the cache and says the same."""
+    assert first.held == second.held
+    prompt = [*first.prompt, *first.tokens, 400, 401]
+    one, other = plain.say(prompt, max_tokens=12), drafted.say(prompt, max_tokens=12)
+    assert one.cache_n == other.cache_n == len(first.held)
+    assert one.tokens == other.tokens
+    again = drafted.say([*prompt, *one.tokens, 402], drafts(5), max_tokens=12)
+    assert again.tokens == plain.say([*prompt, *one.tokens, 402], max_tokens=12).tokens
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_greedy_text_at_every_depth(pair: Callable[..., Talker], plain: Talker, alpha: float) -> None:
+    drafted = pair(alpha)
+    expected = chain(PROMPT[-1], 65)
+    first = plain.say(PROMPT, max_tokens=65)
+    assert first.tokens == expected
+    table = draft_token_table(N_VOCAB, alpha).tolist()
+    right = [table[token] == after for token, after in pairwise(expected)]
+    for depth in DEPTHS:
+        said = drafted.say(PROMPT, drafts(depth), max_tokens=65)
+        assert said.tokens == expected and said.text == first.text and said.held == first.held
+        assert said.figures is not None
+        passes = accepted = at = 0
+        while at < 64:  # the first token comes from the prompt
+            n = min(depth, 63 - at)
+            run = next((i for i, ok in enumerate(right[at : at + n]) if not ok), n)
+            passes, accepted, at = passes + 1, accepted + run, at + run + 1
+        assert (said.figures.passes, said.figures.draft_n_accepted) == (passes, accepted)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3, 5])
+@pytest.mark.parametrize("n", range(12, 17))
+def test_the_pass_that_only_ends_the_answer_is_none(pair: Callable[..., Talker], depth: int, n: int) -> None:
+    """It writes nothing, and comes after the last token: every pass that counts has written one or more."""
+    ends = chain(PROMPT[-1], n + 1)[-1]
+    said = pair(1.0).say(PROMPT, drafts(depth), is_eog=lambda token: token == ends)
+    assert (said.reason, len(said.tokens)) == ("end", n) and said.figures is not None
+    assert said.figures.passes == -(-(n - 1) // (depth + 1))
+    assert said.figures.tokens_per_pass(n) == ((n - 1) / said.figures.passes if depth else None)
+
+
+@pytest.mark.parametrize("costs", [None, FLAT], ids=["unknown", "calibrated"])
+@pytest.mark.parametrize("drafters", [("draft",), ("lookup",), ("draft", "suffix", "lookup")], ids="-".join)
+def test_adaptive_text(pair: Callable[..., Talker], plain: Talker, costs: object, drafters: tuple[str, ...]) -> None:
+    drafted = pair(0.5, costs=costs)
+    prompt = [*chain(500, 40), *chain(500, 20)]  # something to look up
+    expected = plain.say(prompt, max_tokens=100)
+    for _ in range(2):  # what the first answer taught changes the second one's depths
+        said = drafted.say(prompt, drafts(0, *drafters), max_tokens=100)
+        assert said.tokens == expected.tokens and said.held == expected.held
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_order_of_drafters_and_depths(pair: Callable[..., Talker], plain: Talker, seed: int) -> None:
+    """Drafts, plain steps and listening in any order, over several turns; the answer repeats parts of the prompt."""
+    wandering = Wandering(seed)
+    drafted = pair(0.5).decide(wandering)
+    prompt = [*chain(500, 40), 261, *chain(500, 20)]
+    names = set()
+    for turn in range(3):
+        expected = plain.say(prompt, max_tokens=80)
+        said = drafted.say(prompt, drafts(0, "draft", "suffix", "lookup"), max_tokens=80)
+        assert said.tokens == expected.tokens and said.text == expected.text
+        assert (said.cache_n, said.held) == (expected.cache_n, expected.held)
+        assert said.figures is not None
+        names |= {count.name for count in said.figures.by_drafter if count.draft_n_accepted}
+        prompt = [*prompt, *said.tokens, 300 + turn, *prompt[-20:]][-200:]
+    assert names >= {"draft", "suffix"} and len(wandering.plans) > 4
+
+
+SAMPLINGS = {
+    "default": Sampling(seed=5),
+    "everything": Sampling(seed=6, temperature=1.5, top_k=0, top_p=1.0, min_p=0.0),
+    "few": Sampling(seed=7, temperature=0.9, top_k=3, top_p=1.0, min_p=0.0),
+    "min-p": Sampling(seed=8, temperature=1.2, top_k=0, top_p=1.0, min_p=0.1),
+    "top-p": Sampling(seed=9, temperature=1.5, top_k=0, top_p=0.9, min_p=0.0),
+    "penalties": Sampling(seed=5, repeat_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5),
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_sampled_text(load: Load, tiny_model: Path, echo: Talker, sampling: Sampling) -> None:
+    plain = Talker(load(tiny_model, OPTIONS))
+    prompt = list(b"the engine in the inner line")
+    expected = plain.say(prompt, sampling=sampling, max_tokens=90)
+    accepted = refused = 0
+    for speculation in (drafts(1), drafts(4), drafts(9), drafts(31), drafts(3, "draft", "lookup", "suffix")):
+        said = echo.say(prompt, speculation, sampling=sampling, max_tokens=90)
+        assert_same(plain.target, expected, said, sampling)
+        assert said.figures is not None
+        accepted += said.figures.draft_n_accepted
+        refused += said.figures.draft_n - said.figures.draft_n_accepted
+    assert accepted and refused  # both ways were taken
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.0, repeat_penalty=1.5),
+        Sampling(temperature=0.0, presence_penalty=1.0),
+        Sampling(temperature=0.0, frequency_penalty=0.3, repeat_last_n=8),
+    ],
+    ids=["repeat", "presence", "frequency"],
+)
+def test_penalties_see_only_what_was_accepted(load: Load, tiny_model: Path, echo: Talker, sampling: Sampling) -> None:
+    """The draft knows no penalties, so its tokens are often refused: none of those may count."""
+    plain = Talker(load(tiny_model, OPTIONS))
+    prompt = list(b"over and over and over")
+    expected = plain.say(prompt, sampling=sampling, max_tokens=80)
+    assert expected.tokens != plain.say(prompt, max_tokens=80).tokens
+    for depth in (2, 6, 31):
+        said = echo.say(prompt, drafts(depth), sampling=sampling, max_tokens=80)
+        assert_same(plain.target, expected, said, sampling)
+        assert said.figures is not None and said.figures.draft_n_accepted < said.figures.draft_n
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_max_tokens_inside_a_draft(pair: Callable[..., Talker], plain: Talker, alpha: float) -> None:
+    drafted = pair(alpha)
+    for limit in (1, 2, 3, 8, 9, 10, 17):
+        one = plain.say(PROMPT, max_tokens=limit)
+        other = drafted.say(PROMPT, drafts(8), max_tokens=limit)
+        assert (other.tokens, other.text, other.reason) == (one.tokens, one.text, "max_tokens")
+        assert len(other.tokens) == limit
+        assert_goes_on(plain, drafted, one, other)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_end_of_answer_inside_a_draft(pair: Callable[..., Talker], plain: Talker, alpha: float) -> None:
+    drafted = pair(alpha)
+    said = chain(PROMPT[-1], 20)
+    for at in (0, 1, 2, 5, 9, 10):
+        ends = said[at].__eq__
+        one = plain.say(PROMPT, is_eog=ends)
+        other = drafted.say(PROMPT, drafts(8), is_eog=ends)
+        assert one.tokens == other.tokens == said[:at]
+        assert one.reason == other.reason == "end"
+        assert one.text == other.text
+        assert_goes_on(plain, drafted, one, other)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_stop_string_completed_inside_a_draft(pair: Callable[..., Talker], plain: Talker, alpha: float) -> None:
+    drafted = pair(alpha)
+    whole = plain.say(PROMPT, max_tokens=20)
+    pieces = [plain.target.vocab.piece(token).decode() for token in whole.tokens]
+    for at in (1, 2, 4, 8, 9):
+        stop = pieces[at][-2:] + pieces[at + 1][:2]  # completed in the middle of a token
+        one = plain.say(PROMPT, stop=(stop,))
+        other = drafted.say(PROMPT, drafts(8), stop=(stop,))
+        assert one.reason == other.reason == "stop_string"
+        assert other.text == one.text == "".join(pieces)[: "".join(pieces).index(stop)]
+        assert other.tokens == one.tokens
+        assert_goes_on(plain, drafted, one, other)
+
+
+def test_context_full_inside_a_draft(load: Load, files: dict[float, tuple[Path, Path]]) -> None:
+    options = LoadOptions(n_threads=1, n_ctx=256, n_batch=64, n_ubatch=64)
+    plain = Talker(load(files[1.0][0], options))
+    drafted = Talker(plain.target, load(files[1.0][1], options, pool=plain.target.pool))
+    n_ctx = plain.target.sequence.n_ctx
+    for left in (1, 2, 5, 9, 10, 40):
+        prompt = chain(700, n_ctx - left)
+        one = plain.say(prompt, max_tokens=0)
+        assert one.reason == "context" and len(one.tokens) == left + 1
+        for depth in (4, 31):
+            other = drafted.say(prompt, drafts(depth), max_tokens=0)
+            assert (other.tokens, other.reason, other.held) == (one.tokens, "context", one.held)
+            assert len(other.held) == n_ctx
+        shorter = prompt[:100]
+        assert drafted.say(shorter, drafts(6)).tokens == plain.say(shorter).tokens
+
+
+def test_stop_while_a_pass_runs(pair: Callable[..., Talker], plain: Talker, abort: AbortFlag) -> None:
+    """The flag is up when the first draft reaches the target."""
+    drafted = pair(1.0)
+    said = drafted.say(PROMPT, drafts(8), on_update=lambda *_: abort.set())
+    abort.clear()
+    assert said.reason == "cancelled"
+    assert said.tokens == chain(PROMPT[-1], 1) and said.text
+    assert said.held == PROMPT
+    assert_goes_on(plain, drafted, plain.say(PROMPT, max_tokens=1), said)
+
+
+def test_stop_while_the_draft_model_works(pair: Callable[..., Talker], plain: Talker, abort: AbortFlag) -> None:
+    """The flag is up as soon as the first text is out, before anything is drafted."""
+    drafted = pair(1.0)
+    said = drafted.say(PROMPT, drafts(8), on_delta=lambda _: abort.set())
+    abort.clear()
+    assert said.reason == "cancelled" and said.tokens == chain(PROMPT[-1], 1)
+    assert_goes_on(plain, drafted, plain.say(PROMPT, max_tokens=1), said)
+
+
+def test_stop_in_a_long_answer(pair: Callable[..., Talker], plain: Talker, abort: AbortFlag) -> None:
+    """Wherever it hits: what was said is a part of the answer, and the state is that of what was said."""
+    drafted = pair(0.5)
+    said = drafted.say(PROMPT, drafts(6), max_tokens=0, on_delta=lambda d: abort.set() if d.predicted_n > 1 else None)
+    abort.clear()
+    n = len(said.tokens)
+    assert said.reason == "cancelled" and said.tokens == chain(PROMPT[-1], n)
+    assert said.held == [*PROMPT, *said.tokens][: len(said.held)] and len(said.held) >= len(PROMPT) + n - 1
+    assert sum(d.n_tokens for d in said.deltas) == n
+    prompt = [*PROMPT, *said.tokens, 400]
+    after = drafted.say(prompt, drafts(6))
+    assert after.cache_n == len(said.held)
+    assert after.tokens == plain.say(prompt).tokens
+
+
+def test_spans_name_their_drafter(pair: Callable[..., Talker]) -> None:
+    drafted = pair(0.5)
+    said = drafted.say(PROMPT, drafts(4), max_tokens=60)
+    by_drafter = {name: sum(d.n_tokens for d in said.deltas if d.drafter == name) for name in ("", "draft")}
+    assert said.figures is not None
+    assert by_drafter["draft"] == said.figures.draft_n_accepted
+    assert by_drafter[""] == 60 - said.figures.draft_n_accepted
+    assert said.deltas[-1].predicted_n == 60
+
+
+def test_a_draft_model_that_offers_nothing_has_its_cost(echo: Talker) -> None:
+    """It was asked and waited for in vain: the controller must hear of the time."""
+    told: list[tuple[int, float]] = []
+
+    class Listening(Always):
+        def verified(self, proposal: Proposal, accepted: int, ms: float, **more: Any) -> None:
+            told.append((len(proposal), more["draft_ms"]))
+            super().verified(proposal, accepted, ms, **more)
+
+    said = echo.decide(Listening(4)).say(list(b"a text"), drafts(min_probability=1.0), max_tokens=20)
+    assert said.figures is not None and said.figures.passes == 19
+    assert len(told) == 18  # before the last token nothing is drafted
+    assert all(n == 0 and ms > 0 for n, ms in told)
+    assert said.figures.draft_n == 0 and said.figures.draft_ms == pytest.approx(sum(ms for _, ms in told))
+
+
+def test_end_that_is_sampled(load: Load, tmp_path: Path) -> None:
+    """A model that may end anywhere; the end may be what its draft proposed or not."""
+    file = write_tiny_gguf(tmp_path / "ending.gguf", eos_bias=1.0)
+    plain, target = Talker(load(file, OPTIONS)), load(file, OPTIONS)
+    drafted = Talker(target, load(file, OPTIONS, pool=target.pool))
+    reasons = set()
+    for seed in range(8):
+        sampling = Sampling(seed=seed, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+        one = plain.say(list(b"Once upon"), sampling=sampling, max_tokens=120)
+        other = drafted.say(list(b"Once upon"), drafts(6), sampling=sampling, max_tokens=120)
+        assert_same(plain.target, one, other, sampling)
+        reasons.add(one.reason)
+    assert "end" in reasons
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(seed=3)], ids=["greedy", "sampled"])
+def test_demo_pair(load: Load, sampling: Sampling) -> None:
+    """Quantised weights, real text, an end that the model writes itself."""
+    options = LoadOptions(n_threads=1, n_ctx=512, n_batch=64, n_ubatch=64)
+    file = paths.demo_dir() / DEMO_FILES["demo"]
+    plain, target = Talker(load(file, options)), load(file, options)
+    drafted = Talker(target, load(paths.demo_dir() / DEMO_FILES["demo-draft"], options, pool=target.pool))
+    for question in ("What is a draft model?", "Tell me a story about a fox."):
+        text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        prompt = target.vocab.tokenize_prompt(text.encode())
+        one = plain.say(prompt, sampling=sampling, max_tokens=70)
+        for speculation in (drafts(3), drafts(7, "draft", "suffix", "lookup"), drafts(6, min_probability=0.6)):
+            other = drafted.say(prompt, speculation, sampling=sampling, max_tokens=70)
+            assert_same(plain.target, one, other, sampling)
+            assert other.figures is not None and other.figures.draft_n_accepted

@@ -1,0 +1,267 @@
+"""What passes cost: measured once, kept on disk under a key of everything that it depends on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat.engine.drafting import calibration
+from cpuchat.engine.drafting.draft_model import DraftModel
+from cpuchat.engine.drafting.overlap import DraftThread
+from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.sequence import Aborted
+from cpuchat.hardware.cpus import allowed_cpus
+from cpuchat.models.synthetic import write_pair
+from cpuchat.protocol import LoadOptions
+from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts
+from tests.support.pairs import N_VOCAB, OPTIONS, pair_files
+
+Load = Callable[..., Model]
+KEY = "k" * 64
+
+COSTS = PassCosts(
+    verify_ms=tuple(30.5 + n for n in range(32)),
+    draft_ms=2.5,
+    read_ms=0.25,
+    overlap=OverlapCosts(tuple(40.0 + n for n in range(32)), 3.5),
+    rollback_ms=1.5,
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return pair_files(tmp_path_factory.mktemp("pair"), 0.5)
+
+
+@pytest.fixture
+def models(load: Load, files: tuple[Path, Path]) -> tuple[Model, Model]:
+    target = load(files[0], OPTIONS)
+    return target, load(files[1], OPTIONS, pool=target.pool)
+
+
+def saved_file(folder: Path) -> Path:
+    [file] = folder.iterdir()
+    return file
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "there yet"
+    key = "0123456789abcdef" * 4
+    assert calibration.load_costs(folder, key) is None
+    for costs in (COSTS, PassCosts(COSTS.verify_ms)):
+        calibration.save_costs(folder, key, costs)
+        assert calibration.load_costs(folder, key) == costs
+        assert saved_file(folder).suffix == ".json"  # nothing half written is left
+    assert calibration.load_costs(folder, "f" + key[1:]) is None
+    # The name of a file is a part of the key only.
+    assert calibration.load_costs(folder, key[:-1] + "0") is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: b"",
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: raw.replace(b"30.5", b"-1.0"),
+        lambda raw: raw.replace(b"30.5,", b""),
+        lambda raw: raw.replace(b"30.5", b'"fast"'),
+        lambda raw: raw.replace(b'"format":1', b'"format":0'),
+        lambda raw: raw.replace(b"2.5", b"-2.5"),
+        lambda raw: b"\xff\xfe\x00" + raw,
+        lambda raw: b"[1, 2]",
+    ],
+    ids=["empty", "cut", "negative", "short", "text", "old", "negative-draft", "binary", "list"],
+)
+def test_a_damaged_file_counts_as_none(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    calibration.save_costs(tmp_path, "k" * 64, COSTS)
+    file = saved_file(tmp_path)
+    raw = damage(file.read_bytes())
+    assert raw != file.read_bytes()
+    file.write_bytes(raw)
+    assert calibration.load_costs(tmp_path, "k" * 64) is None
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    calibration.save_costs(tmp_path / "file", "k" * 64, COSTS)
+    assert calibration.load_costs(tmp_path / "file", "k" * 64) is None
+
+
+def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Model], tmp_path: Path) -> None:
+    target, draft = models
+    other = tmp_path / "other.gguf"
+    write_pair(other, None, 0.5, target="tiny", n_vocab=N_VOCAB, seed=5)
+    keys = [
+        calibration.calibration_key(target, None),
+        calibration.calibration_key(target, draft),
+        calibration.calibration_key(target, target),
+        calibration.calibration_key(target, draft, "(1,)"),
+        calibration.calibration_key(load(other, OPTIONS), None),
+    ]
+    changes = [
+        {"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "q8_0"}, {"flash_attn": "off"}, {"use_repack": False},
+        {"n_ubatch": 32},
+    ]  # fmt: skip
+    if len(allowed_cpus()) > 1:
+        # The thread of this test is pinned by now: before the next model is loaded it must be free again.
+        draft.free()
+        target.free()
+        changes += [{"n_threads": 2}, {"n_threads": 0, "cpus": allowed_cpus()[-1:]}]
+    path = target.header.path
+    for change in changes:
+        model = load(path, msgspec.structs.replace(OPTIONS, **change))
+        keys.append(calibration.calibration_key(model, None))
+        model.free()
+    assert len(set(keys)) == len(keys)
+    again = load(path, msgspec.structs.replace(OPTIONS, n_ctx=256, mlock=False))
+    assert calibration.calibration_key(again, None) == keys[0]
+
+
+def test_measuring(models: tuple[Model, Model]) -> None:
+    target, draft = models
+    target.sequence.extend([300, 301])
+    seen: list[tuple[int, int]] = []
+    costs = calibration.measure(target, draft, None, lambda *p: seen.append(p))
+    assert len(costs.verify_ms) == 32 and min(costs.verify_ms) > 0
+    assert costs.draft_ms > 0 and costs.read_ms > 0 and costs.overlap is None
+    assert seen == [(n, seen[-1][1]) for n in range(1, len(seen))] + [(seen[-1][1], seen[-1][1])]
+    assert not target.sequence.tokens and not draft.sequence.tokens
+    alone = calibration.measure(target, None, None, lambda *_: None)
+    assert alone.draft_ms == alone.read_ms == 0
+
+
+def test_a_short_budget_takes_two_points(models: tuple[Model, Model]) -> None:
+    """Less tells nothing: from one point alone, passes cost in proportion to their tokens."""
+    seen: list[tuple[int, int]] = []
+    costs = calibration.measure(*models, None, lambda *p: seen.append(p), budget=0.0)
+    assert [done for done, _ in seen] == [1, 2, seen[0][1]]
+    assert len(costs.verify_ms) == 32
+
+
+@pytest.mark.parametrize("sizes", [{"n_batch": 3, "n_ubatch": 3}, {"n_batch": 64, "n_ubatch": 5}])
+def test_small_batches(load: Load, files: tuple[Path, Path], sizes: dict[str, int]) -> None:
+    """No pass is longer than a batch may be."""
+    options = msgspec.structs.replace(OPTIONS, **sizes)
+    target = load(files[0], options)
+    costs = calibration.measure(target, load(files[1], options, pool=target.pool), None, lambda *_: None)
+    assert costs.verify_ms[31] > 0 and target.sequence.max_draft == sizes["n_ubatch"] - 1
+
+
+@pytest.mark.parametrize("budget", [0.0, 12.0])
+def test_measuring_both_at_once(load: Load, files: tuple[Path, Path], budget: float) -> None:
+    cpus = allowed_cpus()
+    if len(cpus) < 2:
+        pytest.skip("one core cannot do two things at once")
+    target = load(files[0], LoadOptions(cpus=cpus[:1], n_ctx=512, n_batch=64, n_ubatch=64))
+    draft = load(files[1], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), pool=target.pool)
+    thread = DraftThread(target, draft, DraftModel(draft.sequence, N_VOCAB), cpus[1:2], cpus[:1])
+    try:
+        costs = calibration.measure(target, draft, thread, lambda *_: None, budget=budget)
+        if costs.overlap is None:  # beside other load: what was measured was not plausible
+            assert not costs.steady
+        else:
+            assert costs.overlap.draft_ms > 0 and min(costs.overlap.verify_ms) > 0
+        assert not thread.is_on
+        assert not target.sequence.tokens and not draft.sequence.tokens
+    finally:
+        thread.close()
+
+
+@pytest.mark.parametrize("at", [1, 20, 60])
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_stopping_it(load: Load, files: tuple[Path, Path], abort: AbortFlag, at: int, is_apart: bool) -> None:
+    cpus = allowed_cpus()
+    if is_apart and len(cpus) < 2:
+        pytest.skip("one core cannot do two things at once")
+    options = LoadOptions(cpus=cpus[:1], n_ctx=512, n_batch=64, n_ubatch=64)
+    target = load(files[0], options)
+    draft = load(files[1], msgspec.structs.replace(options, cpus=None), pool=target.pool)
+    thread = DraftThread(target, draft, DraftModel(draft.sequence, N_VOCAB), cpus[1:2], cpus[:1]) if is_apart else None
+    was_stopped = is_apart or at < 48  # 16 points three times, then those of both at once
+    try:
+        if was_stopped:
+            with pytest.raises(Aborted):
+                calibration.measure(target, draft, thread, lambda done, _: abort.set() if done == at else None)
+        abort.clear()
+        assert not target.sequence.tokens and not draft.sequence.tokens
+        assert thread is None or not thread.is_on
+        row = target.sequence.step(300).copy()
+        target.sequence.clear()
+        assert (target.sequence.step(300) == row).all()
+    finally:
+        abort.clear()
+        if thread is not None:
+            thread.close()
+
+
+def test_what_was_disturbed_is_neither_kept_nor_read(tmp_path: Path) -> None:
+    dear = list(COSTS.verify_ms)
+    dear[1] = 6.8 * dear[0]
+    calibration.save_costs(tmp_path, KEY, replace(COSTS, verify_ms=tuple(dear)))
+    assert not list(tmp_path.iterdir())
+    calibration.save_costs(tmp_path, KEY, COSTS)
+    assert calibration.load_costs(tmp_path, KEY) == COSTS
+    file = saved_file(tmp_path)  # as an older version would have kept it
+    kept = msgspec.json.decode(file.read_bytes())
+    file.write_bytes(msgspec.json.encode(kept | {"verify_ms": dear}))
+    assert calibration.load_costs(tmp_path, KEY) is calibration.load_costs(tmp_path, KEY, any_age=True) is None
+
+
+@pytest.mark.parametrize(("steady", "days"), [(True, 30), (False, 1 / 24)])
+def test_a_calibration_ages_out(tmp_path: Path, steady: bool, days: float) -> None:
+    """The sooner, the more its measurements scattered."""
+    costs = replace(COSTS, steady=steady)
+    calibration.save_costs(tmp_path, KEY, costs)
+    file = saved_file(tmp_path)
+    now = time.time()
+    os.utime(file, (now, now - 0.9 * days * 86_400))
+    assert calibration.load_costs(tmp_path, KEY) == costs
+    os.utime(file, (now, now - 1.1 * days * 86_400))
+    assert calibration.load_costs(tmp_path, KEY) is None
+    assert calibration.load_costs(tmp_path, KEY, any_age=True) == costs
+
+
+def test_a_full_disk_keeps_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, most))  # the write fails after 16 bytes, as on a full disk
+    try:
+        calibration.save_costs(tmp_path, KEY, COSTS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_size_that_was_disturbed_each_time_is_measured_again(
+    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disturbance that lasts as long as the three rounds do, for two sizes."""
+    true = dict(enumerate(COSTS.verify_ms, 1))
+    seen: Counter[int] = Counter()
+
+    def passed(_: object, n: int) -> float:
+        seen[n] += 1
+        return true[n] * (7.0 if n in (2, 5) and seen[n] <= 5 else 1.0)
+
+    monkeypatch.setattr(calibration._Curve, "_pass", passed)
+    costs = calibration.measure(models[0], None, None, lambda *_: None)
+    assert costs.verify_ms == pytest.approx(COSTS.verify_ms)
+    assert seen[3] <= 4 < seen[2] < 8
+
+
+def test_the_curve_of_the_target_is_taken_over(models: tuple[Model, Model]) -> None:
+    """With another draft model only that one is measured."""
+    seen: list[tuple[int, int]] = []
+    known = PassCosts(COSTS.verify_ms, rollback_ms=COSTS.rollback_ms)
+    costs = calibration.measure(*models, None, lambda *p: seen.append(p), known=known)
+    assert (costs.verify_ms, costs.rollback_ms) == (known.verify_ms, known.rollback_ms)
+    assert costs.draft_ms > 0 and costs.read_ms > 0
+    assert seen and seen[-1][0] == seen[-1][1]

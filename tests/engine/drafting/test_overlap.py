@@ -1,0 +1,279 @@
+"""Drafting while the target verifies: the same text, cores apart, and nothing left running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from cpuchat.engine.drafting.speculation_setup import leave_draft_cores
+from cpuchat.engine.llama.bindings import AbortFlag, llama
+from cpuchat.engine.llama.model import Model
+from cpuchat.errors import UsageError
+from cpuchat.hardware.cpus import allowed_cpus, parse_cpu_list
+from cpuchat.models.synthetic import draft_token_table, next_token_table
+from cpuchat.protocol import LoadOptions, Speculation
+from tests.support.pairs import N_VOCAB, Always, Talker, Wandering, pair_files
+
+Load = Callable[..., Model]
+
+PROMPT = [300, 301, 302]
+DRAFTS = Speculation(drafters=("draft",))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[float, tuple[Path, Path]]:
+    folder = tmp_path_factory.mktemp("pairs")
+    return {alpha: pair_files(folder, alpha) for alpha in (0.5, 1.0)}
+
+
+@pytest.fixture
+def apart(load: Load, files: dict[float, tuple[Path, Path]]) -> Iterator[Callable[..., Talker]]:
+    """Loads a pair with a core for the target and one for the draft: with `always`, or only when that is planned."""
+    made: list[Talker] = []
+
+    def _apart(alpha: float, *, always: bool = True) -> Talker:
+        mine, its = two_cores()
+        options = LoadOptions(cpus=(mine,), n_ctx=512, n_batch=64, n_ubatch=64)
+        target = load(files[alpha][0], options)
+        # On the target's threads at first; its own options could not be checked, this thread is pinned already.
+        draft = load(files[alpha][1], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), pool=target.pool)
+        made.append(Talker(target, draft, cpus=((its,), None if always else (mine,))))
+        return made[-1]
+
+    yield _apart
+    for talker in made:
+        if talker.thread is not None:
+            talker.thread.close()
+
+
+def two_cores() -> tuple[int, int]:
+    cpus = allowed_cpus()
+    if len(cpus) < 2:
+        with pytest.raises(UsageError, match="leave no core"):
+            leave_draft_cores(LoadOptions(draft_path="draft.gguf", draft_cores=str(cpus[0])))
+        pytest.skip("one core cannot do two things at once")
+    return cpus[0], cpus[1]
+
+
+def chain(token: int, n: int) -> list[int]:
+    table, said = next_token_table(N_VOCAB), []
+    for _ in range(n):
+        token = int(table[token])
+        said.append(token)
+    return said
+
+
+def draft_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("draft")]
+
+
+def cpus_of(thread: int) -> tuple[int, ...]:
+    """CPUs that a thread of this process may run on (proc_pid_status(5))."""
+    lines = Path(f"/proc/self/task/{thread}/status").read_text(encoding="ascii").splitlines()
+    return parse_cpu_list(next(line.split()[1] for line in lines if line.startswith("Cpus_allowed_list:")))
+
+
+def threads_of(model: Model) -> int:
+    """Threads that the next batch of `model` computes on."""
+    return llama.llama_n_threads(model.sequence.context)
+
+
+@pytest.mark.parametrize("always", [True, False])
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_the_text_is_the_same(apart: Callable[..., Talker], alpha: float, always: bool) -> None:
+    talker = apart(alpha, always=always)
+    for depth in (1, 2, 5, 8):
+        talker.decide(Always(depth, overlap=True))
+        said = talker.say(PROMPT, DRAFTS, max_tokens=60)
+        assert said.tokens == chain(PROMPT[-1], 60)
+        assert said.held == [*PROMPT, *said.tokens[:-1]]
+        assert said.figures is not None and said.figures.draft_n_accepted
+        assert said.figures.overlap
+
+
+def test_what_was_drafted_ahead_is_used(apart: Callable[..., Talker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where everything is right the draft model is waited for once, at the start; it drafts the rest meanwhile."""
+    talker = apart(1.0)
+    assert talker.drafter is not None
+    asked: list[int] = []
+    propose = talker.drafter.propose
+    monkeypatch.setattr(talker.drafter, "propose", lambda n, p=0.0: asked.append(n) or propose(n, p))
+    talker.decide(Always(4, overlap=True))
+    said = talker.say(PROMPT, DRAFTS, max_tokens=101)
+    assert said.figures is not None
+    assert said.figures.passes == 20 and said.figures.draft_n_accepted == said.figures.draft_n == 80
+    assert asked == [4]
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_a_wrong_assumption_is_thrown_away(apart: Callable[..., Talker], depth: int) -> None:
+    """As many tokens are accepted as without drafting ahead: none that followed a refused one, or a wrong guess of the
+    target's own token, is offered."""
+    talker = apart(0.5)
+    talker.decide(Always(depth, overlap=True))
+    said = talker.say(PROMPT, DRAFTS, max_tokens=120)
+    table = draft_token_table(N_VOCAB, 0.5).tolist()
+    right = [table[a] == b for a, b in pairwise(said.tokens)]
+    passes = accepted = at = 0
+    while at < 119:
+        n = min(depth, 118 - at)
+        run = next((i for i, ok in enumerate(right[at : at + n]) if not ok), n)
+        passes, accepted, at = passes + 1, accepted + run, at + run + 1
+    assert said.figures is not None
+    assert (said.figures.passes, said.figures.draft_n_accepted) == (passes, accepted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_switching_in_the_middle_of_an_answer(apart: Callable[..., Talker], seed: int) -> None:
+    wandering = Wandering(seed, overlaps=True)
+    talker = apart(0.5, always=False).decide(wandering)
+    prompt = [*chain(500, 30), 261, *chain(500, 15)]
+    for _ in range(2):
+        said = talker.say(prompt, Speculation(drafters=("draft", "suffix", "lookup")), max_tokens=80)
+        assert said.tokens == chain(prompt[-1], 80)
+        prompt = [*prompt, *said.tokens, 262, *prompt[:9]]
+    assert {plan.overlap for plan in wandering.plans} == {True, False}
+
+
+@pytest.mark.parametrize("end", ["max_tokens", "cancelled", "cancelled in a pass", "stop_string"])
+def test_nothing_runs_on_after_the_answer(apart: Callable[..., Talker], abort: AbortFlag, end: str) -> None:
+    talker = apart(1.0).decide(Always(8, overlap=True))
+    thread = talker.thread
+    assert thread is not None
+    running: list[Future[list[int]]] = []
+    ahead = thread.draft_ahead
+
+    def draft_ahead(drafted: list[int], n: int, min_probability: float) -> None:
+        ahead(drafted, n, min_probability)
+        assert thread._ahead is not None
+        running.append(thread._ahead)
+
+    thread.draft_ahead = draft_ahead  # type: ignore[method-assign]
+    pieces = [talker.target.vocab.piece(token).decode() for token in chain(PROMPT[-1], 12)]
+    said = talker.say(
+        PROMPT,
+        DRAFTS,
+        max_tokens=30,
+        stop=("".join(pieces[4:7]),) if end == "stop_string" else (),
+        on_delta=lambda d: abort.set() if end == "cancelled" else None,
+        on_update=lambda *_: abort.set() if end == "cancelled in a pass" else None,
+    )
+    abort.clear()
+    assert said.reason == end.partition(" ")[0]
+    assert running or end == "cancelled"
+    assert all(future.done() for future in running) and thread._ahead is None
+    assert said.tokens == chain(PROMPT[-1], len(said.tokens))
+    after = talker.say([*PROMPT, *said.tokens, 400], DRAFTS, max_tokens=20)
+    assert after.tokens == chain(400, 20) and after.cache_n == len(said.held)
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_cores_are_apart_while_both_compute_and_free_when_closed(
+    load: Load, files: dict[float, tuple[Path, Path]], always: bool
+) -> None:
+    mine, its = two_cores()
+    before, known = cpus_of(threading.get_native_id()), set(draft_threads())
+    target = load(files[1.0][0], LoadOptions(cpus=(mine,), n_ctx=512, n_batch=64, n_ubatch=64))
+    draft = load(files[1.0][1], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), pool=target.pool)
+    talker = Talker(target, draft, cpus=((its,), None if always else (mine,)))
+    assert talker.thread is not None and talker.thread.is_on is always
+    [worker] = set(draft_threads()) - known
+    assert worker.native_id is not None
+    threads_while_on: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    talker.decide(Always(4, overlap=True)).say(
+        PROMPT,
+        DRAFTS,
+        on_update=lambda *_: threads_while_on.append((cpus_of(os.getpid()), cpus_of(worker.native_id or 0))),
+    )
+    assert set(threads_while_on) == {((mine,), (its,))}
+    # Named cores stay the draft's own; those that were lent for one answer do not.
+    assert talker.thread.is_on is always
+    talker.thread.close()
+    assert not worker.is_alive()
+    # Both models still compute, on the target's core.
+    assert talker.target.pool is draft.pool
+    assert cpus_of(os.getpid()) == (mine,)
+    plain = Talker(target, draft).decide(Always(3))
+    assert plain.say([*PROMPT, 500], Speculation(drafters=("draft",), depth=3)).tokens == chain(500, 48)
+    draft.free()
+    target.free()
+    assert cpus_of(os.getpid()) == before
+
+
+@pytest.mark.parametrize("end", ["max_tokens", "cancelled", "failed"])
+def test_after_an_overlapped_answer_the_target_has_all_its_cores(
+    load: Load, files: dict[float, tuple[Path, Path]], abort: AbortFlag, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The next prefill computes on all of them, and so do answers without drafts."""
+    mine, its = two_cores()
+    options = LoadOptions(cpus=(mine, its), n_ctx=512, n_batch=64, n_ubatch=64)
+    target = load(files[1.0][0], options)
+    draft = load(files[1.0][1], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), pool=target.pool)
+    talker = Talker(target, draft, cpus=((its,), (mine,)))
+    assert talker.thread is not None and talker.drafter is not None
+    while_drafting: list[int] = []
+    if end == "failed":
+        monkeypatch.setattr(talker.drafter, "draft_ahead", lambda *_: 1 / 0)
+
+    def on_update(*_: object) -> None:
+        while_drafting.append(threads_of(target))
+        if end == "cancelled" and len(while_drafting) > 1:
+            abort.set()
+
+    talker.decide(Always(4, overlap=True))
+    monkeypatch.setattr("cpuchat.engine.decoding.speculative.UPDATE_SECONDS", 0.0)
+    try:
+        with pytest.raises(ZeroDivisionError) if end == "failed" else contextlib.nullcontext():
+            talker.say(PROMPT, DRAFTS, on_update=on_update)
+        assert min(while_drafting) == 1
+        assert threads_of(target) == threads_of(draft) == 2
+        assert not talker.thread.is_on
+    finally:
+        abort.clear()
+        talker.thread.close()
+
+
+def test_waiting_for_what_is_drafted_ahead_is_booked_once(
+    apart: Callable[..., Talker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that only moves while the target waits, for a second each time."""
+    talker = apart(1.0)
+    assert talker.thread is not None
+    clock, take = [0.0], talker.thread.take
+
+    def wait(is_right: bool) -> list[int]:
+        clock[0] += 1.0
+        return take(is_right)
+
+    monkeypatch.setattr(talker.thread, "take", wait)
+    for module in ("verify", "speculator"):
+        monkeypatch.setattr(f"cpuchat.engine.{module}.perf_counter", lambda: clock[0])
+    booked: list[tuple[float, float]] = []
+    controller = Always(4, overlap=True)
+    monkeypatch.setattr(
+        controller, "verified", lambda *args, draft_ms, **_: booked.append((args[2], draft_ms))
+    )  # a pass over 5 tokens
+    talker.decide(controller).say(PROMPT, DRAFTS, max_tokens=21)
+    assert booked == [(0.0, 0.0), *[(0.0, 1000.0)] * 3]
+
+
+def test_a_failure_of_the_draft_thread_reaches_the_answer(apart: Callable[..., Talker], abort: AbortFlag) -> None:
+    """And the next answer is as ever."""
+    talker = apart(1.0).decide(Always(4, overlap=True))
+    assert talker.drafter is not None
+
+    def fail(*_: object) -> list[int]:
+        raise RuntimeError("broken")
+
+    talker.drafter.draft_ahead = fail  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="broken"):
+        talker.say(PROMPT, DRAFTS)
+    del talker.drafter.draft_ahead
+    assert talker.say(PROMPT, DRAFTS).tokens == chain(PROMPT[-1], 48)

@@ -1,0 +1,103 @@
+"""The ctypes layer against the installed llama.cpp."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cpuchat.engine.llama import bindings
+from cpuchat.errors import EngineMismatch
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_engine_info_needs_no_model() -> None:
+    info = bindings.engine_info()
+    assert info.version == bindings.PINNED_VERSION
+    assert len(info.llama_commit) >= 7
+    assert info.pid == os.getpid()
+    assert all(f.isidentifier() for f in info.features)
+
+
+def test_installed_engine_matches_the_pinned_layout() -> None:
+    bindings.check_layout()
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings.metadata, "version", lambda _: "0.3.99")
+    with pytest.raises(EngineMismatch, match=r"llama-cpp-python is 0\.3\.99, not 0\.3\.36"):
+        bindings.check_layout()
+
+
+def test_another_struct_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bindings._STRUCTS, "llama_context_params", (168, "ctx_other", 160))
+    with pytest.raises(EngineMismatch, match="size of llama_context_params is 160, not 168"):
+        bindings.check_layout()
+
+
+def test_another_default_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bindings._CONTEXT_DEFAULTS, "n_ubatch", 1024)
+    with pytest.raises(EngineMismatch, match=r"llama_context_params\.n_ubatch by default is 512, not 1024"):
+        bindings.check_layout()
+
+
+def test_unknown_symbol_is_a_clear_error() -> None:
+    with pytest.raises(EngineMismatch, match="llama_no_such_thing"):
+        bindings._function("llama_no_such_thing", None)
+
+
+def test_nothing_is_printed() -> None:
+    # A model that does not exist makes llama.cpp log an error.
+    result = run(
+        "from cpuchat.engine.llama import bindings as b\n"
+        "b.start()\n"
+        "assert not b.llama.llama_model_load_from_file(b'/no/such.gguf', b.llama.llama_model_default_params())\n"
+        "assert any('such.gguf' in line for line in b.log.lines(errors_only=True))\n"
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_log_joins_continued_lines() -> None:
+    log = bindings.LogTail()
+    for level, text in ((2, b"one "), (5, b"more\n"), (4, b"bad\n"), (5, b"news\n"), (2, b"last")):
+        log._parts.append((level, text))
+    assert log.lines() == ["one more", "bad\nnews", "last"]
+    assert log.lines(errors_only=True) == ["bad\nnews"]
+
+
+def test_an_abort_leaves_the_assertion_in_stderr() -> None:
+    result = run(
+        "from cpuchat.engine.llama import bindings as b\n"
+        "import ctypes\n"
+        "b.start()\n"
+        "b._lib.ggml_abort(b'/build/llama.cpp/src/file.cpp', 12, b'GGML_ASSERT(%s) failed', b'n > 0')\n"
+    )
+    assert result.returncode == -signal.SIGABRT
+    assert f"\n{bindings.ABORT_PREFIX}src/file.cpp:12: GGML_ASSERT(n > 0) failed\n" in result.stderr
+
+
+def test_library_is_mapped_once() -> None:
+    result = run(
+        "from cpuchat.engine.llama import bindings as b\n"
+        "b.start()\n"
+        "import re\n"
+        "found = set(re.findall(r'/(lib(?:ggml|llama)\\S*?)\\.so', open('/proc/self/maps').read()))\n"
+        "files = set(re.findall(r'/lib(?:ggml|llama)\\S*', open('/proc/self/maps').read()))\n"
+        "assert len(found) == len(files), files\n"
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_abort_flag() -> None:
+    flag = bindings.AbortFlag()
+    assert not flag.is_set() and not flag.callback(flag.data)
+    flag.set()
+    assert flag.is_set() and flag.callback(flag.data)
+    flag.clear()
+    assert not flag.is_set() and not flag.callback(flag.data)

@@ -1,0 +1,30 @@
+"""How much memory a model may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpuchat.engine.llama import limits
+from cpuchat.hardware.numa.mempolicy import Policy
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("policy", "allowed", "expected"),
+    [
+        (Policy("bind", (1,)), (0, 1), 3),  # more is killed, whatever node 0 has
+        (Policy("bind", (0, 1)), (0, 1), 12),
+        (Policy("preferred", (1,)), (0, 1), 12),
+        (Policy("local"), (1,), 3),  # a container on one node
+        (None, (), 12),
+    ],
+)
+def test_bound_to_a_node(
+    monkeypatch: pytest.MonkeyPatch, policy: Policy | None, allowed: tuple[int, ...], expected: int
+) -> None:
+    monkeypatch.setattr(limits, "current", lambda: policy)
+    monkeypatch.setattr(limits, "allowed_nodes", lambda: allowed)
+    monkeypatch.setattr(limits, "available_bytes", lambda: 12 * GIB)
+    monkeypatch.setattr(limits, "available_on", lambda nodes: 3 * GIB if tuple(nodes) == (1,) else None)
+    assert limits.available_here() == expected * GIB

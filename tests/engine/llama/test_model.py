@@ -1,0 +1,315 @@
+"""Loading: what works, and what is refused with which words."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import msgspec
+import numpy as np
+import pytest
+
+from cpuchat.engine.llama import load_plan as engine_options
+from cpuchat.engine.llama.bindings import ABORT_PREFIX, AbortFlag
+from cpuchat.engine.llama.model import Model
+from cpuchat.errors import (
+    DoesNotFit,
+    Interrupted,
+    ModelDamaged,
+    ModelNotFound,
+    ModelUnsupported,
+    UsageError,
+)
+from cpuchat.hardware.cores import choose_cores
+from cpuchat.hardware.numa.page_cache import evict
+from cpuchat.hardware.topology import read_topology
+from cpuchat.protocol import LoadOptions
+from tests.engine.conftest import OPTIONS
+from tests.support.tiny_gguf import write_tiny_gguf
+
+Load = Callable[..., Model]
+
+
+def test_info(load: Load, tiny_model: Path) -> None:
+    info = load(tiny_model).info
+    assert (info.name, info.architecture, info.quantization) == ("tiny", "llama", "F32")
+    assert (info.n_ctx, info.n_ctx_train, info.n_layer) == (512, 4096, 2)
+    assert info.n_threads == 1 == len(info.cpus)
+    assert info.has_template and info.notes == ()
+    assert info.n_vocab == 256 + 11 + 5
+    assert info.kv_size == 512 * 2 * 2 * 64 * 2  # tokens x layers x (K and V) x values x f16
+    assert info.size < tiny_model.stat().st_size
+    assert len(info.fingerprint) == 32 and info.load_ms > 0
+
+
+@pytest.mark.parametrize("mode", ["mmap", "read"])
+def test_progress_moves_and_arrives(load: Load, tiny_model: Path, mode: str) -> None:
+    seen: list[tuple[str, int, int]] = []
+    load(
+        tiny_model,
+        msgspec.structs.replace(OPTIONS, load_mode=mode),
+        on_progress=lambda *event: seen.append(event),
+    )
+    size = tiny_model.stat().st_size
+    assert {total for _, _, total in seen} == {size}
+    phases = ["reading", "preparing"] if mode == "mmap" else ["reading"]
+    assert list(dict.fromkeys(phase for phase, _, _ in seen)) == phases
+    for phase in phases:
+        done = [d for p, d, _ in seen if p == phase]
+        assert done == sorted(done) and done[-1] == size
+
+
+@pytest.mark.parametrize(
+    ("mode", "at"),
+    [("mmap", "start"), ("mmap", "reading"), ("mmap", "preparing"), ("read", "start"), ("read", "reading")],
+)
+def test_load_can_be_cancelled(load: Load, tiny_model: Path, abort: AbortFlag, mode: str, at: str) -> None:
+    if at == "start":
+        abort.set()
+
+    def progress(phase: str, done: int, total: int) -> None:
+        if phase == at:
+            abort.set()
+
+    with pytest.raises(Interrupted):
+        load(tiny_model, msgspec.structs.replace(OPTIONS, load_mode=mode), on_progress=progress)
+    abort.clear()
+    load(tiny_model)
+
+
+def bytes_read() -> int:
+    """By this thread, through system calls."""
+    lines = Path("/proc/thread-self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is in the page cache")
+def test_only_what_is_not_in_memory_is_read_before_mapping(load: Load, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "model.gguf", n_embd=256, n_layer=4, n_ff=1024)
+    size = path.stat().st_size
+    before = bytes_read()
+    load(path).free()  # pages that are mapped stay
+    assert bytes_read() - before < size // 4
+    if not evict(path):
+        pytest.skip("this file system keeps every file in memory")
+    seen: list[tuple[str, int, int]] = []
+    before = bytes_read()
+    load(path, on_progress=lambda *event: seen.append(event))
+    assert bytes_read() - before > size * 3 // 4
+    done = [d for phase, d, _ in seen if phase == "reading"]
+    assert done[0] < size // 4 and done == sorted(done) and done[-1] == size
+
+
+def test_affinity_is_restored(tiny_model: Path, abort: AbortFlag) -> None:
+    before = os.sched_getaffinity(0)
+    model = Model.load(tiny_model, OPTIONS, on_progress=lambda *_: None, abort=abort)
+    assert os.sched_getaffinity(0) <= before
+    model.free()
+    model.free()
+    assert os.sched_getaffinity(0) == before
+
+
+def test_threads_have_a_cpu_each(load: Load, tiny_model: Path) -> None:
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    if len(cpus) < 2:
+        pytest.skip("one CPU only")
+    model = load(tiny_model, msgspec.structs.replace(OPTIONS, n_threads=2, cpus=tuple(cpus)))
+    model.sequence.step(65)
+    masks = []
+    for task in Path("/proc/self/task").iterdir():
+        status = (task / "status").read_text()
+        masks.append(next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list")))
+    assert str(cpus[0]) in masks and str(cpus[1]) in masks
+    assert model.info.cpus == tuple(cpus)
+
+
+def test_cores_by_word_and_why(load: Load, tiny_model: Path) -> None:
+    cpu = max(os.sched_getaffinity(0))
+    info = load(tiny_model, LoadOptions(n_ctx=256, cores=str(cpu))).info
+    assert (info.cpus, info.n_threads, info.cores_reason) == ((cpu,), 1, f"1 CPU in the list {cpu}.")
+
+
+def test_cores_left_to_the_app(load: Load, tiny_model: Path) -> None:
+    chosen = choose_cores(read_topology())
+    info = load(tiny_model, LoadOptions(n_ctx=256)).info
+    assert (info.cpus, info.cores_reason) == (chosen.cpus, chosen.reason)
+
+
+def test_default_context_follows_the_training(load: Load, tiny_model: Path) -> None:
+    assert load(tiny_model, LoadOptions(n_threads=1)).info.n_ctx == 4096
+
+
+def test_longer_context_than_trained_is_noted(load: Load, tiny_model: Path) -> None:
+    info = load(tiny_model, msgspec.structs.replace(OPTIONS, n_ctx=8192)).info
+    assert info.n_ctx == 8192
+    assert "4096" in info.notes[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"type_k": "q8_0", "flash_attn": "on"},
+        {"type_k": "f32", "type_v": "f32", "flash_attn": "off"},
+        {"type_k": "bf16", "type_v": "bf16"},
+        {"use_repack": False},
+        {"load_mode": "read", "flash_attn": "on"},
+        {"n_batch": 4096, "n_ubatch": 4096},
+        {"mlock": True},
+        {"mlock": True, "load_mode": "read"},
+        {"poll": 0},
+        {"poll": 100},
+    ],
+)
+def test_options_that_work(load: Load, tmp_path: Path, changes: dict[str, object]) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", n_embd=128)  # heads of 32, a block of q8_0
+    model = load(path, msgspec.structs.replace(OPTIONS, **changes))
+    assert np.isfinite(model.sequence.step(65)).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"n_ctx": -1}, "context size is -1"),
+        ({"n_ctx": 1 << 30}, "context size"),
+        ({"n_batch": 0}, "batch size is 0"),
+        ({"n_ubatch": 128, "n_batch": 64}, "larger than the batch size"),
+        ({"n_threads": 4096}, "4096 threads"),
+        ({"n_threads": -1}, "-1 thread"),
+        ({"cpus": (4095,)}, "CPU 4095 is not allowed"),
+        ({"cpus": ()}, "list of CPUs is empty"),
+        ({"cores": "few"}, "names none"),
+        ({"cores": "l3:999"}, "L3 group"),
+        ({"cores": "node:9999"}, "NUMA node 9999 is not there"),
+        ({"cores": "4095"}, "CPU 4095 is not there"),
+        ({"poll": 101}, "poll is 101"),
+        ({"type_v": "q8_0", "flash_attn": "off"}, "needs flash attention"),
+        ({"type_k": "q8_0"}, "heads of this model have 16"),
+        ({"type_k": "q3_k"}, "Unknown K cache type"),
+        ({"flash_attn": "maybe"}, "Flash attention is maybe"),
+    ],
+)
+def test_options_that_are_refused(load: Load, tiny_model: Path, changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        load(tiny_model, msgspec.structs.replace(OPTIONS, **changes))
+
+
+def test_lock_beyond_the_limit_is_refused(load: Load, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, 65536))
+    monkeypatch.setattr(engine_options, "_may_lock_all", lambda: False)
+    with pytest.raises(UsageError, match="Memory locking needs"):
+        load(tiny_model, msgspec.structs.replace(OPTIONS, mlock=True))
+
+
+def test_context_too_large_for_memory(load: Load, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", n_embd=1024, n_layer=4, n_ff=64, n_ctx_train=1 << 24)
+    with pytest.raises(DoesNotFit, match="KV cache") as caught:
+        load(path, LoadOptions(n_threads=1, n_ctx=1 << 24))
+    assert "--ctx" in caught.value.hint
+
+
+def test_missing_file(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        load(tmp_path / "nothing.gguf")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.05, 0.5, 0.99])
+def test_truncated_file(load: Load, tiny_model: Path, tmp_path: Path, share: float) -> None:
+    data = tiny_model.read_bytes()
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ModelDamaged, match=r"cut\.gguf"):
+        load(path)
+
+
+_FLIPS = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.engine.llama.model import Model
+from cpuchat.errors import CpuchatError
+from tests.engine.conftest import OPTIONS
+
+source, path = Path(sys.argv[1]), Path(sys.argv[2])
+rng = np.random.default_rng(1)
+for at in [*range(24), *rng.integers(24, 9000, 60)]:
+    damaged = bytearray(source.read_bytes())
+    damaged[at] ^= 1 << int(rng.integers(8))
+    path.write_bytes(damaged)
+    child = os.fork()
+    if child == 0:
+        try:
+            Model.load(path, OPTIONS, on_progress=lambda *_: None, abort=AbortFlag()).free()
+        except CpuchatError as error:
+            os._exit(2 if error.message else 3)
+        except BaseException:
+            os._exit(3)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_flipped_header_bytes(tiny_model: Path, tmp_path: Path) -> None:
+    """Each loads, fails with a typed error, or ends in an assertion of llama.cpp; nothing else happens."""
+    result = subprocess.run(
+        [sys.executable, "-c", _FLIPS, str(tiny_model), str(tmp_path / "flipped.gguf")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=Path(__file__).parents[2],
+    )
+    assert result.returncode == 0, result.stderr
+    outcomes = [int(line) for line in result.stdout.split()]
+    assert len(outcomes) == 84 and set(outcomes) <= {0, 2, -signal.SIGABRT}
+    assert outcomes.count(2) > 10
+    assert result.stderr.count(ABORT_PREFIX) == outcomes.count(-signal.SIGABRT)
+
+
+def test_weights_that_are_no_numbers(load: Load, tiny_model: Path, tmp_path: Path) -> None:
+    data = bytearray(tiny_model.read_bytes())
+    data[-4096:] = np.full(1024, np.nan, np.float32).tobytes()
+    path = tmp_path / "nan.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ModelDamaged, match="not numbers"):
+        load(path)
+
+
+def test_unknown_architecture(load: Load, tiny_model: Path, tmp_path: Path) -> None:
+    data = tiny_model.read_bytes().replace(b"llama", b"lxxma")
+    path = tmp_path / "strange.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ModelUnsupported, match="lxxma"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("arch", "kind", "words"),
+    [("clip", "mmproj", "image or audio part"), ("llama", "adapter", "adapter"), ("llama", "imatrix", "importance")],
+)
+def test_what_goes_with_a_model_is_none(load: Load, tmp_path: Path, arch: str, kind: str, words: str) -> None:
+    path = tmp_path / "part.gguf"
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_type(kind)
+    writer.add_tensor("v.patch_embd.weight", np.zeros((8, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelUnsupported, match=f"part.gguf is an .*{words}.*of a model, no language model"):
+        load(path)
+
+
+def test_vocabulary(load: Load, tiny_model: Path) -> None:
+    vocab = load(tiny_model, visible_markers=("<think>", "[THINK]")).vocab
+    tokens = vocab.tokenize(b"<|im_start|>the <think>x\xc3\xa9", add_special=False)
+    assert b"".join(map(vocab.raw_piece, tokens)) == b"<|im_start|>the <think>x\xc3\xa9"
+    assert b"".join(map(vocab.piece, tokens)) == b"the <think>x\xc3\xa9"
+    assert len(tokens) == 1 + 1 + 1 + 1 + 1 + 2
+    assert vocab.is_eog(vocab.eos) and not vocab.is_eog(tokens[1])
+    assert vocab.eos_text == "<|im_end|>"

@@ -1,0 +1,382 @@
+"""Taking back refused tokens, with every kind of memory that llama.cpp has, on real contexts.
+
+What counts is that nothing of a refused token is left: not in the next logits, not in those a hundred tokens later.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cpuchat.engine.llama import bindings, rollback
+from cpuchat.engine.llama.bindings import AbortFlag, llama
+from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.rollback import Bounded, Checkpoint, Exact, NoRollback
+from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.models import fit
+from cpuchat.protocol import LoadOptions, Sampling, Speculation
+from tests.support.pairs import FLAT, Talker, Wandering, assert_same
+from tests.support.tiny_gguf import Architecture, write_tiny_gguf
+
+KINDS: dict[Architecture, str] = {
+    "llama": "exact",
+    "mamba": "checkpoint",
+    "jamba": "checkpoint",
+    "lfm2": "bounded",
+    "nemotron_h": "bounded",
+    "qwen35": "bounded",
+}
+# An F32 cache: what remains is the rounding of passes of different lengths, 1e-2 of logits in the hundreds.
+OPTIONS = LoadOptions(n_threads=1, n_ctx=512, n_batch=64, n_ubatch=32, type_k="f32", type_v="f32", flash_attn="off")
+TOLERANCE = 0.02
+PROMPT = list(b"The quick brown fox jumps over")
+LENGTH = 160
+
+
+@pytest.fixture(autouse=True)
+def _cheap_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of the test models is large beside their weights: too large for snapshots to be worth it."""
+    monkeypatch.setattr(fit, "_COPY_SHARE", 10.0)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("rollback")
+    return {arch: write_tiny_gguf(folder / f"{arch}-F32.gguf", arch=arch, n_layer=3) for arch in KINDS}
+
+
+@pytest.fixture(params=KINDS)
+def any_model(request: pytest.FixtureRequest, files: dict[str, Path], load: Callable[..., Model]) -> Model:
+    return load(files[request.param], OPTIONS)
+
+
+@pytest.fixture
+def bounded(files: dict[str, Path], load: Callable[..., Model]) -> Sequence:
+    return load(files["qwen35"], OPTIONS).sequence
+
+
+@pytest.fixture
+def checkpoint(files: dict[str, Path], load: Callable[..., Model]) -> Sequence:
+    return load(files["jamba"], OPTIONS).sequence
+
+
+def plain_text(sequence: Sequence, n: int = LENGTH) -> tuple[list[int], list[np.ndarray]]:
+    """Greedy text after the prompt, token by token, and the logits before each token of it."""
+    sequence.clear()
+    sequence.extend(PROMPT, n_outputs=1)
+    row = sequence.logits(len(PROMPT) - 1)
+    text, rows = [], []
+    for _ in range(n):
+        rows.append(row.copy())
+        text.append(int(row.argmax()))
+        row = sequence.step(text[-1])
+    return text, rows
+
+
+def drafts(text: list[int], at: int, most: int, rng: random.Random) -> list[int]:
+    """What a drafter might say after text[:at]: up to `most` tokens, the first ones right, the others mostly wrong."""
+    n = rng.randint(0, most)
+    right = rng.choice([0, n, rng.randint(0, n)])
+    return [*text[at : at + right], *(rng.randrange(32, 127) for _ in range(n - right))][:n]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drafted_text_is_the_plain_text(any_model: Model, seed: int) -> None:
+    sequence, rng = any_model.sequence, random.Random(seed)
+    most = sequence.max_draft
+    assert most >= 16
+    text, rows = plain_text(sequence)
+    sequence.clear()
+    sequence.extend(PROMPT, n_outputs=1)
+    written = [int(sequence.logits(len(PROMPT) - 1).argmax())]
+    refused = 0
+    while len(written) < LENGTH - most - 1:
+        drafted = drafts(text, len(written), most if seed else 4, rng)
+        before = len(sequence)
+        sequence.mark()
+        sequence.extend([written[-1], *drafted], n_outputs=1 + len(drafted))
+        for i in range(1 + len(drafted)):
+            row = sequence.logits(i)
+            np.testing.assert_allclose(row, rows[len(written)], atol=TOLERANCE)
+            written.append(int(row.argmax()))
+            if i == len(drafted) or written[-1] != drafted[i]:
+                break
+        refused += len(drafted) - i
+        sequence.take_back(before + 1 + i)
+        assert sequence.tokens == PROMPT + written[:-1]
+        assert int(llama.llama_memory_seq_pos_max(llama.llama_get_memory(sequence.context), 0)) + 1 == len(sequence)
+        if rng.random() < 0.3:  # passes without a draft come between
+            row = sequence.step(written[-1])
+            np.testing.assert_allclose(row, rows[len(written)], atol=TOLERANCE)
+            written.append(int(row.argmax()))
+    assert refused > 20
+    assert written == text[: len(written)]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_answers_with_drafts(any_model: Model, files: dict[str, Path], load: Callable[..., Model], seed: int) -> None:
+    """The writing loop itself, over two turns of a chat, with drafts of all lengths and plain steps between them."""
+    sampling = Sampling(temperature=0.0, repeat_penalty=1.5)  # without it they write one letter over and over
+    plain = Talker(any_model)
+    drafted = Talker(load(files[any_model.header.architecture], OPTIONS), costs=FLAT).decide(Wandering(seed))
+    prompt, refused = [*PROMPT, *PROMPT], 0
+    for _ in range(2):
+        one = plain.say(prompt, sampling=sampling, max_tokens=80)
+        other = drafted.say(prompt, Speculation(drafters=("lookup", "suffix")), sampling=sampling, max_tokens=80)
+        assert_same(any_model, one, other, sampling)
+        assert other.figures is not None
+        refused += other.figures.draft_n - other.figures.draft_n_accepted
+        prompt = [*prompt, *one.tokens, *b" and then"]
+    assert refused > 0
+
+
+def test_kind_is_found_by_trying(any_model: Model) -> None:
+    sequence, kind = any_model.sequence, KINDS[any_model.header.architecture]  # type: ignore[index]
+    assert sequence.rollback_kind == kind
+    assert sequence.tokens == []
+    assert sequence.can_roll_back == (kind == "exact")
+    assert ("Drafting costs more" in " ".join(any_model.info.notes)) == (kind == "checkpoint")
+
+
+def test_every_depth_and_every_cut(any_model: Model) -> None:
+    sequence = any_model.sequence
+    sequence.extend(PROMPT)
+    pass_ = [65 + i % 26 for i in range(sequence.max_draft + 1)]
+    for kept in range(1, len(pass_) + 1):
+        sequence.clear()
+        sequence.extend([*PROMPT, *pass_[:kept]])
+        expected = sequence.step(97).copy()
+        sequence.clear()
+        sequence.extend(PROMPT)
+        sequence.mark()
+        sequence.extend(pass_)
+        sequence.take_back(len(PROMPT) + kept)
+        np.testing.assert_allclose(sequence.step(97), expected, atol=TOLERANCE)
+
+
+def test_nothing_of_the_pass_may_be_kept_either(any_model: Model) -> None:
+    sequence = any_model.sequence
+    sequence.extend(PROMPT)
+    sequence.mark()
+    sequence.extend([65, 66, 67])
+    sequence.take_back(len(PROMPT))
+    assert sequence.tokens == PROMPT
+    after = sequence.step(97).copy()
+    sequence.clear()
+    sequence.extend(PROMPT)
+    np.testing.assert_allclose(sequence.step(97), after, atol=TOLERANCE)
+
+
+def test_several_passes_after_a_mark(any_model: Model) -> None:
+    """What a draft model does; snapshots only go back within one pass, so there the text is read again."""
+    sequence = any_model.sequence
+    sequence.extend(PROMPT)
+    sequence.mark()
+    for token in (65, 66, 67, 68):
+        sequence.step(token)
+    sequence.take_back(len(PROMPT) + 2)
+    assert sequence.tokens == [*PROMPT, 65, 66]
+    after = sequence.step(97).copy()
+    sequence.clear()
+    sequence.extend([*PROMPT, 65, 66])
+    np.testing.assert_allclose(sequence.step(97), after, atol=TOLERANCE)
+
+
+def test_taking_back_twice(any_model: Model) -> None:
+    sequence = any_model.sequence
+    sequence.extend(PROMPT)
+    sequence.mark()
+    sequence.extend([65, 66, 67, 68])
+    sequence.take_back(len(PROMPT) + 3)
+    sequence.take_back(len(PROMPT) + 1)
+    after = sequence.step(97).copy()
+    sequence.clear()
+    sequence.extend([*PROMPT, 65])
+    np.testing.assert_allclose(sequence.step(97), after, atol=TOLERANCE)
+
+
+def test_only_what_there_is_can_be_kept(any_model: Model) -> None:
+    sequence = any_model.sequence
+    sequence.extend(PROMPT)
+    sequence.mark()
+    sequence.extend([65, 66])
+    for n in (len(PROMPT) - 1, len(PROMPT) + 3):
+        with pytest.raises(ValueError, match="cannot be kept"):
+            sequence.take_back(n)
+    assert sequence.tokens == [*PROMPT, 65, 66]
+
+
+def test_stale_snapshots_are_not_used_for_an_edit(bounded: Sequence) -> None:
+    """llama.cpp would go back by a few tokens here, to a state of some earlier pass."""
+    bounded.extend(PROMPT)
+    bounded.step(65)
+    bounded.step(66)
+    assert bounded.prepare([*PROMPT, 97, 98]) == (0, None)
+    assert bounded.tokens == []
+
+
+def test_prompt_goes_on_after_a_draft(any_model: Model) -> None:
+    sequence = any_model.sequence
+    sequence.extend(PROMPT)
+    sequence.mark()
+    sequence.extend([65, 66, 67])
+    sequence.take_back(len(PROMPT) + 2)
+    longer = [*PROMPT, 65, 66, *b"and so on"]
+    assert sequence.prepare(longer) == (len(PROMPT) + 2, None)
+    sequence.extend(longer[len(PROMPT) + 2 :], n_outputs=1)
+    row = sequence.logits(8).copy()
+    sequence.clear()
+    sequence.extend(longer, n_outputs=1)
+    np.testing.assert_allclose(row, sequence.logits(len(longer) - 1), atol=TOLERANCE)
+
+
+def test_saved_state_is_the_one_gone_back_to(
+    any_model: Model, files: dict[str, Path], load: Callable[..., Model]
+) -> None:
+    sequence = any_model.sequence
+    sequence.extend(PROMPT)
+    sequence.mark()
+    sequence.extend([65, 66, 67])
+    sequence.take_back(len(PROMPT) + 1)
+    state = sequence.state()
+    expected = sequence.step(97).copy()
+    other = load(files[any_model.header.architecture], OPTIONS).sequence
+    other.extend(list(b"something else"))
+    other.mark()
+    assert other.set_state(sequence.tokens[:-1], state)
+    assert other.tokens == [*PROMPT, 65]
+    np.testing.assert_array_equal(other.step(97), expected)
+    other.mark()
+    other.extend([1, 2])
+    other.take_back(len(PROMPT) + 3)
+    other.step(98)
+
+
+def test_stop_in_a_drafted_pass_leaves_a_sound_sequence(any_model: Model, abort: AbortFlag) -> None:
+    sequence = any_model.sequence
+    sequence.extend(PROMPT)
+    sequence.mark()
+    abort.set()
+    with pytest.raises(Aborted):
+        sequence.extend([65, 66, 67])
+    abort.clear()
+    assert sequence.tokens in ([], PROMPT)
+    kept, _ = sequence.prepare([*PROMPT, 97])
+    sequence.extend([*PROMPT, 97][kept:], n_outputs=1)
+    row = sequence.logits(len(PROMPT) - kept).copy()
+    sequence.clear()
+    sequence.extend([*PROMPT, 97], n_outputs=1)
+    np.testing.assert_allclose(row, sequence.logits(len(PROMPT)), atol=TOLERANCE)
+
+
+def test_a_checkpoint_reads_again_what_was_accepted_and_no_more(checkpoint: Sequence) -> None:
+    checkpoint.extend(PROMPT)
+    evaluated: list[int] = []
+    inner = checkpoint.extend
+    checkpoint.extend = lambda tokens, *, n_outputs=0: (
+        evaluated.append(len(tokens)),
+        inner(tokens, n_outputs=n_outputs),
+    )[1]  # type: ignore[method-assign]
+    checkpoint.mark()
+    checkpoint.extend([65, 66, 67, 68])
+    checkpoint.take_back(len(PROMPT) + 4)
+    checkpoint.take_back(len(PROMPT) + 2)
+    assert evaluated == [4, 2]
+
+
+@pytest.fixture
+def contexts(files: dict[str, Path]) -> Iterator[Callable[..., Sequence]]:
+    """Bare contexts, with parameters that `Model` would not choose."""
+    made: list[tuple[Sequence, object, object]] = []
+    bindings.start()
+
+    def _make(arch: Architecture, n_rs_seq: int | None, *, n_ubatch: int = 32) -> Sequence:
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = 0
+        model = llama.llama_model_load_from_file(str(files[arch]).encode(), params)
+        params = llama.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_outputs_max = 256, 64, n_ubatch, 32
+        params.n_threads = params.n_threads_batch = 1
+        if n_rs_seq is not None:
+            rollback.request(params, n_rs_seq)
+        context = llama.llama_init_from_model(model, params)
+        sequence = Sequence(context, n_vocab=272, abort=AbortFlag())
+        made.append((sequence, context, model))
+        return sequence
+
+    yield _make
+    for sequence, context, model in made:
+        sequence.free()
+        llama.llama_free(context)
+        llama.llama_model_free(model)
+
+
+def test_without_snapshots_or_a_second_sequence_nothing_is_drafted(contexts: Callable[..., Sequence]) -> None:
+    sequence = contexts("mamba", None)
+    sequence.rollback = rollback.detect(sequence)
+    assert isinstance(sequence.rollback, NoRollback)
+    assert sequence.max_draft == 0
+    assert "nothing is drafted" in sequence.rollback.note
+    with pytest.raises(ValueError, match="taken back"):
+        sequence.mark()
+
+
+def test_batches_too_short_for_a_draft(files: dict[str, Path], load: Callable[..., Model]) -> None:
+    sequence = load(files["mamba"], LoadOptions(n_threads=1, n_ctx=256, n_batch=4, n_ubatch=4)).sequence
+    assert (sequence.rollback_kind, sequence.max_draft) == ("none", 0)
+
+
+def test_snapshots_asked_for_where_there_are_none(contexts: Callable[..., Sequence]) -> None:
+    """llama.cpp drops the wish without a word; then there is no second sequence either."""
+    assert isinstance(rollback.detect(contexts("jamba", 8)), NoRollback)
+
+
+def test_hybrid_with_snapshots_can_use_a_checkpoint_instead(contexts: Callable[..., Sequence]) -> None:
+    assert isinstance(rollback.detect(contexts("qwen35", 0)), Checkpoint)
+
+
+@pytest.mark.parametrize(("wanted", "n_ubatch", "got"), [(8, 32, 8), (31, 32, 30), (31, 64, 31), (5, 4, 2), (1, 8, 1)])
+def test_snapshots_are_limited_by_the_ubatch(
+    contexts: Callable[..., Sequence], wanted: int, n_ubatch: int, got: int
+) -> None:
+    """One more and llama.cpp aborts the process at the first batch."""
+    sequence = contexts("nemotron_h", wanted, n_ubatch=n_ubatch)
+    way = rollback.detect(sequence)
+    assert isinstance(way, Bounded) and way.max_draft == got
+    assert (f" {got} token" in way.note) == (got < 8)
+    sequence.extend([65 + i % 26 for i in range(64)])
+
+
+def test_a_ubatch_too_short_for_snapshots_gets_a_second_sequence() -> None:
+    params = SimpleNamespace(n_ubatch=2, n_rs_seq=0, n_seq_max=1, kv_unified=False)
+    rollback.request(params, 8)
+    assert (params.n_rs_seq, params.n_seq_max, params.kv_unified) == (0, 2, True)
+
+
+class _Stays(Exact):
+    """Claims to go back and does not."""
+
+    def take_back(self, n: int, marked: int, passes: int) -> int | None:
+        return n
+
+
+class _Renumbers(Exact):
+    """Goes back in the positions only: llama.cpp takes that, and the state still holds what was refused."""
+
+    def take_back(self, n: int, marked: int, passes: int) -> int | None:
+        held = llama.llama_memory_seq_pos_max(self._memory, 0) + 1
+        llama.llama_memory_seq_add(self._memory, 0, 0, -1, n - held)
+        return n
+
+
+def test_a_way_that_does_not_work_is_found_out(files: dict[str, Path], load: Callable[..., Model]) -> None:
+    sequence = load(files["mamba"], OPTIONS).sequence
+    memory = llama.llama_get_memory(sequence.context)
+    for way, works in ((_Stays(memory), False), (_Renumbers(memory), False), (Checkpoint(memory), True)):
+        assert rollback._goes_back(sequence, way) == works
+        assert sequence.tokens == []

@@ -1,0 +1,82 @@
+"""What going back costs: memory, as llama.cpp's log tells it, and how many snapshots are worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cpuchat.engine.llama import bindings
+from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.engine.llama.model import Model
+from cpuchat.models import fit
+from cpuchat.models.gguf import read_model
+from cpuchat.protocol import LoadOptions
+from tests.support.tiny_gguf import Architecture, write_tiny_gguf
+
+ARCHITECTURES: tuple[Architecture, ...] = ("llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35")
+
+
+@pytest.fixture(autouse=True)
+def _cheap_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of the test models is large beside their weights: too large for snapshots to be worth it."""
+    monkeypatch.setattr(fit, "_COPY_SHARE", 10.0)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("rollback")
+    return {a: write_tiny_gguf(folder / f"{a}-F32.gguf", arch=a, n_layer=3) for a in ("jamba", "nemotron_h", "qwen35")}
+
+
+def _logged(lines: list[str], what: str) -> float:
+    """Bytes in llama.cpp's `CPU <what> buffer size = 1.25 MiB`, which it rounds to 0.01."""
+    sizes = [line.rpartition("=")[2].split()[0] for line in lines if f"{what} buffer size" in line]
+    return sum(map(float, sizes)) * 2**20
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_memory_is_what_llama_cpp_says(arch: Architecture, load: Callable[..., Model], tmp_path: Path) -> None:
+    file = write_tiny_gguf(tmp_path / "wide-F32.gguf", arch=arch, n_layer=6, n_embd=256, n_ff=256)
+    model = load(file, LoadOptions(n_threads=1, n_ctx=1024, n_batch=64, n_ubatch=64))
+    lines, need = bindings.log.lines(), model.plan.need
+    assert need.kv == pytest.approx(_logged(lines, "KV") + _logged(lines, "RS"), abs=0.02 * 2**20)
+    compute, estimate = _logged(lines, "compute"), need.compute - fit.PROCESS_BYTES
+    assert compute <= estimate <= 1.4 * compute
+
+
+def test_snapshots_take_a_share_of_the_weights_at_most(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    header = read_model(files["qwen35"])
+    assert fit.snapshots(header, LoadOptions()) == 31
+    assert fit.snapshots(header, LoadOptions(n_ubatch=16)) == 14
+    assert fit.snapshots(header, LoadOptions(n_ubatch=1, n_batch=1)) == 0
+    state = fit.rollback_bytes(header, 1)[0]
+    monkeypatch.setattr(fit, "_SNAPSHOT_BYTES", 3 * state + 1)
+    monkeypatch.setattr(fit, "_SNAPSHOT_SHARE", 0.0)
+    assert fit.snapshots(header, LoadOptions()) == 3
+    monkeypatch.setattr(fit, "_SNAPSHOT_SHARE", 0.5)
+    assert 3 < fit.snapshots(header, LoadOptions()) == min(31, header.size // 2 // state)
+    assert fit.snapshots(read_model(files["jamba"]), LoadOptions()) == 0
+
+
+def test_snapshots_must_not_slow_down_plain_passes(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    delta_net, mamba2 = read_model(files["qwen35"]), read_model(files["nemotron_h"])
+    one = 3.5 * 2 * 4 * 3 * 3 * 64 / (delta_net.size - 272 * 64 * 4)  # 2 layers; 3 past inputs of Q, K and V each
+    for share, n in ((5.01 * one, 5), (2.01 * one, 2), (1.99 * one, 0)):
+        monkeypatch.setattr(fit, "_COPY_SHARE", share)
+        assert fit.snapshots(delta_net, LoadOptions()) == n
+        assert fit.snapshots(mamba2, LoadOptions()) == 31
+
+
+def test_snapshots_give_way_when_memory_is_short(files: dict[str, Path], abort: AbortFlag) -> None:
+    options = LoadOptions(n_threads=1, n_ctx=512, n_batch=64, n_ubatch=64)
+    header = read_model(files["nemotron_h"])
+    enough = fit.required_memory(header, options, 512, 32, 31).least
+    least = fit.required_memory(header, options, 512, 32, 3).least
+    for available, most in ((enough, 31), (enough - 1, 15), (least, 3)):
+        model = Model.load(files["nemotron_h"], options, on_progress=lambda *_: None, abort=abort, available=available)
+        try:
+            assert model.plan.n_rs_seq == model.sequence.max_draft == most
+        finally:
+            model.free()

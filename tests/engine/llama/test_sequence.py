@@ -1,0 +1,187 @@
+"""KV bookkeeping on a real context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cpuchat.engine.llama.bindings import AbortFlag, llama
+from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.sequence import Aborted
+from cpuchat.errors import GenerationFailed
+from cpuchat.prefix import common_prefix
+from cpuchat.protocol import LoadOptions
+
+
+def held(model: Model) -> int:
+    """Tokens in the cache as llama.cpp counts them."""
+    return int(llama.llama_memory_seq_pos_max(llama.llama_get_memory(model.sequence.context), 0)) + 1
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "n"),
+    [([], [], 0), ([1], [], 0), ([1, 2], [1, 2], 2), ([1, 2, 3], [1, 2], 2), ([1, 9, 3], [1, 2, 3], 1), ([5], [6], 0)],
+)
+def test_common_prefix(a: list[int], b: list[int], n: int) -> None:
+    assert common_prefix(a, b) == n
+
+
+def test_common_prefix_of_long_lists() -> None:
+    a = list(range(1000))
+    for n in (0, 1, 499, 500, 998, 999):
+        b = a.copy()
+        b[n] = -1
+        assert common_prefix(a, b) == n
+
+
+def test_step_by_step_agrees_with_one_batch(model: Model) -> None:
+    sequence, tokens = model.sequence, list(b"Hello there, engine")
+    sequence.extend(tokens, n_outputs=1)
+    together = sequence.logits(len(tokens) - 1).copy()
+    sequence.clear()
+    for token in tokens:
+        row = sequence.step(token)
+    assert sequence.tokens == tokens
+    assert held(model) == len(tokens)
+    np.testing.assert_allclose(row, together, atol=2e-3)
+
+
+def test_truncate_and_go_on(model: Model) -> None:
+    sequence = model.sequence
+    first = list(b"The quick brown fox")
+    sequence.extend(first)
+    assert sequence.truncate(4) == 4
+    assert sequence.tokens == first[:4] and held(model) == 4
+    after = sequence.step(65).copy()
+    sequence.clear()
+    sequence.extend([*first[:4], 65], n_outputs=1)
+    np.testing.assert_allclose(sequence.logits(4), after, atol=2e-3)
+
+
+def test_prepare_keeps_the_common_part_and_leaves_one_token(model: Model) -> None:
+    sequence, tokens = model.sequence, list(b"abcdefgh")
+    sequence.extend(tokens)
+    assert sequence.prepare(list(b"abcdXY")) == (4, None)
+    assert sequence.tokens == list(b"abcd")
+    assert sequence.prepare(list(b"abcd")) == (3, None)
+    assert sequence.prepare(list(b"zzz")) == (0, None)
+    assert held(model) == 0
+
+
+def test_same_prompt_again_gives_the_same_row_without_a_decode(model: Model) -> None:
+    sequence, tokens = model.sequence, list(b"abcdefgh")
+    sequence.extend(tokens, n_outputs=1)
+    row = sequence.logits(len(tokens) - 1).copy()
+    sequence.keep_row(row)
+    sequence.step(70)
+    kept, again = sequence.prepare(tokens)
+    assert kept == len(tokens) == held(model)
+    assert again is not None and (again == row).all()
+    # Once its last token has been dropped the row is no longer known.
+    sequence.truncate(5)
+    assert sequence.prepare(tokens) == (5, None)
+
+
+def test_model_without_rollback_starts_over(load: Callable[..., Model], recurrent_model: Path) -> None:
+    model = load(recurrent_model)
+    sequence = model.sequence
+    assert not sequence.can_roll_back
+    assert any("cannot take back" in note for note in model.info.notes)
+    sequence.extend(list(b"abcdef"))
+    assert sequence.prepare(list(b"abcdefgh")) == (6, None)
+    assert sequence.prepare(list(b"abcdXY")) == (0, None)
+    assert sequence.tokens == []
+
+
+def test_missing_logits_are_an_error(model: Model) -> None:
+    model.sequence.extend(list(b"abc"), n_outputs=0)
+    with pytest.raises(GenerationFailed, match="no logits"):
+        model.sequence.logits(2)
+
+
+def test_state_goes_into_another_context(load: Callable[..., Model], tiny_model: Path) -> None:
+    sequence = load(tiny_model).sequence
+    tokens = list(b"something to remember")
+    sequence.extend(tokens)
+    state = sequence.state()
+    assert sequence.state_size() == state.size > 0
+    expected = sequence.step(65).copy()
+
+    other = load(tiny_model).sequence
+    other.extend(list(b"other text"))
+    assert other.set_state(tokens, state)
+    assert other.tokens == tokens
+    np.testing.assert_array_equal(other.step(65), expected)
+
+
+def test_wrong_state_empties_the_sequence(model: Model) -> None:
+    model.sequence.extend(list(b"abc"))
+    state = model.sequence.state()
+    for tokens, wrong in (
+        (list(b"abc"), np.frombuffer(b"no state at all" * 10, np.uint8)),
+        (list(b"abc"), state[: state.size // 2]),
+        (list(b"abcd"), state),
+    ):
+        assert not model.sequence.set_state(tokens, wrong)
+        assert model.sequence.tokens == [] and held(model) == 0
+
+
+def test_flag_set_before_a_batch_stops_it(model: Model, abort: AbortFlag) -> None:
+    sequence = model.sequence
+    sequence.extend(list(b"abc"))
+    abort.set()
+    with pytest.raises(Aborted):
+        sequence.extend(list(b"defghij"))
+    assert sequence.tokens == list(b"abc") and held(model) == 3
+    abort.clear()
+    sequence.extend(list(b"def"))
+    assert held(model) == 6
+
+
+def test_abort_without_rollback_clears(load: Callable[..., Model], recurrent_model: Path, abort: AbortFlag) -> None:
+    sequence = load(recurrent_model).sequence
+    sequence.extend(list(b"abc"))
+    abort.set()
+    with pytest.raises(Aborted):
+        sequence.step(100)
+    assert sequence.tokens == []
+
+
+class StopsAfter(AbortFlag):
+    """Stops a batch when llama.cpp has asked `n` times, which it does after every node of its graph."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.left = n
+        self.callback = llama.ggml_abort_callback(self._asked)
+
+    def _asked(self, _: object) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize("n", [0, 150, 400])
+def test_finished_part_of_a_stopped_batch_is_kept(tiny_model: Path, n: int) -> None:
+    flag = StopsAfter(1 << 30)
+    options = LoadOptions(n_threads=1, n_ctx=512, n_batch=512, n_ubatch=16)
+    model = Model.load(tiny_model, options, on_progress=lambda *_: None, abort=flag)
+    try:
+        sequence = model.sequence
+        tokens = [65 + i % 26 for i in range(500)]
+        flag.left = n
+        with pytest.raises(Aborted):
+            sequence.extend(tokens)
+        kept = len(sequence.tokens)
+        assert kept % 16 == 0 and kept < 500 and (kept > 0) == (n > 0)
+        assert sequence.tokens == tokens[:kept] and held(model) == kept
+        flag.left = 1 << 30
+        sequence.extend(tokens[kept:], n_outputs=1)
+        row = sequence.logits(499 - kept).copy()
+        sequence.clear()
+        sequence.extend(tokens, n_outputs=1)
+        np.testing.assert_allclose(row, sequence.logits(499), atol=2e-3)
+    finally:
+        model.free()

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from cpuchat.engine.prompt import chat_template as prompt_module
+from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, ChatTemplate, plain_completion
+from cpuchat.errors import TemplateError
+from cpuchat.protocol import Message
+
+CHATML = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+STRICT = """\
+{{- bos_token }}
+{%- for message in messages %}
+{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('Roles must alternate user/assistant!') }}
+{%- endif %}
+{{- '[' + message.role + ']' + message.content | trim }}
+{%- if message.role == 'assistant' %}{{ eos_token }}{% endif %}
+{%- endfor %}
+"""
+
+
+def user(text: str) -> Message:
+    return Message(role="user", content=text)
+
+
+def assistant(text: str, reasoning: str = "") -> Message:
+    return Message(role="assistant", content=text, reasoning=reasoning)
+
+
+def system(text: str) -> Message:
+    return Message(role="system", content=text)
+
+
+@pytest.fixture
+def template():
+    made: list[ChatTemplate] = []
+
+    def make(source: str) -> ChatTemplate:
+        made.append(ChatTemplate(source, "<s>", "</s>"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_renders_the_models_own_format(template):
+    chat = template(CHATML)
+    assert chat.render([system("Be brief."), user("Hi")]) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert chat.render([user("Hi")], add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
+
+
+def test_special_tokens_and_white_space_control(template):
+    assert template(STRICT).render([user(" Hi "), assistant("Yes"), user("So")]) == (
+        "<s>[user]Hi[assistant]Yes</s>[user]So"
+    )
+
+
+def test_a_system_message_is_not_lost_where_the_template_refuses_or_drops_it(template):
+    messages = [system("Be brief."), user("Hi")]
+    assert template(STRICT).render(messages) == "<s>[user]Be brief.\n\nHi"
+    silent = "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    assert template(silent).render(messages) == "[user]Be brief.\n\nHi"
+
+
+def test_neighbours_of_the_same_role_are_merged_only_where_the_template_minds(template):
+    messages = [user("one"), user("two"), assistant("a", "r1"), assistant("b"), user("three")]
+    assert template(STRICT).render(messages) == "<s>[user]one\n\ntwo[assistant]a\n\nb</s>[user]three"
+    assert template(CHATML).render(messages).count("<|im_start|>") == 6
+
+
+def test_a_refusal_that_stays_is_told_in_the_templates_words(template):
+    with pytest.raises(TemplateError, match="Roles must alternate user/assistant!"):
+        template(STRICT).render([assistant("I start")])
+
+
+def test_content_as_parts_where_the_template_wants_parts(template):
+    parts = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    assert template(parts).render([user("Hi")]) == "Hi"
+
+
+def test_a_list_of_tools_where_the_template_goes_through_it(template):
+    assert template("{% for t in tools %}{% endfor %}{{ messages[0].content }}").render([user("Hi")]) == "Hi"
+
+
+def test_reasoning_goes_to_templates_that_ask(template):
+    source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.content }};{% endfor %}"
+    assert template(source).render([user("q"), assistant("a", "hm")]) == "||q;hm|hm|a;"
+
+
+def test_helpers_that_templates_use(template):
+    source = (
+        "{% generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}"
+        "{{ strftime_now('%Y') }}{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+        "{{ messages[0].content }}{{ tools is none }}{{ undefined_name is defined }}"
+    )
+    assert re.fullmatch(r'\{"a": "<é>"\}\d{4}01HiTrueFalse', template(source).render([user("Hi")]))
+
+
+def test_text_of_any_kind_survives(template):
+    text = "{{ 7*7 }} {% raw %} <b> 🙂 \x1b[31m \u2028 \ud800".encode("utf-8", "replace").decode()
+    assert text in template(CHATML).render([user(text)])
+    long = "x" * 3_000_000
+    assert long in template(CHATML).render([user(long)])
+
+
+HOSTILE = {
+    "internals": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "internals by attr": "{{ messages|attr('__class__') }}{{ ''['__class__'].mro() }}",
+    "format string": "{{ '{0.__class__.__init__.__globals__}'.format(raise_exception) }}",
+    "globals of a helper": "{{ raise_exception.__globals__.keys() }}",
+    "changes its input": "{{ messages.append(1) }}",
+    "file": "{% include '/etc/passwd' %}",
+    "long loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "huge range": "{% for a in range(10**9) %}{% endfor %}",
+    "big string": "{{ ('a' * 10**9) | length }}",
+    "big number": "{{ 9 ** (9 ** 9) }}",
+    "wide": "{{ 'a' | center(10 ** 10) }}",
+    "format width": "{{ '%1000000000d' % 1 }}",
+    "doubling": "{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
+    "nesting": "{% set n = namespace(s=1) %}{% for i in range(60) %}{% set n.s = (n.s, n.s) %}{% endfor %}{{ n.s }}",
+    "long output": "{% for a in range(99999) %}{% for b in range(99999) %}aaaaaaaaaaaaaaaaaaa{% endfor %}{% endfor %}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "deep nesting": "{{ " + "(" * 20_000 + ")" * 20_000 + " }}",
+    "syntax": "{% if %}",
+    "empty loop control": "{% for %}",
+    "unknown filter": "{{ messages | exec }}",
+    "not a template": "{{",
+    "too long": "a" * 2_000_000,
+    "division": "{{ 1 / 0 }}",
+    "escape sequences in its error": "{{ raise_exception('\x1b[31mred\n\nred') }}",
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_templates_give_a_typed_error(template, source):
+    chat = template(source)
+    with pytest.raises(TemplateError) as caught:
+        chat.render([user("Hi")])
+    assert caught.value.hint
+    assert str(caught.value).isprintable()
+    assert "<class" not in str(caught.value)
+
+
+def test_a_template_that_dies_of_one_conversation_serves_the_next(template):
+    chat = template("{% if messages | length > 1 %}{{ 'a' * 10**10 }}{% endif %}{{ messages[0].content }}")
+    assert chat.render([user("one")]) == "one"
+    with pytest.raises(TemplateError):
+        chat.render([user("one"), assistant("two")])
+    assert chat.render([user("three")]) == "three"
+
+
+def test_closing_ends_the_helper_and_a_later_call_starts_it_again(template):
+    chat = template(CHATML)
+    chat.check()
+    pid = chat._child._process.pid
+    chat.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    chat.close()
+    assert chat.render([user("Hi")])
+
+
+def test_plain_completion():
+    text = plain_completion([system("A chat."), user("Hi "), assistant("Hello"), user("How are you?")])
+    assert text == "A chat.\nUser: Hi\nAssistant: Hello\nUser: How are you?\nAssistant:"
+    assert any(stop in " Fine.\nUser: and you?" for stop in PLAIN_STOPS)
+
+
+_CUT_SHORT = """
+import sys
+def read():
+    return sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(4), "little"))
+def write(header, body):
+    sys.stdout.buffer.write(header.to_bytes(4, "little") + body)
+    sys.stdout.buffer.flush()
+read()
+write(12, b'{"text": ""}')
+read()
+write(REPLY)
+"""
+
+
+@pytest.mark.parametrize("reply", ["100, b'{\"text\"'", "9, b'no json, '", "2, b'[]'", "1 << 31, b'{'", "0, b''"])
+def test_a_reply_that_is_cut_short_is_an_error_and_the_next_one_whole(
+    reply: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "template_process.py").write_text(_CUT_SHORT.replace("REPLY", reply))
+    template = None
+    with monkeypatch.context() as cut:
+        cut.setattr(prompt_module, "__file__", str(tmp_path / "prompt.py"))
+        template = ChatTemplate("{{ messages[0].content }}", "", "")
+        with pytest.raises(TemplateError):
+            template.render([Message(role="user", content="Hello")])
+    assert "Hello" in template.render([Message(role="user", content="Hello")])
+    template.close()

@@ -1,0 +1,58 @@
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.engine.text.stops import StopMatcher
+
+letters = st.text(alphabet="ab<>/\n", max_size=30)
+stop_lists = st.lists(st.text(alphabet="ab<>/\n", max_size=4), max_size=4).map(tuple)
+
+
+def chunks(text: str, cuts: list[int]) -> list[str]:
+    at = sorted({0, len(text), *(min(c, len(text)) for c in cuts)})
+    return [text[a:b] for a, b in itertools.pairwise(at)]
+
+
+def run(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, bool]:
+    matcher = StopMatcher(stops)
+    out, hit = "", False
+    for piece in pieces:
+        text, hit = matcher.feed(piece)
+        out += text
+        if hit:
+            break
+    return out + matcher.flush(), hit
+
+
+def first_complete(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
+    """The plain definition: read letter by letter, stop when the text read so far ends with a stop string."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if stop and text[:end].endswith(stop)]
+        if found:
+            return text[: end - max(map(len, found))], True
+    return text, False
+
+
+@given(letters, stop_lists, st.lists(st.integers(0, 30)))
+def test_any_chunking_gives_what_the_definition_says(text, stops, cuts):
+    assert run(stops, chunks(text, cuts)) == first_complete(text, stops)
+
+
+def test_holds_back_only_what_could_become_a_stop_string():
+    matcher = StopMatcher(("</s>", "User:"))
+    assert matcher.feed("a </") == ("a ", False)
+    assert matcher.feed("b> Us") == ("</b> ", False)
+    assert matcher.feed("er: hello") == ("", True)
+    assert matcher.feed("more") == ("", True)
+    assert matcher.flush() == ""
+
+
+def test_what_was_held_back_comes_with_the_flush():
+    matcher = StopMatcher(("STOP",))
+    assert matcher.feed("it is STO") == ("it is ", False)
+    assert matcher.flush() == "STO"
+
+
+def test_no_stop_strings_pass_everything():
+    assert StopMatcher(("",)).feed("x") == ("x", False)

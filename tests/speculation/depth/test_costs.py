@@ -1,0 +1,112 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.speculation.depth.costs import (
+    MAX_TOKENS,
+    OverlapCosts,
+    PassCosts,
+    expected_tokens,
+    fill,
+)
+from cpuchat.speculation.depth.observed_times import ObservedTime, ObservedTimes
+
+points = st.dictionaries(
+    st.integers(1, MAX_TOKENS), st.floats(0.1, 1e4), min_size=1, max_size=12
+)  # fmt: skip
+
+
+@given(points)
+def test_measured_points_stay_and_the_rest_is_between_or_beyond(measured):
+    times = fill(measured)
+    assert len(times) == MAX_TOKENS
+    assert all(times[n - 1] == pytest.approx(ms) for n, ms in measured.items())
+    assert min(times) >= min(measured.values()) * (1 - 1e-9)
+    last = max(measured)
+    assert list(times[last - 1 :]) == sorted(times[last - 1 :])
+
+
+def test_a_dip_is_kept_and_gaps_are_linear():
+    times = fill({1: 62.0, 4: 115.0, 6: 195.0, 8: 173.0})
+    assert times[4] == pytest.approx(155.0)
+    assert times[6] == pytest.approx(184.0)
+    assert times[7] < times[5]
+
+
+def test_past_the_last_measurement_the_slope_goes_on():
+    assert fill({1: 10.0, 8: 20.0, 16: 28.0})[31] == pytest.approx(28.0 + 16.0)
+    assert fill({8: 20.0, 16: 15.0})[31] == 15.0, "a falling slope is not believed"
+
+
+def test_one_measurement_promises_nothing():
+    times = fill({1: 30.0})
+    assert times[7] == pytest.approx(240.0)
+
+
+@pytest.mark.parametrize("bad", [{}, {0: 1.0}, {33: 1.0}, {1: 0.0}, {1: 3.0, 2: -1.0}])
+def test_impossible_measurements_are_refused(bad):
+    with pytest.raises(ValueError, match="positive measurement"):
+        fill(bad)
+
+
+def test_costs_are_checked():
+    good = fill({1: 30.0, 8: 60.0})
+    with pytest.raises(ValueError, match="32 positive times"):
+        PassCosts(good[:16])
+    with pytest.raises(ValueError, match="32 positive times"):
+        PassCosts(good, overlap=OverlapCosts((0.0,) * MAX_TOKENS, 1.0))
+    with pytest.raises(ValueError, match="negative"):
+        PassCosts(good, draft_ms=-1.0)
+
+
+def test_expected_tokens_of_equal_rates_is_the_geometric_sum():
+    for rate, depth in ((0.3, 2), (0.8, 7), (0.95, 15)):
+        assert expected_tokens([rate] * depth) == pytest.approx((1 - rate ** (depth + 1)) / (1 - rate))
+    assert expected_tokens([1.0] * 5) == 6
+    assert expected_tokens([]) == 1
+
+
+def test_observed_times_follow_a_common_change_for_all_n():
+    times = ObservedTimes(fill({1: 50.0, 8: 100.0, 16: 200.0}))
+    for _ in range(30):
+        times.observe(8, 120.0)
+    assert times.ms[7] == pytest.approx(120.0, rel=0.02)
+    assert times.ms[0] == pytest.approx(60.0, rel=0.1), "load slows every pass"
+
+
+def test_observed_times_learn_an_error_of_one_n():
+    times = ObservedTimes(fill({1: 50.0, 8: 100.0, 16: 200.0}))
+    for _ in range(60):
+        times.observe(1, 50.0)
+        times.observe(8, 115.0)
+    assert times.ms[0] == pytest.approx(50.0, rel=0.03)
+    assert times.ms[7] == pytest.approx(115.0, rel=0.03)
+    assert times.doubt(8) < times.doubt(24)
+
+
+def test_a_pause_hardly_counts_but_a_change_does():
+    times = ObservedTimes(fill({1: 50.0, 8: 100.0}))
+    for _ in range(20):
+        times.observe(1, 50.0)
+    times.observe(1, 200.0)
+    assert times.ms[0] < 55.0
+    for _ in range(6):
+        times.observe(1, 200.0)
+    assert times.ms[0] > 150.0
+    for _ in range(4):
+        times.observe(1, 50.0)
+    assert times.ms[0] < 75.0
+
+
+def test_one_cost_per_token():
+    cost = ObservedTime(0.0)
+    assert cost.ms == 0.0
+    cost.observe(4.0)
+    assert cost.ms == pytest.approx(4.0)
+    for _ in range(40):
+        cost.observe(5.0)
+    assert cost.ms == pytest.approx(5.0, rel=0.02)
+    cost.observe(15.0)
+    assert cost.ms < 5.6
+    cost.observe(0.0)
+    assert cost.ms < 5.6

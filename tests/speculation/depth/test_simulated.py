@@ -1,0 +1,204 @@
+"""Adaptive depth against every fixed depth and against plain decoding, in simulated time: computed, not measured."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from cpuchat.speculation.depth.controller import DepthController
+from cpuchat.speculation.depth.costs import PassCosts
+from cpuchat.speculation.drafters.drafter import Proposal, grade
+from tests.speculation.depth.simulator import (
+    DRAFTS,
+    TARGETS,
+    Noise,
+    adaptive_answer,
+    best_fixed,
+    miscalibrated,
+    text,
+    true_costs,
+)
+
+N = 256
+PAIRS = [(target, draft) for target in TARGETS for draft in DRAFTS]
+RATES = (0.3, 0.6, 0.8, 0.9, 0.95, 1.0)
+
+
+@cache
+def simulate(
+    target: str, draft: str, rate: float, seeds: int = 8, noisy: bool = False, common: float = 0.0, own: float = 0.0
+) -> tuple[float, float, float]:
+    """Speed of the second answer against the best fixed depth and against plain, and of the first against plain."""
+    costs = true_costs(target, draft)
+    plain = seeds * N * costs.verify_ms[0]
+    first_ms = ms = 0.0
+    texts = []
+    for seed in range(seeds):
+        rng = random.Random(7919 * seed + round(100 * rate))
+        controller = DepthController(miscalibrated(costs, rng, common, own), has_draft_model=True)
+        noise = Noise(random.Random(seed), 0.07, 0.03) if noisy else None
+        first, second = text(rng, rate, N), text(rng, rate, N)
+        first_ms += adaptive_answer(controller, costs, first, noise).ms
+        ms += adaptive_answer(controller, costs, second, noise).ms
+        texts.append(second)
+    return best_fixed(costs, texts)[0] / ms, plain / ms, plain / first_ms
+
+
+def best_possible(target: str, draft: str, rate: float) -> bool:
+    # Drafting a token costs 57 % of writing one: it pays at a depth of 31 and more than 99 % acceptance only. To be
+    # sure of that takes more tokens than may be read in one answer at 1 % of its time.
+    return (target, draft, rate) != ("Q4_K_M", "0.5B", 1.0)
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+def test_adaptive_depth_is_as_fast_as_the_best_fixed_depth(target, draft):
+    cells = {rate: simulate(target, draft, rate)[0] for rate in RATES if best_possible(target, draft, rate)}
+    assert min(cells.values()) >= 0.95, cells
+    assert sum(cells.values()) / len(cells) >= 0.97, cells
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+def test_the_same_with_noise_pauses_and_a_calibration_that_is_off(target, draft):
+    cells = {
+        rate: simulate(target, draft, rate, noisy=True, common=0.15, own=0.05)[0]
+        for rate in (0.6, 0.8, 0.95, 1.0)
+        if best_possible(target, draft, rate)
+    }
+    assert min(cells.values()) >= 0.93, cells
+    assert sum(cells.values()) / len(cells) >= 0.96, cells
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+def test_it_never_costs_more_than_two_percent(target, draft):
+    for rate in (0.0, 0.15, 0.3):
+        _, later, first = simulate(target, draft, rate)
+        assert later >= 0.98, rate
+        assert first >= 0.98, rate
+    for rate in (0.6, 0.8):
+        assert simulate(target, draft, rate)[1] >= 0.98, rate
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+def test_nor_with_noise_and_pauses(target, draft):
+    for rate in (0.0, 0.3):
+        _, later, first = simulate(target, draft, rate, noisy=True, common=0.15)
+        assert later >= 0.98, rate
+        assert first >= 0.975, rate
+
+
+@pytest.mark.parametrize(("draft", "target"), [("0.05B", t) for t in TARGETS] + [("0.5B", "F16")])
+def test_a_text_that_changes_is_followed(target, draft):
+    costs = true_costs(target, draft)
+    ms = fixed = oracle = 0.0
+    for seed in range(4):
+        rng = random.Random(seed)
+        controller = DepthController(costs, has_draft_model=True)
+        adaptive_answer(controller, costs, text(rng, 0.9, N))
+        parts = [text(rng, rate, N) for rate in (0.9, 0.2, 0.9)]
+        whole = [right for part in parts for right in part]
+        answer = adaptive_answer(controller, costs, whole)
+        ms += answer.ms
+        fixed += best_fixed(costs, [whole])[0]
+        oracle += sum(best_fixed(costs, [part])[0] for part in parts)
+        off = [depth for at, depth in answer.plans if N + 80 <= at < 2 * N]
+        assert sum(depth == 0 for depth in off) > 0.8 * len(off)
+        if draft == "0.05B":  # the dear one may be read so rarely that this takes longer than the text
+            on = [depth for at, depth in answer.plans if at >= 2 * N + 64]
+            assert sum(depth > 0 for depth in on) > 0.6 * len(on)
+    assert fixed / ms > 1.02, "no fixed depth is good for all of it"
+    assert oracle / ms > (0.92 if draft == "0.05B" else 0.85), "against knowing each part's best depth beforehand"
+
+
+def test_plain_decoding_that_becomes_cheaper_is_noticed_while_drafting():
+    """A pass over one token becomes twice as fast, one over several does not: found by plain steps now and then."""
+    before = true_costs("Q8_0", "0.05B")
+    after = replace(before, verify_ms=(before.verify_ms[0] / 2, *before.verify_ms[1:]))
+    rng = random.Random(3)
+    controller = DepthController(before, has_draft_model=True)
+    adaptive_answer(controller, before, text(rng, 0.7, N))
+    right = text(rng, 0.7, 4 * N)
+    answer = adaptive_answer(controller, lambda at: before if at < N else after, right)
+    early = [depth for at, depth in answer.plans if at < N]
+    assert sum(depth > 0 for depth in early) > 0.8 * len(early)
+    assert sum(depth == 0 for depth in early) > 0, "a plain step now and then"
+    late = [depth for at, depth in answer.plans if at >= 2 * N]
+    assert sum(depth == 0 for depth in late) > 0.9 * len(late)
+
+
+def test_passes_that_become_cheaper_are_noticed():
+    before = true_costs("F16", "0.05B")
+    slow = replace(before, verify_ms=(before.verify_ms[0], *(1.25 * ms for ms in before.verify_ms[1:])))
+    rng = random.Random(3)
+    controller = DepthController(slow, has_draft_model=True)
+    right = text(rng, 0.5, 4 * N)
+    answer = adaptive_answer(controller, before, right)
+    late = [depth for at, depth in answer.plans if at >= 2 * N]
+    assert sum(depth > 0 for depth in late) > 0.6 * len(late)
+
+
+@pytest.mark.parametrize("target", ["Q8_0", "F16"])
+@pytest.mark.parametrize("beside", ["draft", "suffix"])
+def test_a_calibration_made_beside_other_load_does_not_disable_drafting_for_ever(target, beside):
+    """Every pass over several tokens seemed dearer than plain steps; what is tried now and then shows otherwise."""
+    truth = true_costs(target, "0.05B" if beside == "draft" else None)
+    plain = truth.verify_ms[0]
+    measured = replace(truth, verify_ms=(plain, *(1.2 * n * plain for n in range(2, 33))))
+    rng = random.Random(11)
+    controller = DepthController(measured, has_draft_model=beside == "draft")
+
+    def always_right(at: int) -> tuple[Proposal, list[bool]]:
+        return Proposal("suffix", [0] * 8, [grade(0.97)] * 8), [True] * 8
+
+    gains = []
+    for _ in range(16):
+        right = text(rng, 0.9, N)
+        answer = adaptive_answer(controller, truth, right, propose=always_right if beside == "suffix" else None)
+        gains.append(N * plain / answer.ms)
+    assert min(gains) > 0.98
+    assert gains[-1] > 1.25, gains
+
+
+def copying(at: int) -> bool:
+    return (at // 128) % 2 == 1
+
+
+def suffix_proposals(rng: random.Random):
+    """Prose in which repetition means little, and stretches that are copied."""
+
+    def propose(at: int) -> tuple[Proposal, list[bool]]:
+        if copying(at):
+            return Proposal("suffix", [0] * 24, [grade(0.96)] * 24), [
+                copying(at + j) and rng.random() < 0.97 for j in range(24)
+            ]
+        if rng.random() < 0.4:
+            return Proposal("suffix", [0] * 6, [grade(0.4)] * 6), [rng.random() < 0.1 for _ in range(6)]
+        return Proposal("suffix"), []
+
+    return propose
+
+
+def seconds_of(costs: PassCosts, answer_passes: Sequence[tuple[int, int, int]]) -> float:
+    return sum(costs.verify_ms[depth] for _, depth, _ in answer_passes)
+
+
+@pytest.mark.parametrize("draft", [None, "0.05B"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_copied_text_is_drafted_within_a_few_tokens_and_prose_costs_nothing(target, draft):
+    costs = true_costs(target, draft)
+    controller = DepthController(costs, has_draft_model=draft is not None)
+    rng = random.Random(5)
+    for turn in range(2):
+        right = text(rng, 0.1, 768)
+        answer = adaptive_answer(controller, costs, right, propose=suffix_proposals(rng))
+        in_prose = [one for one in answer.free if not copying(one[0])]
+        wasted = seconds_of(costs, in_prose) - sum(accepted + 1 for *_, accepted in in_prose) * costs.verify_ms[0]
+        assert wasted <= 0.02 * 384 * costs.verify_ms[0]
+        for start in (128, 384, 640):
+            first = min(at for at, *_ in answer.free if at >= start)
+            assert first <= start + (8 if turn == 0 else 3)
+        copied = [one for one in answer.free if copying(one[0])]
+        per_pass = sum(accepted + 1 for *_, accepted in copied) / len(copied)
+        assert per_pass > 8
+        assert 768 * costs.verify_ms[0] / answer.ms > 1.3

@@ -1,0 +1,169 @@
+"""Free drafters together: who is asked, what is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.protocol import DrafterName
+from cpuchat.speculation.drafters.cascade import SHADOW_TOKENS, Cascade
+from cpuchat.speculation.drafters.drafter import Drafter, Proposal
+from cpuchat.speculation.drafters.lookup import PromptLookup
+from cpuchat.speculation.drafters.suffix import SuffixDecoding
+
+
+class Scripted:
+    """Predicts what `script` says about each position of the text."""
+
+    def __init__(self, name: DrafterName, script: dict[int, list[int]]) -> None:
+        self.name: Final = name
+        self.script = script
+        self.text: list[int] = []
+
+    def begin(self, text: Sequence[int]) -> None:
+        self.text = list(text)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self.text.extend(tokens)
+
+    def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
+        tokens = self.script.get(len(self.text), [])[:max_n]
+        return Proposal(self.name, tokens, [1 + i % 7 for i in range(len(tokens))])
+
+
+def all_of_it(proposal: Proposal) -> int:
+    return len(proposal)
+
+
+def nothing(proposal: Proposal) -> int:
+    return 0
+
+
+def begun(drafters: list[Drafter], worth=all_of_it, text: Sequence[int] = ()) -> Cascade:
+    cascade = Cascade(drafters, worth)
+    cascade.begin(text)
+    return cascade
+
+
+def test_the_first_drafter_worth_a_pass_is_taken():
+    suffix, lookup = Scripted("suffix", {0: [1, 2]}), Scripted("lookup", {0: [3, 4, 5], 1: [6]})
+    cascade = begun([suffix, lookup])
+    assert cascade.propose(8) == Proposal("suffix", [1, 2], [1, 2])
+    cascade.append([1])
+    assert cascade.propose(8) == Proposal("lookup", [6], [1])
+    cascade.append([1])
+    assert not cascade.propose(8)
+
+
+def test_a_proposal_is_cut_to_what_is_worth_verifying():
+    cascade = begun([Scripted("suffix", {0: [1, 2, 3, 4]})], worth=lambda proposal: 3)
+    assert cascade.propose(8).tokens == [1, 2, 3]
+    assert cascade.propose(2).tokens == [1, 2]
+
+
+def test_the_next_one_is_taken_when_the_first_is_worth_nothing():
+    drafters = [Scripted("suffix", {0: [1]}), Scripted("lookup", {0: [2]})]
+    cascade = begun(drafters, worth=lambda proposal: len(proposal) if proposal.drafter == "lookup" else 0)
+    assert cascade.propose(8).tokens == [2]
+    cascade.append([1])
+    assert cascade.scores() == [("suffix", [1], [True])], "what is verified is not scored here"
+
+
+def test_what_is_not_verified_is_scored_up_to_the_first_wrong_token():
+    cascade = begun([Scripted("suffix", {0: [1, 2, 3, 4], 3: [7]})], worth=nothing)
+    assert not cascade.propose(8)
+    cascade.append([1])
+    cascade.append([2, 9, 4])
+    assert cascade.scores() == [("suffix", [1], [True]), ("suffix", [2, 3], [True, False])]
+    assert cascade.scores() == []
+
+
+def test_a_prediction_is_scored_without_being_asked_for():
+    cascade = begun([Scripted("lookup", {0: list(range(1, 20))})], worth=nothing)
+    cascade.append(range(1, 20))
+    assert cascade.scores() == [("lookup", [1 + i % 7 for i in range(SHADOW_TOKENS)], [True] * SHADOW_TOKENS)]
+
+
+def test_a_prediction_of_the_text_before_is_not_held_against_an_edited_one():
+    cascade = begun([Scripted("suffix", {0: [1, 2, 3]})], worth=nothing)
+    cascade.append([1])
+    cascade.begin([5, 5])
+    cascade.append([9])
+    assert cascade.scores() == [("suffix", [1], [True])]
+
+
+def test_scores_that_nobody_asks_for_do_not_pile_up():
+    cascade = begun([Scripted("suffix", {i: [1] for i in range(2000)})], worth=nothing)
+    for _ in range(2000):
+        cascade.append([1])
+    assert len(cascade.scores()) < 1000
+
+
+tokens = st.integers(0, 1)
+scripts = st.dictionaries(st.integers(0, 40), st.lists(tokens, min_size=1, max_size=SHADOW_TOKENS), max_size=30)
+
+
+@given(scripts, st.lists(st.lists(tokens, min_size=1, max_size=6), max_size=12), st.booleans())
+def test_scores_are_what_verifying_each_prediction_would_tell(script, pieces, asked):
+    text = [token for piece in pieces for token in piece]
+    cascade = begun([Scripted("suffix", script)], worth=nothing)
+    for piece in pieces:
+        if asked:
+            cascade.propose(SHADOW_TOKENS)
+        cascade.append(piece)
+    expected: list[tuple[int, bool]] = []
+    position, free_at = 0, 0
+    for piece in pieces:
+        predicted = script.get(position, [])
+        if position >= free_at and predicted:
+            right = 0
+            following = text[position : position + len(predicted)]
+            while right < len(following) and following[right] == predicted[right]:
+                right += 1
+            verdicts = [True] * right + ([False] if right < len(following) else [])
+            expected += [(1 + i % 7, verdict) for i, verdict in enumerate(verdicts)]
+            free_at = position + len(verdicts)
+        position += len(piece)
+    scored = [pair for _, grades, rights in cascade.scores() for pair in zip(grades, rights, strict=True)]
+    assert scored == expected
+
+
+@given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.lists(st.integers(0, 2), min_size=1), max_size=8))
+def test_real_drafters_follow_the_text(text, pieces):
+    suffix, lookup = SuffixDecoding(), PromptLookup()
+    cascade = begun([suffix, lookup], worth=nothing, text=text)
+    for piece in pieces:
+        cascade.propose(8)
+        cascade.append(piece)
+        text = text + piece
+    fresh = SuffixDecoding(), PromptLookup()
+    for ours, anew in zip((suffix, lookup), fresh, strict=True):
+        anew.begin(text)
+        assert ours.propose(8) == anew.propose(8)
+    for name, grades, rights in cascade.scores():
+        assert name in ("suffix", "lookup")
+        assert len(grades) == len(rights) > 0
+        assert all(rights[:-1])
+
+
+def test_real_drafters_are_right_about_periodic_text():
+    period = [4, 8, 15, 16, 23, 42]
+    cascade = begun([SuffixDecoding(), PromptLookup()], worth=nothing, text=period * 10)
+    for token in period * 5:
+        cascade.append([token])
+    scores = cascade.scores()
+    assert {name for name, _, _ in scores} == {"suffix", "lookup"}
+    assert all(all(rights) for _, _, rights in scores)
+    assert sum(len(rights) for _, _, rights in scores) == 2 * len(period * 5)
+
+
+@pytest.mark.parametrize("worth", [all_of_it, nothing])
+def test_no_drafters_nothing_proposed(worth):
+    cascade = begun([], worth, text=[1, 2, 1, 2])
+    assert not cascade.propose(8)
+    cascade.append([1])
+    assert cascade.scores() == []

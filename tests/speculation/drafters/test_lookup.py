@@ -1,0 +1,111 @@
+"""Prompt lookup against a search through the text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_GRADES
+from cpuchat.speculation.drafters.lookup import MAX_MATCH, PromptLookup, estimate
+
+texts = st.lists(st.integers(0, 3), max_size=80)
+
+
+def naive(text: list[int], n: int, shortest: int = 2, longest: int = 8) -> list[int]:
+    """The algorithm as it is told: longest n-gram, latest occurrence, token by token, its own ones included."""
+    for size in range(longest, shortest - 1, -1):
+        for start in range(len(text) - size - 1, -1, -1):
+            if text[start : start + size] == text[len(text) - size :]:
+                copy = list(text)
+                for i in range(n):
+                    copy.append(copy[start + size + i])
+                return copy[len(text) :]
+    return []
+
+
+def lookup(text: list[int], **options: int) -> PromptLookup:
+    drafter = PromptLookup(**options)
+    drafter.begin(text)
+    return drafter
+
+
+@given(texts, st.integers(0, 12))
+def test_copies_on_from_the_latest_occurrence_of_the_longest_n_gram(text, n):
+    proposal = lookup(text).propose(n)
+    assert proposal.drafter == "lookup"
+    assert proposal.tokens == naive(text, n)
+
+
+@given(texts, st.integers(1, 4), st.integers(0, 3))
+def test_sizes_of_n_grams_are_a_choice(text, shortest, more):
+    longest = shortest + more
+    drafter = lookup(text, shortest=shortest, longest=longest)
+    assert drafter.propose(5).tokens == naive(text, 5, shortest, longest)
+
+
+@given(texts, st.lists(texts, max_size=4))
+def test_appending_is_as_if_built_at_once(text, more):
+    drafter = lookup(text)
+    for tokens in more:
+        drafter.append(tokens)
+        text = text + tokens
+        assert drafter.propose(8) == lookup(text).propose(8)
+
+
+@given(texts, texts, texts)
+def test_an_edited_chat_is_as_if_built_at_once(shared, a, b):
+    drafter = lookup(shared + a)
+    drafter.begin(shared + b)
+    assert drafter.propose(8) == lookup(shared + b).propose(8)
+
+
+@given(texts, st.integers(0, 100), st.floats(0, 1))
+def test_as_many_grades_as_tokens_and_no_more_than_asked_for(text, n, min_probability):
+    proposal = lookup(text).propose(n, min_probability)
+    assert len(proposal.grades) == len(proposal.tokens) <= min(n, MAX_DEPTH)
+    assert all(1 <= grade < N_GRADES for grade in proposal.grades)
+    assert proposal.grades == sorted(proposal.grades), "the match that a token continues only gets longer"
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=20, unique=True), st.integers(0, 19), st.integers(1, 31))
+def test_periodic_text_goes_on_with_its_period(period, cut, n):
+    text = period * 2 + period[: cut % len(period)]
+    drafter = lookup([*text, *period[cut % len(period) :], period[0]])
+    length = len(drafter._index.text)
+    if length - len(period) >= 2:
+        assert drafter.propose(n).tokens == [period[(length + i) % len(period)] for i in range(n)]
+
+
+def test_the_latest_occurrence_wins():
+    assert lookup([1, 2, 3, 0, 1, 2, 4, 0, 9, 1, 2]).propose(1).tokens == [4]
+
+
+def test_a_longer_match_has_a_higher_grade():
+    text = list(range(100, 160))
+    grades = [lookup([*text, 7, *text[10 : 10 + match]]).propose(1).grades[0] for match in range(2, 45)]
+    assert grades == sorted(grades)
+    assert grades[0] == 1
+    assert grades[MAX_MATCH - 2] == grades[-1] == N_GRADES - 1
+    assert set(grades) == set(range(1, N_GRADES))
+
+
+@given(texts, st.floats(0, 1))
+def test_nothing_less_likely_than_asked_for(text, min_probability):
+    free, bound = lookup(text).propose(8), lookup(text).propose(8, min_probability)
+    assert bound.tokens in ([], free.tokens)
+    if min_probability <= estimate(2):
+        assert bound == free
+    if min_probability > estimate(MAX_MATCH):
+        assert not bound.tokens
+
+
+@pytest.mark.parametrize("text", [[], [5], [5, 6], [1, 2, 3, 4, 5]])
+def test_nothing_to_say(text):
+    assert lookup(text).propose(8).tokens == []
+
+
+@pytest.mark.parametrize(("shortest", "longest"), [(0, 4), (5, 4)])
+def test_senseless_sizes_are_refused(shortest, longest):
+    with pytest.raises(ValueError, match="n-grams"):
+        PromptLookup(shortest, longest)

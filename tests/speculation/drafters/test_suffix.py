@@ -1,0 +1,224 @@
+"""Suffix decoding against a search through the text."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_GRADES, grade
+from cpuchat.speculation.drafters.suffix import LONG, MAX_CANDIDATES, SIZES, SuffixDecoding, escape
+
+texts = st.lists(st.integers(0, 3), max_size=80)
+
+
+def suffix(text: list[int], **options: float) -> SuffixDecoding:
+    drafter = SuffixDecoding(**options)  # type: ignore[arg-type]
+    drafter.begin(text)
+    return drafter
+
+
+def continuations(text: list[int], size: int, n: int) -> list[list[int]]:
+    """The `n` tokens after every earlier occurrence of the last `size`, latest first; past the end they repeat."""
+    found = []
+    for start in range(len(text) - size - 1, -1, -1):
+        if text[start : start + size] == text[len(text) - size :]:
+            copy = list(text)
+            for i in range(n):
+                copy.append(copy[start + size + i])
+            found.append(copy[len(text) :])
+    return found
+
+
+def greedy(ways: list[list[int]], n: int) -> list[int]:
+    """The most frequent next token, again and again; the latest on a tie."""
+    path: list[int] = []
+    for i in range(n):
+        counts = Counter(way[i] for way in ways)
+        path.append(max(counts, key=lambda token: counts[token]))
+        ways = [way for way in ways if way[i] == path[-1]]
+    return path
+
+
+@given(texts, st.integers(0, 12))
+def test_a_proposal_followed_a_match_before(text, n):
+    tokens = suffix(text).propose(n).tokens
+    assert len(tokens) <= n
+    ways = continuations(text, SIZES[0], n)
+    assert any(way[: len(tokens)] == tokens for way in ways) or not tokens
+
+
+@given(texts, st.integers(1, 12))
+def test_a_proposal_is_the_most_frequent_way_on_from_one_of_the_matches(text, n):
+    tokens = suffix(text).propose(n).tokens
+    paths = [greedy(ways[:MAX_CANDIDATES], n) for size in (*SIZES, *LONG) if (ways := continuations(text, size, n))]
+    assert any(path[: len(tokens)] == tokens for path in paths) or not tokens
+    # A match that was always followed by the same token is not passed over in silence.
+    if any(len({way[0] for way in continuations(text, size, 1)}) == 1 for size in SIZES):
+        assert tokens
+
+
+@given(texts, st.lists(texts, max_size=4))
+def test_appending_is_as_if_built_at_once(text, more):
+    drafter = suffix(text)
+    for tokens in more:
+        drafter.append(tokens)
+        text = text + tokens
+        assert drafter.propose(8) == suffix(text).propose(8)
+
+
+@given(texts, texts, texts)
+def test_an_edited_chat_is_as_if_built_at_once(shared, a, b):
+    drafter = suffix(shared + a)
+    drafter.begin(shared + b)
+    assert drafter.propose(8) == suffix(shared + b).propose(8)
+
+
+@given(texts, st.integers(0, 100), st.floats(0, 1))
+def test_as_many_grades_as_tokens_none_below_what_is_asked_for(text, n, min_probability):
+    proposal = suffix(text).propose(n, min_probability)
+    assert proposal.drafter == "suffix"
+    assert len(proposal.grades) == len(proposal.tokens) <= min(n, MAX_DEPTH)
+    assert all(grade(min_probability) <= given < N_GRADES for given in proposal.grades)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=20, unique=True), st.integers(1, 31))
+def test_periodic_text_goes_on_with_its_period(period, n):
+    drafter = suffix(period * 40)
+    assert drafter.propose(n).tokens == [period[i % len(period)] for i in range(n)]
+
+
+def test_text_of_one_token_only():
+    assert suffix([7] * 3000).propose(31).tokens == [7] * 31
+
+
+def test_the_more_frequent_continuation_wins_against_the_latest():
+    often, last = [1, 2, 3, 0], [1, 2, 4, 0]
+    assert suffix([*often, *often, *often, *last, 1, 2]).propose(1).tokens == [3]
+
+
+def test_the_longer_match_wins_against_the_frequent_one():
+    # After "2 3" alone mostly 9 came, after all that was written just now 4.
+    just_now = [5, 6, 7, 8, 0, 1, 2, 3]
+    text = [*just_now, 4, 4, 4, *[2, 3, 9] * 3, *just_now]
+    assert suffix(text).propose(1).tokens == [4]
+
+
+def test_an_ambiguous_long_match_gives_way_to_a_shorter_one():
+    # "0 1 2" was followed by 3, 4 and 5; "1 2" by 8, very often.
+    text = [0, 1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 5, *[1, 2, 8, 8] * 12, 0, 1, 2]
+    assert suffix(text).propose(1).tokens == [8]
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+def test_a_draft_is_no_longer_than_the_match_allows(factor):
+    text = list(range(100, 200))
+    drafter = suffix([*text, 7, *text[:5]], factor=factor)
+    assert len(drafter.propose(31).tokens) == int(5 * factor)
+
+
+def test_a_draft_ends_where_its_path_is_unlikely():
+    source = random.Random(1)
+    text = [source.randrange(4) for _ in range(3000)]
+    drafts = [len(suffix(text, min_path=least).propose(31)) for least in (0.01, 0.1, 0.5, 1.0)]
+    assert drafts == sorted(drafts, reverse=True)
+    assert drafts[0] > drafts[1] > drafts[-1] == 0
+
+
+def test_probability_counts_what_was_seen():
+    seen = [[1, 2, 3]] * 6 + [[1, 2, 4]] * 2
+    drafter = suffix([*(token for part in seen for token in [*part, 0]), 9, 1, 2])
+    probability = 6 / (8 + escape(2, 8))
+    assert drafter.propose(1).grades == [grade(probability)]
+    assert drafter.propose(1, probability - 0.01).tokens == [3]
+    assert drafter.propose(1, probability + 0.01).tokens == []
+
+
+@given(texts.filter(lambda text: len(text) > 2), st.integers(1, 8))
+def test_another_chat_tells_how_its_text_went_on(text, n):
+    drafter = suffix([8, 9])
+    drafter.remember([*text, 8, 9, 5, 6])
+    proposal = drafter.propose(n)
+    assert proposal.tokens == [5, 6][:n], "and nothing past its end"
+    drafter.use_remembered = False
+    assert drafter.propose(n).tokens == []
+
+
+def test_remembered_chats_are_not_one_text():
+    drafter = suffix([2, 3])
+    drafter.remember([1, 2])
+    drafter.remember([3, 4, 5])
+    assert drafter.propose(8).tokens == []
+
+
+@given(st.lists(st.lists(st.integers(0, 50), max_size=60), max_size=12), st.integers(0, 100))
+def test_no_more_tokens_of_other_chats_than_allowed(chats, most):
+    drafter = SuffixDecoding(other_chats=most)
+    for chat in chats:
+        drafter.remember(chat)
+        assert drafter.remembered <= most
+    if most >= 8 and chats and len(chats[-1]) >= 3:
+        drafter.begin(chats[-1][-3:-1])
+        assert drafter.propose(1).tokens, "the latest is never the one that went"
+
+
+def test_the_end_of_another_chat_does_not_hide_how_it_went_on_before():
+    drafter = suffix([8, 9])
+    drafter.remember([1, 8, 9, 5, 6, 7, 8, 9])
+    assert drafter.propose(3).tokens == [5, 6, 7]
+
+
+def test_the_oldest_chats_go_first():
+    drafter = SuffixDecoding(other_chats=400)
+    for chat in range(20):
+        drafter.remember([1000 * chat + i for i in range(50)])
+    known = []
+    for chat in range(20):
+        drafter.begin([1000 * chat + 10, 1000 * chat + 11])
+        known.append(bool(drafter.propose(1)))
+    assert known == sorted(known)
+    assert known[-4:] == [True] * 4
+
+
+def test_a_chat_that_grew_is_not_kept_twice():
+    drafter, text = SuffixDecoding(other_chats=10_000), list(range(1000))
+    drafter.remember(text)
+    once = drafter.remembered
+    drafter.remember(text)
+    assert drafter.remembered == once
+    drafter.remember([*text, *range(5000, 5010)])
+    assert drafter.remembered < once + 30
+    drafter.begin([998, 999, 5000])
+    assert drafter.propose(2).tokens == [5001, 5002]
+
+
+@pytest.mark.parametrize("text", [[], [5], [5, 6], [1, 2, 3, 4, 5]])
+def test_nothing_to_say(text):
+    assert suffix(text).propose(8).tokens == []
+
+
+def test_memory_for_a_long_chat():
+    source = random.Random(0)
+    text = [source.randrange(150_000) for _ in range(32_000)]
+    tracemalloc.start()
+    try:
+        drafter = suffix(text)
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert drafter.propose(1).tokens == []
+    assert used < 20e6
+
+
+def test_other_chats_can_be_forgotten() -> None:
+    drafter = SuffixDecoding()
+    drafter.remember(list(range(50)))
+    drafter.begin([7, 8, 9])
+    assert drafter.propose(4).tokens == [10, 11, 12, 13]
+    drafter.forget()
+    assert drafter.remembered == 0
+    assert not drafter.propose(4).tokens
