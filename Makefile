@@ -1,6 +1,8 @@
 # make chat    set everything up and open the app
 # make test    set everything up and run all checks and tests
+# make unit    only the quick tests, for the daily loop
 # make setup   leaves the program at .venv/bin/cpuchat
+# make constraints   renews the versions in constraints.txt
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -14,7 +16,7 @@ export UV_PYTHON_DOWNLOADS ?= never
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 STAMP := .venv/.ready
 
-.PHONY: help chat test setup check unit clean
+.PHONY: help chat test setup check unit constraints clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -24,9 +26,14 @@ chat: setup
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml | $(UV)
+$(STAMP): pyproject.toml constraints.txt | $(UV)
 	@.ci/setup "$(UV)"
 	@touch $(STAMP)
+
+# The newest versions that pyproject.toml allows, for every platform and Python; `make setup` installs exactly these.
+constraints: | $(UV)
+	@"$(UV)" pip compile --quiet --upgrade --universal --no-annotate --custom-compile-command "make constraints" \
+		--group dev pyproject.toml -o constraints.txt
 
 .tools/bin/uv:
 	@.ci/uv "$(PYTHON)"
