@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cpuchat.hardware.bandwidth import measuring
-from cpuchat.hardware.checkup.facts import refused_policy
+from cpuchat.hardware.diagnostics.facts import refused_policy
 from cpuchat.models.quantize.process import QuantizeProcess
 from cpuchat.models.synthetic import write_model
 from tests.cli.program import HANG_GUARD, PLAIN

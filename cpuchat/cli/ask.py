@@ -28,7 +28,7 @@ from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
 if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
     from cpuchat.backend.base import GenerateRequest
-    from cpuchat.cli.render import Terminal
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.protocol import LoadOptions
     from cpuchat.settings import Settings
 
@@ -121,7 +121,7 @@ def ask(
         _require_text(text, name)
     prompt = compose(" ".join(question), _standard_input(quiet), raw=raw)
 
-    from cpuchat.cli.render import Terminal
+    from cpuchat.cli.terminal import Terminal
 
     request = _request(prompt, system=system, raw=raw, stop=stop, chosen=chosen)
     path = model_path(model, chosen)
@@ -223,8 +223,9 @@ async def _answer(
     path: Path, options: LoadOptions, request: GenerateRequest, terminal: Terminal, note: str, *, as_json: bool
 ) -> int:
     """`note` is about the draft model of `options`; when the engine leaves that out, it says why itself."""
-    from cpuchat.cli.render import error_json, json_line, roofline_json, summary, timings_json
+    from cpuchat.cli.output import error_json, json_line
     from cpuchat.cli.session import Answer, Session
+    from cpuchat.present.answers import roofline_json, summary, timings_json
     from cpuchat.telemetry.roofline import after_answer
 
     answer = Answer()

@@ -36,7 +36,7 @@ def counters(ctx: click.Context, as_json: bool) -> int:
         return 0
     import os
 
-    from cpuchat.cli.render import json_line
+    from cpuchat.cli.output import json_line
     from cpuchat.hardware.counters.ladder import counter_openers, power_openers, theoretical_bandwidth
     from cpuchat.hardware.topology import read_topology
 
@@ -121,7 +121,7 @@ def print_program() -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def watch(seconds: int | None, pid: int | None, as_json: bool) -> int:
     """Print memory traffic and power once a second, until Ctrl-C."""
-    from cpuchat.cli.render import json_line
+    from cpuchat.cli.output import json_line
     from cpuchat.hardware.counters.collector_file import content_of
     from cpuchat.hardware.monitor import Monitor
     from cpuchat.hardware.topology import read_topology

@@ -59,8 +59,9 @@ def demo(plain: bool, **values: Any) -> int:
 async def _plain(chosen: Settings) -> int:
     """Each question is a chat of its own, sampled as in the app."""
     from cpuchat.backend.base import GenerateRequest
-    from cpuchat.cli.render import Terminal, summary
     from cpuchat.cli.session import Answer, Session
+    from cpuchat.cli.terminal import Terminal
+    from cpuchat.present.answers import summary
     from cpuchat.protocol import Message
 
     terminal = Terminal()

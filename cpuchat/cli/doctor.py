@@ -11,8 +11,8 @@ import click
 from cpuchat.cli.options import laid_over
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.checkup.checks import Finding
-    from cpuchat.hardware.checkup.facts import Facts, Wanted
+    from cpuchat.hardware.diagnostics.checks import Finding
+    from cpuchat.hardware.diagnostics.facts import Facts, Wanted
     from cpuchat.hardware.topology import Topology
     from cpuchat.settings import Settings
 
@@ -41,10 +41,11 @@ def doctor(probe: bool, as_json: bool) -> int:
     import dataclasses
 
     from cpuchat.cli.engine_info import engine_info
-    from cpuchat.cli.render import columns, json_line
+    from cpuchat.cli.output import json_line
+    from cpuchat.cli.terminal import columns
     from cpuchat.errors import CpuchatError
-    from cpuchat.hardware.checkup.checks import examine
-    from cpuchat.hardware.checkup.facts import gather
+    from cpuchat.hardware.diagnostics.checks import examine
+    from cpuchat.hardware.diagnostics.facts import gather
     from cpuchat.hardware.topology import read_topology
 
     chosen = laid_over({})
@@ -76,7 +77,7 @@ def _wanted(chosen: Settings) -> Wanted:
 
     from cpuchat.cli.options import model_path
     from cpuchat.errors import CpuchatError
-    from cpuchat.hardware.checkup.facts import Wanted
+    from cpuchat.hardware.diagnostics.facts import Wanted
     from cpuchat.models.gguf import split_parts
 
     name, size = "", 0

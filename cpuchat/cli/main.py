@@ -148,7 +148,7 @@ def _run(arguments: Sequence[str]) -> int:
     except (BrokenPipeError, SystemExit):  # click makes an exit of the former
         return _reader_gone()
     except Exception as error:
-        from cpuchat.cli.render import OutputClosed
+        from cpuchat.cli.terminal import OutputClosed
 
         if isinstance(error, OutputClosed):
             return _reader_gone()
@@ -231,7 +231,7 @@ def _close_options(wrong: str, ctx: click.Context | None) -> list[str]:
 
 def _fail(error: CpuchatError, arguments: Sequence[str]) -> int:
     """Report on stderr, or as an object on stdout when `--json` was asked for."""
-    from cpuchat.cli.render import error_json, error_text, json_line
+    from cpuchat.cli.output import error_json, error_text, json_line
 
     try:
         if "--json" in arguments and sys.stdout is not None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
-from cpuchat.text import Cleaner
+from cpuchat.errors import CpuchatError
+from cpuchat.text import Cleaner, clean, replace_unsafe
 
 
 class CleanStream(io.TextIOBase):
@@ -70,3 +72,18 @@ def cleaned_output() -> Iterator[None]:
 def cleaned(stream: TextIO | None) -> CleanStream | None:
     """`stream` as one that cleans what is written; None (closed before the start) stays None."""
     return stream if stream is None or isinstance(stream, CleanStream) else CleanStream(stream)
+
+
+def error_text(error: CpuchatError) -> str:
+    """The form of every failure on stderr: what happened, and below it what to do."""
+    hint = f"\n  {error.hint}" if error.hint else ""
+    return clean(f"cpuchat: {error.message}{hint}")
+
+
+def error_json(error: CpuchatError) -> dict[str, Any]:
+    return {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
+
+
+def json_line(value: Any) -> str:
+    """One line of JSON with everything escaped that `clean` would replace: safe to look at, and nothing is lost."""
+    return replace_unsafe(json.dumps(value, ensure_ascii=False), lambda character: json.dumps(character)[1:-1])

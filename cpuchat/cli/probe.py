@@ -46,7 +46,8 @@ def probe(as_json: bool, **values: Any) -> int:
 
     Generating text reads the whole model for every token, so this is what bounds its speed.
     """
-    from cpuchat.cli.render import Terminal, json_line
+    from cpuchat.cli.output import json_line
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.hardware.bandwidth.memory_modules import theoretical
     from cpuchat.hardware.bandwidth.survey import survey
     from cpuchat.hardware.cores import choose_cores

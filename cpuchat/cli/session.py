@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
-from cpuchat.cli.render import Terminal
+from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import CpuchatError, Interrupted, WorkerDied, from_code
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.cli.options import cores_option, laid_over, memory_option, model_option, overridden, threads_option
-from cpuchat.cli.render import paragraph
+from cpuchat.cli.terminal import paragraph
 from cpuchat.errors import UsageError
 from cpuchat.text import clean_line
 
@@ -58,7 +58,7 @@ def show_state(as_json: bool) -> int:
 
     import msgspec
 
-    from cpuchat.cli.render import json_line
+    from cpuchat.cli.output import json_line
     from cpuchat.hardware.topology import read_topology
     from cpuchat.hardware.tuning.state import knob_states
 
@@ -87,7 +87,7 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
     """
     import msgspec
 
-    from cpuchat.cli.render import json_line
+    from cpuchat.cli.output import json_line
     from cpuchat.hardware.topology import read_topology
     from cpuchat.hardware.tuning import store
     from cpuchat.hardware.tuning.plan import make_plan
@@ -190,7 +190,8 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
     import msgspec
 
     from cpuchat.cli.options import model_path
-    from cpuchat.cli.render import Terminal, json_line
+    from cpuchat.cli.output import json_line
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.hardware.tuning import store
     from cpuchat.hardware.tuning.plan import effect
     from cpuchat.telemetry import units
@@ -274,7 +275,7 @@ def _effect_words(counts: dict[str, tuple[int, int]]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_plans(as_json: bool) -> int:
     """List the plans, what of them is in effect now, and what was measured."""
-    from cpuchat.cli.render import json_line
+    from cpuchat.cli.output import json_line
     from cpuchat.hardware.tuning import store
     from cpuchat.hardware.tuning.plan import effect
     from cpuchat.telemetry import units

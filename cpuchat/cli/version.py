@@ -8,7 +8,7 @@ from importlib import metadata
 
 from cpuchat import __version__
 from cpuchat.cli.engine_info import engine_info
-from cpuchat.cli.render import error_text
+from cpuchat.cli.output import error_text
 from cpuchat.errors import CpuchatError
 
 

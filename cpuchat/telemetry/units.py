@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 
 def rate(value: float) -> str:
     """tok/s without its unit: `7.31`, `41.3`, `262`, `1,407`."""
@@ -66,3 +68,35 @@ def time_left(seconds: float) -> str:
     if seconds < 99.5 * 60:
         return f"{seconds / 60:.0f} min left"
     return f"{seconds / 3600:.1f} h left" if seconds < 99 * 3600 else "days left"
+
+
+def plural(count: int, thing: str) -> str:
+    """`1 message`, `1,203 tokens`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def count(number: int) -> str:
+    """How often something was fetched, in at most five characters: `950`, `12.3k`, `1.2M`."""
+    if number < 1000:
+        return str(number)
+    value, unit = (number / 1e6, "M") if number >= 999_500 else (number / 1e3, "k")
+    return f"{value:.0f}{unit}" if value >= 99.95 else f"{value:.1f}{unit}"
+
+
+def tokens(count: int) -> str:
+    """`512`, `2.1k`, `32k`, `1.0M`: a token count in at most five characters (k = 1024 for round contexts)."""
+    if count < 1000:
+        return str(count)
+    unit, name = (1024, "k") if count % 1024 == 0 else (1000, "k")
+    value = count / unit
+    if value >= 1000:
+        return f"{count / 1e6:.1f}M"
+    return f"{value:.0f}{name}" if value >= 100 or value == int(value) else f"{value:.1f}{name}"
+
+
+def ago(then: float, now: float) -> str:
+    """When that was, both in seconds since 1970: `today`, `yesterday`, `12 days ago`; `never` for 0."""
+    if not then:
+        return "never"
+    days = (datetime.date.fromtimestamp(now) - datetime.date.fromtimestamp(then)).days
+    return "today" if days <= 0 else "yesterday" if days == 1 else f"{days:,} days ago"

@@ -14,8 +14,8 @@ from textual.timer import Timer
 from cpuchat import paths
 from cpuchat.models.downloads.state import RUNNING, Download, State
 from cpuchat.models.hub.repository import RepoModel
+from cpuchat.present import downloads as download_words
 from cpuchat.text import clean_line
-from cpuchat.tui import download_words
 
 if TYPE_CHECKING:
     from cpuchat.models.downloads.manager import Downloads

@@ -12,15 +12,11 @@ from cpuchat.errors import AccessDenied, CpuchatError, NotOnHub
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.choice import choose, loadable, usual_first
 from cpuchat.models.hub.repository import RepoModel, Repository
+from cpuchat.present.repository import Known, key_of
 
 if TYPE_CHECKING:
     from cpuchat.models.drafts.beside import Beside
     from cpuchat.models.outlook import Machine, Outlook
-
-
-def key_of(model: RepoModel) -> str:
-    """The path of its first file: no other model of the repository has it."""
-    return model.files[0].path
 
 
 @dataclass(frozen=True)
@@ -32,29 +28,6 @@ class Findings:
 
     outlooks: dict[str, Outlook]
     draft: Beside | None = None
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known about one model of a repository. `path`: it is here, and can be loaded from there;
-    `arrived`: bytes of it that are here, whatever became of their download.
-
-    `outlook` is None until it is known, and for what is no language model; `draft` is counted in it. `problem`: why the
-    header can't be read.
-    """
-
-    model: RepoModel
-    path: Path | None = None
-    arrived: int = 0
-    loaded: bool = False
-    download: Download | None = None
-    outlook: Outlook | None = None
-    draft: Beside | None = None
-    problem: CpuchatError | None = None
-
-    @property
-    def key(self) -> str:
-        return key_of(self.model)
 
 
 @dataclass

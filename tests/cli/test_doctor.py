@@ -12,8 +12,8 @@ import pytest
 from cpuchat.cli import doctor, engine_info
 from cpuchat.cli import main as program
 from cpuchat.hardware.bandwidth import probe, survey
-from cpuchat.hardware.checkup.checks import examine
-from cpuchat.hardware.checkup.facts import Facts, Wanted, gather
+from cpuchat.hardware.diagnostics.checks import examine
+from cpuchat.hardware.diagnostics.facts import Facts, Wanted, gather
 from cpuchat.hardware.topology import Topology
 from cpuchat.protocol import EngineInfo
 from cpuchat.settings import ModelSection, Settings

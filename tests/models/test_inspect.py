@@ -11,7 +11,7 @@ import pytest
 
 from cpuchat.models.gguf import read_header
 from cpuchat.models.inspect import Experts, Inspection, SpecialToken, inspect
-from cpuchat.models.inspection_words import sections
+from cpuchat.present.inspection import sections
 from tests.models.llama import Llama
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import CHATML, Architecture, vocabulary, write_tiny_gguf

@@ -13,6 +13,7 @@ import msgspec
 from cpuchat.hardware.bandwidth.measuring import Measured
 from cpuchat.hardware.bandwidth.memory_modules import Theoretical
 from cpuchat.hardware.bandwidth.survey import Cell, Survey, default_cpus
+from cpuchat.hardware.machine_reader import Facts, MachineReader
 from cpuchat.hardware.numa.placement import Placement
 from cpuchat.hardware.topology import Topology
 from cpuchat.protocol import (
@@ -27,7 +28,6 @@ from cpuchat.protocol import (
     Traffic,
 )
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
-from cpuchat.tui.machine_facts import Facts, MachineReader
 from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, timings
 
 TRAFFIC = Traffic(weights=1_646_572_928, kv=(KVTraffic(bytes_per_token=28_672),))

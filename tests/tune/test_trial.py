@@ -18,7 +18,7 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
 from cpuchat.protocol import AnyEvent, ModelLoaded, TextDelta
 from cpuchat.settings import Settings
-from cpuchat.tui import machine_words
+from cpuchat.tune import report
 from cpuchat.tune.arrangement import Arrangement
 from cpuchat.tune.trial import Step, Trial
 from tests.support.chatting import collect
@@ -114,6 +114,6 @@ async def test_a_worker_killed_in_the_middle_is_told_and_the_chat_can_go_on(
         assert killed
         assert (outcome.applied, outcome.lost, outcome.stopped) == (False, lost, False)
         assert "killed" in outcome.problem
-        assert machine_words.outcome(outcome).endswith(words)
+        assert report.outcome(outcome).endswith(words)
         assert core.settings.engine.cores == "auto"
         assert isinstance((await collect(core.reload())).events[-1], ModelLoaded)

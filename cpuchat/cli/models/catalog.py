@@ -62,9 +62,9 @@ def _complain(text: str) -> None:
 
 
 def _print_all(found: list[CatalogModel], here: Collection[str], machine: Machine) -> None:
-    from cpuchat.cli.render import paragraph
-    from cpuchat.cli.table import table
+    from cpuchat.cli.terminal import paragraph
     from cpuchat.models.fit import gigabytes
+    from cpuchat.present.table import table
 
     headings = ("ID", "PARAMS", "SIZE", "FIT", "TOK/S")
     for line in table([headings, *(_row(model, here, machine) for model in found)], right=(1, 2, 4)):
@@ -119,7 +119,7 @@ def _parameters(model: CatalogModel) -> str:
 
 
 def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], machine: Machine) -> None:
-    from cpuchat.cli.render import paragraph
+    from cpuchat.cli.terminal import paragraph
     from cpuchat.text import clean_line
 
     drafts = [f"{draft.name} ({draft.id}{', here' if draft.id in here else ''})" for draft in known.drafts_of(model)]
@@ -147,7 +147,7 @@ def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], machi
 
 
 def _gigabytes(model: CatalogModel, quantization: str) -> str:
-    from cpuchat.cli.render import size
+    from cpuchat.telemetry.units import size
 
     return f"{'' if quantization in model.verified else '≈ '}{size(round(1e9 * model.sizes[quantization]))}"
 
@@ -155,7 +155,7 @@ def _gigabytes(model: CatalogModel, quantization: str) -> str:
 def _print_json(found: list[CatalogModel], here: Collection[str], machine: Machine) -> int:
     import msgspec
 
-    from cpuchat.cli.render import json_line
+    from cpuchat.cli.output import json_line
 
     rows: list[dict[str, Any]] = []
     for model in found:

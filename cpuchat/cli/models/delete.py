@@ -29,8 +29,9 @@ deleted."""
 def delete_model(spec: str, yes: bool, as_json: bool) -> int:
     """Delete MODEL, as `cpuchat models list` calls it, and say what room that makes."""
     from cpuchat import settings
-    from cpuchat.cli.render import json_line, size
+    from cpuchat.cli.output import json_line
     from cpuchat.models.library import Library, delete
+    from cpuchat.telemetry.units import size
     from cpuchat.text import clean_line
 
     library = Library(settings.load().model.folders)
@@ -56,7 +57,7 @@ def delete_model(spec: str, yes: bool, as_json: bool) -> int:
 
 
 def _explain(deletion: Deletion) -> None:
-    from cpuchat.cli.render import size
+    from cpuchat.telemetry.units import size
     from cpuchat.text import clean_line
 
     click.echo(f"{clean_line(deletion.model.name)}: this makes {size(deletion.freed)} of room.", err=True)

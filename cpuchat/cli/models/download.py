@@ -12,7 +12,7 @@ from cpuchat.cli.options import ctx_option, laid_over
 from cpuchat.errors import Interrupted, UsageError, from_code
 
 if TYPE_CHECKING:
-    from cpuchat.cli.render import Terminal
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.downloads.state import Download
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.hub.repository import RepoModel, Repository
@@ -42,7 +42,7 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
     chosen = laid_over(values)
 
     from cpuchat.cli.models.address import hub_address
-    from cpuchat.cli.render import Terminal
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.hub.choice import choose
     from cpuchat.models.hub.client import Hub
 
@@ -158,7 +158,7 @@ def _share(download: Download) -> str:
 
 
 def _tell(terminal: Terminal, repository: Repository, done: Download, *, as_json: bool) -> None:
-    from cpuchat.cli.render import json_line
+    from cpuchat.cli.output import json_line
     from cpuchat.text import clean_line
 
     if as_json:

@@ -47,7 +47,7 @@ def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json:
 
     from cpuchat.cli.models.address import hub_address
     from cpuchat.cli.models.headers import find_header
-    from cpuchat.cli.render import Terminal
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.hub.choice import choose
     from cpuchat.models.hub.client import Hub
 
@@ -79,8 +79,8 @@ def _prospects(
 
 
 def _print(repository: Repository, found: Mapping[str, Prospect]) -> int:
-    from cpuchat.cli.render import size
-    from cpuchat.cli.table import table
+    from cpuchat.present.table import table
+    from cpuchat.telemetry.units import size
     from cpuchat.text import clean_line
 
     facts = (repository.id, repository.license, repository.updated, "gated" if repository.gated else "")
@@ -107,8 +107,8 @@ def _print(repository: Repository, found: Mapping[str, Prospect]) -> int:
 def _row(
     repository: Repository, model: RepoModel, prospect: Prospect | None, names: Mapping[str, int]
 ) -> tuple[str, ...]:
-    from cpuchat.cli.render import size
     from cpuchat.telemetry import units
+    from cpuchat.telemetry.units import size
 
     name = model.quantization if model.quantization and names[model.quantization] == 1 else model.name
     count = str(len(model.files)) if len(model.files) > 1 else ""
@@ -161,7 +161,7 @@ def _notes(repository: Repository, found: Mapping[str, Prospect]) -> list[str]:
 def _print_json(repository: Repository, found: Mapping[str, Prospect]) -> int:
     import msgspec
 
-    from cpuchat.cli.render import json_line
+    from cpuchat.cli.output import json_line
 
     rows: list[dict[str, Any]] = []
     for model in repository.models:

@@ -29,10 +29,10 @@ def list_models(as_json: bool) -> int:
     import msgspec
 
     from cpuchat import settings
-    from cpuchat.cli.render import json_line
-    from cpuchat.cli.table import table
+    from cpuchat.cli.output import json_line
     from cpuchat.models.library import Library
     from cpuchat.models.machine import this_machine
+    from cpuchat.present.table import table
 
     chosen = settings.load()
     found = Library(chosen.model.folders).local_models()
@@ -57,7 +57,7 @@ def list_models(as_json: bool) -> int:
 
 
 def _row(model: LocalModel, spec: str, machine: Machine) -> tuple[str, ...]:
-    from cpuchat.cli.render import size
+    from cpuchat.telemetry.units import size
 
     if model.damaged is not None:
         state = "unfinished" if model.unfinished is not None else "head" if model.kind == "head" else "damaged"

@@ -52,7 +52,7 @@ def pair(target: str, draft: str | None, ask_hub: bool, as_json: bool) -> int:
 def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings, *, as_json: bool) -> int:
     import msgspec
 
-    from cpuchat.cli.render import json_line
+    from cpuchat.cli.output import json_line
     from cpuchat.models.drafts.pairing import check_files
     from cpuchat.text import clean_line
 
@@ -106,7 +106,7 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_h
 
 
 def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> list[Candidate]:
-    from cpuchat.cli.render import Terminal
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.drafts.candidates import check
     from cpuchat.models.drafts.pair_cache import PairCache
     from cpuchat.models.hub.client import Hub
@@ -127,9 +127,10 @@ def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> li
 def _print_tables(
     target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None
 ) -> None:
-    from cpuchat.cli.render import paragraph, size
-    from cpuchat.cli.table import table
+    from cpuchat.cli.terminal import paragraph
     from cpuchat.models.drafts.pairing import suggestion
+    from cpuchat.present.table import table
+    from cpuchat.telemetry.units import size
     from cpuchat.text import clean_line
 
     headings = ("DRAFT MODEL", "SIZE", "EXPECTED", "")
@@ -159,7 +160,7 @@ def _print_tables(
 
 def _size(candidate: Candidate) -> str:
     """Of one on the hub: as its repository tells it, before that about what the catalog does."""
-    from cpuchat.cli.render import size
+    from cpuchat.telemetry.units import size
 
     if not candidate.size:
         return ""
@@ -191,7 +192,7 @@ def _note(spec: str, candidate: Candidate) -> str:
 
 
 def _print_json(target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None) -> None:
-    from cpuchat.cli.render import json_line
+    from cpuchat.cli.output import json_line
 
     def row(spec: str, one: Candidate) -> dict[str, Any]:
         return {

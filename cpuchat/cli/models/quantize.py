@@ -91,9 +91,11 @@ def _library() -> Library:
 
 
 def _make(job: Job, library: Library, *, as_json: bool) -> int:
-    from cpuchat.cli.render import Terminal, json_line, size
+    from cpuchat.cli.output import json_line
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.library.places import is_inside
     from cpuchat.models.quantize.make import quantize
+    from cpuchat.telemetry.units import size
 
     terminal = Terminal(quiet=as_json)
     terminal.note(f"{job.source.name} → {job.out.name}")
@@ -116,8 +118,7 @@ def _make(job: Job, library: Library, *, as_json: bool) -> int:
 
 def _status(progress: QuantizeProgress) -> str:
     """`tensor 87 of 291 · 1.0 GB read · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
-    from cpuchat.cli.render import size
-    from cpuchat.telemetry.units import time_left
+    from cpuchat.telemetry.units import size, time_left
 
     parts = [
         f"tensor {progress.done_tensors + 1} of {progress.tensors}",
@@ -139,10 +140,11 @@ def _arrangement(kind: QuantType) -> str:
 
 
 def _list_types(spec: str | None, *, as_json: bool) -> int:
-    from cpuchat.cli.render import json_line, paragraph
-    from cpuchat.cli.table import table
+    from cpuchat.cli.output import json_line
+    from cpuchat.cli.terminal import paragraph
     from cpuchat.hardware.instructions import instructions
     from cpuchat.models.repack import advice
+    from cpuchat.present.table import table
 
     cpu = instructions()
     rows = asyncio.run(_forecasts(_library().resolve(spec), cpu)) if spec is not None else _types(cpu)
@@ -218,8 +220,8 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    from cpuchat.cli.render import size
     from cpuchat.telemetry import units
+    from cpuchat.telemetry.units import size
 
     notes = [row.get("problem") or row["about"]]
     if row["needs_imatrix"]:

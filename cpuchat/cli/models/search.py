@@ -27,9 +27,9 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
     """Look for repositories with GGUF files on Hugging Face, what is downloaded most first."""
     import msgspec
 
-    from cpuchat.cli.render import json_line
-    from cpuchat.cli.table import table
+    from cpuchat.cli.output import json_line
     from cpuchat.models.hub.client import Hub
+    from cpuchat.present.table import table
     from cpuchat.text import clean_line
 
     query = " ".join(words)

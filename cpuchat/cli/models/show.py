@@ -68,7 +68,7 @@ def _print_template(found: Inspection) -> int:
 def _print_json(found: Inspection, header: GGUFHeader, *, tensors: bool) -> int:
     import msgspec
 
-    from cpuchat.cli.render import json_line
+    from cpuchat.cli.output import json_line
 
     plain = msgspec.to_builtins(found) | {"settings": dict(found.settings), "path": str(header.path)}
     if tensors:
@@ -78,7 +78,7 @@ def _print_json(found: Inspection, header: GGUFHeader, *, tensors: bool) -> int:
 
 
 def _print(found: Inspection, header: GGUFHeader, *, tensors: bool, metadata: bool) -> int:
-    from cpuchat.models.inspection_words import sections
+    from cpuchat.present.inspection import sections
 
     shown = sections(found, settings=metadata)
     for number, (heading, rows) in enumerate(shown):
@@ -92,8 +92,8 @@ def _print(found: Inspection, header: GGUFHeader, *, tensors: bool, metadata: bo
 
 
 def _print_tensors(header: GGUFHeader) -> None:
-    from cpuchat.cli.render import size
-    from cpuchat.cli.table import table
+    from cpuchat.present.table import table
+    from cpuchat.telemetry.units import size
 
     rows = [(t.name, t.type, " × ".join(map(str, t.shape)), size(t.nbytes)) for t in header.tensors]
     click.echo("")

@@ -74,7 +74,7 @@ def synthetic(
             )
     except OSError as error:
         raise CpuchatError(f"Cannot write {error.filename or out}: {error.strerror}.") from None
-    from cpuchat.cli.render import size
+    from cpuchat.telemetry.units import size
 
     for file in targets:
         click.echo(f"{file}  {size(file.stat().st_size)}")

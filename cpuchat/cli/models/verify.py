@@ -10,7 +10,7 @@ from cpuchat.cli.models.specs import find_model, specs_of
 from cpuchat.errors import ModelDamaged, UsageError
 
 if TYPE_CHECKING:
-    from cpuchat.cli.render import Terminal
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.library import Library, LocalModel
     from cpuchat.models.library.verifying import Verification
 
@@ -25,7 +25,8 @@ of others only the header can be checked. Exit codes: 0 nothing is damaged, {Mod
 def verify(specs: tuple[str, ...], everything: bool, as_json: bool) -> int:
     """Read each MODEL whole and compare its checksum; damaged ones are marked in the list from then on."""
     from cpuchat import settings
-    from cpuchat.cli.render import Terminal, json_line
+    from cpuchat.cli.output import json_line
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.library import Library
     from cpuchat.text import clean_line
 

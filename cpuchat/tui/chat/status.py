@@ -16,17 +16,6 @@ from cpuchat.text import clean
 _SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[BbMm](?![A-Za-z0-9])")
 
 
-def tokens(count: int) -> str:
-    """`512`, `2.1k`, `32k`, `1.0M`: a token count in at most five characters (k = 1024 for round contexts)."""
-    if count < 1000:
-        return str(count)
-    unit, name = (1024, "k") if count % 1024 == 0 else (1000, "k")
-    value = count / unit
-    if value >= 1000:
-        return f"{count / 1e6:.1f}M"
-    return f"{value:.0f}{name}" if value >= 100 or value == int(value) else f"{value:.1f}{name}"
-
-
 def short_name(model: str) -> str:
     """`0.5B` of `Qwen2.5-0.5B-Instruct`: the size that a model's name tells; without one, the name."""
     sizes = _SIZE.findall(model)

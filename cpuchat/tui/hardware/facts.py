@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 from textual.widgets import Static
 
-from cpuchat.tui import machine_words
-from cpuchat.tui.machine_facts import Facts
-from cpuchat.tui.machine_words import Now
+from cpuchat.hardware.machine_reader import Facts
+from cpuchat.present import machine as machine_words
+from cpuchat.present.machine import Now
 
 _LABEL, _BEFORE_BAR, _LONGEST_BAR = 8, 60, 48
 

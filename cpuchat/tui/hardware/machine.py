@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 from textual import on, work
 from textual.message import Message
 
+from cpuchat.hardware.machine_reader import Facts, MachineReader
+from cpuchat.present.machine import Now
 from cpuchat.telemetry.machine import MachineSample
-from cpuchat.tui.machine_facts import Facts, MachineReader
-from cpuchat.tui.machine_words import Now
 from cpuchat.tui.widgets.dismissable import Dismissable
 
 if TYPE_CHECKING:

@@ -16,12 +16,14 @@ from textual.message import Message
 from textual.widgets import Footer, Input
 
 from cpuchat.errors import CpuchatError, Interrupted
-from cpuchat.tui import keys, machine_words
+from cpuchat.hardware.machine_reader import Facts, MachineReader
+from cpuchat.present import machine as machine_words
+from cpuchat.tui import keys
 from cpuchat.tui.hardware.facts import FactsTable
 from cpuchat.tui.hardware.layouts import LayoutList, LayoutsPane, Offer
 from cpuchat.tui.hardware.machine import MachineScreen
 from cpuchat.tui.hardware.picture import ROOMY_ROWS, MachinePicture, Use
-from cpuchat.tui.machine_facts import Facts, MachineReader
+from cpuchat.tune import report
 from cpuchat.tune.arrangement import Arrangement, Resolved, resolve
 from cpuchat.tune.trial import Outcome, Step, Trial
 
@@ -256,12 +258,12 @@ class HardwareScreen(MachineScreen):
         if isinstance(self.focused, Input):
             self.query_one(LayoutList).focus()
         self.look_again()
-        self._tell(machine_words.outcome(outcome), strong=True)
+        self._tell(report.outcome(outcome), strong=True)
         self.refresh_bindings()
 
     def _step(self, step: Step) -> None:
         if self.is_mounted and self._trial is not None and not self._trial.stopped:
-            self._tell(machine_words.step(step))
+            self._tell(report.step(step))
 
     def action_measure(self) -> None:
         if self.facts is None or self._refused("The read bandwidth can be measured"):

@@ -12,10 +12,12 @@ from cpuchat.models.catalog import Catalog, CatalogModel
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library import Deletion, LocalModel
+from cpuchat.present import downloads as download_words
+from cpuchat.present import prediction as outlook_words
 from cpuchat.telemetry import units
+from cpuchat.telemetry.units import tokens
 from cpuchat.text import clean_line
-from cpuchat.tui import download_words, outlook_words, wording
-from cpuchat.tui.chat.status import tokens
+from cpuchat.tui import wording
 from cpuchat.tui.models.entries import HubSearch, Subject, TypedFile
 
 if TYPE_CHECKING:

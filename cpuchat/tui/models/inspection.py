@@ -15,9 +15,9 @@ from textual.content import Content
 from textual.widgets import Footer, Static
 
 from cpuchat.errors import CpuchatError
-from cpuchat.models import inspection_words
 from cpuchat.models.gguf import GGUFHeader
 from cpuchat.models.inspect import Inspection, inspect
+from cpuchat.present.inspection import sections
 from cpuchat.text import clean, clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.threads import apart
@@ -58,7 +58,7 @@ class InspectionScreen(Dismissable[None]):
 
     def _show(self, inspection: Inspection) -> None:
         parts: list[Static] = []
-        for heading, rows in inspection_words.sections(inspection):
+        for heading, rows in sections(inspection):
             parts += [Static(heading, classes="heading", markup=False), Static(_table(rows), classes="rows")]
         for template in inspection.templates:
             name = f" “{template.name}”" if template.name else ""

@@ -12,10 +12,12 @@ from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library import LocalModel
+from cpuchat.present import downloads as download_words
+from cpuchat.present import prediction as outlook_words
+from cpuchat.present.rows import ListRow
 from cpuchat.telemetry import units
-from cpuchat.tui import download_words, outlook_words, wording
+from cpuchat.tui import wording
 from cpuchat.tui.models.entries import Entry, HubSearch, Section, TypedFile
-from cpuchat.tui.widgets.model_list import ListRow
 
 if TYPE_CHECKING:
     from cpuchat.models.outlook import Outlook

@@ -21,9 +21,9 @@ from cpuchat.models.library import LocalModel
 from cpuchat.models.quantize.make import Job
 from cpuchat.models.quantize.place import suggested_folder, suggested_path
 from cpuchat.models.quantize.types import TYPES, QuantType
+from cpuchat.present import quantize as words
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
-from cpuchat.tui import quantize_words as words
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import ListScreen

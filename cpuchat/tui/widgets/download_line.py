@@ -11,7 +11,7 @@ from textual.app import RenderResult
 from textual.widget import Widget
 
 from cpuchat.models.downloads.state import RUNNING, Download
-from cpuchat.tui import download_words as words
+from cpuchat.present import downloads as words
 from cpuchat.tui.widgets.charts import rule
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -14,27 +13,10 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from cpuchat.present.rows import ListRow
 from cpuchat.text import clean_line
 
 _LEAST_NAME = 16
-
-
-@dataclass(frozen=True)
-class ListRow:
-    """One line. `key` names what it is about and stays the same while it is listed; "" is a heading (`name`) or a mere
-    text (`note`), which can't be marked.
-
-    `columns` are quantization, size, state and speed, each of fixed width; `note` stands behind the name in their
-    place. `strong`: the loaded one. `dim`: not to be used as it is.
-    """
-
-    key: str = ""
-    mark: str = " "
-    name: str = ""
-    columns: tuple[str, str, str, str] | None = None
-    note: str = ""
-    strong: bool = False
-    dim: bool = False
 
 
 class ModelList(ScrollView, can_focus=False):

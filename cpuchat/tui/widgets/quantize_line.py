@@ -9,12 +9,16 @@ from rich.text import Text
 from textual.app import RenderResult
 from textual.widget import Widget
 
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import size
 from cpuchat.text import clean_line
-from cpuchat.tui import quantize_words as words
+from cpuchat.tui.widgets.charts import rule
 
 if TYPE_CHECKING:
+    from cpuchat.models.quantize.make import QuantizeProgress
     from cpuchat.tui.app import ChatApp
 
+_TENSOR, _SHORTEST_BAR, _LONGEST_BAR = 20, 6, 40  # cells
 _FIGURES, _SHORT_NAME = 56, 12  # cells
 
 
@@ -56,9 +60,22 @@ class QuantizeLine(Widget):
         name = Text(clean_line(now.job.out.name), no_wrap=True)
         name.truncate(max(width - _FIGURES, _SHORT_NAME), overflow="ellipsis")
         line = Text.assemble((" → ", self._style("dim")), name, "  ", no_wrap=True, overflow="ellipsis")
-        for text, part in words.working(now.progress, width - line.cell_len):
+        for text, part in working(now.progress, width - line.cell_len):
             line.append(text, self._style(part) if part else "")
         return line
 
     def _style(self, part: str) -> Style:
         return self.get_component_rich_style(f"quantize--{part}", partial=True)
+
+
+def working(progress: QuantizeProgress | None, width: int) -> list[tuple[str, str]]:
+    """The line while it works, as (text, part of the bar or ""); every figure keeps its width."""
+    if progress is None:
+        return [("checking the disk and the source …", "dim")]
+    share = min(progress.bytes_out / max(progress.total_out, 1), 1.0)
+    left = units.time_left(progress.seconds_left) if progress.seconds_left is not None else ""
+    figures = f" {int(100 * share):>3d} %  {size(progress.bytes_out):>7} of {size(progress.total_out)}  {left:>11}"
+    room = width - len(figures) - _SHORTEST_BAR
+    tensor = f"  {progress.done_tensors + 1:>4d}/{progress.tensors} {clean_line(progress.tensor)}"
+    cells = min(_SHORTEST_BAR + max(room - (_TENSOR if room > _TENSOR else 0), 0), _LONGEST_BAR)
+    return [*rule(share, cells), (figures, ""), *([(tensor, "dim")] if room > _TENSOR else [])]

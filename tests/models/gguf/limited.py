@@ -17,7 +17,7 @@ from cpuchat.errors import CpuchatError
 from cpuchat.models import fit
 from cpuchat.models.gguf import GGUFHeader, read_header
 from cpuchat.models.inspect import inspect
-from cpuchat.models.inspection_words import sections
+from cpuchat.present.inspection import sections
 from cpuchat.protocol import LoadOptions
 
 _MEMORY = 200_000_000

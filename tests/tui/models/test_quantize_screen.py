@@ -18,10 +18,10 @@ from cpuchat.models.library.library import Library
 from cpuchat.models.quantize.make import Job, QuantizeProgress, quantize
 from cpuchat.models.quantize.types import TYPES, quant_type
 from cpuchat.models.synthetic import write_model
-from cpuchat.tui import quantize_words as words
 from cpuchat.tui.models.quantize import QuantizeScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.model_list import ModelList
+from cpuchat.tui.widgets.quantize_line import working
 from tests.models.quantize.jobs import children
 from tests.models.test_synthetic import TINY_LLAMA
 from tests.support.big_headers import big_header, hollow_file
@@ -322,7 +322,7 @@ def test_figures_keep_their_width() -> None:
             done_tensors=done, tensors=291, tensor="blk.0.ffn_up.weight", bytes_in=0, bytes_out=done * 16_000_000,
             total_out=4_700_000_000, seconds_left=left,
         )  # fmt: skip
-        return "".join(text for text, _ in words.working(progress, 120))
+        return "".join(text for text, _ in working(progress, 120))
 
     lines = [line(0, None), line(7, 3000), line(100, 47), line(290, 2)]
     assert len({text.index("%") for text in lines}) == 1

@@ -10,7 +10,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from cpuchat.models.downloads.state import Download
-from cpuchat.tui import download_words as words
+from cpuchat.present import downloads as words
 from cpuchat.tui.widgets.charts import rule
 
 _LEAST_BAR, _MOST_BAR = 8, 60

@@ -12,7 +12,8 @@ from textual.containers import Vertical
 from textual.widgets import Footer, OptionList
 
 from cpuchat.models.downloads.state import RUNNING, Download
-from cpuchat.tui import download_words, keys, wording
+from cpuchat.present import downloads as download_words
+from cpuchat.tui import keys, wording
 from cpuchat.tui.downloading import Downloading
 from cpuchat.tui.models.choice import choose
 from cpuchat.tui.models.downloads.list import DownloadList

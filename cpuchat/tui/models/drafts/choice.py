@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from cpuchat.errors import CpuchatError
 from cpuchat.models.drafts.choice import choose_draft
+from cpuchat.present import drafts as draft_words
 from cpuchat.text import clean_line
-from cpuchat.tui import draft_words
 from cpuchat.tui.settings.form import with_changes
 from cpuchat.tui.threads import apart
 

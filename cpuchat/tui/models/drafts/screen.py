@@ -15,15 +15,17 @@ from textual.widgets import Footer
 
 from cpuchat.errors import CpuchatError
 from cpuchat.models.drafts.candidates import Candidate, recommended
+from cpuchat.present import drafts as draft_words
+from cpuchat.present.rows import ListRow
 from cpuchat.text import clean_line
-from cpuchat.tui import draft_words, keys
+from cpuchat.tui import keys
 from cpuchat.tui.models.drafts import choice as draft_choice
 from cpuchat.tui.models.drafts.reader import DraftReader
 from cpuchat.tui.threads import apart
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import ListScreen
-from cpuchat.tui.widgets.model_list import ListRow, ModelList
+from cpuchat.tui.widgets.model_list import ModelList
 
 if TYPE_CHECKING:
     from cpuchat.tui.app import ChatApp

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from cpuchat.errors import HubError
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.models.library import Library, hub_cache
+from cpuchat.present.repository import key_of
 from cpuchat.protocol import ModelInfo
 from cpuchat.settings import Settings
-from cpuchat.tui.repository_state import Findings, RepositoryState, key_of
+from cpuchat.tui.repository_state import Findings, RepositoryState
 
 if TYPE_CHECKING:
     from cpuchat.models.drafts.beside import Beside

@@ -16,17 +16,21 @@ from textual.widgets import Footer
 from cpuchat.errors import AccessDenied, CpuchatError
 from cpuchat.models.downloads.state import RUNNING
 from cpuchat.models.hub.repository import RepoModel, Repository
+from cpuchat.present import downloads as download_words
+from cpuchat.present import repository as repository_words
+from cpuchat.present.repository import Known
+from cpuchat.present.rows import ListRow
 from cpuchat.text import clean_line
-from cpuchat.tui import download_words, keys, repository_words
+from cpuchat.tui import keys
 from cpuchat.tui.models.choice import choose
 from cpuchat.tui.models.repository.reader import RepositoryReader
-from cpuchat.tui.repository_state import Findings, Known, RepositoryState
+from cpuchat.tui.repository_state import Findings, RepositoryState
 from cpuchat.tui.threads import apart
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import ListScreen
-from cpuchat.tui.widgets.model_list import ListRow, ModelList
+from cpuchat.tui.widgets.model_list import ModelList
 
 if TYPE_CHECKING:
     from cpuchat.tui.app import ChatApp

@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from cpuchat.hardware.checkup.facts import Facts
-from cpuchat.hardware.checkup.findings import Finding, by_plan
+from cpuchat.hardware.diagnostics.facts import Facts
+from cpuchat.hardware.diagnostics.findings import Finding, by_plan
 from cpuchat.hardware.lists import format_cpu_list
 
 _AUTO = "engine.cores auto, engine.threads 0"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cpuchat.present import prediction
+from cpuchat.present.rows import ListRow
 from cpuchat.telemetry import units
+from cpuchat.telemetry.units import size
 from cpuchat.text import clean_line
-from cpuchat.tui import outlook_words
-from cpuchat.tui.widgets.charts import rule
-from cpuchat.tui.widgets.model_list import ListRow
-from cpuchat.tui.wording import size
 
 if TYPE_CHECKING:
     from cpuchat.models.gguf import GGUFHeader
@@ -18,11 +17,8 @@ if TYPE_CHECKING:
     from cpuchat.models.machine import Machine
     from cpuchat.models.outlook import Outlook
     from cpuchat.models.quantize.forecast import Forecast
-    from cpuchat.models.quantize.make import QuantizeProgress
     from cpuchat.models.quantize.types import QuantType
     from cpuchat.protocol import LoadOptions
-
-_TENSOR, _SHORTEST_BAR, _LONGEST_BAR = 20, 6, 40  # cells
 
 
 @dataclass(frozen=True)
@@ -63,8 +59,8 @@ def row(kind: QuantType, prospect: Prospect | str | None) -> ListRow:
     if isinstance(prospect, str):
         columns, dim = ("", "", "impossible", ""), True
     elif prospect is not None:
-        speed = outlook_words.speed(prospect.outlook) or units.factor(prospect.speed_up)
-        verdict = outlook_words.verdict(prospect.outlook)
+        speed = prediction.speed(prospect.outlook) or units.factor(prospect.speed_up)
+        verdict = prediction.verdict(prospect.outlook)
         columns = (f"{prospect.forecast.bits:.2f} bit", size(prospect.forecast.file_size), verdict, speed)
         dim = prospect.forecast.needs_imatrix
     return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=dim)
@@ -89,22 +85,9 @@ def details(kind: QuantType, prospect: Prospect | str | None, source_size: int) 
         ("memory", prospect.outlook.explained),
         ("speed", f"{units.factor(prospect.speed_up)} as fast as now, where memory sets the pace"),
         ("at load", prospect.arrangement),
-        ("here", outlook_words.speed_and_why(prospect.outlook)),
+        ("here", prediction.speed_and_why(prospect.outlook)),
     ]
     return [(label, text) for label, text in rows if text]
-
-
-def working(progress: QuantizeProgress | None, width: int) -> list[tuple[str, str]]:
-    """The line while it works, as (text, part of the bar or ""); every figure keeps its width."""
-    if progress is None:
-        return [("checking the disk and the source …", "dim")]
-    share = min(progress.bytes_out / max(progress.total_out, 1), 1.0)
-    left = units.time_left(progress.seconds_left) if progress.seconds_left is not None else ""
-    figures = f" {int(100 * share):>3d} %  {size(progress.bytes_out):>7} of {size(progress.total_out)}  {left:>11}"
-    room = width - len(figures) - _SHORTEST_BAR
-    tensor = f"  {progress.done_tensors + 1:>4d}/{progress.tensors} {clean_line(progress.tensor)}"
-    cells = min(_SHORTEST_BAR + max(room - (_TENSOR if room > _TENSOR else 0), 0), _LONGEST_BAR)
-    return [*rule(share, cells), (figures, ""), *([(tensor, "dim")] if room > _TENSOR else [])]
 
 
 def foreseeing(done: int, total: int) -> str:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import RepoModel
-from cpuchat.telemetry.units import time_left
+from cpuchat.telemetry.units import plural, size, time_left
 from cpuchat.text import clean_line
-from cpuchat.tui.wording import plural, size
 
 MARKS = {"paused": "‖", "done": "✓", "failed": "!"}
 SPEED, LEFT = 9, 11

@@ -16,10 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.cli.ask import compose
-from cpuchat.cli.render import Terminal, json_line, roofline_json, size, summary, timings_json
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import UsageError
+from cpuchat.present.answers import roofline_json, summary, timings_json
 from cpuchat.protocol import DrafterCount, LoadProgress, ModelInfo, SpeculationFigures, Timings, Traffic
 from cpuchat.telemetry.roofline import after_answer
+from cpuchat.telemetry.units import size
 
 FULL = Timings(
     cache_n=1024, prompt_n=512, prompt_ms=1954.2, predicted_n=412, predicted_ms=9951.6, ttft_ms=210.0, seed=7

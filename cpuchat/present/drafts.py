@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from cpuchat import paths
 from cpuchat.models.drafts.candidates import Candidate
+from cpuchat.present.rows import ListRow
+from cpuchat.telemetry import units
 from cpuchat.text import clean_line
-from cpuchat.tui import wording
-from cpuchat.tui.widgets.model_list import ListRow
 
 AUTO, NONE = "auto", "none"
 """Keys of the lines that are no model: the one that belongs to the target, and plain decoding."""
@@ -40,7 +40,7 @@ def rows(found: dict[str, Candidate], loaded: str, wanted: str) -> list[ListRow]
 def _row(key: str, one: Candidate, *, is_loaded: bool) -> ListRow:
     mark = "●" if is_loaded else "○" if one.where == "here" else "◌"
     state = "no answer" if one.failed else {None: "checking …", True: "fits", False: "does not"}[one.fits]
-    columns = (one.quantization, wording.size(one.size) if one.size else "", state, _gain(one))
+    columns = (one.quantization, units.size(one.size) if one.size else "", state, _gain(one))
     return ListRow(key, mark, one.name, columns, strong=is_loaded, dim=one.fits is False or bool(one.failed))
 
 
@@ -89,4 +89,4 @@ def keys(one: Candidate | None, *, is_loaded: bool) -> str:
         return "Enter chooses that"
     if is_loaded or one.fits is False:
         return ""
-    return "Enter drafts with it" if one.where == "here" else f"Enter gets {wording.size(one.size)}, then uses it"
+    return "Enter drafts with it" if one.where == "here" else f"Enter gets {units.size(one.size)}, then uses it"

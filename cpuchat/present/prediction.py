@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpuchat.telemetry import units
-from cpuchat.tui.chat.status import tokens
+from cpuchat.telemetry.units import tokens
 
 if TYPE_CHECKING:
     from cpuchat.models.outlook import Outlook

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cpuchat.hardware.checkup.facts import Facts
+from cpuchat.hardware.diagnostics.facts import Facts
 from cpuchat.hardware.tuning.knobs import KNOBS, limited
 
 Level = Literal["problem", "warning", "advice", "ok"]

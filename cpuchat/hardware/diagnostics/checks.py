@@ -5,11 +5,11 @@ Pure: judges the facts that `facts.gather` collects.
 
 from __future__ import annotations
 
-from cpuchat.hardware.checkup import cores as checks_cores
-from cpuchat.hardware.checkup import engine as checks_engine
-from cpuchat.hardware.checkup import memory as checks_memory
-from cpuchat.hardware.checkup.facts import Facts
-from cpuchat.hardware.checkup.findings import ORDER, Finding, Level
+from cpuchat.hardware.diagnostics import cores as checks_cores
+from cpuchat.hardware.diagnostics import engine as checks_engine
+from cpuchat.hardware.diagnostics import memory as checks_memory
+from cpuchat.hardware.diagnostics.facts import Facts
+from cpuchat.hardware.diagnostics.findings import ORDER, Finding, Level
 
 __all__ = ["Finding", "Level", "examine"]
 

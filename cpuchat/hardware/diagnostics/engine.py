@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from cpuchat.hardware.checkup.facts import Facts
-from cpuchat.hardware.checkup.findings import Finding, Level
 from cpuchat.hardware.counters.ladder import worth_trying
+from cpuchat.hardware.diagnostics.facts import Facts
+from cpuchat.hardware.diagnostics.findings import Finding, Level
 from cpuchat.hardware.instructions import FEATURES
 
 # How much it matters that the engine was built without a feature that the CPU has.

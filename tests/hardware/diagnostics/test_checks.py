@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cpuchat.hardware.bandwidth.probe import Measured, Survey, remember
-from cpuchat.hardware.checkup.checks import Finding, examine
-from cpuchat.hardware.checkup.facts import Facts, Wanted, gather, refused_policy
-from cpuchat.hardware.checkup.findings import ORDER
+from cpuchat.hardware.diagnostics.checks import Finding, examine
+from cpuchat.hardware.diagnostics.facts import Facts, Wanted, gather, refused_policy
+from cpuchat.hardware.diagnostics.findings import ORDER
 from cpuchat.protocol import EngineInfo
 from tests.hardware.bandwidth.test_memory_modules import device, genoa, table
 from tests.hardware.counters.simulated import Simulated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpuchat.cli.table import table
+from cpuchat.present.table import table
 
 
 def test_cells_stand_below_each_other_and_numbers_end_at_the_same_place() -> None:

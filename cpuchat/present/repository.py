@@ -3,22 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cpuchat import paths
-from cpuchat.errors import AccessDenied
-from cpuchat.models.hub.repository import Repository
+from cpuchat.errors import AccessDenied, CpuchatError
+from cpuchat.models.downloads.state import Download
+from cpuchat.models.hub.repository import RepoModel, Repository
+from cpuchat.present import downloads, prediction
+from cpuchat.present.rows import ListRow
+from cpuchat.telemetry import units
 from cpuchat.text import clean_line
-from cpuchat.tui import download_words, outlook_words, wording
-from cpuchat.tui.repository_state import Known
-from cpuchat.tui.widgets.model_list import ListRow
+
+if TYPE_CHECKING:
+    from cpuchat.models.drafts.beside import Beside
+    from cpuchat.models.outlook import Outlook
 
 _PARTS_HEADING = "draft heads, image and audio parts: not models"
+
+
+def key_of(model: RepoModel) -> str:
+    """The path of its first file: no other model of the repository has it."""
+    return model.files[0].path
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known about one model of a repository. `path`: it is here, and can be loaded from there;
+    `arrived`: bytes of it that are here, whatever became of their download.
+
+    `outlook` is None until it is known, and for what is no language model; `draft` is counted in it. `problem`: why the
+    header can't be read.
+    """
+
+    model: RepoModel
+    path: Path | None = None
+    arrived: int = 0
+    loaded: bool = False
+    download: Download | None = None
+    outlook: Outlook | None = None
+    draft: Beside | None = None
+    problem: CpuchatError | None = None
+
+    @property
+    def key(self) -> str:
+        return key_of(self.model)
 
 
 def heading(repository: Repository) -> str:
     """`1.2M downloads · 2025-11-03 · apache-2.0 · gated`."""
     parts = [
-        f"{wording.count(repository.downloads)} downloads" if repository.downloads else "",
+        f"{units.count(repository.downloads)} downloads" if repository.downloads else "",
         repository.updated,
         repository.license,
         "gated" if repository.gated else "",
@@ -37,8 +73,8 @@ def rows(models: Sequence[Known]) -> list[ListRow]:
 def row(known: Known) -> ListRow:
     """`◌ Qwen2.5-7B-Instruct  Q4_K_M  4.7 GB  fits  ≈10 tok/s`."""
     model, download, outlook = known.model, known.download, known.outlook
-    speed = "" if outlook is None or known.loaded else outlook_words.speed(outlook)
-    mark, state = "◌", "" if outlook is None else outlook_words.verdict(outlook)
+    speed = "" if outlook is None or known.loaded else prediction.speed(outlook)
+    mark, state = "◌", "" if outlook is None else prediction.verdict(outlook)
     if not model.complete:
         mark, state = "!", "incomplete"
     elif isinstance(known.problem, AccessDenied):
@@ -46,28 +82,28 @@ def row(known: Known) -> ListRow:
     if known.path is not None:
         mark, state = ("●", "loaded") if known.loaded else ("○", "here")
     elif download is not None:
-        mark = download_words.mark(download)
+        mark = downloads.mark(download)
         state = {"paused": "paused", "failed": "failed", "queued": "queued", "checking": "checking"}.get(
-            download.state, download_words.percent(download).strip()
+            download.state, downloads.percent(download).strip()
         )
     elif part := _part(known):
         state = f"{part} here"
-    columns = (model.quantization or "–", wording.size(model.size), state, speed)
-    return ListRow(known.key, mark, download_words.name(model), columns, strong=known.loaded,
+    columns = (model.quantization or "–", units.size(model.size), state, speed)
+    return ListRow(known.key, mark, downloads.name(model), columns, strong=known.loaded,
                    dim=known.path is None and download is None)  # fmt: skip
 
 
 def details(known: Known, repository: Repository) -> list[tuple[str, str]]:
     """Label and text, what matters most first: a small screen cuts off the end."""
     model, outlook, download = known.model, known.outlook, known.download
-    parts = f" in {wording.plural(len(model.files), 'part')}" if len(model.files) > 1 else ""
+    parts = f" in {units.plural(len(model.files), 'part')}" if len(model.files) > 1 else ""
     lines = [
         ("problem", clean_line(str(known.problem)) if known.problem is not None else ""),
-        ("problem", download_words.problem(download) if download is not None else ""),
-        ("size", wording.size(model.size) + parts),
+        ("problem", downloads.problem(download) if download is not None else ""),
+        ("size", units.size(model.size) + parts),
         ("memory", outlook.explained if outlook is not None else ""),
-        ("speed", outlook_words.speed_and_why(outlook) if outlook is not None else ""),
-        ("context", outlook_words.context(outlook) if outlook is not None else ""),
+        ("speed", prediction.speed_and_why(outlook) if outlook is not None else ""),
+        ("context", prediction.context(outlook) if outlook is not None else ""),
         ("draft", _draft(known)),
         ("next", _next(known)),
         ("file", clean_line(known.key)),
@@ -102,9 +138,9 @@ def _next(known: Known) -> str:
     if download is not None:
         return "it is on its way; Space pauses it"
     if part := _part(known):
-        missing = wording.size(known.model.size - known.arrived)
+        missing = units.size(known.model.size - known.arrived)
         return f"Enter goes on with its download: {part} is here already, {missing} are missing"
-    return f"Enter downloads it: {wording.size(known.model.size)}"
+    return f"Enter downloads it: {units.size(known.model.size)}"
 
 
 def _part(known: Known) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.models.downloads.state import Download
-from cpuchat.tui import download_words as words
+from cpuchat.present import downloads as words
 from tests.support.downloads import download, model
 
 QWEN = model("Q4_K_M", 4_683_073_504)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cpuchat.hardware.bandwidth.memory_modules import channel_of, usual_memory
-from cpuchat.hardware.checkup.facts import Facts
-from cpuchat.hardware.checkup.findings import Finding, by_plan
+from cpuchat.hardware.diagnostics.facts import Facts
+from cpuchat.hardware.diagnostics.findings import Finding, by_plan
 from cpuchat.telemetry import units
 
 _GOOD_SHARE = 0.65

@@ -1,0 +1,164 @@
+"""What the command line prints: answers on stdout, everything about them on stderr."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TextIO
+
+from cpuchat.cli.output import cleaned
+from cpuchat.errors import CpuchatError
+from cpuchat.protocol import LoadProgress, PrefillProgress
+from cpuchat.text import clean
+
+
+class OutputClosed(Exception):
+    """The reader of our stdout is gone (`| head`): end quietly."""
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+class Terminal:
+    """Writes the answer to stdout as it comes; notes, progress and reasoning to stderr.
+
+    All of it is cleaned of what a terminal would act on, into pipes and files too; `raw` leaves the answer as it is.
+    `quiet` leaves only answers and errors. `moves`: whether `status` can show a line.
+    """
+
+    def __init__(self, *, quiet: bool = False, show_reasoning: bool = False, raw: bool = False) -> None:
+        self._out = cleaned(sys.stdout)
+        self._err = cleaned(sys.stderr)
+        self._raw = raw
+        self._out_tty = is_terminal(sys.stdout)
+        self._err_tty = is_terminal(sys.stderr)
+        self._quiet = quiet
+        self._reasoning = show_reasoning or (self._err_tty and not quiet)
+        dumb = os.environ.get("TERM", "dumb") == "dumb"
+        self.moves = self._err_tty and not dumb
+        self._styled = self.moves and not os.environ.get("NO_COLOR")
+        self._progress_shown = False
+        self._out_open_line = False
+        self._err_open_line = False
+        self._reasoning_last = False
+
+    def answer(self, text: str) -> None:
+        """Print a piece of the answer now.
+
+        Raises:
+            OutputClosed: nobody reads stdout any more.
+            CpuchatError: stdout cannot be written (disk full).
+        """
+        if not text:
+            return
+        self.clear_progress()
+        if self._reasoning_last:
+            self._end_reasoning()
+        self._write_out(text, raw=self._raw)
+        self._out_open_line = not text.endswith("\n")
+
+    def reasoning(self, text: str) -> None:
+        """Print a piece of what the model thinks aloud, dimmed, if it is wanted."""
+        if not text or not self._reasoning:
+            return
+        self.clear_progress()
+        self.end_answer()
+        if self._styled:
+            self._write_err("\x1b[2m", raw=True)
+        self._write_err(text)
+        if self._styled:
+            self._write_err("\x1b[22m", raw=True)
+        self._err_open_line = not text.endswith("\n")
+        self._reasoning_last = True
+
+    def end_answer(self) -> None:
+        """Finish the last line of the answer."""
+        if self._out_open_line:
+            self._write_out("\n")
+            self._out_open_line = False
+
+    def line(self, text: str = "") -> None:
+        """Print one line of our own on stdout."""
+        self.clear_progress()
+        self._write_out(text + "\n")
+
+    def note(self, text: str) -> None:
+        """Print one line on stderr, unless quiet."""
+        if not self._quiet:
+            self._err_line(text)
+
+    def warn(self, text: str) -> None:
+        """Print one line on stderr, quiet or not."""
+        self._err_line(text)
+
+    def progress(self, event: LoadProgress | PrefillProgress) -> None:
+        """Show how far a load or a prompt is, on one line that the next output replaces; terminals only."""
+        match event:
+            case LoadProgress(phase=phase, done=done, total=total):
+                share = f" {100 * done // total} %" if total else ""
+                text = f"{phase} the model{share}"
+            case PrefillProgress(processed=processed, total=total):
+                text = f"reading the prompt {processed:,} of {total:,} tokens"
+        self.status(text)
+
+    def status(self, text: str) -> None:
+        """Show one line on stderr that the next output replaces; terminals only."""
+        if self._quiet or not self.moves:
+            return
+        width = shutil.get_terminal_size().columns - 1
+        self._write_err("\r\x1b[2K", raw=True)
+        self._write_err(clean(text)[:width])
+        self._progress_shown = True
+
+    def clear_progress(self) -> None:
+        if self._progress_shown:
+            self._write_err("\r\x1b[2K", raw=True)
+            self._progress_shown = False
+
+    def _end_reasoning(self) -> None:
+        self._write_err("\n\n" if self._err_open_line else "\n")
+        self._err_open_line = self._reasoning_last = False
+
+    def _err_line(self, text: str) -> None:
+        self.clear_progress()
+        if self._out_tty:
+            self.end_answer()
+        if self._err_open_line:
+            self._write_err("\n")
+            self._err_open_line = False
+        self._reasoning_last = False
+        self._write_err(text + "\n")
+
+    def _write_out(self, text: str, *, raw: bool = False) -> None:
+        if self._out is None:
+            raise OutputClosed
+        try:
+            (self._out.write_raw if raw else self._out.write)(text)
+            self._out.flush()
+        except BrokenPipeError:
+            raise OutputClosed from None
+        except OSError as error:
+            raise CpuchatError(f"Cannot write to standard output: {error.strerror}.") from None
+
+    def _write_err(self, text: str, *, raw: bool = False) -> None:
+        if self._err is None:
+            return
+        try:
+            (self._err.write_raw if raw else self._err.write)(text)
+            self._err.flush()
+        except OSError:
+            self._err = None  # nobody listens; the answer still counts
+
+
+def paragraph(text: str, first: str = "", rest: str = "") -> list[str]:
+    """`text` in lines as wide as the terminal, at most 100 characters; `first` and `rest` are put before them."""
+    import textwrap
+
+    return textwrap.wrap(text, columns(), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
+def columns() -> int:
+    """How wide text is to be: as the terminal, 40 to 100 characters; 100 without one."""
+    return max(40, min(shutil.get_terminal_size((100, 24)).columns, 100))

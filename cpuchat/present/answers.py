@@ -1,0 +1,212 @@
+"""An answer in words and figures: how far it is, why it ended, what it cost. For the app and the command line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cpuchat.protocol import (
+    ContextTrimmed,
+    Failed,
+    LoadProgress,
+    PrefillProgress,
+    SpeculationFigures,
+    StopReason,
+    Timings,
+)
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import plural
+
+if TYPE_CHECKING:
+    from cpuchat.telemetry.roofline import Roofline
+
+# Only ends that the reader might wonder about get words; an answer that is simply complete gets none.
+_STOPS = {
+    "end": "",
+    "": "",
+    "stop_string": "stop string",
+    "max_tokens": "token limit reached (F2)",
+    "context": "context full",
+    "cancelled": "stopped",
+    "worker_died": "worker died",
+}
+STOP_WORDS: dict[StopReason, str] = {
+    "end": "end",
+    "stop_string": "stop string",
+    "max_tokens": "token limit",
+    "context": "context full",
+    "cancelled": "stopped",
+}
+_PHASES = {"reading": "reading the file", "preparing": "preparing"}
+_CALIBRATING = "calibrating speculation for this model · Esc skips"
+
+
+def loading(name: str, event: LoadProgress) -> str:
+    """State line of a load; the percentage moves, the words keep their width."""
+    share = f"{min(100, 100 * event.done // event.total):3d} %" if event.total > 0 else ""
+    if event.phase == "calibrating":
+        return f"{_CALIBRATING} {share}".rstrip()
+    return f"loading {name} · {_PHASES.get(event.phase, event.phase)} {share}".rstrip()
+
+
+def prefill(event: PrefillProgress) -> str:
+    """What stands where the answer will come."""
+    reused = f", {event.cache_n:,} remembered" if event.cache_n else ""
+    return f"reading the prompt · {event.processed:,} of {plural(event.total, 'token')}{reused}"
+
+
+def trimmed(event: ContextTrimmed) -> str:
+    one = event.dropped_messages == 1
+    what = "message" if one else f"{event.dropped_messages:,} messages"
+    return (
+        f"The oldest {what} ({plural(event.dropped_tokens, 'token')}) no longer {'fits' if one else 'fit'} the "
+        f"{event.n_ctx:,}-token context and {'was' if one else 'were'} left out; "
+        f"{'it stays' if one else 'they stay'} in the chat."
+    )
+
+
+def left_out(event: ContextTrimmed) -> str:
+    """The same in a few words, for the line under the answer."""
+    return f"without the oldest {plural(event.dropped_messages, 'message')}"
+
+
+def stopped(stop_reason: str) -> str:
+    """Why an answer ended, in words; "" when it is simply complete."""
+    return _STOPS.get(stop_reason, stop_reason.replace("_", " "))
+
+
+def finished(timings: Timings | None, stop_reason: str) -> str:
+    """The line under an answer: `128 tokens · 41.3 tok/s · 1.64× with drafts · first token 0.21 s · stopped`."""
+    parts: list[str] = []
+    if timings is not None and timings.predicted_n:
+        parts.append(plural(timings.predicted_n, "token"))
+        if (rate := timings.predicted_per_second) is not None:
+            parts.append(f"{units.rate(rate)} tok/s")
+        if timings.draft_n and (speed_up := timings.speed_up) is not None:
+            parts.append(f"{units.factor(speed_up)} with drafts")
+        parts.append(f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}")
+    if words := stopped(stop_reason):
+        parts.append(words)
+    return " · ".join(parts)
+
+
+def failure(event: Failed) -> str:
+    """A failure as Markdown-free text: what happened, then what to do."""
+    lines = [event.message or "Something went wrong."]
+    if event.hint:
+        lines.append(event.hint)
+    if event.code == "worker_died":
+        lines.append("The chat is saved, and your next message starts the model again.")
+    return "\n\n".join(lines)
+
+
+def summary(timings: Timings, stop_reason: StopReason, roofline: Roofline | None = None) -> str:
+    """The figures of one answer in one line; `roofline` is that of the answer."""
+    tokens = "1 token" if timings.predicted_n == 1 else f"{timings.predicted_n:,} tokens"
+    parts = [tokens, _rate(timings.predicted_per_second)]
+    if timings.predicted_n:
+        parts.append(f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}")
+    parts.append(
+        f"prompt {_rate(timings.prompt_per_second)} ({timings.prompt_n:,} new, {timings.cache_n:,} reused)",
+    )
+    parts += _drafting(timings)
+    if roofline is not None:
+        parts += _bandwidth(roofline)
+    parts.append(STOP_WORDS[stop_reason])
+    return " · ".join(parts)
+
+
+def _drafting(timings: Timings) -> list[str]:
+    """`72 % of 410 drafted accepted (3.1 per pass, 1.42×)`, or why nothing was drafted."""
+    if timings.draft_n:
+        share = f"{100 * timings.draft_n_accepted / timings.draft_n:.0f} %"
+        figures = []
+        if timings.tokens_per_pass is not None:
+            figures.append(f"{timings.tokens_per_pass:.1f} per pass")
+        if timings.speed_up is not None:
+            figures.append(f"{timings.speed_up:.2f}×")
+        return [f"{share} of {timings.draft_n:,} drafted accepted" + (f" ({', '.join(figures)})" if figures else "")]
+    reason = timings.speculation.reason if timings.speculation is not None else ""
+    return [f"speculation off: {reason.removeprefix('off: ').rstrip('.')}"] if reason else []
+
+
+def _bandwidth(roofline: Roofline) -> list[str]:
+    """`44 of 51 GB/s (86 %)`: what the model read, against the measured peak."""
+    if roofline.estimate is None or roofline.peak is None:
+        return []
+    if roofline.utilization is None:
+        return [roofline.why_missing("utilization")]
+    share = f"{100 * roofline.utilization:.0f} %{f', {roofline.off}' if roofline.off else ''}"
+    return [f"{units.bandwidth(roofline.estimate)} of {units.bandwidth(roofline.peak.bytes_per_s)} GB/s ({share})"]
+
+
+def _rate(value: float | None) -> str:
+    return "n/a tok/s" if value is None else f"{units.rate(value)} tok/s"
+
+
+def timings_json(timings: Timings) -> dict[str, Any]:
+    """The figures in llama-server's field names; null where there is nothing to divide.
+
+    `predicted_ms` runs from the first to the last token, so the rates divide by `predicted_n - 1`.
+    """
+    spans = timings.predicted_n - 1
+    fields: dict[str, Any] = {
+        "cache_n": timings.cache_n,
+        "prompt_n": timings.prompt_n,
+        "prompt_ms": timings.prompt_ms,
+        "prompt_per_token_ms": timings.prompt_ms / timings.prompt_n if timings.prompt_n else None,
+        "prompt_per_second": timings.prompt_per_second,
+        "predicted_n": timings.predicted_n,
+        "predicted_ms": timings.predicted_ms,
+        "predicted_per_token_ms": timings.predicted_ms / spans if spans > 0 else None,
+        "predicted_per_second": timings.predicted_per_second,
+    }
+    if timings.draft_n:
+        fields["draft_n"] = timings.draft_n
+        fields["draft_n_accepted"] = timings.draft_n_accepted
+    if timings.speculation is not None:
+        fields["speculation"] = _speculation_json(timings, timings.speculation)
+    return fields
+
+
+def roofline_json(roofline: Roofline) -> dict[str, Any]:
+    """How close the answer came to what this machine can do; null where it is not known.
+
+    Bytes per second; `bandwidth` is what the model reads by its header, `peak` what was measured with the same cores,
+    `utilization` the one by the other. `ceilings` in tok/s. `limit`: what takes most of a pass.
+    """
+    return {
+        "bandwidth": roofline.estimate,
+        "source": "model",
+        "bytes_per_pass": roofline.bytes_per_pass,
+        "peak": roofline.peak.bytes_per_s if roofline.peak is not None else None,
+        "peak_source": roofline.peak.source if roofline.peak is not None else None,
+        "utilization": roofline.utilization,
+        "ceilings": {
+            "no_draft": roofline.ceiling_plain,
+            "this_acceptance": roofline.ceiling_accepted,
+            "compute": roofline.ceiling_compute,
+        },
+        "limit": roofline.limit or None,
+        "note": roofline.off or (roofline.why_missing("utilization") if roofline.estimate is not None else ""),
+    }
+
+
+def _speculation_json(timings: Timings, figures: SpeculationFigures) -> dict[str, Any]:
+    """`by_position` counts for the first, second, ... token of a draft; `reason` says why nothing is drafted, "" if
+    something is."""
+    return {
+        "passes": figures.passes,
+        "tokens_per_pass": timings.tokens_per_pass,
+        "speed_up": timings.speed_up,
+        "plain_ms": figures.plain_ms,
+        "draft_passes": figures.draft_passes,
+        "draft_ms": figures.draft_ms,
+        "depth": figures.depth,
+        "overlap": figures.overlap,
+        "by_position": [{"draft_n": n, "draft_n_accepted": accepted} for n, accepted in figures.by_position],
+        "drafters": [
+            {"name": one.name, "draft_n": one.draft_n, "draft_n_accepted": one.draft_n_accepted}
+            for one in figures.by_drafter
+        ],
+        "reason": figures.reason,
+    }

@@ -1,0 +1,23 @@
+"""A line of a list of models or of what could be done with one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ListRow:
+    """One line. `key` names what it is about and stays the same while it is listed; "" is a heading (`name`) or a mere
+    text (`note`), which can't be marked.
+
+    `columns` are quantization, size, state and speed, each of fixed width; `note` stands behind the name in their
+    place. `strong`: the loaded one. `dim`: not to be used as it is.
+    """
+
+    key: str = ""
+    mark: str = " "
+    name: str = ""
+    columns: tuple[str, str, str, str] | None = None
+    note: str = ""
+    strong: bool = False
+    dim: bool = False
