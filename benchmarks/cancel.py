@@ -15,15 +15,14 @@ import models
 from common import Row, Target, arguments, machine, report, run_main
 from product import GREEDY, worker
 
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
-from cpuchat.protocol import LoadOptions, PrefillProgress, TextDelta
+from cpuchat.protocol import Generate, LoadOptions, PrefillProgress, TextDelta
 
 PROMPT = 2000
 LIMIT = Target(100, False)
 
 
-async def _stop(backend: LocalBackend, request: GenerateRequest, after: type, wait: float) -> float:
+async def _stop(backend: LocalBackend, request: Generate, after: type, wait: float) -> float:
     """Milliseconds from the cancel, `wait` seconds after the first event of kind `after`, to the final event."""
     asked: list[float] = []
 
@@ -47,9 +46,9 @@ async def _measure(file: Path, stops: int) -> dict[str, list[float]]:
     async with worker(file, LoadOptions(n_ctx=4096)) as backend:
         for n in range(stops):
             prompt = models.words(PROMPT, salt=n)
-            request = GenerateRequest(prompt=prompt, sampling=GREEDY, max_tokens=1)
+            request = Generate(prompt=prompt, sampling=GREEDY, max_tokens=1)
             found["prefill"].append(await _stop(backend, request, PrefillProgress, 0.2 + 0.37 * n))
-            request = GenerateRequest(prompt=models.words(16, salt=n), sampling=GREEDY, max_tokens=400)
+            request = Generate(prompt=models.words(16, salt=n), sampling=GREEDY, max_tokens=400)
             found["decode"].append(await _stop(backend, request, TextDelta, 0.1 + 0.013 * n))
     return found
 

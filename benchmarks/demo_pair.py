@@ -11,11 +11,10 @@ from common import Row, Target, alternate
 from drafting import ADAPTIVE, Section, Setup, Table, Workers, adaptive, figures, model_info, workers
 from product import GREEDY, PLAIN, Answer, ask
 
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.models.library import DEMO_FILES
 from cpuchat.paths import demo_dir
-from cpuchat.protocol import Message, Speculation
+from cpuchat.protocol import Generate, Message, Speculation
 
 QUESTIONS = Path(__file__).parents[1] / "demo"
 MAX_TOKENS = 96
@@ -47,7 +46,7 @@ def questions() -> list[str]:
 
 def _all(loaded: Workers, backend: LocalBackend, asked: list[str], speculation: Speculation) -> list[Answer]:
     requests = [
-        GenerateRequest(
+        Generate(
             messages=(Message(role="user", content=text),),
             sampling=GREEDY,
             max_tokens=MAX_TOKENS,

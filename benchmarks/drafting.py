@@ -16,7 +16,8 @@ from pairs import Shapes, Text
 from product import GREEDY, PLAIN, Answer, answer, worker
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.protocol import DrafterName, LoadOptions, ModelInfo, Sampling, Speculation, SpeculationFigures
+from cpuchat.protocol import LoadOptions, ModelInfo, Sampling, Speculation
+from cpuchat.timings import DrafterName, SpeculationFigures
 
 N_CTX = 2048
 ADAPTIVE = Speculation(drafters=("draft",))

@@ -29,7 +29,8 @@ from product import GREEDY, answer, worker
 from cpuchat.backend.local import LocalBackend
 from cpuchat.engine.engine import Engine
 from cpuchat.engine.prompt.disk_writer import WriteBudget
-from cpuchat.protocol import Event, Failed, Generate, GenerationFinished, LoadModel, LoadOptions, Timings
+from cpuchat.protocol import Event, Failed, Generate, GenerationFinished, LoadModel, LoadOptions
+from cpuchat.timings import Timings
 
 N_CTX = 8192
 HISTORY, LONGEST, NEW, SHORT = 4000, 8000, 32, 4

@@ -26,11 +26,11 @@ from pathlib import Path
 
 from common import MeasureError, Row, Target, arguments, machine, report, run_main, say
 
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
-from cpuchat.protocol import AnyEvent, EngineInfo, GenerationFinished, LoadOptions, ModelInfo, TextDelta, Timings
+from cpuchat.protocol import AnyEvent, EngineInfo, Generate, GenerationFinished, LoadOptions, ModelInfo, TextDelta
 from cpuchat.settings import Settings
+from cpuchat.timings import Timings
 
 PACE = 0.004  # seconds per word
 WORDS = 100_000  # more than are written before the kill
@@ -53,7 +53,7 @@ class Paced:
         raise NotImplementedError
         yield
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+    async def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         full = self._n_words == FULL_WORDS
         for number in range(self._n_words):
             if full and number == FULL_AT:

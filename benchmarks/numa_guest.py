@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cpuchat.hardware.numa.launch import in_effect, launch_command
 from cpuchat.hardware.numa.mempolicy import choose_policy, parse_policy
-from cpuchat.hardware.numa.placement import evict, prepare_file, read_placement, resident_bytes, resident_nodes
+from cpuchat.hardware.numa.residency import evict, prepare_file, read_residency, resident_bytes, resident_nodes
 from cpuchat.hardware.topology import read_topology
 
 MARK = "@@ "
@@ -50,7 +50,7 @@ def child(how: str) -> None:
         else:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             file.readinto(memory)
-    placement = read_placement("self", [FILE])
+    placement = read_residency("self", [FILE])
     assert placement is not None
     words, refused = in_effect()
     nodes = placement.weights if how == "mapped" else placement.large
@@ -127,7 +127,7 @@ def sample() -> None:
     odd.unlink()
     lines = Path("/proc/self/numa_maps").read_text().splitlines()
     wanted = ("odd", "huge", "heap", "stack", "libc", "anon=2048", "anon=18432")
-    placement = read_placement("self", [odd])
+    placement = read_residency("self", [odd])
     assert placement is not None
     say(sample=[line for line in lines if any(word in line for word in wanted)], huge=placement.huge)
     for memory in (*memories, thp):

@@ -11,18 +11,18 @@ from pathlib import Path
 
 from common import MeasureError
 
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.protocol import (
     Failed,
+    Generate,
     GenerationFinished,
     LoadOptions,
     ModelLoaded,
     Sampling,
     Speculation,
     TextDelta,
-    Timings,
 )
+from cpuchat.timings import Timings
 
 GREEDY = Sampling(temperature=0.0, seed=1)
 PLAIN = Speculation()
@@ -83,7 +83,7 @@ async def answer(
     """
     done = await ask(
         backend,
-        GenerateRequest(
+        Generate(
             prompt=prompt, sampling=sampling, max_tokens=max_tokens, chat_id=chat_id, speculation=speculation
         ),
     )
@@ -92,7 +92,7 @@ async def answer(
     return done
 
 
-async def ask(backend: LocalBackend, request: GenerateRequest) -> Answer:
+async def ask(backend: LocalBackend, request: Generate) -> Answer:
     """One request and its figures.
 
     Raises:

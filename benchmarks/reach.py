@@ -21,11 +21,10 @@ from common import WORK, MeasureError, Row, Target, arguments, machine, report, 
 from models import model, words
 from product import GREEDY
 
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.hardware.bandwidth.probe import measure
 from cpuchat.hardware.cpus import default_threads
-from cpuchat.protocol import Failed, GenerationFinished, LoadOptions, ModelInfo, TextDelta
+from cpuchat.protocol import Failed, Generate, GenerationFinished, LoadOptions, ModelInfo, TextDelta
 from cpuchat.telemetry.meter import Figures, Meter
 
 PROMPT_TOKENS = 32
@@ -47,7 +46,7 @@ async def decode(backend: LocalBackend, meter: Meter, prompt: str, n_tokens: int
     meter.request_started(time.monotonic())
     points: list[tuple[float, int]] = []
     finished: GenerationFinished | None = None
-    async for event in backend.generate(GenerateRequest(prompt=prompt, sampling=GREEDY, max_tokens=n_tokens)):
+    async for event in backend.generate(Generate(prompt=prompt, sampling=GREEDY, max_tokens=n_tokens)):
         meter.observe(event, time.monotonic())
         if isinstance(event, TextDelta):
             points.append((event.at_ms, event.predicted_n))

@@ -21,12 +21,12 @@ from pathlib import Path
 import msgspec
 
 from cpuchat import paths
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.models.library import DEMO_FILES
 from cpuchat.models.synthetic import write_model, write_pair
 from cpuchat.protocol import (
     AnyEvent,
+    Generate,
     LoadOptions,
     LoadProgress,
     Message,
@@ -116,7 +116,7 @@ async def record(name: str, run: Run, folder: Path) -> Recorded:
             keep(event)
         text = "one two three four five six seven eight nine ten " * (run.prompt // 10)
         for _ in range(run.answers):
-            request = GenerateRequest(
+            request = Generate(
                 messages=(Message(role="user", content=text),) if run.model == "demo" else (),
                 prompt=None if run.model == "demo" else text,
                 sampling=GREEDY,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.backend.base import Backend, GenerateRequest
+from cpuchat.backend.base import Backend
 from cpuchat.chats.records import Chat, SearchHit, StoredMessage, storable
 from cpuchat.chats.saving import AnswerSaver
 from cpuchat.chats.store import ChatStore
@@ -26,6 +26,7 @@ from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol import (
     AnyEvent,
     Failed,
+    Generate,
     GenerationFinished,
     Message,
     ModelInfo,
@@ -193,7 +194,7 @@ class Conversation:
             async for event in events:
                 yield event
 
-    async def aside(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+    async def aside(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         """A request beside the chat, for measuring: neither stored nor seen by the meter. Ends as `send` does."""
         with self._occupied():
             async with contextlib.aclosing(self.backend.generate(request)) as events:
@@ -374,7 +375,7 @@ class Conversation:
                 return index
         raise UsageError("There is no message of yours to answer yet.", "Write one first.")
 
-    def _request(self, messages: Sequence[StoredMessage]) -> GenerateRequest:
+    def _request(self, messages: Sequence[StoredMessage]) -> Generate:
         assert self.chat is not None
         system = self.chat.system_prompt
         history = [Message(role="system", content=system)] if system else []
@@ -384,7 +385,7 @@ class Conversation:
                 # The answer between them was stopped before its first word; templates want turns to alternate.
                 turn = Message(role="user", content=f"{history.pop().content}\n\n{turn.content}")
             history.append(turn)
-        return GenerateRequest(
+        return Generate(
             messages=tuple(history),
             sampling=self.settings.sampling.sampling(),
             max_tokens=self.settings.chat.max_tokens,

@@ -19,16 +19,8 @@ import msgspec
 
 from cpuchat import paths, toml
 from cpuchat.errors import SettingsError
-from cpuchat.protocol import (
-    MIN_CTX,
-    CacheType,
-    DrafterName,
-    FlashAttention,
-    LoadMode,
-    LoadOptions,
-    Sampling,
-    Speculation,
-)
+from cpuchat.protocol import MIN_CTX, CacheType, FlashAttention, LoadMode, LoadOptions, Sampling, Speculation
+from cpuchat.timings import DrafterName
 
 try:
     import fcntl

@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 from cpuchat import paths
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation, title_of
 from cpuchat.errors import UsageError
 from cpuchat.models.library import DEMO_FILES
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.protocol import AnyEvent, Failed, GenerationFinished, ModelLoaded, TextDelta, Unloaded
+from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, ModelLoaded, TextDelta, Unloaded
 from cpuchat.settings import Settings
 from tests.models.drafts.files import write_catalog
 from tests.support.edited_gguf import edited
@@ -219,7 +218,7 @@ async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(tiny_model:
     async with conversation(tiny_model) as core:
         await everything(core.send("hello"))
         figures, messages = core.figures(), list(core.messages)
-        request = GenerateRequest(prompt="Once upon a time", max_tokens=7)
+        request = Generate(prompt="Once upon a time", max_tokens=7)
         stream = core.aside(request)
         events = [await anext(stream)]
         assert core.busy

@@ -33,7 +33,7 @@ from common import Row, Target, arguments, machine, report, run_main, say
 
 from cpuchat.chats.store import ChatStore
 from cpuchat.errors import ChatsError
-from cpuchat.protocol import Timings
+from cpuchat.timings import Timings
 
 LIMIT_S = 20.0
 CHATS, MESSAGES = 8, 12

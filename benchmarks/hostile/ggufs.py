@@ -34,14 +34,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common import run_main, say, table
 from cpuchat import paths
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.cli.main import main as cpuchat
 from cpuchat.errors import CpuchatError
 from cpuchat.models.gguf import read_header
 from cpuchat.models.gguf.checks import check_header
 from cpuchat.models.library import DEMO_FILES
-from cpuchat.protocol import Failed, GenerationFinished, LoadOptions, Message, ModelLoaded
+from cpuchat.protocol import Failed, Generate, GenerationFinished, LoadOptions, Message, ModelLoaded
 from tests.models.gguf.fields import fields, patched
 from tests.models.gguf.test_header import write_reference
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -168,7 +167,7 @@ async def load(backend: LocalBackend, path: Path) -> str:
             async for event in backend.load(path, options):
                 last = event
             if isinstance(last, ModelLoaded):
-                request = GenerateRequest(messages=(Message(role="user", content="Hello"),), max_tokens=4)
+                request = Generate(messages=(Message(role="user", content="Hello"),), max_tokens=4)
                 async for event in backend.generate(request):
                     last = event
     except TimeoutError:

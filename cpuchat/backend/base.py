@@ -6,21 +6,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
-from cpuchat.protocol import AnyEvent, EngineInfo, LoadOptions, Message, ModelInfo, Sampling, Speculation
-
-
-class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer wanted: chat `messages`, or a plain `prompt` to continue. See `protocol.Generate`."""
-
-    messages: tuple[Message, ...] = ()
-    prompt: str | None = None
-    sampling: Sampling = Sampling()
-    max_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    chat_id: str = ""
-    speculation: Speculation = Speculation()
+from cpuchat.protocol import AnyEvent, EngineInfo, Generate, LoadOptions, ModelInfo
 
 
 class Backend(Protocol):
@@ -45,7 +31,7 @@ class Backend(Protocol):
         """Start a worker if needed and load; ends with `ModelLoaded`, `Unloaded` (cancelled) or `Failed`."""
         ...
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+    def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         """Stream one answer; ends with `GenerationFinished` or `Failed`.
 
         A worker that died before is started again and the model loaded again first (its `LoadProgress` events

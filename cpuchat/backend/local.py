@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 
 from cpuchat import paths
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.process import Spawner, WorkerProcess
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.hardware.numa.mempolicy import allowed_nodes, choose_policy, current
@@ -33,10 +32,10 @@ from cpuchat.protocol import (
     LoadOptions,
     ModelInfo,
     ModelLoaded,
-    Timings,
     Unloaded,
     WorkerReady,
 )
+from cpuchat.timings import Timings
 
 _CLOSED = Failed(code=Interrupted.code, message="The inference worker was closed.")
 
@@ -134,11 +133,11 @@ class LocalBackend:
         )
         return ModelLoaded(model=msgspec.structs.replace(event.model, notes=(*event.model.notes, note)))
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+    def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled = False
         return self._generate_twice(request)
 
-    async def _generate_twice(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+    async def _generate_twice(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         # A worker that was killed since the last answer may be noticed only now: then this request has done no harm
         # and is worth a second try. One that dies again, or after its first event, is reported.
         for is_last in (False, True):
@@ -151,7 +150,7 @@ class LocalBackend:
                     yield event
             return
 
-    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+    async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         request_id = next(self._request_ids)
         if self._model is None or not self._alive:
             if self._wanted is None:
@@ -166,16 +165,7 @@ class LocalBackend:
         if self._cancelled:  # before the worker was told of it
             yield GenerationFinished(request_id=request_id, stop_reason="cancelled", timings=Timings())
             return
-        command = Generate(
-            request_id=request_id,
-            messages=request.messages,
-            prompt=request.prompt,
-            sampling=request.sampling,
-            max_tokens=request.max_tokens,
-            stop=request.stop,
-            chat_id=request.chat_id,
-            speculation=request.speculation,
-        )
+        command = msgspec.structs.replace(request, request_id=request_id)
         async with contextlib.aclosing(self._stream(command, (GenerationFinished, Failed))) as events:
             async for event in events:
                 yield event
@@ -278,7 +268,7 @@ def _memory_policy(options: LoadOptions) -> str:
         inherited = current()
         if inherited is None or inherited.places or len(allowed_nodes()) < 2:
             return "local"
-    from cpuchat.hardware.cores import choose_cores  # not needed where there is nothing to choose from
+    from cpuchat.hardware.placement.cores import choose_cores  # not needed where there is nothing to choose from
     from cpuchat.hardware.topology import read_topology
 
     topology = read_topology()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from cpuchat.chats.records import Chat, StoredMessage
-from cpuchat.protocol import Timings
+from cpuchat.timings import Timings
 
 
 def to_markdown(chat: Chat, messages: Sequence[StoredMessage]) -> str:

@@ -13,7 +13,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from cpuchat.protocol import Role, Timings
+from cpuchat.protocol import Role
+from cpuchat.timings import Timings
 
 INTERRUPTED = "interrupted"
 _LATEST = 2.5e11  # seconds since the epoch; the year 9892, the calendar ends soon after

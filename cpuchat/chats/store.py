@@ -34,7 +34,8 @@ from cpuchat.chats.records import (
     timings_json,
 )
 from cpuchat.errors import ChatsChanged, ChatsError
-from cpuchat.protocol import Role, Timings
+from cpuchat.protocol import Role
+from cpuchat.timings import Timings
 
 _BUSY_MS = 5000
 _CHECK_LIMIT = 64 << 20  # bytes; larger files are not checked through at each start

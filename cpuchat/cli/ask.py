@@ -27,9 +27,8 @@ from cpuchat.cli.options import (
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
 if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
-    from cpuchat.backend.base import GenerateRequest
     from cpuchat.cli.terminal import Terminal
-    from cpuchat.protocol import LoadOptions
+    from cpuchat.protocol import Generate, LoadOptions
     from cpuchat.settings import Settings
 
 INPUT_LIMIT = 32 << 20
@@ -192,16 +191,15 @@ def _standard_input(quiet: bool) -> str:
         ) from None
 
 
-def _request(prompt: str, *, system: str, raw: bool, stop: tuple[str, ...], chosen: Settings) -> GenerateRequest:
-    from cpuchat.backend.base import GenerateRequest
-    from cpuchat.protocol import Message
+def _request(prompt: str, *, system: str, raw: bool, stop: tuple[str, ...], chosen: Settings) -> Generate:
+    from cpuchat.protocol import Generate, Message
 
     messages: list[Message] = []
     if not raw:
         if system:
             messages.append(Message(role="system", content=system))
         messages.append(Message(role="user", content=prompt))
-    return GenerateRequest(
+    return Generate(
         messages=tuple(messages),
         prompt=prompt if raw else None,
         sampling=chosen.sampling.sampling(),
@@ -220,7 +218,7 @@ class _Silent:
 
 
 async def _answer(
-    path: Path, options: LoadOptions, request: GenerateRequest, terminal: Terminal, note: str, *, as_json: bool
+    path: Path, options: LoadOptions, request: Generate, terminal: Terminal, note: str, *, as_json: bool
 ) -> int:
     """`note` is about the draft model of `options`; when the engine leaves that out, it says why itself."""
     from cpuchat.cli.output import error_json, json_line

@@ -58,11 +58,10 @@ def demo(plain: bool, **values: Any) -> int:
 
 async def _plain(chosen: Settings) -> int:
     """Each question is a chat of its own, sampled as in the app."""
-    from cpuchat.backend.base import GenerateRequest
     from cpuchat.cli.session import Answer, Session
     from cpuchat.cli.terminal import Terminal
     from cpuchat.present.answers import summary
-    from cpuchat.protocol import Message
+    from cpuchat.protocol import Generate, Message
 
     terminal = Terminal()
     path = model_path(DEMO, chosen)
@@ -73,7 +72,7 @@ async def _plain(chosen: Settings) -> int:
         for question in QUESTIONS:
             terminal.line()
             terminal.line(f"> {question}")
-            request = GenerateRequest(
+            request = Generate(
                 messages=(Message(role="user", content=question),),
                 sampling=chosen.sampling.sampling(),
                 max_tokens=MAX_TOKENS,

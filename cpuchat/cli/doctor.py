@@ -95,8 +95,8 @@ def _measure(topology: Topology, wanted: Wanted) -> dict[str, Any]:
     from cpuchat.errors import CpuchatError
     from cpuchat.hardware.bandwidth.peaks import remember
     from cpuchat.hardware.bandwidth.survey import survey
-    from cpuchat.hardware.cores import choose_cores
     from cpuchat.hardware.numa.mempolicy import choose_policy
+    from cpuchat.hardware.placement.cores import choose_cores
 
     try:
         cpus = choose_cores(topology, wanted.cores, wanted.threads).cpus

@@ -50,8 +50,8 @@ def probe(as_json: bool, **values: Any) -> int:
     from cpuchat.cli.terminal import Terminal
     from cpuchat.hardware.bandwidth.memory_modules import theoretical
     from cpuchat.hardware.bandwidth.survey import survey
-    from cpuchat.hardware.cores import choose_cores
     from cpuchat.hardware.numa.mempolicy import choose_policy
+    from cpuchat.hardware.placement.cores import choose_cores
     from cpuchat.hardware.topology import read_topology
 
     engine = laid_over(values).engine

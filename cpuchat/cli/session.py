@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import CpuchatError, Interrupted, WorkerDied, from_code
@@ -19,6 +18,7 @@ from cpuchat.protocol import (
     AnyEvent,
     ContextTrimmed,
     Failed,
+    Generate,
     GenerationFinished,
     LoadOptions,
     LoadProgress,
@@ -110,7 +110,7 @@ class Session:
         UsageLog().loaded([path, Path(options.draft_path)] if info.draft else [path])
         return info
 
-    async def answer(self, request: GenerateRequest, answer: Answer, sink: Sink) -> None:
+    async def answer(self, request: Generate, answer: Answer, sink: Sink) -> None:
         """Stream one answer into `answer` and to `sink`.
 
         Raises:

@@ -125,7 +125,7 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
 
 def _target_cpus(topology: Topology, chosen: Settings) -> tuple[int, ...]:
     """CPUs of the target while the settings give the draft model cores of its own; () when they don't."""
-    from cpuchat.hardware.cores import choose_cores
+    from cpuchat.hardware.placement.cores import choose_cores
 
     words = chosen.speculation.draft_cores
     if words in ("auto", "shared"):

@@ -36,10 +36,9 @@ from cpuchat.protocol import (
     GenerationFinished,
     Message,
     PrefillProgress,
-    SpeculationFigures,
     SpeculationUpdate,
-    Timings,
 )
+from cpuchat.timings import SpeculationFigures, Timings
 
 _OTHER_CHATS: Final = 1 << 16
 """Tokens of other chats that suffix decoding looks into."""

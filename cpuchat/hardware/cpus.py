@@ -11,8 +11,8 @@ from pathlib import Path
 
 from cpuchat.errors import UsageError
 from cpuchat.hardware.cgroups import cpu_quota
-from cpuchat.hardware.cores import choose_cores, leave_for_ui
 from cpuchat.hardware.lists import parse_cpu_list
+from cpuchat.hardware.placement.cores import choose_cores, leave_for_ui
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import Topology, read_topology
 
@@ -47,7 +47,7 @@ def l3_bytes(topology: Topology, cpus: Collection[int]) -> int:
 
 
 def default_threads(root: Path = ROOT) -> int:
-    """Inference threads when the user did not say: what hardware.cores chooses."""
+    """Inference threads when the user did not say: what hardware.placement chooses."""
     return len(choose_cores(read_topology(root, allowed=allowed_cpus())).cpus)
 
 

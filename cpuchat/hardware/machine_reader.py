@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.survey import Survey
     from cpuchat.hardware.monitor import Monitor
-    from cpuchat.hardware.numa.placement import Placement
+    from cpuchat.hardware.numa.residency import Residency
     from cpuchat.hardware.topology import Topology
 
 ROOT = Path("/")
@@ -48,11 +48,11 @@ class MachineReader:
         survey = cached_survey(topology, root=self._root)
         return Facts(topology, theoretical(topology, self._root), survey, huge)
 
-    def placement(self, pid: int, files: Collection[Path]) -> Placement | None:
+    def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         """Where the worker's memory is; None when the kernel does not tell."""
-        from cpuchat.hardware.numa.placement import read_placement
+        from cpuchat.hardware.numa.residency import read_residency
 
-        return read_placement(pid, files, self._root)
+        return read_residency(pid, files, self._root)
 
     def survey(
         self, topology: Topology, memory: str, progress: Callable[[int, int, str], None], cancelled: Callable[[], bool]

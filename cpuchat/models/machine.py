@@ -130,8 +130,8 @@ def given_back(loaded: ModelInfo, options: LoadOptions) -> int:
 
 def _place(settings: Settings, topology: Topology) -> tuple[tuple[int, ...], Policy | None, str]:
     """The CPUs that would compute and where memory would be, or what is wrong with the settings."""
-    from cpuchat.hardware.cores import choose_cores
     from cpuchat.hardware.numa.mempolicy import choose_policy
+    from cpuchat.hardware.placement.cores import choose_cores
 
     engine = settings.engine
     try:

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpuchat.protocol import (
-    ContextTrimmed,
-    Failed,
-    LoadProgress,
-    PrefillProgress,
-    SpeculationFigures,
-    StopReason,
-    Timings,
-)
+from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, StopReason
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
+from cpuchat.timings import SpeculationFigures, Timings
 
 if TYPE_CHECKING:
     from cpuchat.telemetry.roofline import Roofline

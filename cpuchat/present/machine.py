@@ -11,7 +11,7 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import MachineSample
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.numa.placement import Placement
+    from cpuchat.hardware.numa.residency import Residency
 
 Row = tuple[str, str]
 """(label, text)"""
@@ -25,7 +25,7 @@ class Now:
 
     model: ModelInfo | None = None
     engine: EngineInfo | None = None
-    placement: Placement | None = None
+    placement: Residency | None = None
     placed: bool = False
     """It was looked for: `placement` None is "not told"."""
     sample: MachineSample | None = None

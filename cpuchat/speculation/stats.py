@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from cpuchat.protocol import DrafterCount, DrafterName, SpeculationFigures
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
+from cpuchat.timings import DrafterCount, DrafterName, SpeculationFigures
 
 _RECENT_PASSES: Final = 32
 

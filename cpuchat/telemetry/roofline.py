@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cpuchat.protocol import ModelInfo, Timings
+from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Peak
 from cpuchat.telemetry.traffic import pass_bytes
+from cpuchat.timings import Timings
 
 Limit = Literal["memory", "compute", "overhead", ""]
 

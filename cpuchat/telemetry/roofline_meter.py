@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from cpuchat.protocol import ModelInfo, SpeculationFigures, Timings
+from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.roofline import LEAST_PREFILL, Decoding, Evaluated, Roofline, evaluated, roofline
+from cpuchat.timings import SpeculationFigures, Timings
 
 _UPDATES = 5  # the worker tells four times a second what it evaluated
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpuchat.protocol import DrafterCount, ModelInfo, Speculation, SpeculationFigures
+from cpuchat.protocol import ModelInfo, Speculation
+from cpuchat.timings import DrafterCount, SpeculationFigures
 
 
 @dataclass(frozen=True, slots=True)

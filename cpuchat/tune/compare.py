@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from cpuchat.telemetry import units
-from cpuchat.tune.measure import Measured
+from cpuchat.tune.measure import DecodeRate
 
 LEAST_GAIN = 0.02
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """`gain` as a share of the rate before (0.05: 5 % faster); `needed` is the gain that would have been believed.
 
     `keep` only above `needed`; `words` say it in one sentence.
@@ -22,7 +22,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     words: str
 
 
-def verdict(before: Measured, after: Measured) -> Verdict:
+def compare(before: DecodeRate, after: DecodeRate) -> Comparison:
     """Keep a change only if it gains more than 2 % and more than twice the spread of the rounds.
 
     The larger spread of the two measurements counts.
@@ -38,7 +38,7 @@ def verdict(before: Measured, after: Measured) -> Verdict:
         words = f"Revert it: {rates}, {percent(gain)}: it is slower."
     else:
         words = f"Revert it: {rates}, {percent(gain)}: no more than chance (a gain counts above {100 * needed:.1f} %)."
-    return Verdict(keep=keep, gain=gain, needed=needed, words=words)
+    return Comparison(keep=keep, gain=gain, needed=needed, words=words)
 
 
 def percent(share: float) -> str:

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import msgspec
 
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.errors import CpuchatError
-from cpuchat.protocol import LEAST_TOKENS, AnyEvent, Failed, GenerationFinished, Sampling, Speculation
+from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, Sampling, Speculation
+from cpuchat.timings import LEAST_TOKENS
 
-Answering = Callable[[GenerateRequest], AsyncGenerator[AnyEvent, None]]
+Answering = Callable[[Generate], AsyncGenerator[AnyEvent, None]]
 
 N_TOKENS = 64
 ROUNDS = 3
@@ -38,7 +38,7 @@ class MeasureFailed(CpuchatError):
     exit_code: ClassVar[int] = 13
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class DecodeRate(msgspec.Struct, frozen=True, kw_only=True):
     """Decode rates in tokens per second: `tok_s` is the median of `rounds`, `spread` the largest less the smallest."""
 
     tok_s: float
@@ -46,7 +46,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[float, ...]
 
 
-async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds: int = ROUNDS) -> Measured:
+async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds: int = ROUNDS) -> DecodeRate:
     """Decode `rounds` times `n_tokens` tokens, after a short one that does not count.
 
     Args:
@@ -69,7 +69,7 @@ async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds:
                 break
             rates.append(rate)
         else:
-            return Measured(tok_s=statistics.median(rates), spread=max(rates) - min(rates), rounds=tuple(rates))
+            return DecodeRate(tok_s=statistics.median(rates), spread=max(rates) - min(rates), rounds=tuple(rates))
     raise MeasureFailed(
         f"The model ends its answers after {written} tokens, which is too short to measure.", "Choose another model."
     )
@@ -77,7 +77,7 @@ async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds:
 
 async def _decode(answer: Answering, prompt: str, n_tokens: int) -> GenerationFinished:
     """One answer, plain and greedy; its text is thrown away."""
-    request = GenerateRequest(
+    request = Generate(
         prompt=prompt, sampling=Sampling(temperature=0.0), max_tokens=n_tokens, speculation=Speculation()
     )
     async with contextlib.aclosing(answer(request)) as events:

@@ -11,8 +11,8 @@ import msgspec
 
 from cpuchat.errors import CpuchatError
 from cpuchat.protocol import ModelInfo
-from cpuchat.tune.compare import Verdict, verdict
-from cpuchat.tune.measure import Measured
+from cpuchat.tune.compare import Comparison, compare
+from cpuchat.tune.measure import DecodeRate
 
 Label = Literal["before", "after"]
 
@@ -25,11 +25,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     fingerprint: str
     cpus: tuple[int, ...]
-    measured: Measured
+    measured: DecodeRate
     effect: dict[str, tuple[int, int]]
 
 
-def make(label: Label, model: ModelInfo, measured: Measured, effect: dict[str, tuple[int, int]]) -> Record:
+def make(label: Label, model: ModelInfo, measured: DecodeRate, effect: dict[str, tuple[int, int]]) -> Record:
     return Record(
         label=label,
         taken=time.strftime("%Y-%m-%d %H:%M"),
@@ -61,7 +61,7 @@ def load(folder: Path, label: Label) -> Record | None:
     return None
 
 
-def judged(before: Record | None, after: Record | None) -> tuple[Verdict | None, str]:
+def judged(before: Record | None, after: Record | None) -> tuple[Comparison | None, str]:
     """The verdict over both measurements, or None and why there is none."""
     if before is None or after is None:
         missing = " and ".join(label for label, record in (("before", before), ("after", after)) if record is None)
@@ -72,4 +72,4 @@ def judged(before: Record | None, after: Record | None) -> tuple[Verdict | None,
         return None, "before and after were measured on different CPUs: measure both with the same settings"
     if not any(now for now, _ in after.effect.values()):
         return None, "nothing of the plan was in effect when it was measured after"
-    return verdict(before.measured, after.measured), ""
+    return compare(before.measured, after.measured), ""

@@ -9,12 +9,12 @@ from pathlib import Path
 from cpuchat.backend.local import LocalBackend
 from cpuchat.errors import from_code
 from cpuchat.protocol import Failed, LoadOptions, LoadProgress, ModelInfo
-from cpuchat.tune.measure import Measured, MeasureFailed, measure_decode
+from cpuchat.tune.measure import DecodeRate, MeasureFailed, measure_decode
 
 
 async def measure_model(
     path: Path, options: LoadOptions, on_progress: Callable[[LoadProgress], None] | None = None
-) -> tuple[ModelInfo, Measured]:
+) -> tuple[ModelInfo, DecodeRate]:
     """Load a model, measure how fast it decodes, and let it go.
 
     Raises:

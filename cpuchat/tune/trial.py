@@ -14,13 +14,12 @@ from typing import Literal
 
 import msgspec
 
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
-from cpuchat.protocol import AnyEvent, Failed, LoadProgress, ModelInfo, ModelLoaded, TextDelta, Unloaded
-from cpuchat.tune.arrangement import Arrangement
-from cpuchat.tune.compare import Verdict, verdict
-from cpuchat.tune.measure import Measured, measure_decode
+from cpuchat.hardware.placement.resolve import Arrangement
+from cpuchat.protocol import AnyEvent, Failed, Generate, LoadProgress, ModelInfo, ModelLoaded, TextDelta, Unloaded
+from cpuchat.tune.compare import Comparison, compare
+from cpuchat.tune.measure import DecodeRate, measure_decode
 
 N_TOKENS = 48
 ROUNDS = 3
@@ -49,16 +48,16 @@ class Outcome:
     """
 
     applied: bool
-    before: Measured | None = None
-    after: Measured | None = None
+    before: DecodeRate | None = None
+    after: DecodeRate | None = None
     problem: str = ""
     stopped: bool = False
     lost: bool = False
 
     @property
-    def verdict(self) -> Verdict | None:
+    def comparison(self) -> Comparison | None:
         """Whether it was worth it; None when one of the measurements is missing."""
-        return verdict(self.before, self.after) if self.before and self.after else None
+        return compare(self.before, self.after) if self.before and self.after else None
 
     @property
     def factor(self) -> float | None:
@@ -112,7 +111,7 @@ class Trial:
         return dataclasses.replace(outcome, lost=self._conversation.model is None)
 
     async def _run(self) -> Outcome:
-        before: Measured | None = None
+        before: DecodeRate | None = None
         model = self._conversation.model
         if self._measure and model is not None:
             try:
@@ -130,11 +129,11 @@ class Trial:
             after = await self._decoding("after", self._conversation.model)
         except CpuchatError as error:
             return await self._back(before, "" if self._stopped else str(error))
-        if self._stopped or not verdict(before, after).keep:
+        if self._stopped or not compare(before, after).keep:
             return await self._back(before, "", None if self._stopped else after)
         return Outcome(True, before, after)
 
-    async def _back(self, before: Measured | None, problem: str, after: Measured | None = None) -> Outcome:
+    async def _back(self, before: DecodeRate | None, problem: str, after: DecodeRate | None = None) -> Outcome:
         self._conversation.settings = self.previous.put_into(self._conversation.settings)
         stopped = self._stopped and not problem
         if not self._left:
@@ -171,11 +170,11 @@ class Trial:
                 pass
         return ""
 
-    async def _decoding(self, stage: Stage, model: ModelInfo) -> Measured:
+    async def _decoding(self, stage: Stage, model: ModelInfo) -> DecodeRate:
         """Raises CpuchatError."""
         answers = 0
 
-        async def answer(request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+        async def answer(request: Generate) -> AsyncGenerator[AnyEvent, None]:
             nonlocal answers
             # The first one is a short one that does not count.
             self._tell(Step(stage, min(max(answers, 1), ROUNDS), ROUNDS))

@@ -4,7 +4,7 @@ import re
 
 from cpuchat.chats.export import file_name, to_markdown
 from cpuchat.chats.store import Chat, ChatStore
-from cpuchat.protocol import Timings
+from cpuchat.timings import Timings
 
 
 def test_a_chat_as_markdown(tmp_path):

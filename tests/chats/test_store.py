@@ -12,7 +12,7 @@ import pytest
 from cpuchat.chats import schema
 from cpuchat.chats.store import ChatStore
 from cpuchat.errors import ChatsError, ChatsTooNew
-from cpuchat.protocol import Timings
+from cpuchat.timings import Timings
 
 
 @pytest.fixture

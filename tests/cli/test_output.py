@@ -20,9 +20,10 @@ from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import UsageError
 from cpuchat.present.answers import roofline_json, summary, timings_json
-from cpuchat.protocol import DrafterCount, LoadProgress, ModelInfo, SpeculationFigures, Timings, Traffic
+from cpuchat.protocol import LoadProgress, ModelInfo, Traffic
 from cpuchat.telemetry.roofline import after_answer
 from cpuchat.telemetry.units import size
+from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
 
 FULL = Timings(
     cache_n=1024, prompt_n=512, prompt_ms=1954.2, predicted_n=412, predicted_ms=9951.6, ttft_ms=210.0, seed=7

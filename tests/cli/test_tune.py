@@ -14,7 +14,7 @@ from cpuchat.cli import tune
 from cpuchat.hardware.tuning import store
 from cpuchat.protocol import LoadOptions, ModelInfo
 from cpuchat.tune import records, run
-from cpuchat.tune.measure import Measured
+from cpuchat.tune.measure import DecodeRate
 from tests.hardware.trees import cache_files, cpu_files, cpuinfo, node_files, system_files
 from tests.hardware.tuning import machine
 
@@ -161,10 +161,10 @@ class Rates:
 
     async def __call__(
         self, path: Path, options: LoadOptions, on_progress: object = None
-    ) -> tuple[ModelInfo, Measured]:
+    ) -> tuple[ModelInfo, DecodeRate]:
         assert (options.draft_path, options.calibrate, options.probe) == ("", False, False)
         rounds = (self.rate - 0.1, self.rate, self.rate + 0.1)
-        return self.model, Measured(tok_s=self.rate, spread=0.2, rounds=rounds)
+        return self.model, DecodeRate(tok_s=self.rate, spread=0.2, rounds=rounds)
 
 
 @pytest.fixture

@@ -32,9 +32,9 @@ from cpuchat.protocol import (
     PrefillProgress,
     Sampling,
     TextDelta,
-    Timings,
     Unloaded,
 )
+from cpuchat.timings import Timings
 from tests.engine.conftest import OPTIONS
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -9,8 +9,8 @@ import pytest
 
 from cpuchat.hardware.bandwidth.measuring import Measured
 from cpuchat.hardware.bandwidth.peaks import remember
-from cpuchat.hardware.cores import choose_cores
 from cpuchat.hardware.memory import total_bytes
+from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.fit import PROCESS_BYTES, required_memory
 from cpuchat.models.gguf import read_model

@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
-from cpuchat.backend.base import Backend, GenerateRequest
+from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
 from cpuchat.protocol import (
     AnyEvent,
     Failed,
+    Generate,
     GenerationFinished,
     LoadOptions,
     Message,
@@ -18,8 +19,8 @@ from cpuchat.protocol import (
     ModelLoaded,
     Sampling,
     TextDelta,
-    Timings,
 )
+from cpuchat.timings import Timings
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -63,9 +64,9 @@ def user(*texts: str) -> tuple[Message, ...]:
     )
 
 
-def chat(*texts: str, **more: object) -> GenerateRequest:
+def chat(*texts: str, **more: object) -> Generate:
     """A greedy request for the next answer of `user(*texts)`."""
-    return GenerateRequest(**{"messages": user(*texts), "sampling": GREEDY, "max_tokens": 24, **more})  # type: ignore[arg-type]
+    return Generate(**{"messages": user(*texts), "sampling": GREEDY, "max_tokens": 24, **more})  # type: ignore[arg-type]
 
 
 async def load(backend: Backend, path: Path, **options: object) -> ModelInfo:

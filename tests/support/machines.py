@@ -14,7 +14,7 @@ from cpuchat.hardware.bandwidth.measuring import Measured
 from cpuchat.hardware.bandwidth.memory_modules import Theoretical
 from cpuchat.hardware.bandwidth.survey import Cell, Survey, default_cpus
 from cpuchat.hardware.machine_reader import Facts, MachineReader
-from cpuchat.hardware.numa.placement import Placement
+from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.topology import Topology
 from cpuchat.protocol import (
     AnyEvent,
@@ -135,7 +135,7 @@ class FixtureReader(MachineReader):
         root: Path,
         measured: Callable[[Topology], Survey] = surveyed,
         known: bool = False,
-        placed: Placement | None = None,
+        placed: Residency | None = None,
         sample: MachineSample = NO_COUNTERS,
         theoretical: Theoretical | None = None,
     ) -> None:
@@ -151,7 +151,7 @@ class FixtureReader(MachineReader):
         survey = self._measured(found.topology) if self._known else None
         return Facts(found.topology, self._theoretical or found.theoretical, survey, found.huge_pages)
 
-    def placement(self, pid: int, files: Collection[Path]) -> Placement | None:
+    def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         return self._placed
 
     def survey(

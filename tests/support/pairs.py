@@ -22,10 +22,11 @@ from cpuchat.engine.text.detokenizer import Detokenizer
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
 from cpuchat.models.synthetic import write_pair
-from cpuchat.protocol import Event, LoadOptions, Sampling, Speculation, SpeculationFigures, TextDelta
+from cpuchat.protocol import Event, LoadOptions, Sampling, Speculation, TextDelta
 from cpuchat.speculation.depth.controller import DepthController, Plan
 from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.speculation.drafters.drafter import Proposal
+from cpuchat.timings import SpeculationFigures
 
 N_VOCAB = 2048
 OPTIONS = LoadOptions(n_threads=1, n_ctx=512, n_batch=64, n_ubatch=64)

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.protocol import (
     AnyEvent,
     Channel,
-    DrafterCount,
     EngineInfo,
     Failed,
+    Generate,
     GenerationFinished,
     KVTraffic,
     LoadOptions,
@@ -25,13 +24,12 @@ from cpuchat.protocol import (
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
-    SpeculationFigures,
     SpeculationUpdate,
     TextDelta,
-    Timings,
     Traffic,
     Unloaded,
 )
+from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
 
 MODEL = ModelInfo(
     path="/models/qwen2.5-1.5b-instruct-q8_0.gguf",
@@ -199,7 +197,7 @@ class ScriptedBackend:
             if load_steps is None
             else list(load_steps)
         )
-        self.requests: list[GenerateRequest] = []
+        self.requests: list[Generate] = []
         self.loads: list[tuple[Path, LoadOptions]] = []
         self.draft_failure = draft_failure
         self.closed = False
@@ -238,11 +236,11 @@ class ScriptedBackend:
         if self._cancelled.is_set():
             yield Unloaded()
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+    def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled.clear()
         return self._generate(request)
 
-    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+    async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self.requests.append(request)
         steps = self.answers[min(len(self.requests), len(self.answers)) - 1]
         written = 0

@@ -16,10 +16,10 @@ from cpuchat.protocol import (
     ModelLoaded,
     PrefillProgress,
     TextDelta,
-    Timings,
     Unloaded,
 )
 from cpuchat.telemetry.meter import Meter
+from cpuchat.timings import Timings
 
 INFO = ModelInfo(
     path="/m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=4096,

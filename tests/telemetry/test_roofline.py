@@ -16,16 +16,15 @@ from cpuchat.protocol import (
     ModelLoaded,
     PrefillProgress,
     Speculation,
-    SpeculationFigures,
     SpeculationUpdate,
     TextDelta,
-    Timings,
     Traffic,
     Unloaded,
 )
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.roofline import Decoding, Evaluated, Roofline, after_answer, better_depth, roofline
+from cpuchat.timings import SpeculationFigures, Timings
 
 GB = 1_000_000_000
 MODEL = ModelInfo(

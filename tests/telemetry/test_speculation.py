@@ -9,19 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.protocol import (
-    DrafterCount,
-    GenerationFinished,
-    ModelInfo,
-    ModelLoaded,
-    Speculation,
-    SpeculationFigures,
-    SpeculationUpdate,
-    TextDelta,
-    Timings,
-)
+from cpuchat.protocol import GenerationFinished, ModelInfo, ModelLoaded, Speculation, SpeculationUpdate, TextDelta
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
+from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
 
 ASKED = Speculation(drafters=("suffix", "draft"))
 FIGURES = SpeculationFigures(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
-from cpuchat.protocol import AnyEvent, Failed, GenerationFinished, LoadOptions, ModelLoaded, TextDelta, Timings
+from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, LoadOptions, ModelLoaded, TextDelta
+from cpuchat.timings import Timings
 from cpuchat.tune.measure import PROMPTS, MeasureFailed, measure_decode
 
 
@@ -20,10 +20,10 @@ class Answers:
     def __init__(self, *rates: float, lengths: dict[str, int] | None = None) -> None:
         self.rates = rates
         self.lengths = lengths or {}
-        self.requests: list[GenerateRequest] = []
+        self.requests: list[Generate] = []
         self.counted = 0
 
-    async def __call__(self, request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+    async def __call__(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self.requests.append(request)
         assert request.prompt is not None
         n = min(request.max_tokens, self.lengths.get(request.prompt, 10_000))
@@ -86,7 +86,7 @@ async def test_a_model_that_says_nothing_cannot_be_measured() -> None:
     ],
 )
 async def test_a_bad_end_is_a_typed_error(event: AnyEvent, words: str) -> None:
-    async def answer(_: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+    async def answer(_: Generate) -> AsyncGenerator[AnyEvent, None]:
         yield event
 
     with pytest.raises(MeasureFailed, match=words):

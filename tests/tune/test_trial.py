@@ -12,14 +12,13 @@ import msgspec
 import pytest
 
 from cpuchat import paths
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
-from cpuchat.protocol import AnyEvent, ModelLoaded, TextDelta
+from cpuchat.hardware.placement.resolve import Arrangement
+from cpuchat.protocol import AnyEvent, Generate, ModelLoaded, TextDelta
 from cpuchat.settings import Settings
 from cpuchat.tune import report
-from cpuchat.tune.arrangement import Arrangement
 from cpuchat.tune.trial import Step, Trial
 from tests.support.chatting import collect
 
@@ -49,8 +48,8 @@ async def test_it_measures_loads_and_measures_again(tiny_model: Path) -> None:
         cpu = core.model.cpus[-1] if core.model else 0
         outcome = await Trial(core, Arrangement(cores=str(cpu)), steps.append).run()
         assert outcome.problem == ""
-        assert outcome.before and outcome.after and outcome.verdict
-        assert outcome.applied == outcome.verdict.keep
+        assert outcome.before and outcome.after and outcome.comparison
+        assert outcome.applied == outcome.comparison.keep
         assert core.settings.engine.cores == (str(cpu) if outcome.applied else "auto")
         assert core.model and (core.model.cpus == (cpu,) or not outcome.applied)
         stages = [step.stage for step in steps]
@@ -97,7 +96,7 @@ async def test_a_worker_killed_in_the_middle_is_told_and_the_chat_can_go_on(
     async with conversation(tiny_model) as core:
         aside = core.aside
 
-        async def dies(request: GenerateRequest) -> AsyncGenerator[AnyEvent, None]:
+        async def dies(request: Generate) -> AsyncGenerator[AnyEvent, None]:
             if steps[-1].stage == stage and not killed:
                 request = msgspec.structs.replace(request, max_tokens=1500)  # long enough to be killed in the middle
             async with contextlib.aclosing(aside(request)) as events:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.protocol import (
     ContextTrimmed,
+    Generate,
     GenerationFinished,
     LoadOptions,
     LoadProgress,
@@ -187,7 +187,7 @@ async def test_message_longer_than_the_context_is_refused(tiny_model: Path) -> N
 
 async def test_plain_completion_uses_no_template(tiny_model: Path) -> None:
     async with worker(tiny_model) as backend:
-        request = GenerateRequest(prompt="abc", sampling=Sampling(temperature=0.0), max_tokens=8)
+        request = Generate(prompt="abc", sampling=Sampling(temperature=0.0), max_tokens=8)
         answer = await collect(backend.generate(request))
         assert answer.timings.prompt_n <= 4
         assert answer.timings.predicted_n == 8

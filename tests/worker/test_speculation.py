@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from cpuchat import paths
-from cpuchat.backend.base import GenerateRequest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.models.library import DEMO_FILES
 from cpuchat.protocol import (
+    Generate,
     LoadOptions,
     LoadProgress,
     ModelInfo,
     ModelLoaded,
     Sampling,
     Speculation,
-    SpeculationFigures,
     SpeculationUpdate,
     TextDelta,
 )
+from cpuchat.timings import SpeculationFigures
 from tests.support.chatting import GREEDY, Answer, chat, collect, worker
 from tests.support.pairs import pair_files
 
@@ -45,9 +45,9 @@ async def load(
     return last.model, answer
 
 
-def say(prompt: str, speculation: Speculation = PLAIN, **more: object) -> GenerateRequest:
+def say(prompt: str, speculation: Speculation = PLAIN, **more: object) -> Generate:
     fields = {"prompt": prompt, "sampling": GREEDY, "max_tokens": 60, "speculation": speculation, **more}
-    return GenerateRequest(**fields)  # type: ignore[arg-type]
+    return Generate(**fields)  # type: ignore[arg-type]
 
 
 def assert_consistent(figures: SpeculationFigures) -> None:

@@ -20,7 +20,8 @@ from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.engine.text.output_thread import ThreadedStream
 from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.protocol import SpeculationFigures, StopReason
+from cpuchat.protocol import StopReason
+from cpuchat.timings import SpeculationFigures
 
 UPDATE_SECONDS: Final = 0.25
 """Between two reports of how speculation goes."""

@@ -15,8 +15,8 @@ import numpy as np
 
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.prefix import common_prefix
-from cpuchat.protocol import DrafterName
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Proposal, grade
+from cpuchat.timings import DrafterName
 
 _READ_ROWS: Final = MAX_DEPTH + 1
 """Tokens read at once when their rows are wanted."""

@@ -17,7 +17,7 @@ from cpuchat.engine.llama.model import Model, Progress
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.llama.threads import usable_topology
 from cpuchat.errors import CpuchatError, GenerationFailed, Interrupted, UsageError
-from cpuchat.hardware.cores import choose_cores
+from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
 from cpuchat.models.drafts.calibrations import implausible
 from cpuchat.models.drafts.pairing import check_pair

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.drafting.overlap import DraftThread
-from cpuchat.protocol import Speculation, SpeculationFigures
+from cpuchat.protocol import Speculation
 from cpuchat.speculation.depth.controller import DepthController, Plan
 from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.speculation.depth.reason import UNCALIBRATED
@@ -18,6 +18,7 @@ from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Drafter, Pr
 from cpuchat.speculation.drafters.lookup import PromptLookup
 from cpuchat.speculation.drafters.suffix import SuffixDecoding
 from cpuchat.speculation.stats import SpeculationStats
+from cpuchat.timings import SpeculationFigures
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ import msgspec
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.threads import usable_topology
 from cpuchat.errors import ModelUnsupported, UsageError
-from cpuchat.hardware.cores import CoreChoice, choose_cores
 from cpuchat.hardware.cpus import validate_threads
+from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
 from cpuchat.models.gguf import GGUFHeader, LazyArray
 from cpuchat.protocol import MIN_CTX, LoadOptions

@@ -22,7 +22,7 @@ from cpuchat.errors import DoesNotFit, GenerationFailed, Interrupted, ModelDamag
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.hardware.numa.mempolicy import current
 from cpuchat.hardware.numa.page_cache import missing_ranges
-from cpuchat.hardware.numa.placement import prepare_file
+from cpuchat.hardware.numa.residency import prepare_file
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.gguf import GGUFHeader, read_model, split_parts

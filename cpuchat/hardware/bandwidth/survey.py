@@ -17,7 +17,7 @@ import msgspec
 from cpuchat.hardware.bandwidth import kept as bandwidth_file
 from cpuchat.hardware.bandwidth.measuring import ROOT, Cancelled, Measured, ProbeFailed, measure
 from cpuchat.hardware.bandwidth.peaks import remember
-from cpuchat.hardware.cores import choose_cores
+from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import Topology
 
 BUDGET_SECONDS: Final = 12.0

@@ -14,12 +14,12 @@ from cpuchat.hardware.bandwidth.memory_modules import SMBIOS_TABLE, Theoretical,
 from cpuchat.hardware.bandwidth.probe import Survey, cached_survey, known_peak
 from cpuchat.hardware.bandwidth.smbios import Module, read_modules
 from cpuchat.hardware.cgroups import read_number, read_text
-from cpuchat.hardware.cores import CoreChoice, choose_cores
 from cpuchat.hardware.counters.base import Kernel, Refusal
 from cpuchat.hardware.counters.ladder import open_counter, open_power
 from cpuchat.hardware.memory import available_bytes, meminfo
 from cpuchat.hardware.numa.launch import MEMORY_REFUSED, launch_command
 from cpuchat.hardware.numa.mempolicy import choose_policy
+from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
 from cpuchat.hardware.topology import ROOT, Topology, read_topology
 from cpuchat.hardware.tuning.changes import value_of
 from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, THP, container

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from cpuchat.protocol import SpeculationFigures
+from cpuchat.timings import SpeculationFigures
 
 Kind = Literal["measured", "prose", "code"]
 

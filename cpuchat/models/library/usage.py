@@ -15,9 +15,10 @@ import msgspec
 from cpuchat import paths
 from cpuchat.models.library.kept import Kept, identity
 from cpuchat.models.library.places import model_files
-from cpuchat.protocol import LEAST_TOKENS, ModelInfo, Timings
+from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.roofline import OFF, PARTLY_CACHED
 from cpuchat.telemetry.traffic import pass_bytes
+from cpuchat.timings import LEAST_TOKENS, Timings
 
 _VERSION = 1
 _MOST = 1_000

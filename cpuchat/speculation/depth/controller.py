@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import Final
 
-from cpuchat.protocol import DrafterName
 from cpuchat.speculation.depth.acceptance import Acceptance
 from cpuchat.speculation.depth.budgets import Budget, Doubt
 from cpuchat.speculation.depth.costs import PassCosts
@@ -20,6 +19,7 @@ from cpuchat.speculation.depth.observed_times import ObservedTime, ObservedTimes
 from cpuchat.speculation.depth.reason import UNCALIBRATED, why_off
 from cpuchat.speculation.depth.steady import Best, Plan, Prices, best_steady, limit_gain
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
+from cpuchat.timings import DrafterName
 
 __all__ = ["DepthController", "Plan"]
 

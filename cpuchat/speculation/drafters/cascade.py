@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cpuchat.protocol import DrafterName
 from cpuchat.speculation.drafters.drafter import Drafter, Proposal
+from cpuchat.timings import DrafterName
 
 SHADOW_TOKENS: Final = 8
 """Length of a prediction that is made only to be scored."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from cpuchat.protocol import DrafterName
+from cpuchat.timings import DrafterName
 
 MAX_DEPTH: Final = 31
 """Longest draft: a verify pass evaluates one token more."""

@@ -6,9 +6,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from cpuchat.protocol import DrafterName
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_GRADES, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex
+from cpuchat.timings import DrafterName
 
 MAX_MATCH: Final = 32
 """Longer matches are all worth the same."""

@@ -8,9 +8,9 @@ from math import sqrt
 from typing import Final
 
 from cpuchat.prefix import common_prefix
-from cpuchat.protocol import DrafterName
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal, grade
 from cpuchat.speculation.drafters.ngrams import NgramIndex
+from cpuchat.timings import DrafterName
 
 SIZES: Final = (2, 3, 5, 8)
 """Lengths of the indexed n-grams: the matches looked for, shortest first."""

@@ -16,7 +16,7 @@ from cpuchat.telemetry.machine import MachineSample
 from cpuchat.tui.widgets.dismissable import Dismissable
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.numa.placement import Placement
+    from cpuchat.hardware.numa.residency import Residency
     from cpuchat.tui.app import ChatApp
 
 SAMPLE_SECONDS = 1.0
@@ -35,7 +35,7 @@ class MachineScreen(Dismissable[None]):
     class Placed(Message):
         """Where the worker's memory is."""
 
-        def __init__(self, pid: int, placement: Placement | None) -> None:
+        def __init__(self, pid: int, placement: Residency | None) -> None:
             super().__init__()
             self.pid = pid
             self.placement = placement

@@ -17,6 +17,7 @@ from textual.widgets import Footer, Input
 
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.hardware.machine_reader import Facts, MachineReader
+from cpuchat.hardware.placement.resolve import Arrangement, Resolved, resolve
 from cpuchat.present import machine as machine_words
 from cpuchat.tui import keys
 from cpuchat.tui.hardware.facts import FactsTable
@@ -24,12 +25,11 @@ from cpuchat.tui.hardware.layouts import LayoutList, LayoutsPane, Offer
 from cpuchat.tui.hardware.machine import MachineScreen
 from cpuchat.tui.hardware.picture import ROOMY_ROWS, MachinePicture, Use
 from cpuchat.tune import report
-from cpuchat.tune.arrangement import Arrangement, Resolved, resolve
 from cpuchat.tune.trial import Outcome, Step, Trial
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.survey import Survey
-    from cpuchat.tune.outlook import Outlook
+    from cpuchat.tune.placements import PlacementOptions
 
 _ROOMY_ROWS_LOW = 4
 
@@ -58,7 +58,7 @@ class HardwareScreen(MachineScreen):
         self._before: Arrangement | None = None  # where `u` goes: the layout that was left last
         self._told = ""
         self._about: dict[str, str] | None = None  # the words that the lines at the bottom are about
-        self._outlook: Outlook | None = None
+        self._outlook: PlacementOptions | None = None
 
     # What it is made of
 
@@ -130,10 +130,10 @@ class HardwareScreen(MachineScreen):
         facts = self.facts
         if facts is None:
             return
-        from cpuchat.tune.outlook import look_ahead
+        from cpuchat.tune.placements import compare_placements
 
         conversation = self.chat_app.conversation
-        self._outlook = look_ahead(facts.topology, facts.survey, facts.theoretical, conversation.model,
+        self._outlook = compare_placements(facts.topology, facts.survey, facts.theoretical, conversation.model,
                                    conversation.figures(), self._in_use)  # fmt: skip
         offers = [Offer(c.name, c.arrangement, c.speed, "recommended" if c.recommended else "")
                   for c in self._outlook.choices]  # fmt: skip
@@ -248,7 +248,7 @@ class HardwareScreen(MachineScreen):
         if outcome.applied:
             self._before = trial.previous
             self.chat_app.save_settings(trial.wanted.changes())
-        elif outcome.verdict is not None and not outcome.problem:
+        elif outcome.comparison is not None and not outcome.problem:
             self._before = trial.wanted  # it brought nothing, but may be wanted for other reasons
         if self.is_mounted:
             self._tried(outcome)

@@ -10,9 +10,9 @@ import pytest
 from cpuchat import paths
 from cpuchat.hardware.bandwidth.measuring import Measured
 from cpuchat.hardware.bandwidth.peaks import remember
-from cpuchat.hardware.cores import choose_cores
 from cpuchat.hardware.cpus import allowed_cpus
 from cpuchat.hardware.memory import total_bytes
+from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.machine import ASSUMED_REACH

@@ -40,11 +40,11 @@ from cpuchat.protocol import (
     Sampling,
     Speculation,
     TextDelta,
-    Timings,
     Unloaded,
 )
 from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.telemetry.machine import Peak
+from cpuchat.timings import Timings
 from tests.hardware.trees import make_tree
 from tests.support.pairs import N_VOCAB, OPTIONS, pair_files
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -26,8 +26,8 @@ from cpuchat.errors import (
     ModelUnsupported,
     UsageError,
 )
-from cpuchat.hardware.cores import choose_cores
 from cpuchat.hardware.numa.page_cache import evict
+from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol import LoadOptions
 from tests.engine.conftest import OPTIONS

@@ -14,7 +14,8 @@ from cpuchat import paths, settings
 from cpuchat.models.library import Library
 from cpuchat.models.library.kept import Kept
 from cpuchat.models.library.usage import Usage, UsageLog
-from cpuchat.protocol import ModelInfo, SpeculationFigures, Timings, Traffic
+from cpuchat.protocol import ModelInfo, Traffic
+from cpuchat.timings import SpeculationFigures, Timings
 
 WEIGHTS = 1_000_000_000
 

@@ -18,8 +18,8 @@ from cpuchat.protocol import (
     ModelLoaded,
     PrefillProgress,
     TextDelta,
-    Timings,
 )
+from cpuchat.timings import Timings
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen

@@ -12,7 +12,6 @@ from rich.style import Style
 from textual.containers import Horizontal
 
 from cpuchat.protocol import (
-    DrafterCount,
     Event,
     GenerationFinished,
     KVTraffic,
@@ -21,15 +20,14 @@ from cpuchat.protocol import (
     ModelLoaded,
     PrefillProgress,
     Speculation,
-    SpeculationFigures,
     SpeculationUpdate,
     TextDelta,
-    Timings,
     Traffic,
 )
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.process import ProcessMemory
+from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
 from cpuchat.tui.chat.drafting import drafting
 from cpuchat.tui.chat.frame import Frame
 from cpuchat.tui.chat.telemetry import PARTS, TelemetryLine, TelemetryPanel, speed

@@ -14,7 +14,7 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.errors import Interrupted
 from cpuchat.hardware.bandwidth.measuring import ProbeFailed
 from cpuchat.hardware.bandwidth.survey import Survey
-from cpuchat.hardware.numa.placement import Placement
+from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.library import Library
 from cpuchat.protocol import LoadProgress, ModelLoaded
@@ -116,7 +116,7 @@ async def test_snapshots(tmp_path: Path, name: str, size: tuple[int, int]) -> No
         return surveyed(topology, 22.0, 41.0, 165.0) if two else surveyed(topology)
 
     reader = FixtureReader(
-        root, measured, on_server, Placement(nodes), SERVER_COUNTERS if on_server and not two else NO_COUNTERS
+        root, measured, on_server, Residency(nodes), SERVER_COUNTERS if on_server and not two else NO_COUNTERS
     )
     backend = OnMachine(on(topology, WITH_DRAFT if on_server else ON_8_CORES), "interleave:0-1" if two else "local")
     async with running(backend, size=size) as app:
@@ -439,7 +439,7 @@ async def test_a_measurement_that_fails_is_told(tmp_path: Path) -> None:
 async def test_what_the_kernel_refused_and_where_the_weights_lie(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "2x-epyc-7543")
     backend = OnMachine(on(read_topology(root)), "local", "This system does not let programs choose.")
-    reader = FixtureReader(root, placed=Placement({0: 51, 1: 49}))
+    reader = FixtureReader(root, placed=Residency({0: 51, 1: 49}))
     async with running(backend) as app:
         screen = await opened(app, reader)
         await app.until(lambda: screen.now.placed)

@@ -18,7 +18,7 @@ from cpuchat.hardware.numa.page_cache import ROOT, evict, mapped_by, resident_by
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
 
-__all__ = ["LARGE", "Placement", "evict", "prepare_file", "read_placement", "resident_bytes", "resident_nodes"]
+__all__ = ["LARGE", "Residency", "evict", "prepare_file", "read_residency", "resident_bytes", "resident_nodes"]
 
 LARGE = 64 << 20
 """Memory without a file is counted by itself from this size on: weights that were read or repacked, KV caches."""
@@ -32,7 +32,7 @@ _WEIGHTS = "sys/kernel/mm/mempolicy/weighted_interleave"
 
 
 @dataclass(frozen=True)
-class Placement:
+class Residency:
     """Bytes in memory by node. `weights`: the mapped model files. `large`: other regions of 64 MiB and more (weights
     that are not mapped, KV caches, buffers). `other`: the rest. `huge`: how much of it all is in huge pages. `policy`:
     the kernel's word for the policy of the weights, or of the large regions where no file is mapped."""
@@ -49,7 +49,7 @@ class Placement:
         return " · ".join(f"{name}: {share_words(nodes)}" for name, nodes in parts if sum(nodes.values()))
 
 
-def read_placement(pid: int | str, files: Collection[Path] = (), root: Path = ROOT) -> Placement | None:
+def read_residency(pid: int | str, files: Collection[Path] = (), root: Path = ROOT) -> Residency | None:
     """Where the memory of process `pid` ("self": this one) is, `files` being the model files that it may map.
 
     The kernel walks all page tables for it (hundreds of milliseconds for hundreds of gigabytes): ask once after
@@ -76,7 +76,7 @@ def read_placement(pid: int | str, files: Collection[Path] = (), root: Path = RO
         huge += _transparent_huge(folder / "smaps_rollup")
     except OSError:
         return None
-    return Placement(dict(weights), dict(large), dict(other), huge, weights_policy or large_policy)
+    return Residency(dict(weights), dict(large), dict(other), huge, weights_policy or large_policy)
 
 
 def _transparent_huge(path: Path) -> int:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cpuchat.errors import UsageError
-from cpuchat.hardware.cores import choose_cores
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import Topology
 
 IN_TURN: Final = "all cores, in turn"

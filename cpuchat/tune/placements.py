@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cpuchat.hardware.layout import Layout, Prediction, layouts, predict, recommend
+from cpuchat.hardware.placement.candidates import Layout, Prediction, layouts, predict, recommend
+from cpuchat.hardware.placement.resolve import Arrangement, Resolved, resolve
 from cpuchat.hardware.topology import Topology
 from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures
 from cpuchat.telemetry.roofline import fits_cache
 from cpuchat.telemetry.traffic import pass_bytes
-from cpuchat.tune.arrangement import Arrangement, Resolved, resolve
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
@@ -36,7 +36,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class PlacementOptions:
     """All layouts, and one sentence of advice, "" without."""
 
     choices: tuple[Choice, ...]
@@ -62,14 +62,14 @@ class _Basis:
     computing: bool
 
 
-def look_ahead(
+def compare_placements(
     topology: Topology,
     survey: Survey | None,
     theoretical: Theoretical | None,
     model: ModelInfo | None,
     figures: Figures,
     in_use: Arrangement,
-) -> Outlook:
+) -> PlacementOptions:
     """Every layout that this machine has, with what is to be expected of `model` in it."""
     best = recommend(topology)
     now = resolve(in_use, topology)
@@ -91,7 +91,7 @@ def look_ahead(
                 _about(layout, prediction, basis, why_not, model),
             )
         )
-    return Outlook(tuple(choices), _advice(choices, in_use, best))
+    return PlacementOptions(tuple(choices), _advice(choices, in_use, best))
 
 
 def _same(one: Resolved, other: Resolved) -> bool:

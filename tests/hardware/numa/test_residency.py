@@ -16,7 +16,7 @@ from cpuchat.hardware.numa import page_cache, placement
 from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.numa.numa_maps import parse_numa_maps, share_words
 from cpuchat.hardware.numa.page_cache import evict, mapped_by, resident_bytes, resident_nodes
-from cpuchat.hardware.numa.placement import Placement, prepare_file, read_placement
+from cpuchat.hardware.numa.residency import Residency, prepare_file, read_residency
 from cpuchat.hardware.topology import Topology, read_topology
 from tests.hardware.trees import make_tree, write
 
@@ -103,7 +103,7 @@ def test_a_recorded_process(tmp_path: Path) -> None:
     regions = list(parse_numa_maps(RECORDED.splitlines()))
     assert {region.policy for region in regions} == {"weighted interleave:0-1"}
     assert [region.file for region in regions][2:5] == ["/anon_hugepage", "", str(odd)]
-    found = read_placement(7, [odd], root)
+    found = read_residency(7, [odd], root)
     assert found is not None
     assert found.weights == {0: 193 * 4096, 1: 63 * 4096}
     assert found.large == {0: 54 * MIB, 1: 18 * MIB}
@@ -129,7 +129,7 @@ def test_a_worker_on_two_nodes(tmp_path: Path) -> None:
         "proc/7/smaps_rollup": "00400000-7ffd00000000 ---p 00000000 00:00 0 [rollup]\nRss: 9 kB\n"
             "AnonHugePages:    131072 kB\nShmemPmdMapped:        0 kB\nFilePmdMapped:      2048 kB",
     })  # fmt: skip
-    found = read_placement(7, [first, second], root)
+    found = read_residency(7, [first, second], root)
     assert found is not None
     assert found.weights == {0: 6000 * 4096, 1: 6000 * 4096}
     assert found.large == {0: 64 * MIB, 1: 64 * MIB + 128 * MIB}
@@ -142,30 +142,30 @@ def test_a_worker_on_two_nodes(tmp_path: Path) -> None:
 def test_weights_that_are_not_mapped(tmp_path: Path) -> None:
     big = "7f5000000000 bind:1 anon=32768 dirty=32768 N1=32768 kernelpagesize_kB=4"
     root = write(tmp_path, {"proc/7/numa_maps": big})
-    found = read_placement(7, [tmp_path / "a.gguf"], root)
+    found = read_residency(7, [tmp_path / "a.gguf"], root)
     assert found is not None
-    assert found == Placement(large={1: 128 * MIB}, policy="bind:1")
+    assert found == Residency(large={1: 128 * MIB}, policy="bind:1")
     assert found.words() == "large buffers: N1 100 %"
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
-    assert read_placement(7, [], tmp_path) is None
+    assert read_residency(7, [], tmp_path) is None
     write(tmp_path, {"proc/8/numa_maps": ""})
-    empty = read_placement(8, [], tmp_path)
+    empty = read_residency(8, [], tmp_path)
     assert empty is not None
-    assert empty == Placement()
+    assert empty == Residency()
     assert empty.words() == ""
 
 
 def test_a_real_process(weights: Path, holder: subprocess.Popen[bytes]) -> None:
-    found = read_placement(holder.pid, [weights])
+    found = read_residency(holder.pid, [weights])
     assert found is not None
     assert sum(found.weights.values()) == SIZE
     assert 80 * MIB <= sum(found.large.values()) < 90 * MIB
     assert sum(found.other.values()) > MIB
     assert found.policy
     assert found.words().startswith("weights: N")
-    other_file = read_placement(holder.pid, [weights.parent / "other.gguf"])
+    other_file = read_residency(holder.pid, [weights.parent / "other.gguf"])
     assert other_file is not None
     assert not other_file.weights
 
@@ -174,7 +174,7 @@ def test_a_process_that_is_gone(holder: subprocess.Popen[bytes]) -> None:
     assert holder.stdin is not None
     holder.stdin.close()
     holder.wait()
-    assert read_placement(holder.pid) is None
+    assert read_residency(holder.pid) is None
 
 
 def test_a_file_is_in_memory_until_it_is_dropped(weights: Path) -> None:

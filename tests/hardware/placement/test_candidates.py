@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from cpuchat.errors import UsageError
-from cpuchat.hardware.cores import choose_cores
-from cpuchat.hardware.layout import (
+from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.hardware.placement.candidates import (
     IN_TURN,
     ONE_NODE,
     OWN_L3,
@@ -22,7 +22,7 @@ from cpuchat.hardware.layout import (
     reach,
     recommend,
 )
-from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import Topology
 from cpuchat.settings import Settings
 from tests.hardware.trees import NAMES

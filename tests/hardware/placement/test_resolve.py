@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from cpuchat import settings
+from cpuchat.hardware.placement.resolve import Arrangement, resolve
 from cpuchat.hardware.topology import read_topology
 from cpuchat.settings import Settings
-from cpuchat.tune.arrangement import Arrangement, resolve
 from tests.hardware.trees import make_tree
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from cpuchat.errors import UsageError
-from cpuchat.hardware.cores import choose_cores
 from cpuchat.hardware.numa.mempolicy import choose_policy
+from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import Topology
 from cpuchat.settings import Settings, explained
 

@@ -6,19 +6,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpuchat.hardware.placement.resolve import Arrangement
 from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.roofline import Roofline
-from cpuchat.tune.arrangement import Arrangement
-from cpuchat.tune.outlook import Outlook, look_ahead
+from cpuchat.tune.placements import PlacementOptions, compare_placements
 from tests.hardware.trees import make_tree
 from tests.support.machines import ON_8_CORES, TRAFFIC, WITH_DRAFT, on, surveyed
 
 
-def outlook(tmp_path: Path, model: ModelInfo | None, in_use: Arrangement | None = None, known: bool = True) -> Outlook:
+def options(
+    tmp_path: Path, model: ModelInfo | None, in_use: Arrangement | None = None, known: bool = True
+) -> PlacementOptions:
     topology = read_topology(make_tree(tmp_path, "epyc-9354"))
-    return look_ahead(
+    return compare_placements(
         topology,
         surveyed(topology) if known else None,
         None,
@@ -29,7 +31,7 @@ def outlook(tmp_path: Path, model: ModelInfo | None, in_use: Arrangement | None 
 
 
 def test_without_a_draft_the_speed_is_bandwidth_by_bytes(tmp_path: Path) -> None:
-    first = outlook(tmp_path, ON_8_CORES).choices[0]
+    first = options(tmp_path, ON_8_CORES).choices[0]
     assert first.prediction is not None
     kv = TRAFFIC.kv[0]
     # One token is in the context, and llama.cpp reads its cache in steps.
@@ -41,27 +43,27 @@ def test_without_a_draft_the_speed_is_bandwidth_by_bytes(tmp_path: Path) -> None
 def test_a_prediction_by_bandwidth_says_so_where_compute_is_the_limit(tmp_path: Path) -> None:
     topology = read_topology(make_tree(tmp_path, "epyc-9354"))
     figures = dataclasses.replace(Meter().figures(), roofline=Roofline(limit="compute"))
-    found = look_ahead(topology, surveyed(topology), None, on(topology, ON_8_CORES), figures, Arrangement())
+    found = compare_placements(topology, surveyed(topology), None, on(topology, ON_8_CORES), figures, Arrangement())
     assert "compute is the limit now" in found.choices[0].about
-    assert "compute" not in outlook(tmp_path / "other", ON_8_CORES).choices[0].about
+    assert "compute" not in options(tmp_path / "other", ON_8_CORES).choices[0].about
 
 
 def test_of_weights_that_fit_the_cache_no_speed_by_bandwidth_is_told(tmp_path: Path) -> None:
     cached = msgspec.structs.replace(ON_8_CORES, cache_bytes=2 * round(TRAFFIC.weights))
-    for choice in outlook(tmp_path, cached).choices:
+    for choice in options(tmp_path, cached).choices:
         assert choice.prediction is None
         assert "Limit" not in choice.about and "tok/s" not in choice.speed
-    assert "fit in the L3 cache" in outlook(tmp_path / "again", cached).choices[0].about
+    assert "fit in the L3 cache" in options(tmp_path / "again", cached).choices[0].about
 
 
 def test_layouts_with_cores_for_a_draft_need_one(tmp_path: Path) -> None:
-    choice = next(c for c in outlook(tmp_path, ON_8_CORES).choices if c.arrangement.draft_cores == "l3:7")
+    choice = next(c for c in options(tmp_path, ON_8_CORES).choices if c.arrangement.draft_cores == "l3:7")
     assert choice.prediction is None
     assert "none is loaded" in choice.about
 
 
 def test_a_draft_on_one_l3_group_is_predicted_slower_and_why(tmp_path: Path) -> None:
-    found = outlook(tmp_path, WITH_DRAFT, Arrangement(draft_cores="l3:7"))
+    found = options(tmp_path, WITH_DRAFT, Arrangement(draft_cores="l3:7"))
     in_turn, apart = found.choices[0], next(c for c in found.choices if c.arrangement.draft_cores == "l3:7")
     assert in_turn.prediction and apart.prediction
     assert in_turn.prediction.tok_s > 3 * apart.prediction.tok_s
@@ -70,13 +72,13 @@ def test_a_draft_on_one_l3_group_is_predicted_slower_and_why(tmp_path: Path) -> 
 
 
 def test_what_is_in_use_keeps_its_words(tmp_path: Path) -> None:
-    found = outlook(tmp_path, ON_8_CORES, Arrangement(cores="all"))
+    found = options(tmp_path, ON_8_CORES, Arrangement(cores="all"))
     assert found.choices[0].arrangement == Arrangement(cores="all")
     assert found.advice == ""
 
 
 @pytest.mark.parametrize("model", [None, ON_8_CORES], ids=["no model", "not measured"])
 def test_nothing_is_predicted_from_nothing(tmp_path: Path, model: ModelInfo | None) -> None:
-    found = outlook(tmp_path, model, known=False)
+    found = options(tmp_path, model, known=False)
     assert all(choice.prediction is None and choice.speed in ("", "needs a draft") for choice in found.choices)
     assert "no speed is predicted" in found.choices[0].about

@@ -10,8 +10,8 @@ import pytest
 
 from cpuchat.errors import UsageError
 from cpuchat.hardware import cores
-from cpuchat.hardware.cores import choose_cores, spread
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.placement.cores import choose_cores, spread
 from cpuchat.hardware.topology import Topology
 from tests.hardware.trees import NAMES
 

@@ -1,0 +1,115 @@
+"""Figures of one answer, as the worker measures them and the store keeps them.
+
+Names are llama-server's (`prompt_n`, `cache_n`, `predicted_ms`, ...).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+DrafterName = Literal["draft", "lookup", "suffix"]
+"""Who proposes tokens: a draft model, prompt lookup, suffix decoding."""
+
+LEAST_TOKENS = 16
+"""Answers shorter than this say nothing about speed against plain decoding."""
+
+
+class DrafterCount(msgspec.Struct, frozen=True, kw_only=True):
+    """What one drafter did in an answer."""
+
+    name: DrafterName
+    draft_n: int
+    draft_n_accepted: int
+
+
+class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Speculation in one answer so far.
+
+    `draft_n` drafted tokens that were verified, `draft_n_accepted` of them accepted, in `passes` verify passes (every
+    evaluation of the target that wrote a token after the first one, plain steps too). `recent_*`
+    are the same over about the last 32 passes with a draft. `by_position`: (drafted, accepted) for the first, second,
+    ... token of a draft. `drafter` proposed last, `depth` is the draft depth in use now (0 = plain decoding),
+    `overlap`: drafting and verifying run at the same time. `draft_passes` are evaluations of the draft model, each of
+    which reads all its weights. `draft_ms` is time spent drafting that verification waited
+    for. `plain_ms` is what one plain token costs here now (None: not known). `reason` says in one plain sentence why
+    speculation is off; "" while it is on.
+    """
+
+    passes: int = 0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    recent_draft_n: int = 0
+    recent_draft_n_accepted: int = 0
+    by_position: tuple[tuple[int, int], ...] = ()
+    by_drafter: tuple[DrafterCount, ...] = ()
+    drafter: str = ""
+    depth: int = 0
+    overlap: bool = False
+    draft_passes: int = 0
+    draft_ms: float = 0.0
+    plain_ms: float | None = None
+    reason: str = ""
+
+    def tokens_per_pass(self, predicted_n: int) -> float | None:
+        """Tokens written per evaluation of the target, of `predicted_n` in all; the prompt gives the first one. None
+        when nothing was drafted."""
+        return (predicted_n - 1) / self.passes if self.draft_n and self.passes else None
+
+    def speed_up(self, tok_s: float | None, predicted_n: int) -> float | None:
+        """`tok_s` against plain decoding of this model here. None when one of them is not known, nothing was drafted,
+        and for a few tokens only, over which the first pass weighs too much."""
+        if tok_s is None or not self.plain_ms or not self.draft_n or predicted_n < LEAST_TOKENS:
+            return None
+        return tok_s * self.plain_ms / 1e3
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one answer, measured in the worker. `speculation` None: nothing was to be drafted.
+
+    `cache_n` prompt tokens reused from the KV cache, `prompt_n` prompt tokens evaluated in `prompt_ms`;
+    `predicted_n` tokens written, `predicted_ms` from the first to the last of them; `ttft_ms` from the arrival of
+    the request to the first token's text. Decode tok/s is (predicted_n - 1) / predicted_ms (DESIGN: figures).
+    `cpu_wait` is the share of the decoding time that the compute threads waited for a core which something else had
+    (None: not known).
+    """
+
+    cache_n: int = 0
+    prompt_n: int = 0
+    prompt_ms: float = 0.0
+    predicted_n: int = 0
+    predicted_ms: float = 0.0
+    ttft_ms: float = 0.0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    n_past: int = 0
+    n_ctx: int = 0
+    seed: int = 0
+    overhead_us: float = 0.0
+    cpu_wait: float | None = None
+    speculation: SpeculationFigures | None = None
+
+    @property
+    def prompt_per_second(self) -> float | None:
+        """Prefill tok/s over the tokens really evaluated; None when nothing was."""
+        return 1e3 * self.prompt_n / self.prompt_ms if self.prompt_n and self.prompt_ms > 0 else None
+
+    @property
+    def predicted_per_second(self) -> float | None:
+        """Decode tok/s from the first to the last token; None below two tokens."""
+        if self.predicted_n < 2 or self.predicted_ms <= 0:
+            return None
+        return 1e3 * (self.predicted_n - 1) / self.predicted_ms
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """As of `SpeculationFigures`; None without speculation."""
+        return self.speculation.tokens_per_pass(self.predicted_n) if self.speculation is not None else None
+
+    @property
+    def speed_up(self) -> float | None:
+        """As of `SpeculationFigures`, over the whole answer; None without speculation."""
+        if self.speculation is None:
+            return None
+        return self.speculation.speed_up(self.predicted_per_second, self.predicted_n)
