@@ -6,7 +6,9 @@ from pathlib import Path
 
 from common import WORK, say
 
-from cpuchat.models.synthetic import word, write_model, write_pair
+from cpuchat.synthetic.model import write_model
+from cpuchat.synthetic.pair import write_pair
+from cpuchat.synthetic.vocab import word
 
 FOLDER = WORK / "models"
 SHAPES = ("0.5b", "1.5b")

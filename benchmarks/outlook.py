@@ -31,8 +31,8 @@ from cpuchat.models.gguf import GGUFHeader, read_model
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import ASSUMED_REACH, Machine, given_back
 from cpuchat.models.outlook import outlook
-from cpuchat.models.synthetic import write_model
 from cpuchat.protocol import LoadOptions, ModelInfo
+from cpuchat.synthetic.model import write_model
 from cpuchat.timings import Timings
 
 N_CTX = 4096

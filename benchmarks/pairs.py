@@ -18,15 +18,10 @@ import numpy as np
 from common import MeasureError, say
 from models import FOLDER
 
-from cpuchat.models.synthetic import (
-    FIRST_WORD,
-    SHAPES,
-    draft_token_table,
-    next_token_table,
-    word,
-    write_model,
-    write_pair,
-)
+from cpuchat.synthetic.model import write_model
+from cpuchat.synthetic.pair import draft_token_table, next_token_table, write_pair
+from cpuchat.synthetic.shapes import SHAPES
+from cpuchat.synthetic.vocab import FIRST_WORD, word
 
 N_VOCAB = 32768
 DRAFT_QUANTIZATION = "Q8_0"

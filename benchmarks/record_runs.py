@@ -23,7 +23,6 @@ import msgspec
 from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
 from cpuchat.models.library import DEMO_FILES
-from cpuchat.models.synthetic import write_model, write_pair
 from cpuchat.protocol import (
     AnyEvent,
     Generate,
@@ -35,6 +34,8 @@ from cpuchat.protocol import (
     Speculation,
     TextDelta,
 )
+from cpuchat.synthetic.model import write_model
+from cpuchat.synthetic.pair import write_pair
 
 FOLDER = Path(__file__).parent.parent / "tests" / "telemetry" / "recorded"
 ALL = ("draft", "suffix", "lookup")

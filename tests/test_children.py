@@ -13,7 +13,7 @@ import pytest
 from cpuchat.hardware.bandwidth import measuring
 from cpuchat.hardware.diagnostics.facts import refused_policy
 from cpuchat.models.quantize.process import QuantizeProcess
-from cpuchat.models.synthetic import write_model
+from cpuchat.synthetic.model import write_model
 from tests.cli.program import HANG_GUARD, PLAIN
 from tests.models.test_synthetic import TINY_LLAMA
 from tests.support.chatting import chat, collect, worker

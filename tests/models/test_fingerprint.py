@@ -10,7 +10,7 @@ import pytest
 
 from cpuchat.errors import ModelNotFound
 from cpuchat.models.fingerprint import file_fingerprint
-from cpuchat.models.synthetic import write_model
+from cpuchat.synthetic.model import write_model
 
 
 def test_fingerprints_tell_content_apart(tmp_path: Path) -> None:

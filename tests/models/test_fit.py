@@ -14,8 +14,9 @@ from cpuchat.errors import DoesNotFit
 from cpuchat.hardware.instructions import Instructions
 from cpuchat.models import fit
 from cpuchat.models.gguf import GGUFHeader, LazyArray, TensorInfo, read_header
-from cpuchat.models.synthetic import SHAPES, write_model
 from cpuchat.protocol import CacheType, LoadOptions
+from cpuchat.synthetic.model import write_model
+from cpuchat.synthetic.shapes import SHAPES
 from tests.models.llama import Llama
 from tests.models.test_synthetic import TINY_LLAMA, TINY_MOE
 

@@ -17,9 +17,9 @@ from cpuchat.models.gguf import read_model
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import ASSUMED_REACH, given_back, this_machine
 from cpuchat.models.outlook import estimate
-from cpuchat.models.synthetic import write_model
 from cpuchat.protocol import LoadOptions, Traffic
 from cpuchat.settings import Settings, parse
+from cpuchat.synthetic.model import write_model
 from cpuchat.telemetry.machine import Peak
 from tests.hardware.trees import make_tree
 from tests.models.library.test_usage import answer, info

@@ -16,11 +16,10 @@ from cpuchat.models.gguf import GGUFHeader, TensorInfo, read_model
 from cpuchat.models.library.usage import Reach
 from cpuchat.models.machine import Machine
 from cpuchat.models.outlook import N_PAST, Outlook, estimate, outlook, outlook_like
-from cpuchat.models.synthetic import SHAPES, write_model
-from cpuchat.models.synthetic.shapes import Shape
-from cpuchat.models.synthetic.write import layer_tensors, metadata
 from cpuchat.models.traffic import traffic_of
 from cpuchat.protocol import LoadOptions
+from cpuchat.synthetic.model import layer_tensors, metadata, write_model
+from cpuchat.synthetic.shapes import SHAPES, Shape
 from cpuchat.telemetry.traffic import pass_bytes
 from tests.models.test_synthetic import TINY_MOE
 from tests.support.big_headers import big_header

@@ -11,7 +11,7 @@ from cpuchat.hardware.instructions import Instructions, instructions
 from cpuchat.models.gguf import GGUFHeader, TensorInfo, read_header
 from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.models.repack import advice, layout_of, rearranged
-from cpuchat.models.synthetic import write_model
+from cpuchat.synthetic.model import write_model
 from tests.models.llama import Llama
 from tests.models.test_synthetic import TINY_LLAMA, TINY_MOE
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from cpuchat.models.gguf import GGUFHeader, TensorInfo
 from cpuchat.models.gguf.types import ALIGNMENT, BY_NAME
-from cpuchat.models.synthetic.shapes import shape_of, tensor_type
-from cpuchat.models.synthetic.write import layer_tensors, metadata
+from cpuchat.synthetic.model import layer_tensors, metadata
+from cpuchat.synthetic.shapes import shape_of, tensor_type
 
 
 def big_header(shape: str, quantization: str) -> GGUFHeader:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cpuchat.models.gguf import LazyArray, TensorInfo, read_header
-from cpuchat.models.gguf.write import TensorSource, write_gguf
+from cpuchat.synthetic.gguf_writer import TensorSource, write_gguf
 
 
 def edited(model: Path, out: Path, changes: Mapping[str, Any]) -> Path:

@@ -21,11 +21,11 @@ from cpuchat.engine.llama.model import Model
 from cpuchat.engine.text.detokenizer import Detokenizer
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.models.synthetic import write_pair
 from cpuchat.protocol import Event, LoadOptions, Sampling, Speculation, TextDelta
 from cpuchat.speculation.depth.controller import DepthController, Plan
 from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.speculation.drafters.drafter import Proposal
+from cpuchat.synthetic.pair import write_pair
 from cpuchat.timings import SpeculationFigures
 
 N_VOCAB = 2048

@@ -51,7 +51,8 @@ def synthetic(
     SHAPE is tiny, 0.05b, 0.5b, 1.5b, 3b, 7b, 8b, 14b, 32b, 70b or 30b-a3b. Such a model says nothing sensible, but
     computes exactly as much as a real one.
     """
-    from cpuchat.models.synthetic import write_model, write_pair
+    from cpuchat.synthetic.model import write_model
+    from cpuchat.synthetic.pair import write_pair
 
     if pair_alpha is None:
         if draft_out is not None:

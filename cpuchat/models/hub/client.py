@@ -11,7 +11,7 @@ from cpuchat.models.gguf import GGUFHeader, join_parts
 from cpuchat.models.hub import answers, connection
 from cpuchat.models.hub.address import parse_address
 from cpuchat.models.hub.errors import too_slow
-from cpuchat.models.hub.kept_headers import KeptHeaders
+from cpuchat.models.hub.header_cache import HeaderCache
 from cpuchat.models.hub.remote_header import read_remote_header
 from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository
 
@@ -33,7 +33,7 @@ class Hub:
 
     def __init__(self, cache: Path | None = None) -> None:
         """`cache` replaces the folder in which headers are kept."""
-        self._kept = KeptHeaders(cache)
+        self._kept = HeaderCache(cache)
 
     def search(self, query: str, *, limit: int = 30) -> list[FoundRepository]:
         """Repositories with GGUF files whose name contains the words, what is downloaded most first.

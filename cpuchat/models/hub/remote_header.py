@@ -12,7 +12,7 @@ from cpuchat.models.gguf import GGUFHeader, header_from
 from cpuchat.models.hub import connection
 from cpuchat.models.hub.environment import endpoint, host
 from cpuchat.models.hub.errors import garbage
-from cpuchat.models.hub.kept_headers import KeptHeaders
+from cpuchat.models.hub.header_cache import HeaderCache
 from cpuchat.models.hub.repository import HubFile
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _MORE = 1 << 20
 _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+)$")
 
 
-def read_remote_header(repo: str, revision: str, file: HubFile, kept: KeptHeaders) -> GGUFHeader:
+def read_remote_header(repo: str, revision: str, file: HubFile, kept: HeaderCache) -> GGUFHeader:
     """The header of one file, out of `kept` if it is there; else it is asked for, and kept.
 
     Raises:

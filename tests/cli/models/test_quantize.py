@@ -15,7 +15,7 @@ from cpuchat import paths
 from cpuchat.models.gguf import read_header
 from cpuchat.models.quantize.place import PART
 from cpuchat.models.quantize.types import TYPES
-from cpuchat.models.synthetic import write_model
+from cpuchat.synthetic.model import write_model
 from tests.cli.program import COMMAND, HANG_GUARD, run
 from tests.models.test_synthetic import TINY_LLAMA
 from tests.support.terminal import Terminal

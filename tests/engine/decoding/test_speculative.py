@@ -13,9 +13,9 @@ from cpuchat import paths
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.models.library import DEMO_FILES
-from cpuchat.models.synthetic import draft_token_table, next_token_table
 from cpuchat.protocol import LoadOptions, Sampling, Speculation
 from cpuchat.speculation.drafters.drafter import Proposal
+from cpuchat.synthetic.pair import draft_token_table, next_token_table
 from tests.support.pairs import FLAT, N_VOCAB, OPTIONS, Always, Said, Talker, Wandering, assert_same, pair_files
 from tests.support.tiny_gguf import write_tiny_gguf
 

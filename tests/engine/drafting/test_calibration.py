@@ -20,9 +20,9 @@ from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.hardware.cpus import allowed_cpus
-from cpuchat.models.synthetic import write_pair
 from cpuchat.protocol import LoadOptions
 from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts
+from cpuchat.synthetic.pair import write_pair
 from tests.support.pairs import N_VOCAB, OPTIONS, pair_files
 
 Load = Callable[..., Model]

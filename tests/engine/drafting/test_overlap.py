@@ -17,8 +17,8 @@ from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.model import Model
 from cpuchat.errors import UsageError
 from cpuchat.hardware.cpus import allowed_cpus, parse_cpu_list
-from cpuchat.models.synthetic import draft_token_table, next_token_table
 from cpuchat.protocol import LoadOptions, Speculation
+from cpuchat.synthetic.pair import draft_token_table, next_token_table
 from tests.support.pairs import N_VOCAB, Always, Talker, Wandering, pair_files
 
 Load = Callable[..., Model]

@@ -26,7 +26,6 @@ from cpuchat.hardware.topology import Core, L3Group, Node, Topology, read_topolo
 from cpuchat.models.drafts import calibrations
 from cpuchat.models.drafts.calibrations import target_costs
 from cpuchat.models.library import DEMO_FILES
-from cpuchat.models.synthetic import SHAPES, write_model, write_pair
 from cpuchat.protocol import (
     Event,
     Failed,
@@ -43,6 +42,9 @@ from cpuchat.protocol import (
     Unloaded,
 )
 from cpuchat.speculation.depth.costs import PassCosts
+from cpuchat.synthetic.model import write_model
+from cpuchat.synthetic.pair import write_pair
+from cpuchat.synthetic.shapes import SHAPES
 from cpuchat.telemetry.machine import Peak
 from cpuchat.timings import Timings
 from tests.hardware.trees import make_tree

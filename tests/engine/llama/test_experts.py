@@ -14,9 +14,10 @@ from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.load_plan import expert_override, plan_load
 from cpuchat.errors import UsageError
 from cpuchat.models.gguf import GGUFHeader, read_header
-from cpuchat.models.gguf.write import from_array, write_gguf
-from cpuchat.models.synthetic import SHAPES, write_model
 from cpuchat.protocol import LoadOptions
+from cpuchat.synthetic.gguf_writer import from_array, write_gguf
+from cpuchat.synthetic.model import write_model
+from cpuchat.synthetic.shapes import SHAPES
 
 PLENTY = 1 << 40
 USED = "qwen3moe.expert_used_count"

@@ -8,8 +8,10 @@ import pytest
 
 from benchmarks.tensor_reads import Watched
 from cpuchat.models.gguf import read_model
-from cpuchat.models.synthetic import Shape, write_model, write_pair
 from cpuchat.models.traffic import traffic_of
+from cpuchat.synthetic.model import write_model
+from cpuchat.synthetic.pair import write_pair
+from cpuchat.synthetic.shapes import Shape
 from cpuchat.telemetry.traffic import pass_bytes
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 

@@ -20,7 +20,9 @@ from cpuchat.models.drafts.pairing import check_files, check_pair, fitting_draft
 from cpuchat.models.gguf import GGUFHeader, read_header
 from cpuchat.models.gguf.vocabulary import vocabulary
 from cpuchat.models.library import DEMO_FILES, Library
-from cpuchat.models.synthetic import SHAPES, write_model, write_pair
+from cpuchat.synthetic.model import write_model
+from cpuchat.synthetic.pair import write_pair
+from cpuchat.synthetic.shapes import SHAPES
 from tests.models.drafts.files import WORDS, header_file
 from tests.models.llama import loaded_vocabulary
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from cpuchat.models.gguf import LazyArray, TensorInfo, read_header
 from cpuchat.models.gguf.types import BY_NAME, FILE_TYPES, RETIRED, TYPES, GGMLType
-from cpuchat.models.gguf.write import TensorSource, write_gguf
+from cpuchat.synthetic.gguf_writer import TensorSource, write_gguf
 
 _ROWS = 3
 # The package has an old size for it: ggml-common.h says 36 bytes, which test_sizes_are_those_of_ggml checks.

@@ -10,7 +10,7 @@ from cpuchat import paths
 from cpuchat.errors import CpuchatError, HubError, HubOffline, ModelDamaged
 from cpuchat.models.gguf import GGUFHeader, read_header, read_model
 from cpuchat.models.hub.client import Hub
-from cpuchat.models.hub.kept_headers import KeptHeaders
+from cpuchat.models.hub.header_cache import HeaderCache
 from tests.models.hub.model_files import write_model_file
 from tests.support.hub_server import Fault, HubServer
 
@@ -91,7 +91,7 @@ def test_a_kept_header_that_is_damaged_is_read_again(
     read()
     [kept] = paths.headers_dir().iterdir()
     if damage == "other":  # sound, but not this file's
-        KeptHeaders().put(hub_server.etag(REPO, NAME), b"GGUF of something else")
+        HeaderCache().put(hub_server.etag(REPO, NAME), b"GGUF of something else")
     else:
         kept.write_bytes(kept.read_bytes()[:-9] if isinstance(damage, str) else damage)
     assert same(read(), read_header(file))
@@ -112,7 +112,7 @@ def test_the_headers_used_longest_ago_make_room_for_new_ones(tmp_path: Path) -> 
 
     a, b, c = (letter * 64 for letter in "abc")
     noise = {etag: os.urandom(40_000) for etag in (a, b, c)}
-    kept = KeptHeaders(tmp_path, limit=100_000)
+    kept = HeaderCache(tmp_path, limit=100_000)
     for age, etag in enumerate((a, b)):
         kept.put(etag, noise[etag])
         file = next(path for path in tmp_path.iterdir() if path.name.startswith(etag))

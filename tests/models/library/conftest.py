@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat import paths
-from cpuchat.models.synthetic import write_model
+from cpuchat.synthetic.model import write_model
 
 
 @pytest.fixture(scope="session")

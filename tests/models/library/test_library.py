@@ -15,7 +15,7 @@ import pytest
 from cpuchat import paths
 from cpuchat.models.gguf import read_header
 from cpuchat.models.library import Library, hub_cache
-from cpuchat.models.synthetic import write_model
+from cpuchat.synthetic.model import write_model
 from tests.models.library.files import REVISIONS, cached, part
 from tests.models.test_synthetic import TINY_MOE
 

@@ -18,7 +18,7 @@ from cpuchat.models.quantize.make import QuantizeProgress, quantize
 from cpuchat.models.quantize.place import suggested_folder, suggested_path
 from cpuchat.models.quantize.process import QuantizeProcess
 from cpuchat.models.quantize.types import TYPES, quant_type
-from cpuchat.models.synthetic import write_model
+from cpuchat.synthetic.model import write_model
 from tests.models.llama import Llama
 from tests.models.quantize.jobs import copy, job, refused, weights
 from tests.models.test_synthetic import TINY_MOE

@@ -14,7 +14,7 @@ from cpuchat.models import machine
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.library import DEMO_FILES, LocalModel
 from cpuchat.models.library.recent import RecentModels
-from cpuchat.models.synthetic import write_model
+from cpuchat.synthetic.model import write_model
 from cpuchat.tui.models.downloads.screen import DownloadsScreen
 from cpuchat.tui.models.entries import HubSearch
 from cpuchat.tui.models.inspection import InspectionScreen

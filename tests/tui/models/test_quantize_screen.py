@@ -17,7 +17,7 @@ from cpuchat.models.library import LocalModel
 from cpuchat.models.library.library import Library
 from cpuchat.models.quantize.make import Job, QuantizeProgress, quantize
 from cpuchat.models.quantize.types import TYPES, quant_type
-from cpuchat.models.synthetic import write_model
+from cpuchat.synthetic.model import write_model
 from cpuchat.tui.models.quantize import QuantizeScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.model_list import ModelList

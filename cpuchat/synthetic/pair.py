@@ -19,11 +19,11 @@ import msgspec
 import numpy as np
 
 from cpuchat.errors import UsageError
-from cpuchat.models.gguf.write import TensorSource, from_array, write_gguf
-from cpuchat.models.synthetic.blocks import SIGN_TYPES, Bytes, sign_rows
-from cpuchat.models.synthetic.shapes import Shape, shape_of, tensor_type
-from cpuchat.models.synthetic.vocab import CHATML, FIRST_WORD, Vocab
-from cpuchat.models.synthetic.write import CHUNK_VALUES, check, generator, layer_tensors, metadata
+from cpuchat.synthetic.blocks import SIGN_TYPES, Bytes, sign_rows
+from cpuchat.synthetic.gguf_writer import TensorSource, from_array, write_gguf
+from cpuchat.synthetic.model import CHUNK_VALUES, check, generator, layer_tensors, metadata
+from cpuchat.synthetic.shapes import Shape, shape_of, tensor_type
+from cpuchat.synthetic.vocab import CHATML, FIRST_WORD, Vocab
 
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from cpuchat.errors import UsageError
-from cpuchat.models.gguf.write import TensorSource, from_array, write_gguf
-from cpuchat.models.synthetic.blocks import RANDOM_TYPES, random_rows
-from cpuchat.models.synthetic.shapes import Shape, file_type, shape_of, tensor_type
-from cpuchat.models.synthetic.vocab import CHATML, FIRST_WORD, Vocab, vocab_metadata
+from cpuchat.synthetic.blocks import RANDOM_TYPES, random_rows
+from cpuchat.synthetic.gguf_writer import TensorSource, from_array, write_gguf
+from cpuchat.synthetic.shapes import Shape, file_type, shape_of, tensor_type
+from cpuchat.synthetic.vocab import CHATML, FIRST_WORD, Vocab, vocab_metadata
 
 CHUNK_VALUES = 4 << 20
 # Standard deviation of weights, as in a freshly initialised transformer.

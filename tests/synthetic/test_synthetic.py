@@ -13,18 +13,11 @@ import pytest
 from cpuchat.errors import UsageError
 from cpuchat.models.gguf import read_header
 from cpuchat.models.gguf.types import BY_NAME
-from cpuchat.models.synthetic import (
-    FIRST_WORD,
-    SHAPES,
-    Shape,
-    draft_token_table,
-    next_token_table,
-    word,
-    write_model,
-    write_pair,
-)
-from cpuchat.models.synthetic.blocks import RANDOM_TYPES, SIGN_TYPES, random_rows, sign_rows
-from cpuchat.models.synthetic.shapes import shape_of, tensor_type
+from cpuchat.synthetic.blocks import RANDOM_TYPES, SIGN_TYPES, random_rows, sign_rows
+from cpuchat.synthetic.model import write_model
+from cpuchat.synthetic.pair import draft_token_table, next_token_table, write_pair
+from cpuchat.synthetic.shapes import SHAPES, Shape, shape_of, tensor_type
+from cpuchat.synthetic.vocab import FIRST_WORD, word
 from tests.models.llama import Llama
 
 TINY_LLAMA = Shape(

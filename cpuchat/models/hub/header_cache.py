@@ -20,7 +20,7 @@ _LIMIT = 256_000_000
 """Bytes of all kept headers together; those that were used longest ago go first."""
 
 
-class KeptHeaders:
+class HeaderCache:
     """The first bytes of model files, by etag. No method raises for a disk that is full, read-only or gone; each raises
     HubError for an etag that is no hash."""
 
