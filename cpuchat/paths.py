@@ -138,6 +138,11 @@ def usage_file() -> Path:
     return cache_dir() / "usage.json"
 
 
+def bandwidth_file() -> Path:
+    """What the memory of this machine was measured to deliver."""
+    return cache_dir() / "bandwidth.json"
+
+
 def headers_dir() -> Path:
     """Headers of models on the hub."""
     return cache_dir() / "headers"

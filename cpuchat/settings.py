@@ -7,11 +7,7 @@ remembers by itself (the last model, which panes are shown) is in a file of its 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,16 +15,9 @@ import msgspec
 
 from cpuchat import paths, toml
 from cpuchat.errors import SettingsError
+from cpuchat.files import file_lock, write_atomically
 from cpuchat.protocol import MIN_CTX, CacheType, FlashAttention, LoadMode, LoadOptions, Sampling, Speculation
 from cpuchat.timings import DrafterName
-
-try:
-    import fcntl
-except ImportError:  # no such locks on this system: the last writer wins
-    fcntl = None
-
-LOCK_PATIENCE = 2.0
-"""Seconds to wait for another program that changes the same file, which takes it milliseconds: after that it hangs."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -249,7 +238,7 @@ def _remember(values: dict[str, Any]) -> None:
     """Raises OSError where the folder cannot be written."""
     file = paths.state_file()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked(file.parent):
+    with file_lock(file.parent):
         write_atomically(file, msgspec.json.encode(msgspec.structs.replace(_remembered(), **values)))
 
 
@@ -356,7 +345,7 @@ def _write(changes: Changes, file: Path) -> Settings:
 
     file = Path(os.path.realpath(file))  # a link, to a folder of dotfiles for instance, stays one
     file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(file.parent):
+    with file_lock(file.parent):
         load(file)
         try:
             document = tomlkit.parse(paths.read_text(file) if file.exists() else "")
@@ -370,46 +359,3 @@ def _write(changes: Changes, file: Path) -> Settings:
         checked = parse(text, str(file))
         write_atomically(file, text)
     return checked
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Change what `path` (a file or a folder) stands for, one program at a time.
-
-    The lock ends with whoever holds it. One that hangs keeps nobody: after `LOCK_PATIENCE` it is ignored, at worst an
-    entry of one of the two is lost.
-
-    Raises:
-        OSError: `path` cannot be opened.
-    """
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        deadline = time.monotonic() + LOCK_PATIENCE
-        while fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    break
-                time.sleep(0.002)
-            except OSError:  # a file system without locks
-                break
-        yield
-    finally:
-        os.close(handle)
-
-
-def write_atomically(file: Path, content: str | bytes) -> None:
-    """Write beside `file`, then rename over it: a crash leaves the old or the new content, never half of one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

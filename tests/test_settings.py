@@ -11,6 +11,7 @@ import pytest
 
 from cpuchat import paths, settings
 from cpuchat.errors import SettingsError
+from cpuchat.files import file_lock
 from cpuchat.protocol import LoadOptions, Speculation
 from cpuchat.settings import Settings, parse
 
@@ -208,7 +209,7 @@ def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
 def test_a_program_that_hangs_with_the_lock_keeps_nobody() -> None:
     for folder in (paths.settings_file().parent, paths.state_file().parent):
         folder.mkdir(parents=True)
-    with settings.locked(paths.settings_file().parent), settings.locked(paths.state_file().parent):
+    with file_lock(paths.settings_file().parent), file_lock(paths.state_file().parent):
         settings.update({"engine": {"threads": 3}, "model": {"last": "x.gguf"}})
     chosen = settings.load()
     assert (chosen.engine.threads, chosen.model.last) == (3, "x.gguf")

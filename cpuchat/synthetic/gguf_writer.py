@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,6 +10,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
+from cpuchat.files import atomic_writer
 from cpuchat.models.gguf.types import ALIGNMENT, BY_NAME
 
 Chunks = Iterable["np.ndarray[Any, Any] | bytes | memoryview"]
@@ -107,14 +106,6 @@ def write_gguf(path: Path, metadata: dict[str, Any], tensors: Sequence[TensorSou
         ValueError: a tensor's chunks don't add up to its shape.
         OSError: the disk is full or the folder cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    unfinished = Path(name)
-    try:
-        with os.fdopen(handle, "wb", buffering=1 << 20) as file:
-            _write(file, metadata, tensors)
-        unfinished.chmod(0o644)
-        return unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    with atomic_writer(path, mode=0o644, sync=False) as file:
+        _write(file, metadata, tensors)
+    return path

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from cpuchat.errors import CpuchatError
+from cpuchat.files import write_atomically
 from cpuchat.protocol import ModelInfo
 from cpuchat.tune.compare import Comparison, compare
 from cpuchat.tune.measure import DecodeRate
@@ -49,7 +50,7 @@ def save(folder: Path, record: Record) -> None:
     """
     file = folder / f"{record.label}.json"
     try:
-        file.write_bytes(msgspec.json.encode(record) + b"\n")
+        write_atomically(file, msgspec.json.encode(record) + b"\n", mode=0o644)
     except OSError as error:
         raise CpuchatError(f"The measurement could not be saved: {file}: {error.strerror}.") from None
 

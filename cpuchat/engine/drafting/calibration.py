@@ -25,8 +25,8 @@ from cpuchat.engine.drafting.overlap import DraftThread
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Sequence
+from cpuchat.files import write_atomically
 from cpuchat.models.drafts.calibrations import FORMAT, Calibration, implausible, is_plausible
-from cpuchat.settings import write_atomically
 from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, fill
 
 BUDGET_SECONDS: Final = 12.0

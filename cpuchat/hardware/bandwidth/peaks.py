@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from cpuchat.errors import CpuchatError, Interrupted
-from cpuchat.hardware.bandwidth import kept as bandwidth_file
+from cpuchat.hardware.bandwidth import cache as bandwidth_cache
 from cpuchat.hardware.bandwidth.measuring import ROOT, Cancelled, Measured, measure
 from cpuchat.hardware.numa.mempolicy import current
 from cpuchat.telemetry.machine import Peak
@@ -81,7 +81,7 @@ def _is_due(known: Measured) -> bool:
 
 
 def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> Measured | None:
-    saved = bandwidth_file.load(_key(cpus, memory_words, root))
+    saved = bandwidth_cache.load(_key(cpus, memory_words, root))
     with contextlib.suppress(msgspec.ValidationError):
         measured = msgspec.convert(saved, Measured)
         if measured.bytes_per_s > 0 and measured.cpus == tuple(sorted(set(cpus))):
@@ -96,13 +96,13 @@ def remember(measured: Measured, memory_words: str = "", *, root: Path = ROOT) -
         if not known.disturbed:
             return _peak(known)
         measured = known
-    bandwidth_file.store(_key(measured.cpus, memory_words, root), replace(measured, made=time()))
+    bandwidth_cache.store(_key(measured.cpus, memory_words, root), replace(measured, made=time()))
     return _peak(measured)
 
 
 def _key(cpus: Sequence[int], memory_words: str, root: Path) -> str:
     policy = None if memory_words else current()
-    return bandwidth_file.key("peak", cpus, policy.words if policy else memory_words, root)
+    return bandwidth_cache.key("peak", cpus, policy.words if policy else memory_words, root)
 
 
 def _peak(measured: Measured) -> Peak:

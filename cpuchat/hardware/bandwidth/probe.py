@@ -1,7 +1,7 @@
 """The read bandwidth of this machine, in one place.
 
 `measure` reads with one set of cores, `survey` with all the sets that tell how a machine is built, `peak_of` gives the
-figure that utilization is divided by. What is measured is kept by machine (`bandwidth_file`).
+figure that utilization is divided by. What is measured is kept by machine (`cache`).
 """
 
 from __future__ import annotations

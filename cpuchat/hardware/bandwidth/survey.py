@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from cpuchat.hardware.bandwidth import kept as bandwidth_file
+from cpuchat.hardware.bandwidth import cache as bandwidth_cache
 from cpuchat.hardware.bandwidth.measuring import ROOT, Cancelled, Measured, ProbeFailed, measure
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores
@@ -131,14 +131,14 @@ def survey(
                 raise
             notes.append(f"{step.what}: {error.message}")
     result = replace(plan.result(found), memory=memory, seconds=monotonic() - begin, notes=tuple(notes))
-    bandwidth_file.store(bandwidth_file.key("survey", chosen, root=root), result)
+    bandwidth_cache.store(bandwidth_cache.key("survey", chosen, root=root), result)
     remember(result.all_cores, memory, root=root)
     return result
 
 
 def cached_survey(topology: Topology, *, cpus: Sequence[int] = (), root: Path = ROOT) -> Survey | None:
     """What the last survey of the same cores found; None when there was none."""
-    saved = bandwidth_file.load(bandwidth_file.key("survey", tuple(cpus) or default_cpus(topology), root=root))
+    saved = bandwidth_cache.load(bandwidth_cache.key("survey", tuple(cpus) or default_cpus(topology), root=root))
     try:
         return msgspec.convert(saved, Survey, str_keys=True)
     except msgspec.ValidationError:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cpuchat.files import write_atomically
 from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Kernel
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power, Scope
 
@@ -68,18 +69,7 @@ def write(path: Path, sample: MachineSample, ts: float, theoretical: float | Non
     Raises:
         OSError: the folder cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    # Who writes may have more rights than others who can write into the folder: never follow a link of theirs.
-    file = temporary.open("x", encoding="utf-8")
-    try:
-        with file:
-            os.fchmod(file.fileno(), 0o644)  # whatever the umask
-            file.write(json.dumps(content_of(sample, ts, theoretical)) + "\n")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_atomically(path, json.dumps(content_of(sample, ts, theoretical)) + "\n", mode=0o644, sync=False)
 
 
 V = TypeVar("V")

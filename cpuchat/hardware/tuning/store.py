@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import time
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.files import write_atomically
 from cpuchat.hardware.tuning.changes import Plan
 from cpuchat.hardware.tuning.script import apply_script, revert_script
 
@@ -56,9 +56,9 @@ def save(plan: Plan, root: Path = ROOT) -> SavedPlan:
     try:
         folder = _new_folder(plans_dir())
         saved = SavedPlan(folder, plan)
-        _write(saved.revert, revert_script(plan, root, saved.name), 0o700)
-        _write(folder / "plan.json", msgspec.json.format(msgspec.json.encode(plan), indent=1).decode(), 0o600)
-        _write(saved.apply, apply_script(plan, root, saved.name, saved.revert), 0o700)
+        write_atomically(saved.revert, revert_script(plan, root, saved.name), mode=0o700)
+        write_atomically(folder / "plan.json", msgspec.json.format(msgspec.json.encode(plan), indent=1))
+        write_atomically(saved.apply, apply_script(plan, root, saved.name, saved.revert), mode=0o700)
     except OSError as error:
         raise CpuchatError(f"The plan could not be saved: {error.filename}: {error.strerror}.") from None
     return saved
@@ -73,15 +73,6 @@ def _new_folder(base: Path) -> Path:
             folder.mkdir(mode=0o700)
             return folder
     raise FileExistsError(17, "too many plans in one second", str(base))
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    """Write a new file and see it on the disk before anything else is done."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def saved_plans() -> list[SavedPlan]:

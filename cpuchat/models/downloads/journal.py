@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from cpuchat import paths
+from cpuchat.files import JsonCache
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.repository import Data
-from cpuchat.models.library.kept import Kept
 
 _VERSION = 1
 _MOST = 200
@@ -25,34 +23,27 @@ class Journal:
     """`downloads.json` in the data folder. Several programs may write it: each changes only its own downloads."""
 
     def __init__(self) -> None:
-        self._kept = Kept(paths.downloads_file(), Unfinished, version=_VERSION, most=_MOST, max_bytes=_MAX_BYTES)
+        self._cache = JsonCache(
+            paths.downloads_file(), Unfinished, version=_VERSION, max_entries=_MOST, max_bytes=_MAX_BYTES
+        )
 
     def read(self) -> list[Unfinished]:
         """The oldest first; empty when the file is damaged."""
-        return list(self._kept.read().values())
+        return list(self._cache.read().values())
 
     def find(self, id: str) -> Unfinished | None:
-        return self._kept.read().get(id)
+        return self._cache.read().get(id)
 
     def write(self, download: Download, verified: tuple[str, ...]) -> None:
         """Remember it, or forget it when it is done."""
-
-        with contextlib.suppress(OSError):  # the folder of the chats: nobody else's business
-            paths.data_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
-
-        def change(entries: dict[str, Unfinished]) -> None:
-            if download.state == "done":
-                entries.pop(download.id, None)
-            else:
-                entries[download.id] = Unfinished(download=download, verified=verified)
-
-        self._kept.change(change)
+        if download.state == "done":
+            self.forget(download.id)
+        else:
+            unfinished = Unfinished(download=download, verified=verified)
+            self._cache.update(lambda entries: entries.update({download.id: unfinished}))
 
     def forget(self, id: str) -> None:
-        def change(entries: dict[str, Unfinished]) -> None:
-            entries.pop(id, None)
-
-        self._kept.change(change)
+        self._cache.remove(id)
 
 
 def was_running(unfinished: Unfinished) -> bool:

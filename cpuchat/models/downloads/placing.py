@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 
 from cpuchat.errors import DownloadFailed
+from cpuchat.files import write_atomically
 from cpuchat.models.downloads.layout import blob_path, part_path, size_of
 from cpuchat.models.downloads.progress import Progress
 from cpuchat.models.downloads.space import write_error
 from cpuchat.models.hub.environment import is_set
 from cpuchat.models.hub.repository import HubFile
 from cpuchat.models.library.places import repo_folder
-from cpuchat.settings import write_atomically
 
 _LOOK_SECONDS = 0.2
 _BRANCH = "main"
@@ -131,7 +131,7 @@ def point_main(cache: Path, repo: str, revision: str, newest_at: float) -> None:
             return
     except FileNotFoundError:
         pass
-    write_atomically(reference, revision)
+    write_atomically(reference, revision, mode=0o644)
 
 
 def discard(cache: Path, repo: str, files: Iterable[HubFile]) -> None:

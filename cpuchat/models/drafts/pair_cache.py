@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from cpuchat import paths
+from cpuchat.files import JsonCache
+from cpuchat.models.fingerprint import stat_fingerprint
 from cpuchat.models.gguf import split_parts
-from cpuchat.models.library.kept import Kept, identity
 
 _VERSION = 2
 """Of the rule of `pairing` and of this file; another one is not read."""
@@ -23,7 +24,7 @@ def pair_key(target: Path, draft: Path) -> str:
     Raises:
         OSError: a file (or a part of a split one) is not there.
     """
-    return "".join(identity(split_parts(path) or [path]) for path in (target, draft))
+    return "".join(stat_fingerprint(split_parts(path) or [path]) for path in (target, draft))
 
 
 class PairCache:
@@ -31,8 +32,10 @@ class PairCache:
 
     def __init__(self, file: Path | None = None) -> None:
         """`file` replaces the one in the cache folder."""
-        self._kept = Kept(file or paths.pairs_file(), str, version=_VERSION, most=MAX_PAIRS, max_bytes=MAX_BYTES)
-        self._pairs = self._kept.read()
+        self._cache = JsonCache(
+            file or paths.pairs_file(), str, version=_VERSION, max_entries=MAX_PAIRS, max_bytes=MAX_BYTES
+        )
+        self._pairs = self._cache.read()
         self._new: dict[str, str] = {}
 
     def reason(self, key: str) -> str | None:
@@ -45,5 +48,5 @@ class PairCache:
     def save(self) -> None:
         """Write what is new. A folder that cannot be written only means that nothing is remembered."""
         if self._new:
-            self._kept.change(lambda pairs: pairs.update(self._new))
+            self._cache.put_all(self._new)
             self._new = {}

@@ -11,9 +11,9 @@ import zlib
 from pathlib import Path
 
 from cpuchat import paths
+from cpuchat.files import write_atomically
 from cpuchat.models.gguf.parse import MAX_HEADER
 from cpuchat.models.hub.names import checked_etag
-from cpuchat.settings import write_atomically
 
 _SUFFIX = ".header"
 _LIMIT = 256_000_000

@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.errors import CpuchatError
+from cpuchat.files import is_locked
 from cpuchat.hardware.numa.page_cache import mapped_by
+from cpuchat.models.fingerprint import stat_fingerprint
 from cpuchat.models.library import shared_store
-from cpuchat.models.library.kept import identity, is_locked
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.places import entry, is_inside, linked, links, model_files
 from cpuchat.models.library.tidying import tidy
@@ -159,7 +160,7 @@ def _look(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Del
         for part in parts:
             (plan.of_cache if cached else plan.of_folder)(part)
         contents = list(dict.fromkeys(plan.contents))
-        state = identity([path for path in contents if path.exists()])
+        state = stat_fingerprint([path for path in contents if path.exists()])
     except OSError as error:
         return refused(f"Cannot look at {error.filename}: {error.strerror}.")
     # Which content a missing part will be, nobody here knows.

@@ -10,9 +10,10 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.errors import CpuchatError, ModelDamaged
+from cpuchat.files import JsonCache
+from cpuchat.models.fingerprint import stat_fingerprint
 from cpuchat.models.gguf import GGUFHeader, header_from, read_model
 from cpuchat.models.gguf.source import FileSource
-from cpuchat.models.library.kept import Kept, identity
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.places import INCOMPLETE, Place, model_files
 from cpuchat.models.traffic import traffic_of
@@ -55,13 +56,15 @@ class FactsCache:
 
     def __init__(self, file: Path | None = None) -> None:
         """`file` replaces the one in the cache folder."""
-        self._kept = Kept(file or paths.library_file(), Facts, version=_VERSION, most=_MOST, max_bytes=_MAX_BYTES)
+        self._cache = JsonCache(
+            file or paths.library_file(), Facts, version=_VERSION, max_entries=_MOST, max_bytes=_MAX_BYTES
+        )
         self._known: dict[str, Facts] = {}
         self._new: dict[str, Facts] = {}
 
     def refresh(self) -> None:
         """Learn what other programs found out."""
-        self._known |= self._kept.read()
+        self._known |= self._cache.read()
 
     def model(self, place: Place) -> LocalModel | None:
         """The model at `place`; None when it is something else, such as the image part of one."""
@@ -88,7 +91,7 @@ class FactsCache:
     def _facts(self, parts: list[Path]) -> Facts:
         """Raises ModelNotFound or ModelDamaged."""
         try:
-            key = identity(parts)
+            key = stat_fingerprint(parts)
         except OSError as error:
             raise ModelDamaged(_missing(parts, error)) from None
         facts = self._new.get(key) or self._known.get(key)
@@ -99,14 +102,14 @@ class FactsCache:
     def judge(self, parts: list[Path], damaged: str | None) -> None:
         """Remember what a check of the content found wrong (None: nothing) while the files stay as they are."""
         with contextlib.suppress(CpuchatError):  # its header is damaged anyway
-            self._new[identity(parts)] = msgspec.structs.replace(self._facts(parts), judged=damaged)
+            self._new[stat_fingerprint(parts)] = msgspec.structs.replace(self._facts(parts), judged=damaged)
 
     def save(self) -> None:
         """Write what is new."""
         if self._new:
             new, self._new = self._new, {}
             self._known |= new
-            self._kept.change(lambda entries: entries.update(new))
+            self._cache.put_all(new)
 
 
 def facts_of(header: GGUFHeader) -> Facts:

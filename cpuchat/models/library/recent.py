@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cpuchat import paths
-from cpuchat.models.library.kept import Kept
+from cpuchat.files import JsonCache
 
 _VERSION = 1
 _MOST = 50
-_MAX_BYTES = 1 << 20
 
 
 class RecentModels:
@@ -19,14 +18,12 @@ class RecentModels:
 
     def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         """`file` replaces the one in the data folder."""
-        self._kept = Kept(
-            file or paths.recent_models_file(), float, version=_VERSION, most=_MOST, max_bytes=_MAX_BYTES
-        )  # fmt: skip
+        self._cache = JsonCache(file or paths.recent_models_file(), float, version=_VERSION, max_entries=_MOST)
         self._clock = clock
 
     def files(self) -> list[Path]:
         """Those that are there, the latest first."""
-        return [path for path in map(Path, reversed(self._kept.read())) if _is_file(path)]
+        return [path for path in map(Path, reversed(self._cache.read())) if _is_file(path)]
 
     def add(self, path: Path) -> None:
         """It was opened now."""
@@ -37,7 +34,7 @@ class RecentModels:
                 del entries[name]
             entries[str(path)] = now
 
-        self._kept.change(put_last)
+        self._cache.update(put_last)
 
 
 def _is_file(path: Path) -> bool:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from cpuchat import paths
-from cpuchat.models.library.kept import Kept, identity
+from cpuchat.files import JsonCache
+from cpuchat.models.fingerprint import stat_fingerprint
 from cpuchat.models.library.places import model_files
 from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.roofline import OFF, PARTLY_CACHED
@@ -22,7 +23,6 @@ from cpuchat.timings import LEAST_TOKENS, Timings
 
 _VERSION = 1
 _MOST = 1_000
-_MAX_BYTES = 1 << 20
 _LEAST_TOKENS = 64
 _QUIET = 0.05
 """Share of the time that threads may have waited for a core."""
@@ -58,7 +58,7 @@ class UsageLog:
 
     def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         """`file` replaces the one in the cache folder."""
-        self._kept = Kept(file or paths.usage_file(), Usage, version=_VERSION, most=_MOST, max_bytes=_MAX_BYTES)
+        self._cache = JsonCache(file or paths.usage_file(), Usage, version=_VERSION, max_entries=_MOST)
         self._clock = clock
 
     def loaded(self, models: Iterable[Path]) -> None:
@@ -92,7 +92,7 @@ class UsageLog:
 
     def read(self) -> UsageRead:
         """What is known now."""
-        return UsageRead(self._kept.read())
+        return UsageRead(self._cache.read())
 
     def _change(self, path: Path, change: Callable[[Usage], Usage]) -> None:
         try:
@@ -103,7 +103,7 @@ class UsageLog:
         def put_last(entries: dict[str, Usage]) -> None:
             entries[key] = change(entries.pop(key, Usage()))
 
-        self._kept.change(put_last)
+        self._cache.update(put_last)
 
 
 class UsageRead:
@@ -125,7 +125,7 @@ class UsageRead:
 
 
 def _key(parts: list[Path]) -> str:
-    return identity(parts, with_times=False)
+    return stat_fingerprint(parts, with_times=False)
 
 
 def _reach(model: ModelInfo, timings: Timings) -> Reach | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -17,8 +16,9 @@ import msgspec
 import psutil
 import pytest
 
+from cpuchat import paths
 from cpuchat.errors import Interrupted, UsageError
-from cpuchat.hardware.bandwidth import kept as bandwidth_file
+from cpuchat.hardware.bandwidth import cache as bandwidth_cache
 from cpuchat.hardware.bandwidth import measuring, peaks, probe, read_probe
 from cpuchat.hardware.bandwidth import survey as surveying
 from cpuchat.hardware.bandwidth.measuring import Measured, ProbeFailed, buffer_bytes, measure
@@ -370,12 +370,12 @@ def test_policies_count_only_where_there_are_nodes(
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\xff\xfe", b"[]", b"{}", b'{"format": 2, "entries": {}}', b'{"format": 1, "entries": 7}', b"[" * 5000],
+    [b"", b"\xff\xfe", b"[]", b"{}", b'{"version": 2, "entries": {}}', b'{"version": 1, "entries": 7}', b"[" * 5000],
 )
 def test_a_damaged_file_counts_as_empty_and_is_replaced(
     small: Path, measured: list[tuple[int, ...]], content: bytes
 ) -> None:
-    file = bandwidth_file._file()
+    file = paths.bandwidth_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
     assert probe.known_peak((0,), root=small) is None
@@ -385,15 +385,8 @@ def test_a_damaged_file_counts_as_empty_and_is_replaced(
 
 @pytest.mark.parametrize("value", [None, 5, {}, {"cpus": [0], "bytes_per_s": -1, "rounds": []}, {"cpus": "0"}])
 def test_an_entry_that_is_nonsense_is_none(small: Path, value: object) -> None:
-    bandwidth_file.store(bandwidth_file.key("peak", (0,), "local", small), value)
+    bandwidth_cache.store(bandwidth_cache.key("peak", (0,), "local", small), value)
     assert probe.known_peak((0,), root=small) is None
-
-
-def test_the_file_does_not_grow_without_end() -> None:
-    for number in range(100):
-        bandwidth_file.store(f"entry {number}", number)
-    assert bandwidth_file.load("entry 99") == 99
-    assert bandwidth_file.load("entry 0") is None
 
 
 def test_a_disk_that_cannot_be_written_loses_nothing_but_the_memory(
@@ -403,18 +396,6 @@ def test_a_disk_that_cannot_be_written_loses_nothing_but_the_memory(
     monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "a file" / "cache"))
     assert probe.peak_of((0,), root=small) is not None
     assert probe.known_peak((0,), root=small) is None
-
-
-def test_a_full_disk_leaves_no_litter(monkeypatch: pytest.MonkeyPatch) -> None:
-    bandwidth_file.store("kept", 1)
-
-    def full(path: Path, target: Path) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    bandwidth_file.store("lost", 2)
-    assert [file.name for file in bandwidth_file._file().parent.glob("*")] == ["bandwidth.json"]
-    assert bandwidth_file.load("kept") == 1 and bandwidth_file.load("lost") is None
 
 
 def test_no_peak_has_its_reason(tmp_path: Path, small: Path) -> None:
@@ -481,7 +462,7 @@ def test_a_survey_is_kept_with_its_peak(tree: Callable[[str], Path], measured: l
     assert cached_survey(topology, cpus=(0, 1), root=root) is None
     peak = probe.known_peak(found.all_cores.cpus, "interleave:0-1", root=root)
     assert peak is not None and peak.bytes_per_s == found.all_cores.bytes_per_s
-    bandwidth_file.store(bandwidth_file.key("survey", found.all_cores.cpus, root=root), {"one_core": 1})
+    bandwidth_cache.store(bandwidth_cache.key("survey", found.all_cores.cpus, root=root), {"one_core": 1})
     assert cached_survey(topology, root=root) is None
 
 

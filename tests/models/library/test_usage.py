@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths, settings
+from cpuchat import paths
 from cpuchat.models.library import Library
-from cpuchat.models.library.kept import Kept
 from cpuchat.models.library.usage import Usage, UsageLog
 from cpuchat.protocol import ModelInfo, Traffic
 from cpuchat.timings import SpeculationFigures, Timings
@@ -125,13 +124,6 @@ def test_another_file_of_the_same_name_was_never_used(model: Path, tmp_path: Pat
     assert usage_of(path) == Usage()
 
 
-def test_the_oldest_entries_go(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "k.json", int, version=1, most=3, max_bytes=1000)
-    for name in "abcd":
-        kept.change(lambda entries, name=name: entries.update({name: ord(name)}))
-    assert list(kept.read().items()) == [("b", 98), ("c", 99), ("d", 100)]
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"\x00" * 100, b'{"version": 9, "entries": {}}', b"[" * 2_000_000])
 def test_a_damaged_file_counts_as_empty_and_is_replaced(model: Path, content: bytes) -> None:
     paths.usage_file().parent.mkdir(parents=True)
@@ -152,12 +144,3 @@ def test_programs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     programs = [subprocess.Popen([sys.executable, "-c", code, *map(str, files[first::2])]) for first in range(2)]
     assert [program.wait() for program in programs] == [0, 0]
     assert all(usage_of(file).used > 0 for file in files)
-
-
-@pytest.mark.timeout(60)
-def test_a_program_that_hangs_with_the_lock_keeps_nobody(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "kept.json", int, version=1, most=9, max_bytes=1000)
-    kept.change(lambda entries: entries.update(a=1))
-    with settings.locked(tmp_path / "kept.lock"):
-        kept.change(lambda entries: entries.update(b=2))
-    assert kept.read() == {"a": 1, "b": 2}

@@ -1,35 +1,22 @@
-"""Measured bandwidths of this machine, kept in one file so that they are measured once.
+"""Caches the measured bandwidths of this machine, so that they are measured once.
 
 An entry belongs to a machine (its CPU, its microcode, its memory, its NUMA nodes) and to the cores that were measured.
-A file that is damaged, or written by another version, counts as empty.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Any
 
 from cpuchat import paths
+from cpuchat.files import JsonCache
 from cpuchat.hardware.cgroups import read_text
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.memory import meminfo
 
 ROOT = Path("/")
-_FORMAT: Final = 1
-_MOST_ENTRIES: Final = 64
-
-
-class Saved(msgspec.Struct):
-    """The file. Keys are those of `key`; what a value looks like is the business of who wrote it."""
-
-    format: int = _FORMAT
-    entries: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 def key(kind: str, cpus: Collection[int], words: str = "", root: Path = ROOT) -> str:
@@ -59,35 +46,14 @@ def _machine(root: Path) -> tuple[str, ...]:
 
 
 def load(name: str) -> Any:
-    """The entry called `name`, as JSON gives it; None when there is none."""
-    return _read().entries.get(name)
+    """Return the entry called `name`, as JSON gives it; None when there is none."""
+    return _cache().read().get(name)
 
 
 def store(name: str, value: Any) -> None:
-    """Keep `value` (what msgspec can write) under `name`; the newest entries stay. No room on the disk: not kept."""
-    saved = _read()
-    saved.entries.pop(name, None)
-    saved.entries[name] = value
-    saved.entries = dict(list(saved.entries.items())[-_MOST_ENTRIES:])
-    folder = _file().parent
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(saved), indent=1))
-            Path(temporary).replace(_file())
-        finally:
-            Path(temporary).unlink(missing_ok=True)  # there only when that went wrong
+    """Cache `value` (whatever msgspec can encode) under `name`."""
+    _cache().put(name, value)
 
 
-def _read() -> Saved:
-    try:
-        saved = msgspec.json.decode(_file().read_bytes(), type=Saved)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return Saved()
-    return saved if saved.format == _FORMAT else Saved()
-
-
-def _file() -> Path:
-    return paths.cache_dir() / "bandwidth.json"
+def _cache() -> JsonCache[Any]:
+    return JsonCache(paths.bandwidth_file(), Any, version=1, max_entries=64)

@@ -1,0 +1,163 @@
+"""The one atomic file writer, and the one JSON cache that several processes share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Generic, TypeVar
+
+import msgspec
+
+try:
+    import fcntl
+except ImportError:  # no such locks on this system: the last writer wins
+    fcntl = None
+
+LOCK_SECONDS = 2.0
+"""How long to wait for another process that changes the same file. That takes milliseconds; after this it hangs."""
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def atomic_writer(file: Path, *, mode: int = 0o600, sync: bool = True) -> Iterator[BinaryIO]:
+    """Write a temporary file beside `file`, then rename it over `file`.
+
+    A crash leaves the old or the new content, never half of one; an exception inside the block leaves the old one.
+
+    Args:
+        mode: permissions of the file, whatever the umask.
+        sync: fsync before the rename, so that the content also survives a power failure.
+
+    Raises:
+        OSError: the folder or the file cannot be written.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # mkstemp never follows a link that someone else put there: the writer may run as root.
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "wb", buffering=1 << 20) as stream:
+            yield stream
+            stream.flush()
+            os.fchmod(handle, mode)
+            if sync:
+                os.fsync(handle)
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_atomically(file: Path, content: str | bytes, *, mode: int = 0o600, sync: bool = True) -> None:
+    """Replace the content of `file` as `atomic_writer` does; text is written as UTF-8."""
+    with atomic_writer(file, mode=mode, sync=sync) as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Hold an advisory lock on `path`, a file or a folder: one process at a time changes what it stands for.
+
+    The lock ends with its process. A process that hangs blocks nobody: after `LOCK_SECONDS` its lock is ignored, and
+    at worst one of two changes is lost.
+
+    Raises:
+        OSError: `path` cannot be opened.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while fcntl is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(0.002)
+            except OSError:  # a file system without locks
+                break
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether another process holds a lock on `path`; False where that cannot be determined."""
+    try:
+        with path.open("rb") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+class _Content(msgspec.Struct, Generic[T]):
+    version: int
+    entries: dict[str, T]
+
+
+class JsonCache(Generic[T]):
+    """Entries of one type by key in a JSON file, the oldest first; only the newest `max_entries` are kept.
+
+    A file that is missing, damaged, of another `version` or larger than `max_bytes` counts as empty. Losing the file
+    costs time and is never an error: a folder that cannot be written only means that nothing is cached.
+    """
+
+    def __init__(self, file: Path, kind: type[T], *, version: int, max_entries: int, max_bytes: int = 1 << 20) -> None:
+        self.file = file
+        self._decoder = msgspec.json.Decoder(_Content[kind])
+        self._version = version
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+
+    def read(self) -> dict[str, T]:
+        """Return all entries, the oldest first."""
+        try:
+            if self.file.stat().st_size > self._max_bytes:
+                return {}
+            content = self._decoder.decode(self.file.read_bytes())
+        except (OSError, ValueError):  # msgspec's errors are ValueErrors
+            return {}
+        return content.entries if content.version == self._version else {}
+
+    def update(self, change: Callable[[dict[str, T]], None]) -> None:
+        """Let `change` edit the current entries under a lock, so that nothing another process wrote is lost."""
+        folder = self.file.parent
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with file_lock(folder):
+                entries = self.read()
+                change(entries)
+                while len(entries) > self._max_entries:
+                    del entries[next(iter(entries))]
+                write_atomically(self.file, msgspec.json.encode(_Content(self._version, entries)))
+
+    def put(self, key: str, value: T) -> None:
+        """Store `value` as the newest entry."""
+        self.put_all({key: value})
+
+    def put_all(self, values: dict[str, T]) -> None:
+        """Store `values` as the newest entries."""
+
+        def replace(entries: dict[str, T]) -> None:
+            for key in values:
+                entries.pop(key, None)
+            entries.update(values)
+
+        self.update(replace)
+
+    def remove(self, key: str) -> None:
+        """Remove an entry, if there is one."""
+
+        def pop(entries: dict[str, T]) -> None:
+            entries.pop(key, None)
+
+        self.update(pop)

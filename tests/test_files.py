@@ -1,0 +1,114 @@
+"""The atomic writer and the JSON cache that several processes share."""
+
+from __future__ import annotations
+
+import errno
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpuchat.files import JsonCache, atomic_writer, file_lock, is_locked, write_atomically
+
+
+def cache(file: Path, max_entries: int = 9, version: int = 1) -> JsonCache[int]:
+    return JsonCache(file, int, version=version, max_entries=max_entries, max_bytes=1000)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_the_content_and_the_mode_are_replaced_and_nothing_else_is_left(tmp_path: Path, sync: bool) -> None:
+    file = tmp_path / "new" / "a.sh"
+    write_atomically(file, "one ü")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    write_atomically(file, b"two", mode=0o755, sync=sync)
+    assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == (b"two", 0o755)
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_an_error_leaves_the_old_content(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    write_atomically(file, "old")
+    with pytest.raises(KeyError), atomic_writer(file) as stream:
+        stream.write(b"half of the n")
+        raise KeyError
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_full_disk_leaves_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a"
+    write_atomically(file, "old")
+
+    def full(path: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(file, "new")
+    assert list(tmp_path.iterdir()) == [file] and file.read_text() == "old"
+
+
+def test_a_lock_is_seen_by_others_until_it_ends(tmp_path: Path) -> None:
+    (lock := tmp_path / "lock").touch()
+    with file_lock(lock):
+        assert is_locked(lock)
+    assert not is_locked(lock) and not is_locked(tmp_path / "none")
+
+
+def test_the_oldest_entries_go(tmp_path: Path) -> None:
+    kept = cache(tmp_path / "k.json", max_entries=3)
+    for name in "abcad":
+        kept.put(name, ord(name))
+    assert list(kept.read().items()) == [("c", 99), ("a", 97), ("d", 100)]
+    kept.remove("c")
+    kept.remove("nothing")
+    assert list(kept.read()) == ["a", "d"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe", b'{"version": 2, "entries": {}}', b'{"version": 1, "entries": {"a": "b"}}', b"[" * 5000],
+)
+def test_a_damaged_file_counts_as_empty_and_is_replaced(tmp_path: Path, content: bytes) -> None:
+    kept = cache(tmp_path / "k.json")
+    kept.file.write_bytes(content)
+    assert kept.read() == {}
+    kept.put("a", 1)
+    assert kept.read() == {"a": 1}
+
+
+def test_a_file_that_is_too_large_counts_as_empty(tmp_path: Path) -> None:
+    kept = cache(tmp_path / "k.json")
+    kept.put("a" * 2000, 1)
+    assert kept.read() == {}
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    kept = cache(tmp_path / "file" / "k.json")
+    kept.put("a", 1)
+    assert kept.read() == {}
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_hangs_with_the_lock_blocks_nobody(tmp_path: Path) -> None:
+    kept = cache(tmp_path / "k.json")
+    kept.put("a", 1)
+    with file_lock(tmp_path):
+        kept.put("b", 2)
+    assert kept.read() == {"a": 1, "b": 2}
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from cpuchat.files import JsonCache\n"
+        "cache = JsonCache(Path(sys.argv[1]), int, version=1, max_entries=99)\n"
+        "for name in sys.argv[2:]: cache.put(name, 1)"
+    )
+    names = [f"{n}" for n in range(40)]
+    command = [sys.executable, "-c", code, str(tmp_path / "k.json")]
+    programs = [subprocess.Popen([*command, *names[first::2]]) for first in range(2)]
+    assert [program.wait() for program in programs] == [0, 0]
+    assert sorted(cache(tmp_path / "k.json").read()) == sorted(names)
