@@ -30,7 +30,7 @@ from cpuchat.hardware.memory import available_bytes, total_bytes
 from cpuchat.models.gguf import GGUFHeader, read_model
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import ASSUMED_REACH, Machine, given_back
-from cpuchat.models.outlook import outlook
+from cpuchat.models.prediction import predict
 from cpuchat.protocol import LoadOptions, ModelInfo
 from cpuchat.synthetic.model import write_model
 from cpuchat.timings import Timings
@@ -101,7 +101,7 @@ async def observe(case: Case, told: Told, reach: float | None, number: int, n_to
         memory = psutil.Process(backend.pid).memory_info()
     here = Machine(available=available_bytes(), total=total_bytes(), peak=peak, peak_words="the probe beside it")
     draft = read_model(case.draft) if case.draft is not None else None
-    seen = outlook(case.header, options, here, draft=draft)
+    seen = predict(case.header, options, here, draft=draft)
     if seen.tok_s is None:
         raise MeasureError(seen.basis)
     if draft is None:
@@ -110,7 +110,7 @@ async def observe(case: Case, told: Told, reach: float | None, number: int, n_to
         told.own.append((memory.rss - memory.shared) / 1e9)
         told.back.append(given_back(info, options) / 1e9)
     if draft is None and reach is not None:
-        known = outlook(case.header, options, msgspec.structs.replace(here, reach=reach), draft=draft).tok_s
+        known = predict(case.header, options, msgspec.structs.replace(here, reach=reach), draft=draft).tok_s
         told.known.append(known or 0.0)
     told.rss.append(memory.rss / 1e9)
     told.total.append((seen.need.total + (seen.draft_need.total if seen.draft_need is not None else 0)) / 1e9)

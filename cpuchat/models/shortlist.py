@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cpuchat.models.catalog import CatalogModel
-from cpuchat.models.outlook import Outlook
+from cpuchat.models.prediction import Prediction
 
 PACE = 6.0
 """tok/s that keep up with reading: at three words to four tokens 270 words a minute, where people read about 240
@@ -30,20 +30,20 @@ class Ranked:
 NOTHING = Ranked()
 
 
-def ranked(models: Iterable[CatalogModel], outlooks: Mapping[str, Outlook]) -> Ranked:
+def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]) -> Ranked:
     """Order the models by what is to be expected of them here.
 
     Args:
-        outlooks: by id; without one a model is among the `others`.
+        predictions: by id; without one a model is among the `others`.
     """
     newest = sorted(models, key=lambda model: -model.year)
-    too_large = tuple(model for model in newest if _verdict(model, outlooks) == "too large")
+    too_large = tuple(model for model in newest if _verdict(model, predictions) == "too large")
     best: dict[str, CatalogModel] = {}
     for model in newest:
-        outlook = outlooks.get(model.id)
-        if outlook is None or outlook.verdict != "fits" or model.use != "chat" or "repo" not in model.verified:
+        prediction = predictions.get(model.id)
+        if prediction is None or prediction.verdict != "fits" or model.use != "chat" or "repo" not in model.verified:
             continue
-        if _pace(outlook) >= PACE:
+        if _pace(prediction) >= PACE:
             maker = model.publisher or model.family
             best[maker] = max(best.get(maker, model), model, key=_worth)
     suits = tuple(sorted(best.values(), key=_worth, reverse=True)[:_MOST])
@@ -56,10 +56,10 @@ def _worth(model: CatalogModel) -> tuple[int, float]:
     return model.year, model.params
 
 
-def _verdict(model: CatalogModel, outlooks: Mapping[str, Outlook]) -> str:
-    return outlooks[model.id].verdict if model.id in outlooks else ""
+def _verdict(model: CatalogModel, predictions: Mapping[str, Prediction]) -> str:
+    return predictions[model.id].verdict if model.id in predictions else ""
 
 
-def _pace(outlook: Outlook) -> float:
+def _pace(prediction: Prediction) -> float:
     """tok/s, as predicted or else for a usual machine."""
-    return outlook.tok_s or _USUAL_BANDWIDTH / max(outlook.bytes_per_token, 1)
+    return prediction.tok_s or _USUAL_BANDWIDTH / max(prediction.bytes_per_token, 1)

@@ -8,25 +8,25 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.units import tokens
 
 if TYPE_CHECKING:
-    from cpuchat.models.outlook import Outlook
+    from cpuchat.models.prediction import Prediction
 
 
-def verdict(outlook: Outlook) -> str:
+def verdict(outlook: Prediction) -> str:
     """`fits`, `tight`, `too large`; `≈ fits` where only the size of the file is known."""
     return outlook.verdict if outlook.exact else f"≈ {outlook.verdict}"
 
 
-def speed(outlook: Outlook) -> str:
+def speed(outlook: Prediction) -> str:
     """`≈41 tok/s`, `≈7.3 tok/s`, "" when it can't be told."""
     return f"≈{units.about(outlook.tok_s)} tok/s" if outlook.tok_s is not None else ""
 
 
-def speed_and_why(outlook: Outlook) -> str:
+def speed_and_why(outlook: Prediction) -> str:
     """The same, and what it rests on, or why there is none."""
     return ": ".join(filter(None, (speed(outlook), outlook.basis.removeprefix("≈ "))))
 
 
-def context(outlook: Outlook) -> str:
+def context(outlook: Prediction) -> str:
     """`8k tokens; up to 32k would fit`; "" when that is not known."""
     if not outlook.n_ctx or not outlook.exact:
         return ""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cpuchat.models.gguf import GGUFHeader
     from cpuchat.models.library import LocalModel
     from cpuchat.models.machine import Machine
-    from cpuchat.models.outlook import Outlook
+    from cpuchat.models.prediction import Prediction
     from cpuchat.models.quantize.forecast import Forecast
     from cpuchat.models.quantize.types import QuantType
     from cpuchat.protocol import LoadOptions
@@ -27,7 +27,7 @@ class Prospect:
     `arrangement` of its weights once they are loaded here."""
 
     forecast: Forecast
-    outlook: Outlook
+    outlook: Prediction
     speed_up: float
     arrangement: str
 
@@ -35,13 +35,13 @@ class Prospect:
 def prospect(source: GGUFHeader, forecast: Forecast, machine: Machine, options: LoadOptions) -> Prospect:
     """Judge a forecast. Takes some milliseconds: not for the UI's own thread."""
     from cpuchat.hardware.instructions import instructions
-    from cpuchat.models.outlook import outlook
+    from cpuchat.models.prediction import predict
     from cpuchat.models.quantize.forecast import speed_up
     from cpuchat.models.repack import arrangement
 
     return Prospect(
         forecast=forecast,
-        outlook=outlook(forecast.header, options, machine),
+        outlook=predict(forecast.header, options, machine),
         speed_up=speed_up(source, forecast.header),
         arrangement=arrangement(forecast.header, instructions()),
     )

@@ -18,7 +18,7 @@ from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.models.drafts.beside import Beside
-    from cpuchat.models.outlook import Outlook
+    from cpuchat.models.prediction import Prediction
 
 _PARTS_HEADING = "draft heads, image and audio parts: not models"
 
@@ -42,7 +42,7 @@ class Known:
     arrived: int = 0
     loaded: bool = False
     download: Download | None = None
-    outlook: Outlook | None = None
+    outlook: Prediction | None = None
     draft: Beside | None = None
     problem: CpuchatError | None = None
 

@@ -16,7 +16,8 @@ from cpuchat.present.repository import Known, key_of
 
 if TYPE_CHECKING:
     from cpuchat.models.drafts.beside import Beside
-    from cpuchat.models.outlook import Machine, Outlook
+    from cpuchat.models.machine import Machine
+    from cpuchat.models.prediction import Prediction
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Findings:
     The `draft` model is counted in them; None when there is none.
     """
 
-    outlooks: dict[str, Outlook]
+    outlooks: dict[str, Prediction]
     draft: Beside | None = None
 
 
@@ -39,8 +40,8 @@ class RepositoryState:
     repository: Repository
     machine: Machine
     here: dict[str, Path]
-    judged: dict[str, Outlook | CpuchatError] = field(default_factory=dict)
-    expected: dict[str, Outlook] = field(default_factory=dict)
+    judged: dict[str, Prediction | CpuchatError] = field(default_factory=dict)
+    expected: dict[str, Prediction] = field(default_factory=dict)
     drafts: dict[str, Beside | None] = field(default_factory=dict)
     arrived: dict[str, int] = field(default_factory=dict)
 
@@ -103,9 +104,9 @@ class RepositoryState:
         keys = [key_of(model) for model in chat]
         return next((key for key in keys if key in self.here), keys[0] if keys else "")
 
-    def _estimate(self, model: RepoModel) -> Outlook | None:
+    def _estimate(self, model: RepoModel) -> Prediction | None:
         """By another quantization of the same model, else by its size; None as long as no header was asked for."""
-        from cpuchat.models.outlook import estimate
+        from cpuchat.models.prediction import estimate
 
         if model.kind != "model" or not self.judged:
             return None

@@ -16,7 +16,7 @@ from cpuchat.models.fit import PROCESS_BYTES, required_memory
 from cpuchat.models.gguf import read_model
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import ASSUMED_REACH, given_back, this_machine
-from cpuchat.models.outlook import estimate
+from cpuchat.models.prediction import estimate
 from cpuchat.protocol import LoadOptions, Traffic
 from cpuchat.settings import Settings, parse
 from cpuchat.synthetic.model import write_model

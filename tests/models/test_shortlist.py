@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpuchat.models.catalog import CatalogModel, load_catalog
 from cpuchat.models.machine import Machine
-from cpuchat.models.outlook import Outlook, estimate
+from cpuchat.models.prediction import Prediction, estimate
 from cpuchat.models.shortlist import PACE, Ranked, ranked
 
 GB = 10**9
@@ -16,12 +16,12 @@ def machine(free: float, peak: float) -> Machine:
                    reach=0.7, reach_words="as usual")  # fmt: skip
 
 
-def judged(models: tuple[CatalogModel, ...], where: Machine) -> tuple[Ranked, dict[str, Outlook]]:
-    outlooks = {
+def judged(models: tuple[CatalogModel, ...], where: Machine) -> tuple[Ranked, dict[str, Prediction]]:
+    predictions = {
         model.id: estimate(model.size, where, active=model.active_share, quantization=model.quantization)
         for model in models if model.size
     }  # fmt: skip
-    return ranked(models, outlooks), outlooks
+    return ranked(models, predictions), predictions
 
 
 def model(name: str, size: float, **facts: object) -> CatalogModel:
@@ -37,13 +37,13 @@ def names(models: tuple[CatalogModel, ...]) -> list[str]:
 def test_each_model_is_in_one_place_and_those_that_suit_fit_and_keep_up_with_reading() -> None:
     catalog = load_catalog().models
     for where in (machine(6, 20), machine(14, 40), machine(60, 90), machine(700, 400)):
-        found, outlooks = judged(catalog, where)
+        found, predictions = judged(catalog, where)
         everywhere = [*found.suits, *found.others, *found.too_large]
         assert sorted(one.id for one in everywhere) == sorted(one.id for one in catalog)
         assert 3 <= len(found.suits) <= 8
         for one in found.suits:
-            assert outlooks[one.id].verdict == "fits" and (outlooks[one.id].tok_s or 0) >= PACE
-        assert {outlooks[one.id].verdict for one in found.too_large} <= {"too large"}
+            assert predictions[one.id].verdict == "fits" and (predictions[one.id].tok_s or 0) >= PACE
+        assert {predictions[one.id].verdict for one in found.too_large} <= {"too large"}
 
 
 def test_of_one_publisher_the_newest_and_then_the_largest_is_taken() -> None:

@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from cpuchat.models.catalog import Catalog, CatalogModel
     from cpuchat.models.machine import Machine
-    from cpuchat.models.outlook import Outlook
+    from cpuchat.models.prediction import Prediction
 
 _CATALOG_EPILOG = """\b
 Examples:
@@ -95,16 +95,16 @@ def _row(model: CatalogModel, here: Collection[str], machine: Machine) -> tuple[
     )
 
 
-def _expected(model: CatalogModel, machine: Machine) -> Outlook | None:
+def _expected(model: CatalogModel, machine: Machine) -> Prediction | None:
     """None when the size is not known."""
-    from cpuchat.models.outlook import estimate
+    from cpuchat.models.prediction import estimate
 
     if not model.size:
         return None
     return estimate(model.size, machine, active=model.active_share, quantization=model.quantization)
 
 
-def _speed(expected: Outlook | None) -> str:
+def _speed(expected: Prediction | None) -> str:
     from cpuchat.telemetry import units
 
     return units.about(expected.tok_s) if expected is not None and expected.tok_s is not None else ""
@@ -125,14 +125,14 @@ def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], machi
     drafts = [f"{draft.name} ({draft.id}{', here' if draft.id in here else ''})" for draft in known.drafts_of(model)]
     expected = _expected(model, machine)
     speed = _speed(expected)
-    outlook = f"{expected.explained}{f'; ≈ {speed} tok/s' if speed else ''}" if expected is not None else ""
+    prediction = f"{expected.explained}{f'; ≈ {speed} tok/s' if speed else ''}" if expected is not None else ""
     facts = (
         ("", f"{model.name}{' · here' if model.id in here else ''}"),
         ("", " · ".join(filter(None, (model.id, model.family, model.publisher, str(model.year), model.license)))),
         ("parameters", f"{_parameters(model)}{', a mixture of experts' if model.is_moe else ''}"),
         ("context", f"{model.context:,} tokens" if model.context else ""),
         ("sizes", ", ".join(f"{name} {_gigabytes(model, name)}" for name in model.sizes)),
-        ("fit", outlook),
+        ("fit", prediction),
         ("drafts", ", ".join(drafts) or (f"none: {model.why_no_draft}" if model.why_no_draft else "none known")),
         ("made for", "drafting, not for chats" if model.use == "draft" else ""),
         ("note", model.note),

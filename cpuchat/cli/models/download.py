@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cpuchat.models.downloads.state import Download
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.hub.repository import RepoModel, Repository
-    from cpuchat.models.prospects import Prospect
+    from cpuchat.models.repository_prediction import ModelPrediction
     from cpuchat.settings import Settings
 
 _DOWNLOAD_EPILOG = f"""\b
@@ -50,9 +50,9 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
     hub, terminal = Hub(), Terminal()
     repository = hub.repository(address.repo, revision or address.revision or "main")
     model = choose(repository, address.wanted)
-    prospect = _prospect(hub, repository, model, chosen)
-    _explain(terminal, repository, model, prospect)
-    if prospect.damaged or prospect.outlook.verdict == "too large":
+    predicted = _predicted(hub, repository, model, chosen)
+    _explain(terminal, repository, model, predicted)
+    if predicted.damaged or predicted.prediction.verdict == "too large":
         _ask(yes, as_json)
     done = asyncio.run(_download(repository, model, _Shown(terminal)))
     terminal.clear_progress()
@@ -67,29 +67,29 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
     return 0
 
 
-def _prospect(hub: Hub, repository: Repository, model: RepoModel, chosen: Settings) -> Prospect:
+def _predicted(hub: Hub, repository: Repository, model: RepoModel, chosen: Settings) -> ModelPrediction:
     import msgspec
 
     from cpuchat.models.machine import this_machine
-    from cpuchat.models.prospects import prospects
+    from cpuchat.models.repository_prediction import predict_repository
 
     alone = msgspec.structs.replace(repository, models=(model,))
-    return next(prospects(hub, alone, chosen.load_options(), this_machine(chosen)))
+    return next(predict_repository(hub, alone, chosen.load_options(), this_machine(chosen)))
 
 
-def _explain(terminal: Terminal, repository: Repository, model: RepoModel, prospect: Prospect) -> None:
+def _explain(terminal: Terminal, repository: Repository, model: RepoModel, predicted: ModelPrediction) -> None:
     from cpuchat.telemetry import units
     from cpuchat.text import clean_line
 
     files = f", {len(model.files)} files" if len(model.files) > 1 else ""
     terminal.note(f"{clean_line(repository.id)}: {clean_line(model.name)} ({units.size(model.size)}{files})")
-    if prospect.problem:
-        terminal.warn(f"  ! {clean_line(prospect.problem)}")
-    if not prospect.damaged:
-        terminal.note(f"  {prospect.outlook.explained}")
-        speed = prospect.outlook.tok_s
+    if predicted.problem:
+        terminal.warn(f"  ! {clean_line(predicted.problem)}")
+    if not predicted.damaged:
+        terminal.note(f"  {predicted.prediction.explained}")
+        speed = predicted.prediction.tok_s
         about = f"≈ {units.about(speed)} tok/s: " if speed is not None else ""
-        terminal.note(f"  {about}{prospect.outlook.basis}")
+        terminal.note(f"  {about}{predicted.prediction.basis}")
 
 
 def _ask(yes: bool, as_json: bool) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cpuchat.models.gguf import GGUFHeader
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.hub.repository import RepoModel, Repository
-    from cpuchat.models.prospects import Prospect
+    from cpuchat.models.repository_prediction import ModelPrediction
     from cpuchat.settings import Settings
 
 _FILES_EPILOG = """\b
@@ -59,7 +59,7 @@ def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json:
         named = address.quantization or address.path.lower().endswith(".gguf")  # not by the link of a folder
         first = choose(repository, address.wanted) if named else None
         header = find_header(draft, chosen.model.folders, hub) if draft else None
-        found = _prospects(None if no_header else hub, repository, chosen, first, header)
+        found = _predicted(None if no_header else hub, repository, chosen, first, header)
     finally:
         terminal.clear_progress()
     if as_json:
@@ -67,18 +67,18 @@ def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json:
     return _print(repository, found)
 
 
-def _prospects(
+def _predicted(
     hub: Hub | None, repository: Repository, chosen: Settings, first: RepoModel | None, draft: GGUFHeader | None
-) -> dict[str, Prospect]:
+) -> dict[str, ModelPrediction]:
     """By the path of the model's first file."""
     from cpuchat.models.machine import this_machine
-    from cpuchat.models.prospects import prospects
+    from cpuchat.models.repository_prediction import predict_repository
 
-    told = prospects(hub, repository, chosen.load_options(), this_machine(chosen), first=first, draft=draft)
+    told = predict_repository(hub, repository, chosen.load_options(), this_machine(chosen), first=first, draft=draft)
     return {one.model.files[0].path: one for one in told}
 
 
-def _print(repository: Repository, found: Mapping[str, Prospect]) -> int:
+def _print(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
     from cpuchat.present.table import table
     from cpuchat.telemetry.units import size
     from cpuchat.text import clean_line
@@ -105,7 +105,7 @@ def _print(repository: Repository, found: Mapping[str, Prospect]) -> int:
 
 
 def _row(
-    repository: Repository, model: RepoModel, prospect: Prospect | None, names: Mapping[str, int]
+    repository: Repository, model: RepoModel, predicted: ModelPrediction | None, names: Mapping[str, int]
 ) -> tuple[str, ...]:
     from cpuchat.telemetry import units
     from cpuchat.telemetry.units import size
@@ -113,10 +113,10 @@ def _row(
     name = model.quantization if model.quantization and names[model.quantization] == 1 else model.name
     count = str(len(model.files)) if len(model.files) > 1 else ""
     here = _share(_bytes_here(repository, model), model.size)
-    if prospect is None or prospect.damaged:
-        fault = "damaged" if prospect is not None else "parts are missing"
+    if predicted is None or predicted.damaged:
+        fault = "damaged" if predicted is not None else "parts are missing"
         return name, size(model.size), fault, "", "", count, here
-    expected = prospect.outlook
+    expected = predicted.prediction
     about = "" if expected.exact else "≈ "
     return (
         name,
@@ -141,12 +141,12 @@ def _share(done: int, total: int) -> str:
     return "" if not done else "here" if done == total else f"{100 * done // total} %"
 
 
-def _notes(repository: Repository, found: Mapping[str, Prospect]) -> list[str]:
+def _notes(repository: Repository, found: Mapping[str, ModelPrediction]) -> list[str]:
     """What the figures rest on, and what went wrong, each once."""
     from cpuchat.models.fit import gigabytes
 
     notes: list[str] = []
-    judged = [one.outlook for one in found.values() if not one.damaged]
+    judged = [one.prediction for one in found.values() if not one.damaged]
     if judged:
         expected = max(judged, key=lambda one: (one.exact, one.tok_s or 0))
         context = f" with {expected.n_ctx:,} tokens of context" if expected.exact else ""
@@ -158,7 +158,7 @@ def _notes(repository: Repository, found: Mapping[str, Prospect]) -> list[str]:
     return notes
 
 
-def _print_json(repository: Repository, found: Mapping[str, Prospect]) -> int:
+def _print_json(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
     import msgspec
 
     from cpuchat.cli.output import json_line
@@ -166,16 +166,16 @@ def _print_json(repository: Repository, found: Mapping[str, Prospect]) -> int:
     rows: list[dict[str, Any]] = []
     for model in repository.models:
         row = {**msgspec.to_builtins(model), "size": model.size, "here": _bytes_here(repository, model)}
-        prospect = found.get(model.files[0].path)
-        if prospect is not None:
-            row["outlook"] = _outlook_json(prospect)
+        predicted = found.get(model.files[0].path)
+        if predicted is not None:
+            row["prediction"] = _prediction_json(predicted)
         rows.append(row)
     click.echo(json_line({**msgspec.to_builtins(repository), "models": rows}))
     return 0
 
 
-def _outlook_json(prospect: Prospect) -> dict[str, Any]:
-    expected = prospect.outlook
+def _prediction_json(predicted: ModelPrediction) -> dict[str, Any]:
+    expected = predicted.prediction
     return {
         "verdict": expected.verdict,
         "exact": expected.exact,
@@ -187,6 +187,6 @@ def _outlook_json(prospect: Prospect) -> dict[str, Any]:
         "tok_s": expected.tok_s,
         "basis": expected.basis,
         "explained": expected.explained,
-        "problem": prospect.problem,
-        "damaged": prospect.damaged,
+        "problem": predicted.problem,
+        "damaged": predicted.damaged,
     }

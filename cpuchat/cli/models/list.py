@@ -90,7 +90,7 @@ def _parameters(model: LocalModel) -> str:
 
 def _speed(model: LocalModel, machine: Machine) -> str:
     """`31.2` as measured, `≈41` as predicted, or that it is too large."""
-    from cpuchat.models.outlook import estimate
+    from cpuchat.models.prediction import estimate
     from cpuchat.telemetry.units import about, rate
 
     if model.measured_tok_s:

@@ -183,7 +183,7 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
     """`_types` with what each would make of the model; bits per weight are those of the file."""
     from cpuchat import settings
     from cpuchat.models.machine import this_machine
-    from cpuchat.models.outlook import outlook
+    from cpuchat.models.prediction import predict
     from cpuchat.models.quantize.forecast import foresee, source_header, speed_up
     from cpuchat.models.quantize.process import QuantizeProcess
     from cpuchat.models.quantize.types import TYPES
@@ -200,7 +200,7 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
             except QuantizeFailed as error:  # its rows have a length that this type cannot hold
                 rows.append(row | {"problem": error.message})
                 continue
-            expected = outlook(forecast.header, options, machine)
+            expected = predict(forecast.header, options, machine)
             rows.append(
                 row
                 | {

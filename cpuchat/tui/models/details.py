@@ -21,7 +21,7 @@ from cpuchat.tui import wording
 from cpuchat.tui.models.entries import HubSearch, Subject, TypedFile
 
 if TYPE_CHECKING:
-    from cpuchat.models.outlook import Outlook
+    from cpuchat.models.prediction import Prediction
 
 Row = tuple[str, str]
 
@@ -36,7 +36,7 @@ class Look:
     `problem` why its header cannot be read. `reading`: it is being read, `outlook` is estimated by the size so far;
     None: that cannot be told."""
 
-    outlook: Outlook | None = None
+    outlook: Prediction | None = None
     kv_per_token: int = 0
     draft: str = ""
     problem: str = ""

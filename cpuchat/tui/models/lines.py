@@ -20,13 +20,13 @@ from cpuchat.tui import wording
 from cpuchat.tui.models.entries import Entry, HubSearch, Section, TypedFile
 
 if TYPE_CHECKING:
-    from cpuchat.models.outlook import Outlook
+    from cpuchat.models.prediction import Prediction
 
 HERE, LOADED, NOT_HERE, DAMAGED, NOT_ALONE = "○", "●", "◌", "!", "·"
 
 
 def rows(
-    sections: list[Section], local: Iterable[LocalModel], outlooks: Mapping[str, Outlook], loaded: Path | None
+    sections: list[Section], local: Iterable[LocalModel], outlooks: Mapping[str, Prediction], loaded: Path | None
 ) -> list[ListRow]:
     """All lines, headings included. `outlooks` by key of the entry, as far as they are known; `local` are all models of
     this machine, listed or not: what has the name of another one is listed by the name of its file."""
@@ -45,7 +45,7 @@ def rows(
     return found
 
 
-def row(entry: Entry, outlook: Outlook | None, loaded: Path | None) -> ListRow:
+def row(entry: Entry, outlook: Prediction | None, loaded: Path | None) -> ListRow:
     """`● Qwen2.5-1.5B-Instruct   Q8_0   1.6 GB  here   31 tok/s`."""
     key = entry.key
     match entry.subject:
@@ -70,7 +70,7 @@ def row(entry: Entry, outlook: Outlook | None, loaded: Path | None) -> ListRow:
             return _search(key, search)
 
 
-def _local(key: str, model: LocalModel, outlook: Outlook | None, loaded: Path | None) -> ListRow:
+def _local(key: str, model: LocalModel, outlook: Prediction | None, loaded: Path | None) -> ListRow:
     if model.damaged and model.unfinished is None:
         return ListRow(key, DAMAGED if model.kind == "model" else NOT_ALONE, model.name, note=model.damaged, dim=True)
     size = wording.size(model.size) if model.size else ""
@@ -86,7 +86,7 @@ def _local(key: str, model: LocalModel, outlook: Outlook | None, loaded: Path | 
     return ListRow(key, mark, model.name, (model.quantization, size, state, speed), strong=is_loaded)
 
 
-def _speed(outlook: Outlook | None) -> str:
+def _speed(outlook: Prediction | None) -> str:
     """Predicted; "" while it cannot be told."""
     return outlook_words.speed(outlook) if outlook is not None else ""
 

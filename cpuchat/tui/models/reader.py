@@ -18,7 +18,7 @@ from cpuchat.tui.models.entries import Subject
 if TYPE_CHECKING:
     from cpuchat.models.gguf import GGUFHeader
     from cpuchat.models.machine import Machine
-    from cpuchat.models.outlook import Outlook
+    from cpuchat.models.prediction import Prediction
     from cpuchat.protocol import ModelInfo
 
 
@@ -64,11 +64,11 @@ class ModelsReader:
         ]  # fmt: skip
         return [Path(loaded.path), *drafts]
 
-    def estimates(self, subjects: Mapping[str, Subject], machine: Machine) -> dict[str, Outlook]:
+    def estimates(self, subjects: Mapping[str, Subject], machine: Machine) -> dict[str, Prediction]:
         """What fits, by the same keys, told by the sizes alone: no file is opened."""
-        from cpuchat.models.outlook import estimate
+        from cpuchat.models.prediction import estimate
 
-        found: dict[str, Outlook] = {}
+        found: dict[str, Prediction] = {}
         for key, subject in subjects.items():
             size, active, quantization = _weights(subject)
             if size:
@@ -84,7 +84,7 @@ class ModelsReader:
         """All about one model on this machine, with the draft model that would be loaded beside it."""
         from cpuchat.models.drafts.choice import choose_draft
         from cpuchat.models.fit import kv_rows, row_bytes
-        from cpuchat.models.outlook import outlook
+        from cpuchat.models.prediction import predict
 
         options = self.settings.load_options()
         try:
@@ -94,7 +94,7 @@ class ModelsReader:
         except (CpuchatError, OSError) as error:
             return Look(problem=str(error))
         return Look(
-            outlook=outlook(header, options, machine, draft=beside),
+            outlook=predict(header, options, machine, draft=beside),
             kv_per_token=sum(row_bytes(row, options.type_k, options.type_v) for row in kv_rows(header)),
             draft=beside.name if beside is not None else note,
         )

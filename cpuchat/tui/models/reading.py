@@ -24,7 +24,7 @@ from cpuchat.tui.widgets.list_screen import ListScreen
 
 if TYPE_CHECKING:
     from cpuchat.models.machine import Machine
-    from cpuchat.models.outlook import Outlook
+    from cpuchat.models.prediction import Prediction
     from cpuchat.protocol import ModelInfo
     from cpuchat.tui.app import ChatApp
 
@@ -46,7 +46,9 @@ class ReadingScreen(ListScreen[Path | None]):
     class Known(Message):
         """The catalog and the machine were read, and what of the one fits the other."""
 
-        def __init__(self, catalog: Catalog, machine: Machine, ranked: Ranked, outlooks: Mapping[str, Outlook]) -> None:
+        def __init__(
+            self, catalog: Catalog, machine: Machine, ranked: Ranked, outlooks: Mapping[str, Prediction]
+        ) -> None:
             super().__init__()
             self.catalog = catalog
             self.machine = machine
@@ -56,7 +58,7 @@ class ReadingScreen(ListScreen[Path | None]):
     class Estimated(Message):
         """What of this machine's files fits, how fast it would be, and which models of the catalog they are."""
 
-        def __init__(self, outlooks: Mapping[str, Outlook], here: frozenset[str]) -> None:
+        def __init__(self, outlooks: Mapping[str, Prediction], here: frozenset[str]) -> None:
             super().__init__()
             self.outlooks = outlooks
             self.here = here
@@ -75,7 +77,7 @@ class ReadingScreen(ListScreen[Path | None]):
         self.shelf = Shelf()
         self.catalog: Catalog | None = None
         self.machine: Machine | None = None
-        self.outlooks: dict[str, Outlook] = {}
+        self.outlooks: dict[str, Prediction] = {}
         self.looks: dict[str, Look] = {}
         self._model: ModelInfo | None = None
         self._fresh: set[str] = set()  # keys of looks that need not be taken again

@@ -63,17 +63,17 @@ def test_the_need_is_what_the_engine_counts_before_it_loads(hub: HubServer, tiny
     header = read_header(tiny_model)
     options = LoadOptions(n_ctx=1024)
     row = rows("--ctx", "1024")["Tiny-F32"]
-    assert row["outlook"]["exact"]
-    assert row["outlook"]["needed"] == plan_memory(header, options, 1 << 40)[0].least
-    assert row["outlook"]["n_ctx"] == 1024
+    assert row["prediction"]["exact"]
+    assert row["prediction"]["needed"] == plan_memory(header, options, 1 << 40)[0].least
+    assert row["prediction"]["n_ctx"] == 1024
     with_draft = rows("--ctx", "1024", "--draft", str(tiny_model))["Tiny-F32"]
-    assert with_draft["outlook"]["needed"] - row["outlook"]["needed"] == draft_memory(header, options, 1024).least
+    assert with_draft["prediction"]["needed"] - row["prediction"]["needed"] == draft_memory(header, options, 1024).least
 
 
 def test_a_draft_model_may_be_on_the_hub(hub: HubServer, tiny_model: Path) -> None:
     hub.add("other/Draft-GGUF", {"Draft-Q8_0.gguf": tiny_model})
-    counted = rows("--draft", "other/Draft-GGUF:Q8_0")["Tiny-F32"]["outlook"]["needed"]
-    assert counted == rows("--draft", str(tiny_model))["Tiny-F32"]["outlook"]["needed"]
+    counted = rows("--draft", "other/Draft-GGUF:Q8_0")["Tiny-F32"]["prediction"]["needed"]
+    assert counted == rows("--draft", str(tiny_model))["Tiny-F32"]["prediction"]["needed"]
     done = run("models", "files", REPO, "--draft", "other/Draft-GGUF:Q2_K")
     assert done.returncode == NotOnHub.exit_code
     assert "There is Q8_0." in done.stderr
@@ -84,7 +84,7 @@ def test_the_header_of_the_quantization_that_was_named_is_read(hub_server: HubSe
     hub_server.add(REPO, {"Tiny-Q4_K_M.gguf": content, "Tiny-Q8_0.gguf": content + b"1"})
     for named in (f"{REPO}:q8_0", f"{hub_server.endpoint}/{REPO}/blob/main/Tiny-Q8_0.gguf"):
         done = run("models", "files", named, "--json")
-        exact = [row["name"] for row in json.loads(done.stdout)["models"] if row["outlook"]["exact"]]
+        exact = [row["name"] for row in json.loads(done.stdout)["models"] if row["prediction"]["exact"]]
         assert exact == ["Tiny-Q8_0"]
     assert hub_server.bytes_sent("Tiny-Q4_K_M.gguf") == 0
 
@@ -92,13 +92,13 @@ def test_the_header_of_the_quantization_that_was_named_is_read(hub_server: HubSe
 def test_a_second_look_reads_no_header_again(hub: HubServer) -> None:
     first = rows()["Tiny-F32"]
     sent = hub.bytes_sent("Tiny-F32.gguf")
-    assert rows()["Tiny-F32"]["outlook"]["needed"] == first["outlook"]["needed"]
+    assert rows()["Tiny-F32"]["prediction"]["needed"] == first["prediction"]["needed"]
     assert hub.bytes_sent("Tiny-F32.gguf") == sent
 
 
 def test_without_headers_only_the_list_is_asked_for(hub: HubServer) -> None:
     row = rows("--no-header")["Tiny-F32"]
-    assert not row["outlook"]["exact"]
+    assert not row["prediction"]["exact"]
     assert [request.host for request in hub.requests] == ["hub"]
     done = run("models", "files", REPO, "--no-header")
     assert "≈ fits" in done.stdout

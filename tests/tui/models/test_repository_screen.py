@@ -8,7 +8,6 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.errors import AccessDenied
-from cpuchat.models import outlook
 from cpuchat.models.hub.repository import Repository
 from cpuchat.models.library import Library, hub_cache
 from cpuchat.models.machine import Machine
@@ -38,7 +37,7 @@ MODELS = (
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, without_amx: None) -> None:
     """A machine that is the same everywhere."""
-    monkeypatch.setattr(outlook, "this_machine", lambda settings, *, loaded=None: MACHINE)
+    monkeypatch.setattr("cpuchat.models.machine.this_machine", lambda settings, *, loaded=None: MACHINE)
 
 
 async def opened(app: RunningApp, repo: str = REPO, **more: Any) -> RepositoryScreen:

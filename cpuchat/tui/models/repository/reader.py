@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cpuchat.models.drafts.beside import Beside
     from cpuchat.models.gguf import GGUFHeader
     from cpuchat.models.hub.client import Hub
-    from cpuchat.models.outlook import Outlook
+    from cpuchat.models.prediction import Prediction
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RepositoryReader:
         Raises:
             HubError: or one of its kinds.
         """
-        from cpuchat.models.outlook import this_machine
+        from cpuchat.models.machine import this_machine
 
         repository = self.hub().repository(self.repo)
         state = RepositoryState(repository, this_machine(self.settings, loaded=self.loaded), self._here())
@@ -78,18 +78,18 @@ class RepositoryReader:
         Raises:
             HubError, ModelDamaged: as `header`.
         """
-        from cpuchat.models.outlook import outlook
-        from cpuchat.models.prospects import by_sample
+        from cpuchat.models.prediction import predict
+        from cpuchat.models.repository_prediction import predict_by_sample
 
         header, options = self.header(state.repository, model), self.settings.engine.load_options()
         beside = state.drafts[model.base] if model.base in state.drafts else self._draft(header)
 
-        def expected(other: RepoModel, draft: GGUFHeader | None) -> Outlook:
+        def expected(other: RepoModel, draft: GGUFHeader | None) -> Prediction:
             if other == model:
-                return outlook(header, options, state.machine, draft=draft)
-            return by_sample(other, header, options, state.machine, draft=draft)
+                return predict(header, options, state.machine, draft=draft)
+            return predict_by_sample(other, header, options, state.machine, draft=draft)
 
-        found: dict[str, Outlook] = {}
+        found: dict[str, Prediction] = {}
         for other in state.repository.models:
             if other.base == model.base and other.kind == "model":
                 look = expected(other, beside.header if beside is not None else None)

@@ -10,8 +10,8 @@ from cpuchat.models.gguf import read_header
 from cpuchat.models.hub.choice import choose
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.machine import Machine
-from cpuchat.models.outlook import outlook
-from cpuchat.models.prospects import Prospect, prospects
+from cpuchat.models.prediction import predict
+from cpuchat.models.repository_prediction import ModelPrediction, predict_repository
 from cpuchat.protocol import LoadOptions
 from tests.support.hub_server import Fault, HubServer
 
@@ -20,17 +20,17 @@ OPTIONS = LoadOptions(n_ctx=2048)
 MACHINE = Machine(available=8 << 30, total=16 << 30, peak=50e9, peak_words="measured")
 
 
-def told(first: str = "") -> dict[str, Prospect]:
+def told(first: str = "") -> dict[str, ModelPrediction]:
     hub = Hub()
     repository = hub.repository(REPO)
-    found = prospects(hub, repository, OPTIONS, MACHINE, first=choose(repository, first) if first else None)
-    return {prospect.model.name: prospect for prospect in found}
+    found = predict_repository(hub, repository, OPTIONS, MACHINE, first=choose(repository, first) if first else None)
+    return {predicted.model.name: predicted for predicted in found}
 
 
 def test_a_model_on_the_hub_is_judged_as_the_same_file_here(hub_server: HubServer, tiny_model: Path) -> None:
     hub_server.add(REPO, {"Tiny-F32.gguf": tiny_model})
-    assert told()["Tiny-F32"] == Prospect(
-        model=Hub().repository(REPO).models[0], outlook=outlook(read_header(tiny_model), OPTIONS, MACHINE)
+    assert told()["Tiny-F32"] == ModelPrediction(
+        model=Hub().repository(REPO).models[0], prediction=predict(read_header(tiny_model), OPTIONS, MACHINE)
     )
 
 
@@ -39,10 +39,10 @@ def test_where_the_usual_header_cannot_be_read_the_next_one_is(hub_server: HubSe
     hub_server.add(REPO, {"Tiny-F16.gguf": content, "Tiny-Q8_0.gguf": content + bytes(1000)})
     hub_server.fault(REPO, "Tiny-Q8_0.gguf", Fault(status=500, times=-1))
     exact, unread = told().values()
-    assert exact.model.name == "Tiny-F16" and exact.outlook.exact and not exact.problem
-    assert not unread.outlook.exact and "trouble of its own" in unread.problem
-    assert unread.outlook.need.kv == exact.outlook.need.kv
-    assert unread.outlook.need.weights - exact.outlook.need.weights == pytest.approx(1000, abs=50)
+    assert exact.model.name == "Tiny-F16" and exact.prediction.exact and not exact.problem
+    assert not unread.prediction.exact and "trouble of its own" in unread.problem
+    assert unread.prediction.need.kv == exact.prediction.need.kv
+    assert unread.prediction.need.weights - exact.prediction.need.weights == pytest.approx(1000, abs=50)
 
 
 def test_a_damaged_file_is_told_as_such(hub_server: HubServer) -> None:
@@ -57,16 +57,16 @@ def test_of_many_quantizations_one_header_is_read(hub_server: HubServer, tiny_mo
     hub_server.add(REPO, {name: content + bytes(number) for number, name in enumerate(names)})
     found = told()
     assert len(found) == len(names)
-    assert [one.model.name for one in found.values() if one.outlook.exact] == ["Tiny-Q4_K_M"]
+    assert [one.model.name for one in found.values() if one.prediction.exact] == ["Tiny-Q4_K_M"]
     assert {name for name in names if hub_server.bytes_sent(name)} == {"Tiny-Q4_K_M.gguf"}
-    assert {name for name, one in told("BF16").items() if one.outlook.exact} == {"Tiny-BF16"}
+    assert {name for name, one in told("BF16").items() if one.prediction.exact} == {"Tiny-BF16"}
 
 
 def test_of_several_models_in_one_repository_a_header_each_is_read(hub_server: HubServer, tiny_model: Path) -> None:
     content = tiny_model.read_bytes()
     names = ("Small-Q4_0.gguf", "Small-Q8_0.gguf", "Large-Q6_K.gguf", "Large-Q8_0.gguf")
     hub_server.add(REPO, {name: content + bytes(number) for number, name in enumerate(names)})
-    assert {name for name, one in told().items() if one.outlook.exact} == {"Small-Q4_0", "Large-Q6_K"}
+    assert {name for name, one in told().items() if one.prediction.exact} == {"Small-Q4_0", "Large-Q6_K"}
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -96,5 +96,5 @@ def test_a_hub_that_asks_to_wait_is_not_asked_for_another_header(hub_server: Hub
 
 def test_without_a_hub_the_sizes_alone_are_told(hub_server: HubServer) -> None:
     hub_server.add(REPO, {"Tiny-F16.gguf": bytes(1000)})
-    [prospect] = prospects(None, Hub().repository(REPO), OPTIONS, MACHINE)
-    assert not prospect.outlook.exact and prospect.outlook.need.weights == 1000
+    [predicted] = predict_repository(None, Hub().repository(REPO), OPTIONS, MACHINE)
+    assert not predicted.prediction.exact and predicted.prediction.need.weights == 1000

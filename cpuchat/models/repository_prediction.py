@@ -15,7 +15,7 @@ from cpuchat.models.hub.choice import loadable, usual_first
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.repository import Data, RepoModel, Repository
 from cpuchat.models.machine import Machine
-from cpuchat.models.outlook import Outlook, estimate, outlook, outlook_like
+from cpuchat.models.prediction import Prediction, estimate, predict, predict_like
 from cpuchat.protocol import LoadOptions
 
 _FINAL = (HubOffline, RateLimited, AccessDenied)
@@ -26,19 +26,19 @@ _LONGEST = 20.0
 """Seconds after which no other header is asked for."""
 
 
-class Prospect(Data, frozen=True):
+class ModelPrediction(Data, frozen=True):
     """`problem`: why the header could not be read, "" when it was, or was not asked for.
 
     `damaged`: the header was read, and is none that a model could be loaded with.
     """
 
     model: RepoModel
-    outlook: Outlook
+    prediction: Prediction
     problem: str = ""
     damaged: bool = False
 
 
-def prospects(
+def predict_repository(
     hub: Hub | None,
     repository: Repository,
     options: LoadOptions,
@@ -46,8 +46,8 @@ def prospects(
     *,
     draft: GGUFHeader | None = None,
     first: RepoModel | None = None,
-) -> Iterator[Prospect]:
-    """The outlook of every model that can be loaded, those whose headers were read first.
+) -> Iterator[ModelPrediction]:
+    """The prediction of every model that can be loaded, those whose headers were read first.
 
     Of each model the header of the usual quantization is read, or of the next one where that cannot be read; of
     `first` in any case. When the hub cannot be reached or refuses, or after many, no other is asked for. Blocks
@@ -71,7 +71,7 @@ def prospects(
                 break
         else:
             headers[model.base] = model, header
-            yield Prospect(model=model, outlook=outlook(header, options, machine, draft=draft))
+            yield ModelPrediction(model=model, prediction=predict(header, options, machine, draft=draft))
     for model in models:
         sample, header = headers.get(model.base, (None, None))
         if model == sample:
@@ -79,19 +79,19 @@ def prospects(
         if header is None:
             expected = estimate(model.size, machine, quantization=model.quantization)
         else:
-            expected = by_sample(model, header, options, machine, draft=draft)
+            expected = predict_by_sample(model, header, options, machine, draft=draft)
         yield _unread(model, expected, faults.get(model))
 
 
-def by_sample(
+def predict_by_sample(
     model: RepoModel, sample: GGUFHeader, options: LoadOptions, machine: Machine, *, draft: GGUFHeader | None = None
-) -> Outlook:
-    """The outlook by the header of another quantization of the same model (the same `RepoModel.base`)."""
+) -> Prediction:
+    """The prediction by the header of another quantization of the same model (the same `RepoModel.base`)."""
     beside = sample.file_size - sample.size  # its own header will be as long
-    return outlook_like(sample, model.size - beside, model.quantization, options, machine, draft=draft)
+    return predict_like(sample, model.size - beside, model.quantization, options, machine, draft=draft)
 
 
-def _unread(model: RepoModel, expected: Outlook, fault: CpuchatError | None) -> Prospect:
+def _unread(model: RepoModel, expected: Prediction, fault: CpuchatError | None) -> ModelPrediction:
     if isinstance(fault, ModelDamaged):
-        return Prospect(model=model, outlook=expected, problem=fault.message, damaged=True)
-    return Prospect(model=model, outlook=expected, problem=str(fault or ""))
+        return ModelPrediction(model=model, prediction=expected, problem=fault.message, damaged=True)
+    return ModelPrediction(model=model, prediction=expected, problem=str(fault or ""))

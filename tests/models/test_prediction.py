@@ -15,7 +15,7 @@ from cpuchat.models.fit import check_fit
 from cpuchat.models.gguf import GGUFHeader, TensorInfo, read_model
 from cpuchat.models.library.usage import Reach
 from cpuchat.models.machine import Machine
-from cpuchat.models.outlook import N_PAST, Outlook, estimate, outlook, outlook_like
+from cpuchat.models.prediction import N_PAST, Prediction, estimate, predict, predict_like
 from cpuchat.models.traffic import traffic_of
 from cpuchat.protocol import LoadOptions
 from cpuchat.synthetic.model import layer_tensors, metadata, write_model
@@ -36,7 +36,7 @@ ENGINE_OPTIONS = [
 
 @pytest.fixture(scope="module")
 def headers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GGUFHeader]:
-    folder = tmp_path_factory.mktemp("outlook")
+    folder = tmp_path_factory.mktemp("prediction")
     files = {
         "dense": write_model(folder / "dense.gguf", "tiny", "Q4_0"),
         "moe": write_model(folder / "moe.gguf", TINY_MOE, "Q4_K_M"),
@@ -64,7 +64,7 @@ def test_memory_is_what_the_engine_counts(
     headers: dict[str, GGUFHeader], name: str, options: LoadOptions, available: int
 ) -> None:
     machine = msgspec.structs.replace(MACHINE, available=available)
-    seen = outlook(headers[name], options, machine)
+    seen = predict(headers[name], options, machine)
     try:
         assert seen.need == plan_load(headers[name], options, available).need
         assert seen.verdict != "too large"
@@ -76,24 +76,24 @@ def test_memory_is_what_the_engine_counts(
 
 def test_the_draft_model_counts(headers: dict[str, GGUFHeader]) -> None:
     options = LoadOptions(n_threads=1, n_ctx=1024)
-    alone = outlook(headers["dense"], options, MACHINE)
-    both = outlook(headers["dense"], options, MACHINE, draft=headers["draft"])
+    alone = predict(headers["dense"], options, MACHINE)
+    both = predict(headers["dense"], options, MACHINE, draft=headers["draft"])
     assert both.draft_need == plan_load(headers["draft"], options, MACHINE.available).need
     assert both.draft_need is not None
     assert both.needed == alone.needed + both.draft_need.least
     assert "draft 0.1" in both.explained
     tight = msgspec.structs.replace(MACHINE, available=alone.needed)
-    refused = outlook(headers["dense"], options, tight, draft=headers["draft"])
+    refused = predict(headers["dense"], options, tight, draft=headers["draft"])
     assert (refused.verdict, refused.fits_alone) == ("too large", True)
     assert refused.explained.endswith("too large, but it fits without the draft model")
 
 
 def test_the_verdicts(headers: dict[str, GGUFHeader]) -> None:
     options = LoadOptions(n_ctx=1024)
-    needed = outlook(headers["dense"], options, MACHINE).needed
+    needed = predict(headers["dense"], options, MACHINE).needed
 
-    def with_room(room: int) -> Outlook:
-        return outlook(headers["dense"], options, msgspec.structs.replace(MACHINE, available=needed + room))
+    def with_room(room: int) -> Prediction:
+        return predict(headers["dense"], options, msgspec.structs.replace(MACHINE, available=needed + room))
 
     spare = MACHINE.total // 20
     assert [with_room(n).verdict for n in (spare, spare - 1, 0, -1)] == ["fits", "tight", "tight", "too large"]
@@ -102,11 +102,11 @@ def test_the_verdicts(headers: dict[str, GGUFHeader]) -> None:
         check_fit(with_room(-1).need, with_room(-1).available)
     assert "too large while other programs use" in with_room(-1).explained
     small = msgspec.structs.replace(MACHINE, available=needed - 1, total=needed)
-    assert outlook(headers["dense"], options, small).explained.endswith("free: too large")
+    assert predict(headers["dense"], options, small).explained.endswith("free: too large")
 
 
 def test_the_sum_is_spelled_out() -> None:
-    seen = outlook(real("7b", "Q8_0"), LoadOptions(n_ctx=8192, use_repack=False), MACHINE, draft=real("0.5b", "Q8_0"))
+    seen = predict(real("7b", "Q8_0"), LoadOptions(n_ctx=8192, use_repack=False), MACHINE, draft=real("0.5b", "Q8_0"))
     assert seen.explained.startswith("weights 7.8 + KV")
     assert "KV cache 0.47 (8192 tokens) + draft 0.78 + buffers 0.29 = 9.4 of 20.0 GB" in seen.explained
     assert seen.explained.endswith("of 20.0 GB free: fits")
@@ -114,27 +114,27 @@ def test_the_sum_is_spelled_out() -> None:
 
 def test_the_longest_context_really_fits(headers: dict[str, GGUFHeader]) -> None:
     for draft in (None, headers["draft"]):
-        enough = outlook(headers["dense"], LoadOptions(n_ctx=3072), MACHINE, draft=draft).needed
+        enough = predict(headers["dense"], LoadOptions(n_ctx=3072), MACHINE, draft=draft).needed
         machine = msgspec.structs.replace(MACHINE, available=enough)
-        longest = outlook(headers["dense"], LoadOptions(), machine, draft=draft).context_that_fits
+        longest = predict(headers["dense"], LoadOptions(), machine, draft=draft).context_that_fits
         assert longest >= 3072
-        assert outlook(headers["dense"], LoadOptions(), machine, draft=draft, n_ctx=longest).verdict == "tight"
-        longer = outlook(headers["dense"], LoadOptions(), machine, draft=draft, n_ctx=longest + 256)
+        assert predict(headers["dense"], LoadOptions(), machine, draft=draft, n_ctx=longest).verdict == "tight"
+        longer = predict(headers["dense"], LoadOptions(), machine, draft=draft, n_ctx=longest + 256)
         assert longer.verdict == "too large"
 
 
 def test_speed_is_bandwidth_by_bytes() -> None:
     header, options = real("1.5b", "Q8_0"), LoadOptions(n_ctx=8192)
-    seen = outlook(header, options, MACHINE)
+    seen = predict(header, options, MACHINE)
     read = pass_bytes(traffic_of(header), 1, N_PAST)
     assert seen.bytes_per_token == round(read)
     assert seen.limit_tok_s == pytest.approx(50e9 / read)
     assert seen.tok_s == pytest.approx(0.7 * 50e9 / read)
     assert seen.basis == f"50 GB/s (measured, 2 cores) × 70 % (assumed) ÷ {read / 1e9:.1f} GB per token"
     measured = msgspec.structs.replace(MACHINE, reaches=(Reach("Q8_0", 1.5e9, 0.9), Reach("F16", 1.2e9, 0.7)))
-    assert outlook(header, options, measured).tok_s == pytest.approx(0.9 * 50e9 / read)
-    assert "90 % (as measured here with Q8_0 models of this size)" in outlook(header, options, measured).basis
-    other = outlook(real("3b", "Q4_K_M"), options, measured)
+    assert predict(header, options, measured).tok_s == pytest.approx(0.9 * 50e9 / read)
+    assert "90 % (as measured here with Q8_0 models of this size)" in predict(header, options, measured).basis
+    other = predict(real("3b", "Q4_K_M"), options, measured)
     assert other.tok_s == pytest.approx(0.8 * 50e9 / other.bytes_per_token)
     assert "80 % (as measured here with models of this size)" in other.basis
 
@@ -144,42 +144,42 @@ def test_a_small_model_says_nothing_about_a_large_one() -> None:
     options, machine = LoadOptions(n_ctx=4096), msgspec.structs.replace(MACHINE, peak=60e9)
     large, small = real("8b", "Q4_K_M"), real("0.5b", "Q8_0")
     chatted = msgspec.structs.replace(machine, reaches=(Reach("Q4_K_M", 0.29e9, 0.37),))
-    assert outlook(large, options, chatted).tok_s == outlook(large, options, machine).tok_s
+    assert predict(large, options, chatted).tok_s == predict(large, options, machine).tok_s
     assert estimate(5_600_000_000, chatted).tok_s == estimate(5_600_000_000, machine).tok_s
-    slower, before = outlook(small, options, chatted).tok_s, outlook(small, options, machine).tok_s
+    slower, before = predict(small, options, chatted).tok_s, predict(small, options, machine).tok_s
     assert slower is not None and before is not None
     assert slower == pytest.approx(before * 0.37 / 0.7)
     disturbed = msgspec.structs.replace(machine, reaches=(Reach("Q4_K_M", 5e9, 0.14),))
-    floor = outlook(large, options, disturbed).tok_s
-    assert floor is not None and floor == pytest.approx(0.35 * 60e9 / outlook(large, options, machine).bytes_per_token)
+    floor = predict(large, options, disturbed).tok_s
+    assert floor is not None and floor == pytest.approx(0.35 * 60e9 / predict(large, options, machine).bytes_per_token)
 
 
 def test_experts_that_are_not_used_cost_memory_and_no_time() -> None:
     moe, dense = real("30b-a3b", "Q4_K_M"), real("32b", "Q4_K_M")
     machine = msgspec.structs.replace(MACHINE, available=60_000_000_000, total=64_000_000_000)
-    first, second = (outlook(header, LoadOptions(), machine) for header in (moe, dense))
+    first, second = (predict(header, LoadOptions(), machine) for header in (moe, dense))
     assert first.need.weights == pytest.approx(second.need.weights, rel=0.15)
     assert first.tok_s is not None
     assert second.tok_s is not None
     assert first.tok_s > 5 * second.tok_s
-    fewer = outlook(moe, LoadOptions(n_experts=4), machine)
+    fewer = predict(moe, LoadOptions(n_experts=4), machine)
     assert fewer.bytes_per_token < first.bytes_per_token
-    more = outlook(moe, LoadOptions(n_experts=32), machine)
+    more = predict(moe, LoadOptions(n_experts=32), machine)
     assert more.need.compute > first.need.compute
 
 
 def test_what_is_not_known_is_none_and_says_how_to_get_it(headers: dict[str, GGUFHeader]) -> None:
     unknown = msgspec.structs.replace(MACHINE, peak=0.0, peak_words="not measured: `cpuchat probe` does")
-    for seen in (outlook(real("7b", "Q8_0"), LoadOptions(), unknown), estimate(8_000_000_000, unknown)):
+    for seen in (predict(real("7b", "Q8_0"), LoadOptions(), unknown), estimate(8_000_000_000, unknown)):
         assert seen.limit_tok_s is seen.tok_s is None
         assert "cpuchat probe" in seen.basis
     cached = msgspec.structs.replace(MACHINE, cache_bytes=headers["dense"].size)
-    seen = outlook(headers["dense"], LoadOptions(), cached)
+    seen = predict(headers["dense"], LoadOptions(), cached)
     assert seen.tok_s is None
     assert "L3" in seen.basis
     partly = msgspec.structs.replace(MACHINE, cache_bytes=headers["dense"].size // 2)
-    assert "stays in the L3 cache" in outlook(headers["dense"], LoadOptions(), partly).basis
-    large = outlook(real("70b", "Q8_0"), LoadOptions(), MACHINE)
+    assert "stays in the L3 cache" in predict(headers["dense"], LoadOptions(), partly).basis
+    large = predict(real("70b", "Q8_0"), LoadOptions(), MACHINE)
     assert large.tok_s is None
     assert large.limit_tok_s is not None
     assert "does not fit" in large.basis
@@ -189,7 +189,7 @@ def test_what_is_not_known_is_none_and_says_how_to_get_it(headers: dict[str, GGU
 def test_an_estimate_by_size_is_near(name: str) -> None:
     header = real(name, "Q4_K_M")
     machine = msgspec.structs.replace(MACHINE, available=90_000_000_000, total=100_000_000_000)
-    exact = outlook(header, LoadOptions(n_ctx=8192), machine)
+    exact = predict(header, LoadOptions(n_ctx=8192), machine)
     near = estimate(header.size, machine)
     assert near.needed == pytest.approx(exact.needed, rel=0.25)
     assert near.tok_s is not None
@@ -201,8 +201,8 @@ def test_an_estimate_by_size_is_near(name: str) -> None:
 
 def test_a_quantized_cache_takes_less_memory_and_less_time() -> None:
     header = real("7b", "Q8_0")
-    plain = outlook(header, LoadOptions(n_ctx=8192), MACHINE)
-    small = outlook(header, LoadOptions(n_ctx=8192, type_k="q8_0", type_v="q8_0"), MACHINE)
+    plain = predict(header, LoadOptions(n_ctx=8192), MACHINE)
+    small = predict(header, LoadOptions(n_ctx=8192, type_k="q8_0", type_v="q8_0"), MACHINE)
     assert small.need.kv < 0.6 * plain.need.kv
     assert small.bytes_per_token < plain.bytes_per_token
 
@@ -218,8 +218,8 @@ def test_the_header_of_one_quantization_tells_of_the_others(
     monkeypatch.setattr(fit, "_this_cpu", lambda: Instructions(frozenset(cpu)))
     machine = msgspec.structs.replace(MACHINE, available=available, total=100_000_000_000)
     header, draft = big_header("7b", wanted), big_header("0.5b", "Q8_0")
-    exact = outlook(header, LoadOptions(), machine, draft=draft)
-    near = outlook_like(big_header("7b", "Q4_K_M"), header.size, wanted, LoadOptions(), machine, draft=draft)
+    exact = predict(header, LoadOptions(), machine, draft=draft)
+    near = predict_like(big_header("7b", "Q4_K_M"), header.size, wanted, LoadOptions(), machine, draft=draft)
     assert near.needed == pytest.approx(exact.needed, rel=error)
     assert (near.verdict, near.n_ctx, near.draft_need) == (exact.verdict, exact.n_ctx, exact.draft_need)
     assert near.context_that_fits == exact.context_that_fits

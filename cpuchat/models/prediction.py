@@ -13,7 +13,7 @@ import msgspec
 from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, gigabytes, largest_context, plan_memory
 from cpuchat.models.gguf import GGUFHeader
 from cpuchat.models.gguf.types import BY_NAME
-from cpuchat.models.machine import Machine, this_machine
+from cpuchat.models.machine import Machine
 from cpuchat.models.quantization_names import without_prefix
 from cpuchat.models.traffic import traffic_of
 from cpuchat.protocol import LoadOptions
@@ -21,9 +21,7 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.roofline import PARTLY_CACHED
 from cpuchat.telemetry.traffic import pass_bytes
 
-__all__ = ["Machine", "Outlook", "Verdict", "estimate", "outlook", "outlook_like", "this_machine"]
-
-Verdict = Literal["fits", "tight", "too large"]
+Fit = Literal["fits", "tight", "too large"]
 N_PAST = 512
 """Tokens in the context at which speed is predicted: an answer of a short chat."""
 _SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000
@@ -32,7 +30,7 @@ _SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000
 _BESIDE_SHARE, _BESIDE_MOST = 0.2, 3_000_000_000
 
 
-class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be expected of a model on a machine. Sizes in bytes.
 
     `need` is for a context of `n_ctx` tokens, `draft_need` for the draft model beside it. `verdict`:
@@ -53,7 +51,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     n_ctx: int
     available: int
     total_memory: int
-    verdict: Verdict
+    verdict: Fit
     bytes_per_token: int
     limit_tok_s: float | None = None
     tok_s: float | None = None
@@ -97,14 +95,14 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
         return "too large"
 
 
-def outlook(
+def predict(
     header: GGUFHeader,
     options: LoadOptions,
     machine: Machine,
     *,
     draft: GGUFHeader | None = None,
     n_ctx: int = 0,
-) -> Outlook:
+) -> Prediction:
     """What is to be expected of the model of `header` (all parts of a split one), loaded with `options`.
 
     The memory is what the engine counts before it loads.
@@ -118,7 +116,7 @@ def outlook(
     return _by_header(header, options, machine, draft, header.quantization)
 
 
-def outlook_like(
+def predict_like(
     header: GGUFHeader,
     size: int,
     quantization: str,
@@ -126,8 +124,8 @@ def outlook_like(
     machine: Machine,
     *,
     draft: GGUFHeader | None = None,
-) -> Outlook:
-    """As `outlook`, for the model of `header` in another quantization: all but the weights is the same.
+) -> Prediction:
+    """As `predict`, for the model of `header` in another quantization: all but the weights is the same.
 
     The memory is what the header of that file would tell, too; the speed came within 1.2 % of that for the shapes of
     `synthetic.shapes` from Q4_0 to F16.
@@ -164,7 +162,7 @@ def _by_header(
     quantization: str,
     *,
     exact: bool = True,
-) -> Outlook:
+) -> Prediction:
     need, _ = plan_memory(header, options, machine.available)
     traffic = traffic_of(
         header,
@@ -185,8 +183,8 @@ def _by_header(
     )
 
 
-def estimate(size: int, machine: Machine, *, active: float = 1.0, quantization: str = "") -> Outlook:
-    """As `outlook`, where only the size of the file is known.
+def estimate(size: int, machine: Machine, *, active: float = 1.0, quantization: str = "") -> Prediction:
+    """As `predict`, where only the size of the file is known.
 
     Args:
         size: bytes of the file, all parts of a split one.
@@ -208,16 +206,16 @@ def _judged(
     *,
     context_that_fits: int = 0,
     exact: bool = True,
-) -> Outlook:
+) -> Prediction:
     """`read_again`: bytes of the weights that passes read, all experts of a mixture among them."""
     needed = need.least + (draft_need.least if draft_need is not None else 0)
-    verdict: Verdict = "too large"
+    verdict: Fit = "too large"
     if needed <= machine.available:
         verdict = "fits" if needed + _spare(machine.total) <= machine.available else "tight"
     limit, tok_s, basis = _speed(per_token, read_again, quantization, machine)
     if verdict == "too large":
         tok_s, basis = None, "it does not fit, so its weights would be read from the disk"
-    return Outlook(
+    return Prediction(
         need=need,
         draft_need=draft_need,
         n_ctx=need.n_ctx,
