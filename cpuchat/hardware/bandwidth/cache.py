@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cpuchat import paths
 from cpuchat.files import JsonCache
@@ -56,4 +56,4 @@ def store(name: str, value: Any) -> None:
 
 
 def _cache() -> JsonCache[Any]:
-    return JsonCache(paths.bandwidth_file(), Any, version=1, max_entries=64)
+    return JsonCache(paths.bandwidth_file(), cast(type[Any], Any), version=1, max_entries=64)
