@@ -12,7 +12,7 @@ from drafting import ADAPTIVE, Section, Setup, Table, Workers, adaptive, figures
 from product import GREEDY, PLAIN, Answer, ask
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.models.library import DEMO_FILES
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.paths import demo_dir
 from cpuchat.protocol import Generate, Message, Speculation
 

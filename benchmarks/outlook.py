@@ -27,7 +27,7 @@ from product import answer, worker
 from cpuchat.hardware.bandwidth.probe import measure
 from cpuchat.hardware.cpus import default_threads
 from cpuchat.hardware.memory import available_bytes, total_bytes
-from cpuchat.models.gguf import GGUFHeader, read_model
+from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import ASSUMED_REACH, Machine, given_back
 from cpuchat.models.prediction import predict

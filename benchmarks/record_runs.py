@@ -22,7 +22,7 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
-from cpuchat.models.library import DEMO_FILES
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import (
     AnyEvent,
     Generate,

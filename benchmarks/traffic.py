@@ -20,7 +20,7 @@ import msgspec
 from common import WORK, Row, Target, arguments, machine, report, run_main, say
 from tensor_reads import Watched
 
-from cpuchat.models.gguf import read_model
+from cpuchat.models.gguf.header import read_model
 from cpuchat.models.traffic import traffic_of
 from cpuchat.synthetic.model import write_model
 from cpuchat.synthetic.pair import write_pair

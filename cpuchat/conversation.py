@@ -21,7 +21,7 @@ from cpuchat.chats.saving import AnswerSaver
 from cpuchat.chats.store import ChatStore
 from cpuchat.errors import ChatsChanged, ChatsError, CpuchatError, UsageError
 from cpuchat.models.drafts.choice import NO_DRAFT, choose_draft
-from cpuchat.models.library import Library
+from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol import (
     AnyEvent,

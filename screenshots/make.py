@@ -168,7 +168,7 @@ async def shoot(name: str, size: tuple[int, int]) -> Path:
     from cpuchat.backend.local import LocalBackend
     from cpuchat.chats.store import ChatStore
     from cpuchat.conversation import Conversation
-    from cpuchat.models.library import Library
+    from cpuchat.models.library.library import Library
     from cpuchat.settings import Settings
 
     settings_ = Settings()

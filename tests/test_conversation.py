@@ -17,7 +17,7 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation, title_of
 from cpuchat.errors import UsageError
-from cpuchat.models.library import DEMO_FILES
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, ModelLoaded, TextDelta, Unloaded
 from cpuchat.settings import Settings

@@ -11,7 +11,7 @@ from benchmarks.hostile import configs
 from cpuchat import settings
 from cpuchat.errors import ModelNotFound, SettingsError
 from cpuchat.models.catalog import load_catalog
-from cpuchat.models.library import Library
+from cpuchat.models.library.library import Library
 from cpuchat.tui.themes import load_themes
 
 

@@ -37,9 +37,9 @@ from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
 from cpuchat.cli.main import main as cpuchat
 from cpuchat.errors import CpuchatError
-from cpuchat.models.gguf import read_header
 from cpuchat.models.gguf.checks import check_header
-from cpuchat.models.library import DEMO_FILES
+from cpuchat.models.gguf.header import read_header
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import Failed, Generate, GenerationFinished, LoadOptions, Message, ModelLoaded
 from tests.models.gguf.fields import fields, patched
 from tests.models.gguf.test_header import write_reference

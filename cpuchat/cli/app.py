@@ -14,7 +14,7 @@ from cpuchat.errors import ChatsError, ModelNotFound, UsageError
 from cpuchat.text import clean
 
 if TYPE_CHECKING:
-    from cpuchat.models.library import Library
+    from cpuchat.models.library.library import Library
 
 
 def require_terminal() -> None:
@@ -49,7 +49,7 @@ def open_app(model: str | None, values: Mapping[str, Any]) -> int:
     from cpuchat.backend.local import LocalBackend
     from cpuchat.chats.store import ChatStore
     from cpuchat.conversation import Conversation
-    from cpuchat.models.library import Library
+    from cpuchat.models.library.library import Library
     from cpuchat.tui.app import ChatApp, Resume
     from cpuchat.tui.launch import run
 

@@ -78,7 +78,7 @@ def _wanted(chosen: Settings) -> Wanted:
     from cpuchat.cli.options import model_path
     from cpuchat.errors import CpuchatError
     from cpuchat.hardware.diagnostics.facts import Wanted
-    from cpuchat.models.gguf import split_parts
+    from cpuchat.models.gguf.header import split_parts
 
     name, size = "", 0
     if chosen.model.last:

@@ -201,7 +201,7 @@ def model_path(spec: str | None, chosen: Settings) -> Path:
     Raises:
         ModelNotFound: no such file, repository or name.
     """
-    from cpuchat.models.library import Library
+    from cpuchat.models.library.library import Library
 
     return Library(chosen.model.folders).resolve(spec or chosen.model.last or DEMO)
 
@@ -219,7 +219,7 @@ def draft_of(target: Path, chosen: Settings, *, strict: bool, calibrate: bool = 
         UsageError: `strict`, and the drafters that were chosen need no draft model.
     """
     from cpuchat.models.drafts.choice import choose_draft
-    from cpuchat.models.library import Library
+    from cpuchat.models.library.library import Library
 
     section = chosen.speculation
     wanted = section.wanted_draft

@@ -23,7 +23,7 @@ from cpuchat.engine.prompt.token_history import Continuation
 from cpuchat.engine.text.output_thread import Scribe
 from cpuchat.engine.text.reasoning import MARKER_TOKENS
 from cpuchat.errors import CpuchatError, Interrupted, TemplateError, UsageError
-from cpuchat.models.gguf import GGUFHeader
+from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.protocol import Event, Failed, Generate, LoadModel, LoadProgress, Message, ModelLoaded, Unloaded
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from cpuchat.errors import CpuchatError, DiskFull, QuantizeFailed
-from cpuchat.models.gguf import read_header
+from cpuchat.models.gguf.header import read_header
 from cpuchat.models.gguf.types import ALIGNMENT
 from cpuchat.models.quantize.messages import Answer, Begun, Foresee, Foreseen, Made, Make, Refused, Request
 

@@ -18,8 +18,8 @@ import msgspec
 
 from cpuchat import paths, toml
 from cpuchat.errors import CatalogError
-from cpuchat.models.gguf import GGUFHeader
-from cpuchat.models.library import LocalModel
+from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.library.model import LocalModel
 from cpuchat.models.quantization_names import PREFERRED
 from cpuchat.settings import explained
 

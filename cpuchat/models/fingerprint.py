@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from cpuchat.errors import ModelNotFound
-from cpuchat.models.gguf import split_parts
+from cpuchat.models.gguf.header import split_parts
 
 
 def file_fingerprint(path: Path) -> str:

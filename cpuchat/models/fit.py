@@ -12,7 +12,7 @@ import msgspec
 
 from cpuchat.errors import DoesNotFit
 from cpuchat.hardware.instructions import Instructions, instructions
-from cpuchat.models.gguf import GGUFHeader
+from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.models.repack import rearranged
 from cpuchat.protocol import LoadOptions

@@ -10,8 +10,9 @@ from itertools import islice
 from typing import Any
 
 from cpuchat.models import fit
-from cpuchat.models.gguf import GGUFHeader, LazyArray
+from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.checks import problems_of
+from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.models.gguf.vocabulary import vocabulary
 from cpuchat.models.hub.repository import Data

@@ -11,7 +11,7 @@ import msgspec
 
 from cpuchat.errors import CpuchatError, ModelUnsupported, UsageError
 from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
-from cpuchat.models.gguf import read_model
+from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.usage import Reach, UsageLog
 
 if TYPE_CHECKING:

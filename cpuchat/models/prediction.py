@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, gigabytes, largest_context, plan_memory
-from cpuchat.models.gguf import GGUFHeader
+from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.models.machine import Machine
 from cpuchat.models.quantization_names import without_prefix

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 import msgspec
 
 from cpuchat.hardware.instructions import Instructions
-from cpuchat.models.gguf import GGUFHeader, TensorInfo
+from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.gguf.types import BY_NAME
 
 _SVE_BYTES = 32  # the kernels are for vectors of that length only

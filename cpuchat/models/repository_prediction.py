@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from cpuchat.errors import AccessDenied, CpuchatError, HubOffline, ModelDamaged, RateLimited
-from cpuchat.models.gguf import GGUFHeader
+from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.hub.choice import loadable, usual_first
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.repository import Data, RepoModel, Repository

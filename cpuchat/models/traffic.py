@@ -12,7 +12,9 @@ import re
 from typing import NamedTuple
 
 from cpuchat.models import fit
-from cpuchat.models.gguf import GGUFHeader, LazyArray, TensorInfo
+from cpuchat.models.gguf.arrays import LazyArray
+from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.protocol import KVTraffic, Traffic
 
 # Tables of which a pass reads one row per token.

@@ -12,8 +12,8 @@ from cpuchat.telemetry.units import size
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
-    from cpuchat.models.gguf import GGUFHeader
-    from cpuchat.models.library import LocalModel
+    from cpuchat.models.gguf.header import GGUFHeader
+    from cpuchat.models.library.model import LocalModel
     from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
     from cpuchat.models.quantize.forecast import Forecast

@@ -23,7 +23,7 @@ from textual.screen import Screen
 from cpuchat import settings
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
-from cpuchat.models.library import Library
+from cpuchat.models.library.library import Library
 from cpuchat.text import clean, clean_line
 from cpuchat.tui import commands, keys, themes
 from cpuchat.tui.chat.screen import ChatScreen

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cpuchat.engine.quantize import NICENESS
-from cpuchat.models.gguf import read_header
+from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.messages import Answer, Begun, Foresee, Foreseen, Made, Make, Refused, Request
 from cpuchat.models.quantize.types import quant_type
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -8,8 +8,9 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.models.catalog import MAX_BYTES, Catalog, CatalogModel, load_catalog, match_local
-from cpuchat.models.gguf import GGUFHeader, TensorInfo
-from cpuchat.models.library import LocalModel
+from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.gguf.parse import TensorInfo
+from cpuchat.models.library.model import LocalModel
 
 CATALOG = load_catalog()
 BITS = {

@@ -13,7 +13,9 @@ import pytest
 from cpuchat.errors import DoesNotFit
 from cpuchat.hardware.instructions import Instructions
 from cpuchat.models import fit
-from cpuchat.models.gguf import GGUFHeader, LazyArray, TensorInfo, read_header
+from cpuchat.models.gguf.arrays import LazyArray
+from cpuchat.models.gguf.header import GGUFHeader, read_header
+from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.protocol import CacheType, LoadOptions
 from cpuchat.synthetic.model import write_model
 from cpuchat.synthetic.shapes import SHAPES

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cpuchat.models.gguf import read_header
+from cpuchat.models.gguf.header import read_header
 from cpuchat.models.inspect import Experts, Inspection, SpecialToken, inspect
 from cpuchat.present.inspection import sections
 from tests.models.llama import Llama

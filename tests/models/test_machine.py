@@ -13,7 +13,7 @@ from cpuchat.hardware.memory import total_bytes
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.fit import PROCESS_BYTES, required_memory
-from cpuchat.models.gguf import read_model
+from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import ASSUMED_REACH, given_back, this_machine
 from cpuchat.models.prediction import estimate

@@ -12,7 +12,8 @@ from cpuchat.errors import DoesNotFit
 from cpuchat.hardware.instructions import Instructions
 from cpuchat.models import fit
 from cpuchat.models.fit import check_fit
-from cpuchat.models.gguf import GGUFHeader, TensorInfo, read_model
+from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.library.usage import Reach
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import N_PAST, Prediction, estimate, predict, predict_like

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cpuchat.hardware.instructions import Instructions, instructions
-from cpuchat.models.gguf import GGUFHeader, TensorInfo, read_header
+from cpuchat.models.gguf.header import GGUFHeader, read_header
+from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.models.repack import advice, layout_of, rearranged
 from cpuchat.synthetic.model import write_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.models.gguf import read_header
+from cpuchat.models.gguf.header import read_header
 from cpuchat.models.hub.choice import choose
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.machine import Machine

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from cpuchat.models.gguf import LazyArray
+from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.traffic import traffic_of, windows_of
 from cpuchat.protocol import KVTraffic, Traffic
 from tests.models.test_fit import header_of

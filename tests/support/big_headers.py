@@ -9,7 +9,8 @@ from pathlib import Path
 import gguf as reference
 import numpy as np
 
-from cpuchat.models.gguf import GGUFHeader, TensorInfo
+from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.gguf.types import ALIGNMENT, BY_NAME
 from cpuchat.synthetic.model import layer_tensors, metadata
 from cpuchat.synthetic.shapes import shape_of, tensor_type

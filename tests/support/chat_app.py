@@ -16,7 +16,7 @@ from cpuchat import paths, settings
 from cpuchat.backend.base import Backend
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
-from cpuchat.models.library import Library
+from cpuchat.models.library.library import Library
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.prompt import Prompt
 from cpuchat.tui.chat.screen import ChatScreen

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from cpuchat.errors import ModelDamaged
 from cpuchat.models.catalog import Catalog, CatalogModel
-from cpuchat.models.gguf import GGUFHeader
-from cpuchat.models.library import Library, LocalModel
+from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.model import LocalModel
 from cpuchat.models.machine import Machine
 from cpuchat.settings import Settings
 from cpuchat.tui.models.reader import ModelsReader

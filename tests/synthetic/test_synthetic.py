@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cpuchat.errors import UsageError
-from cpuchat.models.gguf import read_header
+from cpuchat.models.gguf.header import read_header
 from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.synthetic.blocks import RANDOM_TYPES, SIGN_TYPES, random_rows, sign_rows
 from cpuchat.synthetic.model import write_model

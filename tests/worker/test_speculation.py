@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
-from cpuchat.models.library import DEMO_FILES
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import (
     Generate,
     LoadOptions,

@@ -30,7 +30,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> int:
     """List chat models with their GGUF repositories, what fits this machine, and what drafts for them."""
     from cpuchat import settings
     from cpuchat.models.catalog import load_catalog, match_local
-    from cpuchat.models.library import Library
+    from cpuchat.models.library.library import Library
     from cpuchat.models.machine import this_machine
 
     known = load_catalog()

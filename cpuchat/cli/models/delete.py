@@ -11,7 +11,7 @@ from cpuchat.cli.models.specs import find_model
 from cpuchat.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from cpuchat.models.library import Deletion
+    from cpuchat.models.library.deleting import Deletion
 
 _DELETE_EPILOG = """\b
 Examples:
@@ -30,7 +30,8 @@ def delete_model(spec: str, yes: bool, as_json: bool) -> int:
     """Delete MODEL, as `cpuchat models list` calls it, and say what room that makes."""
     from cpuchat import settings
     from cpuchat.cli.output import json_line
-    from cpuchat.models.library import Library, delete
+    from cpuchat.models.library.deleting import delete
+    from cpuchat.models.library.library import Library
     from cpuchat.telemetry.units import size
     from cpuchat.text import clean_line
 

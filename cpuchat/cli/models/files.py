@@ -12,7 +12,7 @@ from cpuchat.cli.options import ctx_option, laid_over
 from cpuchat.errors import UsageError
 
 if TYPE_CHECKING:
-    from cpuchat.models.gguf import GGUFHeader
+    from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.hub.repository import RepoModel, Repository
     from cpuchat.models.repository_prediction import ModelPrediction
@@ -131,7 +131,7 @@ def _row(
 
 def _bytes_here(repository: Repository, model: RepoModel) -> int:
     from cpuchat.models.downloads.layout import bytes_here
-    from cpuchat.models.library import hub_cache
+    from cpuchat.models.library.places import hub_cache
 
     return bytes_here(hub_cache(), repository.id, model.files)
 

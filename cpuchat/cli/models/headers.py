@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cpuchat.errors import ModelNotFound, UsageError
 
 if TYPE_CHECKING:
-    from cpuchat.models.gguf import GGUFHeader
+    from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.client import Hub
 
 
@@ -24,9 +24,9 @@ def find_header(spec: str, folders: Sequence[str], hub: Hub, *, listed: bool = F
         HubError and its kinds; ModelDamaged.
     """
     from cpuchat.cli.models.address import hub_address
-    from cpuchat.models.gguf import read_model
+    from cpuchat.models.gguf.header import read_model
     from cpuchat.models.hub.choice import choose
-    from cpuchat.models.library import Library
+    from cpuchat.models.library.library import Library
 
     try:
         return read_model(Library(folders).resolve(spec))

@@ -10,7 +10,7 @@ import click
 from cpuchat.cli.models.specs import specs_of
 
 if TYPE_CHECKING:
-    from cpuchat.models.library import LocalModel
+    from cpuchat.models.library.model import LocalModel
     from cpuchat.models.machine import Machine
 
 _LIST_EPILOG = """The last column is what --model takes. tok/s is what plain decoding last reached here, with ≈ what is
@@ -30,7 +30,7 @@ def list_models(as_json: bool) -> int:
 
     from cpuchat import settings
     from cpuchat.cli.output import json_line
-    from cpuchat.models.library import Library
+    from cpuchat.models.library.library import Library
     from cpuchat.models.machine import this_machine
     from cpuchat.present.table import table
 

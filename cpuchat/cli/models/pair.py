@@ -13,8 +13,8 @@ from cpuchat.errors import DraftMismatch
 if TYPE_CHECKING:
     from cpuchat.models.drafts.candidates import Candidate
     from cpuchat.models.drafts.gain import Expectation
-    from cpuchat.models.gguf import GGUFHeader
-    from cpuchat.models.library import Library
+    from cpuchat.models.gguf.header import GGUFHeader
+    from cpuchat.models.library.library import Library
     from cpuchat.settings import Settings
 
 _PAIR_EPILOG = f"""\b
@@ -39,7 +39,7 @@ def pair(target: str, draft: str | None, ask_hub: bool, as_json: bool) -> int:
     A draft model must have the target's vocabulary. Only the headers of the files are read.
     """
     from cpuchat import settings
-    from cpuchat.models.library import Library
+    from cpuchat.models.library.library import Library
 
     chosen = settings.load()
     library = Library(chosen.model.folders)
@@ -74,7 +74,7 @@ def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings
 def _expectation(target: Path, draft: Path, chosen: Settings) -> Expectation:
     from cpuchat.models.drafts.calibrations import target_costs
     from cpuchat.models.drafts.candidates import expected_of
-    from cpuchat.models.gguf import read_model
+    from cpuchat.models.gguf.header import read_model
     from cpuchat.models.machine import this_machine
     from cpuchat.models.traffic import traffic_of
     from cpuchat.telemetry.traffic import pass_bytes
@@ -88,7 +88,7 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_h
     from cpuchat.models.catalog import load_catalog
     from cpuchat.models.drafts.calibrations import target_costs
     from cpuchat.models.drafts.candidates import candidates, recommended
-    from cpuchat.models.gguf import read_model
+    from cpuchat.models.gguf.header import read_model
     from cpuchat.models.machine import this_machine
 
     header, costs, models = read_model(target), target_costs(target), library.local_models()

@@ -13,7 +13,7 @@ from cpuchat.paths import made_models_dir, shown
 
 if TYPE_CHECKING:
     from cpuchat.hardware.instructions import Instructions
-    from cpuchat.models.library import Library
+    from cpuchat.models.library.library import Library
     from cpuchat.models.quantize.make import Job, QuantizeProgress
     from cpuchat.models.quantize.types import QuantType
 
@@ -66,7 +66,7 @@ def quantize(
         return _list_types(source, as_json=as_json)
     if source is None or kind is None:
         raise UsageError("SOURCE and TYPE are missing.", "`cpuchat models quantize --list` names the types.")
-    from cpuchat.models.gguf import read_header
+    from cpuchat.models.gguf.header import read_header
     from cpuchat.models.quantize.make import Job
     from cpuchat.models.quantize.place import is_folder, suggested_folder, suggested_path
     from cpuchat.models.quantize.types import quant_type
@@ -85,7 +85,7 @@ def quantize(
 
 def _library() -> Library:
     from cpuchat import settings
-    from cpuchat.models.library import Library
+    from cpuchat.models.library.library import Library
 
     return Library(settings.load().model.folders)
 

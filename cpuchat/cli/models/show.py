@@ -9,7 +9,7 @@ import click
 from cpuchat.errors import ModelNotFound, UsageError
 
 if TYPE_CHECKING:
-    from cpuchat.models.gguf import GGUFHeader
+    from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.inspect import Inspection
 
 _SHOW_EPILOG = """\b

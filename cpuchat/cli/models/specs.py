@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cpuchat.models.library import Library, LocalModel
+    from cpuchat.models.library.library import Library
+    from cpuchat.models.library.model import LocalModel
 
 
 def specs_of(found: Sequence[LocalModel]) -> list[str]:
     """The shortest text by which `Library.resolve` finds each model; the path of what cannot be loaded."""
-    from cpuchat.models.library import DEMO_FILES
+    from cpuchat.models.library.places import DEMO_FILES
 
     demo = {file: name for name, file in DEMO_FILES.items()}
     named = [
-        (m.repo, m.quantization)
-        if m.repo and m.quantization and m.unfinished is None and m.kind == "model"
-        else None
+        (m.repo, m.quantization) if m.repo and m.quantization and m.unfinished is None and m.kind == "model" else None
         for m in found
     ]
     times = Counter(named)

@@ -11,7 +11,8 @@ from cpuchat.errors import ModelDamaged, UsageError
 
 if TYPE_CHECKING:
     from cpuchat.cli.terminal import Terminal
-    from cpuchat.models.library import Library, LocalModel
+    from cpuchat.models.library.library import Library
+    from cpuchat.models.library.model import LocalModel
     from cpuchat.models.library.verifying import Verification
 
 _VERIFY_EPILOG = f"""Files of the Hugging Face cache are compared with the SHA-256 under which the hub announced them;
@@ -27,7 +28,7 @@ def verify(specs: tuple[str, ...], everything: bool, as_json: bool) -> int:
     from cpuchat import settings
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import Terminal
-    from cpuchat.models.library import Library
+    from cpuchat.models.library.library import Library
     from cpuchat.text import clean_line
 
     if bool(specs) == everything:

@@ -21,7 +21,7 @@ from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
 from cpuchat.models.drafts.calibrations import implausible
 from cpuchat.models.drafts.pairing import check_pair
-from cpuchat.models.gguf import read_model
+from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol import LoadModel, LoadOptions
 from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.speculation.depth.overlap import overlap_pays

@@ -18,7 +18,8 @@ from typing import Final
 
 import msgspec
 
-from cpuchat.models.gguf import GGUFHeader, LazyArray
+from cpuchat.models.gguf.arrays import LazyArray
+from cpuchat.models.gguf.header import GGUFHeader
 
 MARK: Final = "\ufdd0"
 """The character before it is content. Unicode keeps it for such internal uses; template_process.py knows it too."""

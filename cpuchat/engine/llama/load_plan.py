@@ -17,7 +17,8 @@ from cpuchat.errors import ModelUnsupported, UsageError
 from cpuchat.hardware.cpus import validate_threads
 from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
-from cpuchat.models.gguf import GGUFHeader, LazyArray
+from cpuchat.models.gguf.arrays import LazyArray
+from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.protocol import MIN_CTX, LoadOptions
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 

@@ -25,8 +25,8 @@ from cpuchat.hardware.numa.page_cache import missing_ranges
 from cpuchat.hardware.numa.residency import prepare_file
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.fingerprint import file_fingerprint
-from cpuchat.models.gguf import GGUFHeader, read_model, split_parts
 from cpuchat.models.gguf.checks import check_header
+from cpuchat.models.gguf.header import GGUFHeader, read_model, split_parts
 from cpuchat.protocol import LoadOptions, ModelInfo
 
 Progress = Callable[[str, int, int], None]

@@ -6,7 +6,8 @@ llama.cpp writes a character that is no token byte by byte, and ends the process
 
 from __future__ import annotations
 
-from cpuchat.models.gguf import GGUFHeader, LazyArray
+from cpuchat.models.gguf.arrays import LazyArray
+from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.vocabulary import vocabulary
 
 _SPACE = "▁"

@@ -12,8 +12,8 @@ from cpuchat.models.catalog import load_catalog, match_local
 from cpuchat.models.drafts.candidates import Candidate
 from cpuchat.models.drafts.choice import AUTO, NO_DRAFT, named_drafts
 from cpuchat.models.drafts.pairing import check_pair
-from cpuchat.models.gguf import GGUFHeader, read_model
-from cpuchat.models.library import Library
+from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.library.library import Library
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from cpuchat.models.drafts.calibrations import UNKNOWN, TargetCosts
 from cpuchat.models.drafts.gain import Expectation, expectation
 from cpuchat.models.drafts.pair_cache import PairCache
 from cpuchat.models.drafts.pairing import Verdict, check_files, check_pair
-from cpuchat.models.gguf import GGUFHeader
-from cpuchat.models.library import LocalModel
+from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.library.model import LocalModel
 from cpuchat.models.machine import NOT_MEASURED, Machine
 from cpuchat.models.traffic import traffic_of
 from cpuchat.telemetry.traffic import pass_bytes

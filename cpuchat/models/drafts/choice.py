@@ -11,8 +11,9 @@ from cpuchat.models.catalog import Catalog, CatalogModel, load_catalog, match_lo
 from cpuchat.models.drafts.calibrations import UNKNOWN, target_costs
 from cpuchat.models.drafts.candidates import Candidate, candidates, check, most_read
 from cpuchat.models.drafts.pairing import check_files, require_pair
-from cpuchat.models.gguf import GGUFHeader, read_model
-from cpuchat.models.library import DEMO_FILES, Library
+from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.text import clean_line
 
 NO_DRAFT = "none"

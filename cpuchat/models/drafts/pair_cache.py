@@ -10,7 +10,7 @@ from pathlib import Path
 from cpuchat import paths
 from cpuchat.files import JsonCache
 from cpuchat.models.fingerprint import stat_fingerprint
-from cpuchat.models.gguf import split_parts
+from cpuchat.models.gguf.header import split_parts
 
 _VERSION = 2
 """Of the rule of `pairing` and of this file; another one is not read."""

@@ -15,9 +15,10 @@ import msgspec
 
 from cpuchat.errors import CpuchatError, DraftMismatch, ModelNotFound
 from cpuchat.models.drafts.pair_cache import PairCache, pair_key
-from cpuchat.models.gguf import GGUFHeader, read_header, split_parts
+from cpuchat.models.gguf.header import GGUFHeader, read_header, split_parts
 from cpuchat.models.gguf.vocabulary import Vocabulary, vocabulary
-from cpuchat.models.library import Library, LocalModel
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.model import LocalModel
 from cpuchat.text import clean_line
 
 MAX_SIZE_DIFFERENCE = 128

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.errors import ModelDamaged
-from cpuchat.models.gguf import GGUFHeader, join_parts
+from cpuchat.models.gguf.header import GGUFHeader, join_parts
 from cpuchat.models.hub import answers, connection
 from cpuchat.models.hub.address import parse_address
 from cpuchat.models.hub.errors import too_slow

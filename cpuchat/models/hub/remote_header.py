@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from cpuchat.errors import HubError, HubOffline, ModelDamaged, TooSlow
-from cpuchat.models.gguf import GGUFHeader, header_from
+from cpuchat.models.gguf.header import GGUFHeader, header_from
 from cpuchat.models.hub import connection
 from cpuchat.models.hub.environment import endpoint, host
 from cpuchat.models.hub.errors import garbage

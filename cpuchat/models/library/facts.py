@@ -12,7 +12,7 @@ from cpuchat import paths
 from cpuchat.errors import CpuchatError, ModelDamaged
 from cpuchat.files import JsonCache
 from cpuchat.models.fingerprint import stat_fingerprint
-from cpuchat.models.gguf import GGUFHeader, header_from, read_model
+from cpuchat.models.gguf.header import GGUFHeader, header_from, read_model
 from cpuchat.models.gguf.source import FileSource
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.places import INCOMPLETE, Place, model_files

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from cpuchat import paths
-from cpuchat.models.gguf import split_parts
+from cpuchat.models.gguf.header import split_parts
 from cpuchat.models.library.model import Source
 
 DEMO_FILES = {

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.errors import QuantizeFailed, UsageError
-from cpuchat.models.gguf import GGUFHeader, TensorInfo, read_model
+from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.gguf.types import ALIGNMENT, BY_NAME
 from cpuchat.models.quantize.messages import Foresee, Foreseen
 from cpuchat.models.quantize.process import QuantizeProcess

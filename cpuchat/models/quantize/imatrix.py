@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from cpuchat.errors import ModelDamaged, ModelNotFound, UsageError
-from cpuchat.models.gguf import GGUFHeader, TensorInfo, read_header
+from cpuchat.models.gguf.header import GGUFHeader, read_header
+from cpuchat.models.gguf.parse import TensorInfo
 
 _MAX_ENTRIES = 1 << 20
 _MAX_NAME = 4096

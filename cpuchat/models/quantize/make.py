@@ -13,7 +13,7 @@ import msgspec
 
 from cpuchat.errors import CpuchatError, QuantizeFailed, UsageError
 from cpuchat.hardware.cpus import allowed_physical_cores, validate_threads
-from cpuchat.models.gguf import GGUFHeader, read_header
+from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.quantize.forecast import Forecast, foresee, source_header
 from cpuchat.models.quantize.messages import Begun, Made, Make
 from cpuchat.models.quantize.place import check_free, check_place, check_space, part_of

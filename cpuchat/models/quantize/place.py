@@ -13,8 +13,8 @@ from pathlib import Path
 from cpuchat import paths
 from cpuchat.errors import DiskFull, UsageError
 from cpuchat.models.fit import gigabytes
-from cpuchat.models.gguf import GGUFHeader, split_parts
-from cpuchat.models.library import Library
+from cpuchat.models.gguf.header import GGUFHeader, split_parts
+from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import is_inside
 from cpuchat.models.quantize.types import QuantType
 

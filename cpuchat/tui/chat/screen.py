@@ -19,7 +19,7 @@ from textual.worker import Worker, WorkerError
 
 from cpuchat.chats.records import storable
 from cpuchat.conversation import Conversation
-from cpuchat.models.library import Library
+from cpuchat.models.library.library import Library
 from cpuchat.protocol import AnyEvent, Failed, ModelLoaded
 from cpuchat.text import clean_line
 from cpuchat.tui import keys, wording

@@ -11,7 +11,8 @@ from cpuchat import paths
 from cpuchat.models.catalog import Catalog, CatalogModel
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.repository import FoundRepository
-from cpuchat.models.library import Deletion, LocalModel
+from cpuchat.models.library.deleting import Deletion
+from cpuchat.models.library.model import LocalModel
 from cpuchat.present import downloads as download_words
 from cpuchat.present import prediction as outlook_words
 from cpuchat.telemetry import units

@@ -13,7 +13,7 @@ from cpuchat import paths
 from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import FoundRepository
-from cpuchat.models.library import LocalModel
+from cpuchat.models.library.model import LocalModel
 from cpuchat.models.shortlist import NOTHING, Ranked
 
 SEARCH = "search"

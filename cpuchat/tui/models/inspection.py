@@ -15,7 +15,7 @@ from textual.content import Content
 from textual.widgets import Footer, Static
 
 from cpuchat.errors import CpuchatError
-from cpuchat.models.gguf import GGUFHeader
+from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.inspect import Inspection, inspect
 from cpuchat.present.inspection import sections
 from cpuchat.text import clean, clean_line

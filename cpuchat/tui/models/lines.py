@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import FoundRepository
-from cpuchat.models.library import LocalModel
+from cpuchat.models.library.model import LocalModel
 from cpuchat.present import downloads as download_words
 from cpuchat.present import prediction as outlook_words
 from cpuchat.present.rows import ListRow

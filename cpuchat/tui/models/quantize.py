@@ -17,7 +17,7 @@ from textual.widgets import Footer, Input, Static
 
 from cpuchat import paths
 from cpuchat.errors import CpuchatError, QuantizeFailed
-from cpuchat.models.library import LocalModel
+from cpuchat.models.library.model import LocalModel
 from cpuchat.models.quantize.make import Job
 from cpuchat.models.quantize.place import suggested_folder, suggested_path
 from cpuchat.models.quantize.types import TYPES, QuantType
@@ -31,7 +31,7 @@ from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.quantize_line import QuantizeLine
 
 if TYPE_CHECKING:
-    from cpuchat.models.gguf import GGUFHeader
+    from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.tui.app import ChatApp
 
 _USUAL = "Q4_K_M"

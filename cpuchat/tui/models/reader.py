@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import Catalog, CatalogModel, load_catalog, match_local
 from cpuchat.models.downloads.state import Download
-from cpuchat.models.library import Deletion, Library, LocalModel
+from cpuchat.models.library.deleting import Deletion
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.model import LocalModel
 from cpuchat.settings import Settings
 from cpuchat.tui.models.details import Look
 from cpuchat.tui.models.entries import Subject
 
 if TYPE_CHECKING:
-    from cpuchat.models.gguf import GGUFHeader
+    from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
     from cpuchat.protocol import ModelInfo
@@ -45,7 +47,7 @@ class ModelsReader:
 
     def header(self, path: Path) -> GGUFHeader:
         """Of all parts of a split model. Raises ModelDamaged, ModelNotFound."""
-        from cpuchat.models.gguf import read_model
+        from cpuchat.models.gguf.header import read_model
 
         return read_model(path)
 

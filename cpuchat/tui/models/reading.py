@@ -14,7 +14,7 @@ from textual.message import Message
 from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import Catalog, CatalogModel
 from cpuchat.models.downloads.state import Download
-from cpuchat.models.library import LocalModel
+from cpuchat.models.library.model import LocalModel
 from cpuchat.models.shortlist import Ranked, ranked
 from cpuchat.tui.models.details import Look
 from cpuchat.tui.models.entries import Entry, HubSearch, Shelf, Subject, catalog_key

@@ -18,7 +18,8 @@ from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.repository import FoundRepository
-from cpuchat.models.library import Deletion, LocalModel, delete
+from cpuchat.models.library.deleting import Deletion, delete
+from cpuchat.models.library.model import LocalModel
 from cpuchat.text import clean_line
 from cpuchat.tui import keys, wording
 from cpuchat.tui.models import details, lines

@@ -11,7 +11,7 @@ import pytest
 
 from cpuchat.errors import NotOnHub, UsageError
 from cpuchat.models.fit import draft_memory, plan_memory
-from cpuchat.models.gguf import read_header
+from cpuchat.models.gguf.header import read_header
 from cpuchat.protocol import LoadOptions
 from tests.cli.program import run
 from tests.support.hub_server import HubServer

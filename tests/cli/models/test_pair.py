@@ -11,7 +11,7 @@ import pytest
 from cpuchat import paths
 from cpuchat.engine.drafting.calibration import save_costs
 from cpuchat.models.fingerprint import file_fingerprint
-from cpuchat.models.library import DEMO_FILES
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.speculation.depth.costs import PassCosts
 from tests.cli.program import run
 from tests.models.drafts.files import WORDS, header_file, write_catalog

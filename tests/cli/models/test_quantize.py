@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat import paths
-from cpuchat.models.gguf import read_header
+from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.place import PART
 from cpuchat.models.quantize.types import TYPES
 from cpuchat.synthetic.model import write_model

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.models.gguf import read_header
+from cpuchat.models.gguf.header import read_header
 from cpuchat.synthetic.shapes import SHAPES
 from tests.cli.program import run
 

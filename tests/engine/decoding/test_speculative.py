@@ -12,7 +12,7 @@ import pytest
 from cpuchat import paths
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
-from cpuchat.models.library import DEMO_FILES
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import LoadOptions, Sampling, Speculation
 from cpuchat.speculation.drafters.drafter import Proposal
 from cpuchat.synthetic.pair import draft_token_table, next_token_table

@@ -25,7 +25,7 @@ from cpuchat.hardware.cpus import allowed_cpus
 from cpuchat.hardware.topology import Core, L3Group, Node, Topology, read_topology
 from cpuchat.models.drafts import calibrations
 from cpuchat.models.drafts.calibrations import target_costs
-from cpuchat.models.library import DEMO_FILES
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import (
     Event,
     Failed,

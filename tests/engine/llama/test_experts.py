@@ -13,7 +13,7 @@ import pytest
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.load_plan import expert_override, plan_load
 from cpuchat.errors import UsageError
-from cpuchat.models.gguf import GGUFHeader, read_header
+from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.protocol import LoadOptions
 from cpuchat.synthetic.gguf_writer import from_array, write_gguf
 from cpuchat.synthetic.model import write_model

@@ -11,7 +11,7 @@ from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.models import fit
-from cpuchat.models.gguf import read_model
+from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol import LoadOptions
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 

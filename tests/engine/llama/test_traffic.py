@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tensor_reads import Watched
-from cpuchat.models.gguf import read_model
+from cpuchat.models.gguf.header import read_model
 from cpuchat.models.traffic import traffic_of
 from cpuchat.synthetic.model import write_model
 from cpuchat.synthetic.pair import write_pair

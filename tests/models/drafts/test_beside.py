@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cpuchat.models.drafts.beside import draft_beside
-from cpuchat.models.gguf import GGUFHeader, read_model
+from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Hub
-from cpuchat.models.library import Library
+from cpuchat.models.library.library import Library
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 from tests.support.hub_server import HubServer
 

@@ -13,9 +13,9 @@ from cpuchat.models.drafts.calibrations import UNKNOWN, TargetCosts
 from cpuchat.models.drafts.candidates import Candidate, candidates, check, recommended
 from cpuchat.models.drafts.gain import NOT_CALIBRATED
 from cpuchat.models.fingerprint import file_fingerprint
-from cpuchat.models.gguf import GGUFHeader, read_model
+from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Hub
-from cpuchat.models.library import Library
+from cpuchat.models.library.library import Library
 from cpuchat.models.machine import Machine
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 from tests.support.hub_server import HubServer

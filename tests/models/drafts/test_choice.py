@@ -12,7 +12,8 @@ from cpuchat.engine.drafting.calibration import save_costs
 from cpuchat.errors import DraftMismatch, ModelNotFound
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.fingerprint import file_fingerprint
-from cpuchat.models.library import DEMO_FILES, Library
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.speculation.depth.costs import PassCosts
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 

@@ -17,9 +17,10 @@ from cpuchat.errors import DraftMismatch, ModelDamaged, ModelNotFound, from_code
 from cpuchat.models.drafts import pair_cache, pairing
 from cpuchat.models.drafts.pair_cache import MAX_BYTES, MAX_PAIRS, PairCache, pair_key
 from cpuchat.models.drafts.pairing import check_files, check_pair, fitting_drafts, require_pair
-from cpuchat.models.gguf import GGUFHeader, read_header
+from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.gguf.vocabulary import vocabulary
-from cpuchat.models.library import DEMO_FILES, Library
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.synthetic.model import write_model
 from cpuchat.synthetic.pair import write_pair
 from cpuchat.synthetic.shapes import SHAPES

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cpuchat.errors import CpuchatError
 from cpuchat.models import fit
-from cpuchat.models.gguf import GGUFHeader, read_header
+from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.inspect import inspect
 from cpuchat.present.inspection import sections
 from cpuchat.protocol import LoadOptions

@@ -14,8 +14,8 @@ import pytest
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.errors import ModelDamaged
-from cpuchat.models.gguf import read_model
 from cpuchat.models.gguf.checks import check_header, problems_of
+from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol import LoadOptions
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import Architecture, vocabulary, write_tiny_gguf

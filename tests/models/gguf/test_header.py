@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from cpuchat.errors import CpuchatError, ModelDamaged, ModelNotFound, ModelUnsupported
-from cpuchat.models.gguf import LazyArray, TensorInfo, read_header, read_model, split_parts
-from cpuchat.models.gguf.parse import LONGEST_TEXT
+from cpuchat.models.gguf.arrays import LazyArray
+from cpuchat.models.gguf.header import read_header, read_model, split_parts
+from cpuchat.models.gguf.parse import LONGEST_TEXT, TensorInfo
 from cpuchat.models.gguf.types import BY_NAME, TYPES
 from tests.support.edited_gguf import edited
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from cpuchat.models.gguf import GGUFHeader, LazyArray, TensorInfo
+from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.checks import problems_of
+from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.gguf.parse import TensorInfo
 
 Shape = dict[str, int | str | list[int]]
 

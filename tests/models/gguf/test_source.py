@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cpuchat.errors import HubOffline, ModelDamaged, ModelNotFound
-from cpuchat.models.gguf import header_from, join_parts, read_header
+from cpuchat.models.gguf.header import header_from, join_parts, read_header
 from cpuchat.models.gguf.source import FileSource
 
 MB = 1 << 20

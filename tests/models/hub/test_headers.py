@@ -8,7 +8,7 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.errors import CpuchatError, HubError, HubOffline, ModelDamaged
-from cpuchat.models.gguf import GGUFHeader, read_header, read_model
+from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.header_cache import HeaderCache
 from tests.models.hub.model_files import write_model_file

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoFile
 
 from cpuchat.models.hub.client import Hub
-from cpuchat.models.library import Library
+from cpuchat.models.library.library import Library
 from tests.support.hub_server import STRANGER, TOKEN, Fault, HubServer
 
 REPO, NAME = "some/Tiny-GGUF", "Tiny-F32.gguf"

@@ -14,8 +14,9 @@ from huggingface_hub.utils import WeakFileLock
 
 from cpuchat import paths
 from cpuchat.errors import CpuchatError
-from cpuchat.models.library import Deletion, Library, LocalModel, delete
-from cpuchat.models.library.deleting import plan_deletion
+from cpuchat.models.library.deleting import Deletion, delete, plan_deletion
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.model import LocalModel
 from tests.models.library.files import REVISIONS, cached, part, share
 
 pytestmark = pytest.mark.usefixtures("no_demo")

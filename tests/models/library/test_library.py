@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from cpuchat import paths
-from cpuchat.models.gguf import read_header
-from cpuchat.models.library import Library, hub_cache
+from cpuchat.models.gguf.header import read_header
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.places import hub_cache
 from cpuchat.synthetic.model import write_model
 from tests.models.library.files import REVISIONS, cached, part
 from tests.models.test_synthetic import TINY_MOE
@@ -255,6 +256,7 @@ def test_a_changed_file_is_read_again(no_demo: Path, tmp_path: Path, model: Path
 
 
 def test_importing_the_library_stays_cheap() -> None:
-    code = "import sys, cpuchat.models.library; print([m for m in ('numpy', 'huggingface_hub') if m in sys.modules])"
+    heavy = "[m for m in ('numpy', 'huggingface_hub') if m in sys.modules]"
+    code = f"import sys, cpuchat.models.library.library; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

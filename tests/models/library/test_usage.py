@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cpuchat import paths
-from cpuchat.models.library import Library
+from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import Usage, UsageLog
 from cpuchat.protocol import ModelInfo, Traffic
 from cpuchat.timings import SpeculationFigures, Timings

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from cpuchat.errors import DiskFull, QuantizeFailed
-from cpuchat.models.gguf import TensorInfo
+from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.quantize.make import Job, QuantizeProgress, quantize
 from cpuchat.models.quantize.place import PART
 from tests.models.quantize.jobs import children, job, refused

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cpuchat.errors import ModelDamaged, ModelNotFound, QuantizeFailed, UsageError
-from cpuchat.models.gguf import read_header
+from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.make import quantize
 from tests.models.quantize.jobs import finish, job, refused, weights
 

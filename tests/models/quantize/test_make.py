@@ -10,9 +10,10 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.errors import UsageError
-from cpuchat.models.gguf import GGUFHeader, read_header, read_model
+from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model
 from cpuchat.models.gguf.types import FILE_TYPE_BY_NAME
-from cpuchat.models.library import Library, delete
+from cpuchat.models.library.deleting import delete
+from cpuchat.models.library.library import Library
 from cpuchat.models.quantize.forecast import foresee, source_header, speed_up
 from cpuchat.models.quantize.make import QuantizeProgress, quantize
 from cpuchat.models.quantize.place import suggested_folder, suggested_path

@@ -12,7 +12,7 @@ import gguf as reference
 import numpy as np
 
 from cpuchat.errors import ModelDamaged, ModelNotFound, QuantizeFailed, UsageError
-from cpuchat.models.gguf import read_header
+from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.make import quantize
 from cpuchat.models.quantize.place import PART
 from tests.models.quantize.jobs import finish, job, refused

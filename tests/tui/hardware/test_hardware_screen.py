@@ -16,7 +16,7 @@ from cpuchat.hardware.bandwidth.measuring import ProbeFailed
 from cpuchat.hardware.bandwidth.survey import Survey
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.topology import Topology, read_topology
-from cpuchat.models.library import Library
+from cpuchat.models.library.library import Library
 from cpuchat.protocol import LoadProgress, ModelLoaded
 from cpuchat.telemetry.machine import Bandwidth, MachineSample
 from cpuchat.tui.chat.machine_watch import MachineWatch

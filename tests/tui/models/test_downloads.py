@@ -13,7 +13,7 @@ from textual.widgets import Button
 
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.client import Hub
-from cpuchat.models.library import hub_cache
+from cpuchat.models.library.places import hub_cache
 from cpuchat.tui.models.downloads.screen import DownloadsScreen
 from cpuchat.tui.models.repository.screen import RepositoryScreen
 from cpuchat.tui.widgets.dialogs import ChoiceScreen

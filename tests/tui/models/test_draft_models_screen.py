@@ -11,8 +11,8 @@ from cpuchat import paths, settings
 from cpuchat.models.drafts.candidates import Candidate
 from cpuchat.models.drafts.gain import Expectation, Gain
 from cpuchat.models.drafts.pairing import Verdict
-from cpuchat.models.gguf import GGUFHeader, read_model
-from cpuchat.models.library import DEMO_FILES
+from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import ModelInfo
 from cpuchat.tui.models.drafts import choice as draft_choice
 from cpuchat.tui.models.drafts.reader import DraftReader

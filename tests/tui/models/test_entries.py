@@ -10,7 +10,7 @@ import pytest
 
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import FoundRepository
-from cpuchat.models.library import LocalModel
+from cpuchat.models.library.model import LocalModel
 from cpuchat.models.prediction import estimate
 from cpuchat.models.shortlist import ranked
 from cpuchat.tui.models import details, lines

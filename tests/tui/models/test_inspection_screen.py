@@ -6,8 +6,8 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.errors import ModelDamaged
-from cpuchat.models.gguf import GGUFHeader, read_model
-from cpuchat.models.library import DEMO_FILES
+from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.tui.models.inspection import InspectionScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.snapshots import snapshot

@@ -12,7 +12,8 @@ from textual.widgets import Input
 
 from cpuchat.models import machine
 from cpuchat.models.downloads.state import Download
-from cpuchat.models.library import DEMO_FILES, LocalModel
+from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.recent import RecentModels
 from cpuchat.synthetic.model import write_model
 from cpuchat.tui.models.downloads.screen import DownloadsScreen

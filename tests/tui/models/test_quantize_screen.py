@@ -12,9 +12,9 @@ from textual.widgets import Button, Input, Static
 
 from cpuchat import paths
 from cpuchat.hardware.instructions import Instructions
-from cpuchat.models.gguf import read_header
-from cpuchat.models.library import LocalModel
+from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.library import Library
+from cpuchat.models.library.model import LocalModel
 from cpuchat.models.quantize.make import Job, QuantizeProgress, quantize
 from cpuchat.models.quantize.types import TYPES, quant_type
 from cpuchat.synthetic.model import write_model

@@ -9,7 +9,8 @@ import pytest
 from cpuchat import paths
 from cpuchat.errors import AccessDenied
 from cpuchat.models.hub.repository import Repository
-from cpuchat.models.library import Library, hub_cache
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.places import hub_cache
 from cpuchat.models.machine import Machine
 from cpuchat.tui.models.downloads.screen import DownloadsScreen
 from cpuchat.tui.models.repository.screen import RepositoryScreen

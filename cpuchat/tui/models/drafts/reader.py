@@ -14,7 +14,7 @@ from cpuchat.protocol import ModelInfo
 from cpuchat.tui.models.reader import ModelsReader
 
 if TYPE_CHECKING:
-    from cpuchat.models.gguf import GGUFHeader
+    from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.hub.repository import RepoModel, Repository
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from cpuchat.errors import HubError
 from cpuchat.models.hub.repository import RepoModel, Repository
-from cpuchat.models.library import Library, hub_cache
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.places import hub_cache
 from cpuchat.present.repository import key_of
 from cpuchat.protocol import ModelInfo
 from cpuchat.settings import Settings
@@ -18,7 +19,7 @@ from cpuchat.tui.repository_state import Findings, RepositoryState
 
 if TYPE_CHECKING:
     from cpuchat.models.drafts.beside import Beside
-    from cpuchat.models.gguf import GGUFHeader
+    from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.prediction import Prediction
 
