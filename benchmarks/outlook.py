@@ -24,7 +24,7 @@ from common import WORK, MeasureError, Row, Target, arguments, machine, report, 
 from models import FOLDER, model, words
 from product import answer, worker
 
-from cpuchat.hardware.bandwidth.probe import measure
+from cpuchat.hardware.bandwidth.measuring import measure
 from cpuchat.hardware.cpus import default_threads
 from cpuchat.hardware.memory import available_bytes, total_bytes
 from cpuchat.models.gguf.header import GGUFHeader, read_model

@@ -22,7 +22,7 @@ from models import model, words
 from product import GREEDY
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.hardware.bandwidth.probe import measure
+from cpuchat.hardware.bandwidth.measuring import measure
 from cpuchat.hardware.cpus import default_threads
 from cpuchat.protocol import Failed, Generate, GenerationFinished, LoadOptions, ModelInfo, TextDelta
 from cpuchat.telemetry.meter import Figures, Meter

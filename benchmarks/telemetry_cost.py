@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common import Row, Target, arguments, machine, report, run_main, say
 
-from cpuchat.hardware.counters.base import Kernel
 from cpuchat.hardware.counters.collector_file import content_of
+from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.counters.perf_events import TASK_CLOCK, TYPE_SOFTWARE, attributes, system_call
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.topology import read_topology

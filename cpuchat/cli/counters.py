@@ -10,7 +10,7 @@ import click
 from cpuchat.errors import CpuchatError, UsageError
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.counters.base import Refusal, Source
+    from cpuchat.hardware.counters.base import CounterRefusal, Source
     from cpuchat.hardware.counters.ladder import Opener
     from cpuchat.hardware.topology import Topology
     from cpuchat.telemetry.machine import MachineSample
@@ -68,7 +68,7 @@ def _tried(opener: Opener[Source], topology: Topology) -> dict[str, Any]:
     ladder = Ladder([opener])
     source = ladder.next()
     if source is None:
-        refusal: Refusal = ladder.refusals[0]
+        refusal: CounterRefusal = ladder.refusals[0]
         how = refusal.how if worth_trying(refusal, topology) else ""
         return {"name": refusal.name, "opens": False, "why": refusal.why, "how": how}
     source.close()

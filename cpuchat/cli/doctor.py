@@ -12,7 +12,7 @@ from cpuchat.cli.options import laid_over
 
 if TYPE_CHECKING:
     from cpuchat.hardware.diagnostics.checks import Finding
-    from cpuchat.hardware.diagnostics.facts import Facts, Wanted
+    from cpuchat.hardware.diagnostics.facts import DiagnosticFacts, WantedSetup
     from cpuchat.hardware.topology import Topology
     from cpuchat.settings import Settings
 
@@ -45,7 +45,7 @@ def doctor(probe: bool, as_json: bool) -> int:
     from cpuchat.cli.terminal import columns
     from cpuchat.errors import CpuchatError
     from cpuchat.hardware.diagnostics.checks import examine
-    from cpuchat.hardware.diagnostics.facts import gather
+    from cpuchat.hardware.diagnostics.facts import gather_facts
     from cpuchat.hardware.topology import read_topology
 
     chosen = laid_over({})
@@ -57,7 +57,7 @@ def doctor(probe: bool, as_json: bool) -> int:
         engine_error, engine_fix = error.message, error.hint
     wanted = _wanted(chosen)
     found = _measure(topology, wanted) if probe else {}
-    facts = gather(
+    facts = gather_facts(
         wanted, engine=engine, engine_error=engine_error, engine_fix=engine_fix, topology=topology, pid=os.getpid(),
         root=ROOT,
     )  # fmt: skip
@@ -71,13 +71,13 @@ def doctor(probe: bool, as_json: bool) -> int:
     return 1 if any(finding.level in ("problem", "warning") for finding in findings) else 0
 
 
-def _wanted(chosen: Settings) -> Wanted:
+def _wanted(chosen: Settings) -> WantedSetup:
     """What the settings say about the machine, and the model that was used last."""
     import contextlib
 
     from cpuchat.cli.options import model_path
     from cpuchat.errors import CpuchatError
-    from cpuchat.hardware.diagnostics.facts import Wanted
+    from cpuchat.hardware.diagnostics.facts import WantedSetup
     from cpuchat.models.gguf.header import split_parts
 
     name, size = "", 0
@@ -86,10 +86,10 @@ def _wanted(chosen: Settings) -> Wanted:
             path = model_path(None, chosen)
             name, size = path.name, sum(part.stat().st_size for part in split_parts(path) or [path])
     engine = chosen.engine
-    return Wanted(cores=engine.cores, threads=engine.threads, memory=engine.memory, model=name, model_bytes=size)
+    return WantedSetup(cores=engine.cores, threads=engine.threads, memory=engine.memory, model=name, model_bytes=size)
 
 
-def _measure(topology: Topology, wanted: Wanted) -> dict[str, Any]:
+def _measure(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
     """Measure what the page shows, for the cores and the policy of the settings; {} where they cannot be used here,
     which is a finding then. (Handed on in case that it cannot be kept.)"""
     from cpuchat.errors import CpuchatError
@@ -108,7 +108,7 @@ def _measure(topology: Topology, wanted: Wanted) -> dict[str, Any]:
     return {"survey": found, "peak": remember(found.all_cores, memory, root=ROOT)}
 
 
-def page(facts: Facts, findings: list[Finding], width: int = WIDTH) -> list[str]:
+def page(facts: DiagnosticFacts, findings: list[Finding], width: int = WIDTH) -> list[str]:
     """The page, in lines of at most `width` characters."""
     import textwrap
 
@@ -136,7 +136,7 @@ def page(facts: Facts, findings: list[Finding], width: int = WIDTH) -> list[str]
     return lines
 
 
-def _about(facts: Facts) -> list[tuple[str, str]]:
+def _about(facts: DiagnosticFacts) -> list[tuple[str, str]]:
     """The machine and how it is used: one line each."""
     rows = [
         ("cores", _cores(facts)),
@@ -150,7 +150,7 @@ def _about(facts: Facts) -> list[tuple[str, str]]:
     return rows
 
 
-def _cores(facts: Facts) -> str:
+def _cores(facts: DiagnosticFacts) -> str:
     from cpuchat.hardware.lists import format_cpu_list
 
     if facts.choice is None:
@@ -160,7 +160,7 @@ def _cores(facts: Facts) -> str:
     return f"{len(cpus)} in use, CPUs {format_cpu_list(cpus)}. {facts.choice.reason}{notes}"
 
 
-def _memory(facts: Facts) -> str:
+def _memory(facts: DiagnosticFacts) -> str:
     total, limit = facts.topology.memory_total, facts.topology.memory_limit
     parts = [f"{total / 1e9:.1f} GB, {facts.available / 1e9:.1f} GB available"]
     if limit is not None:
@@ -177,7 +177,7 @@ def _memory(facts: Facts) -> str:
     return " · ".join(parts)
 
 
-def _bandwidth(facts: Facts) -> str:
+def _bandwidth(facts: DiagnosticFacts) -> str:
     if facts.peak is None:
         return "n/a: not measured yet; `cpuchat probe` does it in 15 seconds"
     words = f"{facts.peak.bytes_per_s / 1e9:.1f} GB/s read ({facts.peak.source})"
@@ -193,12 +193,12 @@ def _bandwidth(facts: Facts) -> str:
     return words
 
 
-def _numa(facts: Facts) -> str:
+def _numa(facts: DiagnosticFacts) -> str:
     policy = f"memory policy {facts.policy}: {facts.policy_reason}" if facts.policy else f"n/a: {facts.policy_error}"
     return f"{facts.topology.nps_words} · {policy}"
 
 
-def _counters(facts: Facts) -> str:
+def _counters(facts: DiagnosticFacts) -> str:
     from cpuchat.hardware.counters.ladder import advice
 
     traffic = facts.counter or f"n/a: {advice(facts.counter_refusals, facts.topology)}"
@@ -206,14 +206,14 @@ def _counters(facts: Facts) -> str:
     return f"memory traffic: {traffic} · power: {power}"
 
 
-def _engine_words(facts: Facts) -> str:
+def _engine_words(facts: DiagnosticFacts) -> str:
     if facts.engine is None:
         return f"n/a: {facts.engine_error or 'not asked'}"
     version = f"llama.cpp {facts.engine.llama_commit or facts.engine.version}"
     return f"{version} with {', '.join(facts.engine.features) or 'no optional CPU features'}"
 
 
-def _settings_words(facts: Facts) -> str:
+def _settings_words(facts: DiagnosticFacts) -> str:
     wanted = facts.settings
     parts = [f"cores {wanted.cores}", f"threads {wanted.threads or 'auto'}", f"memory {wanted.memory}"]
     if facts.governors:
@@ -227,7 +227,7 @@ def _settings_words(facts: Facts) -> str:
     return " · ".join(parts)
 
 
-def _json(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
+def _json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]:
     """`about` is the page's upper half; the rest are figures in bytes and bytes per second."""
     import dataclasses
 

@@ -10,7 +10,7 @@ import click
 from cpuchat.cli.options import laid_over, memory_option, setting, stacked
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.bandwidth.measuring import Measured
+    from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.survey import Survey
     from cpuchat.hardware.topology import Topology
@@ -96,13 +96,13 @@ def _print(topology: Topology, found: Survey, limit: Theoretical | None) -> None
 def _rows(found: Survey) -> list[Row]:
     """Every set of cores once."""
     counts = sorted((found.per_core_counts or {}).items())
-    named: list[tuple[str, Measured | None]] = [
+    named: list[tuple[str, ReadBandwidth | None]] = [
         ("one core", found.one_core),
         ("one L3 group", found.l3_group),
-        ("one fabric link", found.link),
+        ("one fabric link", found.fabric_link),
         *((f"{count} of each L3 group", one) for count, one in counts),
     ]
-    table: dict[tuple[int, ...], tuple[str, Measured]] = {}
+    table: dict[tuple[int, ...], tuple[str, ReadBandwidth]] = {}
     for what, one in named:
         if one is not None and (one.cpus != found.all_cores.cpus or one is found.one_core):
             table.setdefault(one.cpus, (what, one))
@@ -153,7 +153,7 @@ def _gbs(value: float) -> str:
     return f"{value / 1e9:.1f} GB/s"
 
 
-def _spread(one: Measured) -> str:
+def _spread(one: ReadBandwidth) -> str:
     middle = statistics.median(one.rounds) / 1e9
     return f"{middle:.1f} ({min(one.rounds) / 1e9:.1f}–{max(one.rounds) / 1e9:.1f})"
 
@@ -161,7 +161,7 @@ def _spread(one: Measured) -> str:
 def _json(topology: Topology, found: Survey, limit: Theoretical | None) -> dict[str, Any]:
     import dataclasses
 
-    def plain(one: Measured | None) -> dict[str, Any] | None:
+    def plain(one: ReadBandwidth | None) -> dict[str, Any] | None:
         return {**dataclasses.asdict(one), "median": statistics.median(one.rounds)} if one is not None else None
 
     return {
@@ -170,7 +170,7 @@ def _json(topology: Topology, found: Survey, limit: Theoretical | None) -> dict[
         "memory": found.memory,
         "one_core": plain(found.one_core),
         "l3_group": plain(found.l3_group),
-        "link": plain(found.link),
+        "link": plain(found.fabric_link),
         "all_cores": plain(found.all_cores),
         "per_core_counts": {str(n): plain(one) for n, one in (found.per_core_counts or {}).items()},
         "knee": found.knee,

@@ -15,7 +15,7 @@ from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
-    from cpuchat.hardware.tuning.changes import Plan, Refusal
+    from cpuchat.hardware.tuning.changes import KnobRefusal, Plan
     from cpuchat.hardware.tuning.store import SavedPlan
     from cpuchat.settings import Settings
     from cpuchat.tune.records import Label, Record
@@ -152,7 +152,7 @@ def _change_rows(made: Plan) -> list[tuple[str, ...]]:
     return rows
 
 
-def _print_refusals(refusals: Sequence[Refusal]) -> None:
+def _print_refusals(refusals: Sequence[KnobRefusal]) -> None:
     """Each reason once, with all that it is for."""
     grouped: dict[tuple[str, str], list[str]] = {}
     for refusal in refusals:

@@ -16,8 +16,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpuchat.hardware.counters.base import ROOT, Kernel, Refusal
+from cpuchat.hardware.counters.base import ROOT, CounterRefusal
 from cpuchat.hardware.counters.collector_file import DEFAULT, content_of, write
+from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.topology import read_topology
 from cpuchat.telemetry.machine import MachineSample
@@ -88,7 +89,7 @@ def _write_until(stop: threading.Event, monitor: Monitor, sample: MachineSample,
                 output.unlink(missing_ok=True)
 
 
-def _say(text: str, refusals: Sequence[Refusal] = ()) -> None:
+def _say(text: str, refusals: Sequence[CounterRefusal] = ()) -> None:
     print(f"cpuchat-bwd: {text}", *(f"  {one}" for one in refusals), sep="\n", file=sys.stderr)
 
 

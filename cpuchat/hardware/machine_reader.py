@@ -19,7 +19,7 @@ _HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     """The machine as it is. `theoretical` and `survey` None: not known; `huge_pages` the kernel's setting for
     transparent huge pages, "" where it is not told."""
 
@@ -35,7 +35,7 @@ class MachineReader:
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
 
-    def facts(self) -> Facts:
+    def facts(self) -> MachineFacts:
         """Never raises for what a machine does not tell."""
         from cpuchat.hardware.bandwidth.memory_modules import theoretical
         from cpuchat.hardware.bandwidth.survey import cached_survey
@@ -46,7 +46,7 @@ class MachineReader:
         # The kernel marks its choice with brackets: "always [madvise] never".
         huge = read_text(self._root / _HUGE_PAGES).partition("[")[2].partition("]")[0]
         survey = cached_survey(topology, root=self._root)
-        return Facts(topology, theoretical(topology, self._root), survey, huge)
+        return MachineFacts(topology, theoretical(topology, self._root), survey, huge)
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         """Where the worker's memory is; None when the kernel does not tell."""

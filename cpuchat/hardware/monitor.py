@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from cpuchat.hardware.counters.base import ROOT, CannotCount, Kernel, Refusal, Source
+from cpuchat.hardware.counters.base import ROOT, CannotCount, CounterRefusal, Source
+from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.counters.ladder import (
     Ladder,
     Opener,
@@ -59,7 +60,7 @@ class _Watched(Generic[V]):
         self._tried_at: float | None = None
         self._impossible = 0
         self._silent = 0
-        self.refusals: tuple[Refusal, ...] = ()
+        self.refusals: tuple[CounterRefusal, ...] = ()
 
     @property
     def name(self) -> str:
@@ -197,7 +198,7 @@ class Monitor:
         return tuple(name for name in (self._bandwidth.name, self._power.name) if name)
 
     @property
-    def refusals(self) -> tuple[Refusal, ...]:
+    def refusals(self) -> tuple[CounterRefusal, ...]:
         """Why better sources than the ones in use cannot be read; those of bandwidth first."""
         return self._bandwidth.refusals + self._power.refusals
 

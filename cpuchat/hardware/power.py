@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.cgroups import read_number, read_text
-from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Kernel
+from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount
 from cpuchat.hardware.counters.hsmp import (
     GET_SOCKET_POWER,
     PLATFORM_DRIVER,
@@ -21,6 +21,7 @@ from cpuchat.hardware.counters.hsmp import (
     require_epyc,
     socket_folders,
 )
+from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.counters.perf_events import Event, close_all, open_event, read_pmu, why_not
 from cpuchat.telemetry.machine import Power
 

@@ -47,8 +47,8 @@ class Core:
 class L3Group:
     """Cores that share one L3 cache of `size` bytes (0: not told) and `ways` ways (0: not told).
 
-    `id` is resctrl's cache id (None: not told), `cores` indexes `Topology.cores`, `link` indexes `Topology.links`.
-    `node` is that of its first CPU.
+    `id` is resctrl's cache id (None: unknown), `cores` indexes `Topology.cores`, `fabric_link` indexes
+    `Topology.fabric_links`. `node` is that of its first CPU.
     """
 
     index: int
@@ -59,7 +59,7 @@ class L3Group:
     ways: int
     package: int
     node: int
-    link: int
+    fabric_link: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ class Cache:
 class Topology:
     """The machine, and what of it this process may use.
 
-    `links` holds for each fabric link the L3 groups (by index) behind it. `online` are all running CPUs, `allowed`
-    those of this process, `allowed_nodes` the nodes that it may take memory from. `quota`: CPUs' worth of time of the
-    control group (None: unlimited). `memory_total` is the machine's, `memory_limit` the control group's (None:
-    unlimited), in bytes. `virtual` says what tells that this is a virtual machine, "" for bare metal. `notes` say in
+    `fabric_links` holds for each fabric link the L3 groups (by index) behind it. `online` are all running CPUs,
+    `allowed` those of this process, `allowed_nodes` the nodes that it may take memory from. `quota`: the cgroup's CPU
+    quota in CPUs (None: unlimited). `memory_total` is the machine's, `memory_limit` the cgroup's (None: unlimited), in
+    bytes. `virtual` says what tells that this is a virtual machine, "" for bare metal. `notes` say in
     words what is not known.
     """
 
@@ -107,7 +107,7 @@ class Topology:
     l3_groups: tuple[L3Group, ...] = ()
     nodes: tuple[Node, ...] = ()
     packages: tuple[int, ...] = (0,)
-    links: tuple[tuple[int, ...], ...] = ()
+    fabric_links: tuple[tuple[int, ...], ...] = ()
     caches: tuple[Cache, ...] = ()
     online: tuple[int, ...] = ()
     allowed: tuple[int, ...] = ()
@@ -211,7 +211,7 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
     nodes = _nodes(root, online)
     cores = _cores(root, online, nodes, info.vendor)
     cores, groups = _l3_groups(root, cores, notes)
-    groups, links = _links(groups, info, virtual)
+    groups, links = _fabric_links(groups, info, virtual)
     mems = [n for n in sysfs.allowed_list(root, "Mems_allowed_list") if any(node.number == n for node in nodes)]
     total, limit = _memory(root)
     return Topology(
@@ -225,7 +225,7 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
         l3_groups=groups,
         nodes=nodes,
         packages=tuple(sorted({core.package for core in cores})),
-        links=links,
+        fabric_links=links,
         caches=tuple(Cache(c.level, c.kind, c.size, c.ways, c.shared) for c in sysfs.caches(root, mine[0])),
         online=online,
         allowed=mine,
@@ -307,7 +307,7 @@ def _l3_groups(root: Path, cores: tuple[Core, ...], notes: list[str]) -> tuple[t
     return placed, groups
 
 
-def _links(
+def _fabric_links(
     groups: list[L3Group], info: sysfs.CpuInfo, virtual: str
 ) -> tuple[tuple[L3Group, ...], tuple[tuple[int, ...], ...]]:
     """The groups with their link, and the links. Two groups of one die have neighbouring cache ids."""
@@ -325,7 +325,7 @@ def _links(
         dies.setdefault((group.package, die), []).append(group.index)
     links = tuple(tuple(members) for members in dies.values())
     link_of = {index: link for link, members in enumerate(links) for index in members}
-    return tuple(replace(group, link=link_of[group.index]) for group in groups), links
+    return tuple(replace(group, fabric_link=link_of[group.index]) for group in groups), links
 
 
 def _memory(root: Path) -> tuple[int, int | None]:

@@ -81,7 +81,7 @@ def this_machine(
     topology = read_topology(root)
     cpus, policy, problem = _place(settings, topology)
     if peak is None and policy is not None:
-        from cpuchat.hardware.bandwidth.probe import known_peak
+        from cpuchat.hardware.bandwidth.peaks import known_peak
 
         peak = known_peak(cpus, policy.words, root=root)
         if peak is not None and known_peak(cpus, policy.words, root=root, disturbed=False) is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cpuchat.hardware.machine_reader import Facts
+from cpuchat.hardware.machine_reader import MachineFacts
 from cpuchat.protocol import EngineInfo, ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import MachineSample
@@ -38,7 +38,7 @@ def gigabytes(bytes_per_s: float) -> str:
     return units.rate(bytes_per_s / 1e9) if bytes_per_s < 99.95e9 else f"{bytes_per_s / 1e9:,.0f}"
 
 
-def title(facts: Facts) -> str:
+def title(facts: MachineFacts) -> str:
     """`EPYC 9354P · 1 socket · NPS1 · 12 × 4800 MT/s`."""
     topology, memory = facts.topology, facts.theoretical
     parts = [topology.cpu_name, topology.sockets_words]
@@ -51,7 +51,7 @@ def title(facts: Facts) -> str:
     return " · ".join(parts)
 
 
-def cores(facts: Facts, now: Now) -> Row:
+def cores(facts: MachineFacts, now: Now) -> Row:
     """How many compute, and what of the second threads."""
     topology, model = facts.topology, now.model
     total, allowed = len(topology.cores), len(topology.allowed_cores)
@@ -76,7 +76,7 @@ def cores(facts: Facts, now: Now) -> Row:
     return "cores", " · ".join(words)
 
 
-def measured(facts: Facts) -> list[tuple[str, float]]:
+def measured(facts: MachineFacts) -> list[tuple[str, float]]:
     """What was measured, as (cores, bytes per second): one core, one L3 group, ..., all."""
     survey = facts.survey
     if survey is None:
@@ -85,14 +85,14 @@ def measured(facts: Facts) -> list[tuple[str, float]]:
     found = [("1 core", survey.one_core.bytes_per_s)]
     if survey.l3_group is not None and len(survey.l3_group.cpus) < n:
         found.append(("one L3 group", survey.l3_group.bytes_per_s))
-    if survey.link is not None and len(survey.link.cpus) < n:
-        found.append(("one link", survey.link.bytes_per_s))
+    if survey.fabric_link is not None and len(survey.fabric_link.cpus) < n:
+        found.append(("one link", survey.fabric_link.bytes_per_s))
     if n > 1:
         found.append(("both cores" if n == 2 else f"all {n} cores", survey.all_cores.bytes_per_s))
     return found
 
 
-def reading(facts: Facts) -> str:
+def reading(facts: MachineFacts) -> str:
     """The read bandwidth in one line."""
     found = measured(facts)
     if not found:
@@ -100,14 +100,14 @@ def reading(facts: Facts) -> str:
     return ", ".join(f"{name} {gigabytes(value)}" for name, value in found) + " GB/s (measured)"
 
 
-def of_theoretical(facts: Facts) -> float | None:
+def of_theoretical(facts: MachineFacts) -> float | None:
     """The measured share of what the memory could deliver (0-1)."""
     if facts.survey is None or facts.theoretical is None:
         return None
     return facts.survey.all_cores.bytes_per_s / facts.theoretical.bytes_per_s
 
 
-def knee(facts: Facts) -> str:
+def knee(facts: MachineFacts) -> str:
     """How many cores of each L3 group are enough; "" where that was not measured, or all are needed."""
     survey = facts.survey
     if survey is None or survey.knee is None or not survey.per_core_counts:
@@ -117,7 +117,7 @@ def knee(facts: Facts) -> str:
     return f"{survey.knee} core{'s' * (survey.knee != 1)} of each L3 group read as much as all of them"
 
 
-def nodes(facts: Facts) -> list[Row]:
+def nodes(facts: MachineFacts) -> list[Row]:
     """What is read across nodes, one row for each node of cores; none on one node."""
     matrix = facts.survey.matrix if facts.survey is not None else {}
     rows: list[Row] = []
@@ -127,7 +127,7 @@ def nodes(facts: Facts) -> list[Row]:
     return rows
 
 
-def theoretical(facts: Facts) -> Row:
+def theoretical(facts: MachineFacts) -> Row:
     """What the memory could deliver, and how that is known."""
     memory = facts.theoretical
     if memory is None:
@@ -150,7 +150,7 @@ def weights(now: Now) -> Row:
     return "weights", words.removeprefix("weights: ") + (f" · {huge / 1e9:.1f} GB in huge pages" if huge else "")
 
 
-def policy(facts: Facts, now: Now) -> Row:
+def policy(facts: MachineFacts, now: Now) -> Row:
     """The memory policy in effect, what was refused of it, and the kernel's setting for huge pages."""
     huge = f" · huge pages {facts.huge_pages}" if facts.huge_pages else ""
     if now.engine is None:

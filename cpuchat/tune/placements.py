@@ -126,7 +126,7 @@ def _basis(
             tokens = (1 - ASSUMED_ACCEPTANCE ** (depth + 1)) / (1 - ASSUMED_ACCEPTANCE)
             source += f", {100 * ASSUMED_ACCEPTANCE:.0f} % acceptance assumed"
     group = survey.l3_group if survey is not None else None
-    link = survey.link if survey is not None else None
+    link = survey.fabric_link if survey is not None else None
     return _Basis(
         pass_bytes(model.traffic, depth + 1, n_past),
         pass_bytes(model.draft_traffic, 1, n_past) if model.draft_traffic is not None else 0.0,

@@ -11,9 +11,12 @@ import pytest
 
 from cpuchat.cli import doctor, engine_info
 from cpuchat.cli import main as program
-from cpuchat.hardware.bandwidth import probe, survey
+from cpuchat.hardware.bandwidth import survey
+from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
+from cpuchat.hardware.bandwidth.peaks import known_peak, remember
+from cpuchat.hardware.bandwidth.survey import Survey
 from cpuchat.hardware.diagnostics.checks import examine
-from cpuchat.hardware.diagnostics.facts import Facts, Wanted, gather
+from cpuchat.hardware.diagnostics.facts import DiagnosticFacts, WantedSetup, gather_facts
 from cpuchat.hardware.topology import Topology
 from cpuchat.protocol import EngineInfo
 from cpuchat.settings import ModelSection, Settings
@@ -25,12 +28,12 @@ from tests.hardware.trees import NAMES, make_tree, write
 ENGINE = EngineInfo(version="0.3.36", llama_commit="0c1e570", features=("AVX", "SSE3"))
 
 
-def facts_of(root: Path, **settings: str | int) -> Facts:
-    wanted = Wanted(**settings)  # type: ignore[arg-type]
-    return gather(wanted, engine=ENGINE, kernel=Simulated().calls, refused=lambda words: "", root=root)
+def facts_of(root: Path, **settings: str | int) -> DiagnosticFacts:
+    wanted = WantedSetup(**settings)  # type: ignore[arg-type]
+    return gather_facts(wanted, engine=ENGINE, kernel=Simulated().calls, refused=lambda words: "", root=root)
 
 
-def everything_wrong(tmp_path: Path) -> Facts:
+def everything_wrong(tmp_path: Path) -> DiagnosticFacts:
     """Two sockets with as much wrong as can be wrong at once."""
     root = make_tree(tmp_path, "2x-epyc-7543")
     names = ("DIMM_A1", "DIMM_B1", "DIMM_C1")
@@ -91,15 +94,15 @@ def test_the_whole_survey_is_on_the_page(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "epyc-9354")
     facts = facts_of(root)
 
-    def reads(gigabytes: float, n: int) -> probe.Measured:
-        return probe.Measured(tuple(range(n)), gigabytes * 1e9, (gigabytes * 1e9,) * 3)
+    def reads(gigabytes: float, n: int) -> ReadBandwidth:
+        return ReadBandwidth(tuple(range(n)), gigabytes * 1e9, (gigabytes * 1e9,) * 3)
 
-    everything = probe.Survey(
+    everything = Survey(
         one_core=reads(25.3, 1), l3_group=reads(49.9, 4), all_cores=reads(367.0, 32),
         per_core_counts={1: reads(190.0, 8), 2: reads(360.0, 16), 4: reads(367.0, 32)},
     )  # fmt: skip
-    probe.remember(everything.all_cores, "local", root=root)
-    facts = replace(facts, survey=everything, peak=probe.known_peak(range(32), "local", root=root))
+    remember(everything.all_cores, "local", root=root)
+    facts = replace(facts, survey=everything, peak=known_peak(range(32), "local", root=root))
     text = " ".join(" ".join(doctor.page(facts, [])).split())
     assert (
         "bandwidth 367.0 GB/s read (measured, 32 cores), 80 % of the most · one core 25.3 · one L3 group 49.9 · "
@@ -128,9 +131,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_info, "engine_info", engine)
 
 
-def surveyed(topology: Topology, *, cpus: tuple[int, ...], memory: str, root: Path) -> probe.Survey:
-    measured = probe.Measured(cpus, 49.9e9, (49.9e9,))
-    return probe.Survey(one_core=measured, all_cores=measured, memory=memory)
+def surveyed(topology: Topology, *, cpus: tuple[int, ...], memory: str, root: Path) -> Survey:
+    measured = ReadBandwidth(cpus, 49.9e9, (49.9e9,))
+    return Survey(one_core=measured, all_cores=measured, memory=memory)
 
 
 @pytest.mark.usefixtures("quick")

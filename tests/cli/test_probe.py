@@ -13,8 +13,8 @@ from cpuchat.cli.probe import probe
 from cpuchat.errors import SettingsError, UsageError
 from cpuchat.hardware import topology as topologies
 from cpuchat.hardware.bandwidth import survey as surveying
-from cpuchat.hardware.bandwidth.measuring import Measured, ProbeFailed
-from cpuchat.hardware.bandwidth.probe import known_peak
+from cpuchat.hardware.bandwidth.measuring import ProbeFailed, ReadBandwidth
+from cpuchat.hardware.bandwidth.peaks import known_peak
 from cpuchat.hardware.cpus import allowed_cpus
 from cpuchat.hardware.topology import read_topology
 from tests.hardware.trees import make_tree
@@ -31,9 +31,9 @@ def run(*arguments: str) -> Result:
 def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Pretends to run on a machine of `trees`: a core reads 25 GB/s, all together at most 360 GB/s."""
 
-    def instead(cpus: tuple[int, ...], *, node: int | None = None, **_: object) -> Measured:
+    def instead(cpus: tuple[int, ...], *, node: int | None = None, **_: object) -> ReadBandwidth:
         rate = min(25e9 * len(cpus), 360e9)
-        return Measured(cpus, rate, (0.96 * rate, 0.98 * rate, rate), node)
+        return ReadBandwidth(cpus, rate, (0.96 * rate, 0.98 * rate, rate), node)
 
     monkeypatch.setattr(surveying, "measure", instead)
 
@@ -106,7 +106,7 @@ def test_chosen_cores(on: Callable[[str], None]) -> None:
 def test_rounds_that_differ_are_pointed_out(on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     on("epyc-9354")
     monkeypatch.setattr(
-        surveying, "measure", lambda cpus, **_: Measured(cpus, 3e10, (1e10, 3e10))
+        surveying, "measure", lambda cpus, **_: ReadBandwidth(cpus, 3e10, (1e10, 3e10))
     )  # fmt: skip
     out = run().stdout
     assert "something else is running" in out
@@ -126,7 +126,7 @@ def test_wrong_words(on: Callable[[str], None]) -> None:
 def test_a_machine_that_cannot_be_measured(on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     on("epyc-9354")
 
-    def never(*_: object, **__: object) -> Measured:
+    def never(*_: object, **__: object) -> ReadBandwidth:
         raise ProbeFailed("Measuring 32 cores takes 4.3 GB of free memory, and there is 1.0 GB.", "Close something.")
 
     monkeypatch.setattr(surveying, "measure", never)

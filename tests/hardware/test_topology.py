@@ -26,9 +26,9 @@ def check_consistent(topology: Topology) -> None:
     assert topology.allowed_cores
     for group in topology.l3_groups:
         assert all(topology.cores[index].l3 == group.index for index in group.cores)
-        assert group.index in topology.links[group.link]
+        assert group.index in topology.fabric_links[group.fabric_link]
         assert set(group.cpus) == {cpu for index in group.cores for cpu in topology.cores[index].cpus}
-    assert sorted(index for link in topology.links for index in link) == [g.index for g in topology.l3_groups]
+    assert sorted(index for link in topology.fabric_links for index in link) == [g.index for g in topology.l3_groups]
     assert sum(core.l3 is not None for core in topology.cores) == sum(len(g.cores) for g in topology.l3_groups)
     numbers = {node.number for node in topology.nodes}
     assert {core.node for core in topology.cores} <= numbers and set(topology.allowed_nodes) <= numbers
@@ -69,9 +69,9 @@ def test_servers(machine: Machine, name: str, groups: int, per_group: int, mib: 
 
 def test_two_l3_groups_share_a_link_on_compact_cores_only(machine: Machine) -> None:
     compact = machine("epyc-9754")
-    assert compact.links == tuple((n, n + 1) for n in range(0, 16, 2))
-    assert compact.l3_groups[5].link == 2
-    assert machine("epyc-9654").links == tuple((n,) for n in range(12))
+    assert compact.fabric_links == tuple((n, n + 1) for n in range(0, 16, 2))
+    assert compact.l3_groups[5].fabric_link == 2
+    assert machine("epyc-9654").fabric_links == tuple((n,) for n in range(12))
 
 
 def test_pairs_are_told_by_the_cache_id_when_one_group_of_a_die_is_missing(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_pairs_are_told_by_the_cache_id_when_one_group_of_a_die_is_missing(tmp_p
     gone = {*range(8, 16), *range(136, 144)}
     write(root, {f"{CPUS}/online": format_cpu_list(set(range(256)) - gone)})
     topology = read_topology(root)
-    assert topology.links[:2] == ((0,), (1, 2)) and [g.id for g in topology.l3_groups[:3]] == [0, 2, 3]
+    assert topology.fabric_links[:2] == ((0,), (1, 2)) and [g.id for g in topology.l3_groups[:3]] == [0, 2, 3]
 
 
 def test_two_sockets(machine: Machine) -> None:
@@ -145,7 +145,7 @@ def test_container(machine: Machine) -> None:
 def test_virtual_machine_says_so_and_claims_no_links(machine: Machine) -> None:
     topology = machine("vm")
     assert "hypervisor flag" in topology.virtual
-    assert topology.links == ((0,), (1,)), "Zen 2 pairs groups, but not those that a hypervisor makes up"
+    assert topology.fabric_links == ((0,), (1,)), "Zen 2 pairs groups, but not those that a hypervisor makes up"
     assert [(g.id, g.cpus) for g in topology.l3_groups] == [(None, (0, 1, 2, 3)), (None, (4, 5, 6, 7))]
     assert "virtual machine" in topology.notes[0] and "first CPU" in topology.notes[1]
 
@@ -158,7 +158,7 @@ def test_a_board_can_tell_a_virtual_machine_too(tmp_path: Path) -> None:
 
 def test_without_caches_there_are_no_groups(machine: Machine) -> None:
     topology = machine("vm-without-caches")
-    assert topology.l3_groups == () and topology.links == () and len(topology.cores) == 4
+    assert topology.l3_groups == () and topology.fabric_links == () and len(topology.cores) == 4
     assert all(core.l3 is None for core in topology.cores) and topology.l3_of(0) is None
     assert any("L3" in note for note in topology.notes)
     assert [(node.number, node.cpus) for node in topology.nodes] == [(0, (0, 1, 2, 3))]

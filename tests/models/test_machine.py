@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.hardware.bandwidth.measuring import Measured
+from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.memory import total_bytes
 from cpuchat.hardware.placement.cores import choose_cores
@@ -35,7 +35,7 @@ def test_a_machine_of_which_nothing_was_measured() -> None:
 
 def test_the_bandwidth_of_the_cores_in_the_settings_counts() -> None:
     one = choose_cores(read_topology(), "auto", 1).cpus
-    remember(Measured(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
+    remember(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
     settings = parse("[engine]\nthreads = 1\n")
     assert this_machine(settings).peak == 25e9
     assert this_machine(settings).peak_words == "measured, 1 core"
@@ -45,11 +45,11 @@ def test_the_bandwidth_of_the_cores_in_the_settings_counts() -> None:
 def test_a_bandwidth_measured_beside_other_programs_predicts_nothing() -> None:
     one = choose_cores(read_topology(), "auto", 1).cpus
     settings = parse("[engine]\nthreads = 1\n")
-    remember(Measured(cpus=one, bytes_per_s=3.7e9, rounds=(3.7e9,), shares=(0.14,)))
+    remember(ReadBandwidth(cpus=one, bytes_per_s=3.7e9, rounds=(3.7e9,), shares=(0.14,)))
     busy = estimate(5_700_000_000, this_machine(settings))
     assert busy.tok_s is None and busy.limit_tok_s is None
     assert "other programs ran" in busy.basis and "cpuchat probe" in busy.basis
-    remember(Measured(cpus=one, bytes_per_s=25e9, rounds=(25e9,), shares=(1.0,)))
+    remember(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,), shares=(1.0,)))
     assert this_machine(settings).peak == 25e9
 
 
@@ -72,7 +72,9 @@ def test_memory_that_is_bound_to_a_node_is_that_of_the_node(tmp_path: Path) -> N
 
 def test_a_bandwidth_belongs_to_a_memory_policy(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "2x-epyc-7543")
-    measured = Measured(cpus=choose_cores(read_topology(root), "socket:0").cpus, bytes_per_s=180e9, rounds=(180e9,))
+    measured = ReadBandwidth(
+        cpus=choose_cores(read_topology(root), "socket:0").cpus, bytes_per_s=180e9, rounds=(180e9,)
+    )
     remember(measured, "preferred:0", root=root)
     assert this_machine(parse('[engine]\ncores = "socket:0"\n'), root=root).peak == 180e9
     interleaved = parse('[engine]\ncores = "socket:0"\nmemory = "interleave"\n')

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from cpuchat.hardware.bandwidth.measuring import Measured
+from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.memory_modules import Theoretical
 from cpuchat.hardware.bandwidth.survey import Cell, Survey, default_cpus
-from cpuchat.hardware.machine_reader import Facts, MachineReader
+from cpuchat.hardware.machine_reader import MachineFacts, MachineReader
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.topology import Topology
 from cpuchat.protocol import (
@@ -49,11 +49,11 @@ def on(topology: Topology, model: ModelInfo = ON_8_CORES) -> ModelInfo:
 def surveyed(topology: Topology, one: float = 25.3, group: float = 49.9, socket: float = 367.0) -> Survey:
     """What a survey of such a server finds, in GB/s."""
 
-    def read(gb: float, cpus: Collection[int], node: int | None = None) -> Measured:
-        return Measured(tuple(cpus), gb * 1e9, (gb * 1e9,), node)
+    def read(gb: float, cpus: Collection[int], node: int | None = None) -> ReadBandwidth:
+        return ReadBandwidth(tuple(cpus), gb * 1e9, (gb * 1e9,), node)
 
     cpus, groups = default_cpus(topology), list(topology.l3_groups)
-    shared = any(len(link) > 1 for link in topology.links)
+    shared = any(len(link) > 1 for link in topology.fabric_links)
     numbers = [node.number for node in topology.cpu_nodes]
     pairs = list(itertools.product(numbers, numbers)) if len(numbers) > 1 else []
     per_node = socket * len(topology.packages) / len(numbers)
@@ -61,7 +61,7 @@ def surveyed(topology: Topology, one: float = 25.3, group: float = 49.9, socket:
         one_core=read(one, cpus[:1]),
         all_cores=read(min(one * len(cpus), socket * len(topology.packages)), cpus),
         l3_group=read(group, groups[0].cpus) if len(groups) > 1 else None,
-        link=read(group, groups[0].cpus) if shared else None,
+        fabric_link=read(group, groups[0].cpus) if shared else None,
         per_core_counts={1: read(0.55 * socket, cpus), 2: read(0.97 * socket, cpus), 4: read(socket, cpus)}
         if len(groups) > 1
         else None,
@@ -146,10 +146,10 @@ class FixtureReader(MachineReader):
         self._theoretical = theoretical
         self.counters = Counters(sample)
 
-    def facts(self) -> Facts:
+    def facts(self) -> MachineFacts:
         found = super().facts()
         survey = self._measured(found.topology) if self._known else None
-        return Facts(found.topology, self._theoretical or found.theoretical, survey, found.huge_pages)
+        return MachineFacts(found.topology, self._theoretical or found.theoretical, survey, found.huge_pages)
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         return self._placed

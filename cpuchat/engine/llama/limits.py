@@ -7,7 +7,7 @@ import msgspec
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model, Progress
 from cpuchat.errors import Interrupted
-from cpuchat.hardware.bandwidth.probe import known_peak, peak_of, should_measure
+from cpuchat.hardware.bandwidth.peaks import known_peak, peak_of, should_measure
 from cpuchat.hardware.cpus import l3_bytes
 from cpuchat.hardware.memory import available_bytes, available_on
 from cpuchat.hardware.numa.mempolicy import allowed_nodes, current

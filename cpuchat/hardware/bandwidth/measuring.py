@@ -13,7 +13,6 @@ from typing import Any, Final
 from cpuchat.children import child_environment, python_command
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.hardware import sysfs
-from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_bytes
 
 ROOT = Path("/")
@@ -45,7 +44,7 @@ _ALONE: Final = 0.97
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ReadBandwidth:
     """Read bandwidth in bytes per second: of each round, and the best of them.
 
     `cpus` are the logical CPUs that read, one thread each; `node` is the NUMA node that the memory was bound to (None:
@@ -75,7 +74,7 @@ def measure(
     memory: str = "",
     cancelled: Cancelled | None = None,
     root: Path = ROOT,
-) -> Measured:
+) -> ReadBandwidth:
     """Read memory with one pinned thread per CPU of `cpus`, `rounds` times for `seconds`. Blocks that long.
 
     Args:
@@ -109,7 +108,7 @@ def measure(
     rates = tuple(float(rate) for rate in found.get("rounds", ()))
     if not rates or max(rates) <= 0:
         raise ProbeFailed("The measuring process read nothing.")
-    return Measured(chosen, max(rates), rates, node, tuple(float(share) for share in found.get("shares", ())))
+    return ReadBandwidth(chosen, max(rates), rates, node, tuple(float(share) for share in found.get("shares", ())))
 
 
 def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
@@ -202,8 +201,3 @@ def _parsed(output: bytes, errors: bytes, status: int) -> dict[str, Any]:
 
 def _cores(n: int) -> str:
     return "1 core" if n == 1 else f"{n} cores"
-
-
-def describe(measured: Measured) -> str:
-    """`2 cores (0-1)`."""
-    return f"{_cores(len(measured.cpus))} ({format_cpu_list(measured.cpus)})"

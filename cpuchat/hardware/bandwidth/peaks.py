@@ -1,4 +1,4 @@
-"""The read bandwidth of the cores in use: what utilization is divided by. Measured once for each choice of cores."""
+"""Keeps the read bandwidth of the cores in use, the denominator of utilization; measured once per set of cores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.hardware.bandwidth import cache as bandwidth_cache
-from cpuchat.hardware.bandwidth.measuring import ROOT, Cancelled, Measured, measure
+from cpuchat.hardware.bandwidth.measuring import ROOT, Cancelled, ReadBandwidth, measure
 from cpuchat.hardware.numa.mempolicy import current
 from cpuchat.telemetry.machine import Peak
 
@@ -26,7 +26,6 @@ def peak_of(
     cpus: Sequence[int],
     memory_words: str = "",
     *,
-    cache: bool = True,
     cancelled: Cancelled | None = None,
     failed: Callable[[str], None] | None = None,
     root: Path = ROOT,
@@ -38,14 +37,13 @@ def peak_of(
     Args:
         memory_words: the memory policy to measure under, resolved ("local", "interleave:0-1"); "" is the one that this
             process runs under.
-        cache: False measures in any case. What is measured is kept either way.
         cancelled: asked every 50 ms; True ends the measurement.
         failed: gets the reason in words when there is no figure.
 
     Returns:
         None when it was cancelled, or could not be measured.
     """
-    known = _saved(cpus, memory_words, root) if cache else None
+    known = _saved(cpus, memory_words, root)
     if known is not None and not _is_due(known):
         return _peak(known)
     try:
@@ -76,20 +74,20 @@ def should_measure(cpus: Sequence[int], memory_words: str = "", *, root: Path = 
     return known is None or _is_due(known)
 
 
-def _is_due(known: Measured) -> bool:
+def _is_due(known: ReadBandwidth) -> bool:
     return known.disturbed and not 0 <= time() - known.made < _RETRY_SECONDS
 
 
-def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> Measured | None:
+def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> ReadBandwidth | None:
     saved = bandwidth_cache.load(_key(cpus, memory_words, root))
     with contextlib.suppress(msgspec.ValidationError):
-        measured = msgspec.convert(saved, Measured)
+        measured = msgspec.convert(saved, ReadBandwidth)
         if measured.bytes_per_s > 0 and measured.cpus == tuple(sorted(set(cpus))):
             return measured
     return None
 
 
-def remember(measured: Measured, memory_words: str = "", *, root: Path = ROOT) -> Peak:
+def remember(measured: ReadBandwidth, memory_words: str = "", *, root: Path = ROOT) -> Peak:
     """Keep a measurement as the peak of its CPUs, unless other programs ran and more was measured before."""
     known = _saved(measured.cpus, memory_words, root) if measured.disturbed else None
     if known is not None and known.bytes_per_s > measured.bytes_per_s:
@@ -105,7 +103,7 @@ def _key(cpus: Sequence[int], memory_words: str, root: Path) -> str:
     return bandwidth_cache.key("peak", cpus, policy.words if policy else memory_words, root)
 
 
-def _peak(measured: Measured) -> Peak:
+def _peak(measured: ReadBandwidth) -> Peak:
     n = len(measured.cpus)
     source = f"measured, {n} core{'' if n == 1 else 's'}"
     return Peak(measured.bytes_per_s, f"{source}, other programs ran" if measured.disturbed else source, measured.cpus)

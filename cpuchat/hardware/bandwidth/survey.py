@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from cpuchat.hardware.bandwidth import cache as bandwidth_cache
-from cpuchat.hardware.bandwidth.measuring import ROOT, Cancelled, Measured, ProbeFailed, measure
+from cpuchat.hardware.bandwidth.measuring import ROOT, Cancelled, ProbeFailed, ReadBandwidth, measure
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import Topology
@@ -26,10 +26,12 @@ _STARTING: Final = 0.45
 _MOST_CELLS: Final = 16
 _COUNTS: Final = (1, 2, 3, 4, 6, 8, 12)
 _KNEE: Final = 0.97
+_KIND: Final = "survey 2"
+"""Of the cache's keys; an older cpuchat kept surveys of another form as "survey"."""
 
 Progress = Callable[[int, int, str], None]
 """(measurements done, measurements to do, what is measured next)"""
-Found = dict[tuple[tuple[int, ...], int | None], Measured]
+Found = dict[tuple[tuple[int, ...], int | None], ReadBandwidth]
 """What was measured, by CPUs and by the node that the memory was bound to (None: not bound)."""
 
 
@@ -39,30 +41,30 @@ class Cell:
 
     cpu_node: int
     memory_node: int
-    measured: Measured
+    measured: ReadBandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
     """The read bandwidth of several sets of cores; None where a machine has no such set.
 
-    `l3_group` is one whole L3 group, `link` all L3 groups behind one fabric link (only where they are several),
+    `l3_group` is one whole L3 group, `fabric_link` all L3 groups behind one fabric link (only where they are several),
     `per_core_counts` all L3 groups with that many cores each. `memory` is the policy that they were measured under
     ("": that of the process). `seconds` is what it took, `notes` what was left out.
     """
 
-    one_core: Measured
-    all_cores: Measured
-    l3_group: Measured | None = None
-    link: Measured | None = None
-    per_core_counts: dict[int, Measured] | None = None
+    one_core: ReadBandwidth
+    all_cores: ReadBandwidth
+    l3_group: ReadBandwidth | None = None
+    fabric_link: ReadBandwidth | None = None
+    per_core_counts: dict[int, ReadBandwidth] | None = None
     memory: str = ""
     cells: tuple[Cell, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
-    def matrix(self) -> dict[tuple[int, int], Measured]:
+    def matrix(self) -> dict[tuple[int, int], ReadBandwidth]:
         """(node of the cores, node of the memory) of every pair that was measured; empty on one node."""
         return {(cell.cpu_node, cell.memory_node): cell.measured for cell in self.cells}
 
@@ -131,14 +133,14 @@ def survey(
                 raise
             notes.append(f"{step.what}: {error.message}")
     result = replace(plan.result(found), memory=memory, seconds=monotonic() - begin, notes=tuple(notes))
-    bandwidth_cache.store(bandwidth_cache.key("survey", chosen, root=root), result)
+    bandwidth_cache.store(bandwidth_cache.key(_KIND, chosen, root=root), result)
     remember(result.all_cores, memory, root=root)
     return result
 
 
 def cached_survey(topology: Topology, *, cpus: Sequence[int] = (), root: Path = ROOT) -> Survey | None:
     """What the last survey of the same cores found; None when there was none."""
-    saved = bandwidth_cache.load(bandwidth_cache.key("survey", tuple(cpus) or default_cpus(topology), root=root))
+    saved = bandwidth_cache.load(bandwidth_cache.key(_KIND, tuple(cpus) or default_cpus(topology), root=root))
     try:
         return msgspec.convert(saved, Survey, str_keys=True)
     except msgspec.ValidationError:
@@ -161,13 +163,13 @@ class _Plan:
             group = topology.l3_of(cpu)
             if group is not None:
                 groups.setdefault(group.index, []).append(cpu)
-                links.setdefault(group.link, []).append(cpu)
+                links.setdefault(group.fabric_link, []).append(cpu)
         whole = max(groups.values(), key=len, default=[])
         self.one = self.cpus[:1]
         self.group = tuple(whole)
-        self.link: tuple[int, ...] = ()
-        if whole and (group := topology.l3_of(whole[0])) is not None and len(links[group.link]) > len(whole):
-            self.link = tuple(links[group.link])
+        self.fabric_link: tuple[int, ...] = ()
+        if whole and (group := topology.l3_of(whole[0])) is not None and len(links[group.fabric_link]) > len(whole):
+            self.fabric_link = tuple(links[group.fabric_link])
         most = len(whole)
         self.counts = {
             count: tuple(sorted(cpu for members in groups.values() for cpu in members[:count]))
@@ -178,7 +180,7 @@ class _Plan:
         self._add("all cores", self.cpus)
         self._add("one core", self.one)
         self._add("one L3 group", self.group)
-        self._add("one fabric link", self.link)
+        self._add("one fabric link", self.fabric_link)
         for count, members in self.counts.items():
             self._add(f"{count} of each L3 group", members)
         for (near, far), members in self.cells.items():
@@ -195,7 +197,7 @@ class _Plan:
             one_core=found[self.one, None],
             all_cores=found[self.cpus, None],
             l3_group=found.get((self.group, None)),
-            link=found.get((self.link, None)),
+            fabric_link=found.get((self.fabric_link, None)),
             per_core_counts=counts if len(counts) > 1 else None,
             cells=tuple(
                 Cell(near, far, found[cpus, far])

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuchat.hardware.counters.base import ROOT, CannotCount, Kernel
+from cpuchat.hardware.counters.base import ROOT, CannotCount
+from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.counters.perf_events import (
     Event,
     Pmu,
@@ -213,7 +214,7 @@ def _groups_by_cpu(topology: Topology, pmu: Pmu) -> list[tuple[int, ...]]:
     packages = [package_of.get(cpu) for cpu in pmu.cpus]
     if sorted(str(package) for package in packages) != sorted(str(package) for package in topology.packages):
         raise CannotCount("not one set of links per socket")
-    if any(len(link) != 1 for link in topology.links):
+    if any(len(link) != 1 for link in topology.fabric_links):
         raise CannotCount("several L3 groups share a link")
     return [tuple(g.index for g in topology.l3_groups if g.package == package) for package in packages]
 

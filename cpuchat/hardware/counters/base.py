@@ -1,10 +1,8 @@
-"""What every counter is, how one is refused, and the kernel calls that simulated machines replace in tests."""
+"""What every counter of memory traffic or power offers, and how one says that it cannot be read."""
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +15,7 @@ UNIT_COMMAND = "cpuchat counters unit"
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class CounterRefusal:
     """Why a source cannot be read, and what would make it readable ("" where nothing would)."""
 
     name: str
@@ -29,7 +27,7 @@ class Refusal:
 
 
 class CannotCount(Exception):
-    """A source does not open, or failed after it did. `why` and `how` as in `Refusal`."""
+    """A source does not open, or failed after it did. `why` and `how` as in `CounterRefusal`."""
 
     def __init__(self, why: str, how: str = "") -> None:
         super().__init__(why)
@@ -69,38 +67,6 @@ class PowerMeter(Source, Protocol):
     """A source of power; `sample` as of `Counter`."""
 
     def sample(self, now: float) -> Power | None: ...
-
-
-def _perf_event_open(attr: bytes, pid: int, cpu: int, flags: int) -> int:
-    from cpuchat.hardware.counters.perf_events import system_call
-
-    return system_call(attr, pid, cpu, flags)
-
-
-def _ioctl(fd: int, request: int, buffer: bytearray) -> None:
-    import fcntl
-
-    fcntl.ioctl(fd, request, buffer, True)
-
-
-def _open_for_reading(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """Calls into the system; every one raises OSError when refused.
-
-    `perf_event_open(attr, pid, cpu, flags)` returns a file descriptor. `ioctl` fills its buffer. `wall` is the clock
-    that time stamps in files are of, in seconds since 1970.
-    """
-
-    perf_event_open: Callable[[bytes, int, int, int], int] = _perf_event_open
-    open: Callable[[Path], int] = _open_for_reading
-    ioctl: Callable[[int, int, bytearray], None] = _ioctl
-    read: Callable[[int, int], bytes] = os.read
-    close: Callable[[int], None] = os.close
-    wall: Callable[[], float] = time.time
 
 
 @dataclass

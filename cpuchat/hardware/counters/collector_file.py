@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cpuchat.files import write_atomically
-from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Kernel
+from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount
+from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power, Scope
 
 DEFAULT = Path("/run/cpuchat/bandwidth.json")

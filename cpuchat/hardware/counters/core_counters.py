@@ -12,7 +12,8 @@ import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuchat.hardware.counters.base import ROOT, CannotCount, Kernel
+from cpuchat.hardware.counters.base import ROOT, CannotCount
+from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.counters.perf_events import TYPE_RAW, Event, close_all, open_event, why_not
 from cpuchat.telemetry.machine import Bandwidth, Scope
 

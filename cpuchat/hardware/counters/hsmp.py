@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.cgroups import read_number, read_text
-from cpuchat.hardware.counters.base import ROOT, CannotCount, Kernel
+from cpuchat.hardware.counters.base import ROOT, CannotCount
+from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuchat.hardware.counters.base import ROOT, CannotCount, Kernel
+from cpuchat.hardware.counters.base import ROOT, CannotCount
+from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.counters.perf_events import Event, Pmu, close_all, open_event, read_pmu, read_pmus, why_not
 from cpuchat.telemetry.machine import Bandwidth, Scope
 

@@ -6,15 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from cpuchat.hardware.counters.base import (
-    ROOT,
-    CannotCount,
-    Counter,
-    Kernel,
-    PowerMeter,
-    Refusal,
-    Source,
-)
+from cpuchat.hardware.counters.base import ROOT, CannotCount, Counter, CounterRefusal, PowerMeter, Source
+from cpuchat.hardware.counters.kernel import Kernel
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
@@ -31,7 +24,7 @@ class Ladder(Generic[S]):
 
     def __init__(self, openers: Sequence[Opener[S]]) -> None:
         self._left = list(openers)
-        self.refusals: list[Refusal] = []
+        self.refusals: list[CounterRefusal] = []
 
     def next(self) -> S | None:
         """The next source that opens; None when there is none left. Never raises."""
@@ -47,13 +40,13 @@ class Ladder(Generic[S]):
         self.refusals.append(refusal(name, error))
 
 
-def refusal(name: str, error: Exception) -> Refusal:
+def refusal(name: str, error: Exception) -> CounterRefusal:
     """What went wrong with a source, in words."""
     if isinstance(error, CannotCount):
-        return Refusal(name, error.why, error.how)
+        return CounterRefusal(name, error.why, error.how)
     if isinstance(error, OSError):
-        return Refusal(name, (error.strerror or str(error) or type(error).__name__).lower())
-    return Refusal(name, f"unexpected {type(error).__name__}: {error}")
+        return CounterRefusal(name, (error.strerror or str(error) or type(error).__name__).lower())
+    return CounterRefusal(name, f"unexpected {type(error).__name__}: {error}")
 
 
 def theoretical_bandwidth(topology: Topology, root: Path = ROOT) -> float | None:
@@ -136,7 +129,7 @@ def open_counter(
     *,
     kernel: Kernel | None = None,
     theoretical: float | None = None,
-) -> tuple[Counter | None, tuple[Refusal, ...]]:
+) -> tuple[Counter | None, tuple[CounterRefusal, ...]]:
     """The best counter of memory traffic that opens, and why those before it do not. Never raises."""
     ladder = Ladder(counter_openers(topology, pid, root, kernel=kernel, theoretical=theoretical))
     return ladder.next(), tuple(ladder.refusals)
@@ -144,13 +137,13 @@ def open_counter(
 
 def open_power(
     topology: Topology, root: Path = ROOT, *, kernel: Kernel | None = None
-) -> tuple[PowerMeter | None, tuple[Refusal, ...]]:
+) -> tuple[PowerMeter | None, tuple[CounterRefusal, ...]]:
     """The best source of power that opens, and why those before it do not. Never raises."""
     ladder = Ladder(power_openers(topology, root, kernel=kernel))
     return ladder.next(), tuple(ladder.refusals)
 
 
-def advice(refusals: Sequence[Refusal], topology: Topology) -> str:
+def advice(refusals: Sequence[CounterRefusal], topology: Topology) -> str:
     """Why there is no figure, in one sentence: the most useful of the refusals."""
     for one in refusals:
         if worth_trying(one, topology) and one.name != "collector":
@@ -160,7 +153,7 @@ def advice(refusals: Sequence[Refusal], topology: Topology) -> str:
     return "no counter of this machine can be read; `cpuchat counters` says why" if refusals else "not looked for yet"
 
 
-def worth_trying(one: Refusal, topology: Topology) -> bool:
+def worth_trying(one: CounterRefusal, topology: Topology) -> bool:
     """Whether what the refusal advises can help. A virtual machine has no counters outside its cores, whatever is
     loaded or installed in it."""
     return bool(one.how) and (not topology.virtual or one.name == PROCESS)

@@ -10,46 +10,24 @@ from __future__ import annotations
 import errno
 import math
 import os
-import platform
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cpuchat.hardware.cgroups import read_number, read_text
-from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Kernel
+from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount
+from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.lists import parse_cpu_list
 
 TYPE_SOFTWARE, TYPE_RAW = 1, 4
 TASK_CLOCK = 1
 """Software event: nanoseconds that the task ran."""
 
-_SYSTEM_CALLS = {"x86_64": 298, "aarch64": 241}
 _CLOSE_ON_EXEC = 8
 _ATTR_BYTES = 128
 _TIMES_ENABLED_AND_RUNNING = 0b11
 _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR = 1 << 5, 1 << 6
-
-
-def system_call(attr: bytes, pid: int, cpu: int, flags: int) -> int:
-    """perf_event_open(2): a file descriptor.
-
-    Raises:
-        OSError: refused; ENOSYS also where there is no such system call.
-    """
-    number = _SYSTEM_CALLS.get(platform.machine()) if platform.system() == "Linux" else None
-    if number is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    buffer = ctypes.create_string_buffer(attr, len(attr))
-    whole = ctypes.c_long
-    fd = libc.syscall(whole(number), buffer, whole(pid), whole(cpu), whole(-1), ctypes.c_ulong(flags))
-    if fd < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return fd
 
 
 def attributes(type_: int, configs: tuple[int, int, int], *, user_only: bool = False) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from cpuchat.hardware.diagnostics import cores as checks_cores
 from cpuchat.hardware.diagnostics import engine as checks_engine
 from cpuchat.hardware.diagnostics import memory as checks_memory
-from cpuchat.hardware.diagnostics.facts import Facts
+from cpuchat.hardware.diagnostics.facts import DiagnosticFacts
 from cpuchat.hardware.diagnostics.findings import ORDER, Finding, Level
 
 __all__ = ["Finding", "Level", "examine"]
@@ -16,7 +16,7 @@ __all__ = ["Finding", "Level", "examine"]
 _CHECKS = (*checks_engine.CHECKS, *checks_cores.CHECKS, *checks_memory.CHECKS)
 
 
-def examine(facts: Facts) -> list[Finding]:
+def examine(facts: DiagnosticFacts) -> list[Finding]:
     """All findings, the worst first. What cannot be known on a machine has none."""
     found = [finding for check in _CHECKS for finding in check(facts)]
     return sorted(found, key=lambda finding: ORDER.index(finding.level))

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from cpuchat.hardware.diagnostics.facts import Facts
+from cpuchat.hardware.diagnostics.facts import DiagnosticFacts
 from cpuchat.hardware.diagnostics.findings import Finding, by_plan
 from cpuchat.hardware.lists import format_cpu_list
 
@@ -15,7 +15,7 @@ _DYNAMIC = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 """Drivers under which "powersave" is what scales with the load, not the lowest frequency (pm/intel_pstate.rst)."""
 
 
-def settings(facts: Facts) -> Iterator[Finding]:
+def settings(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Settings that cannot be followed on this machine."""
     if facts.cores_error:
         words = f"engine.cores {facts.settings.cores}, engine.threads {facts.settings.threads}: {facts.cores_error}"
@@ -29,7 +29,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
         yield Finding("warning", "The memory policy is not in effect", evidence, fix)
 
 
-def siblings(facts: Facts) -> Iterator[Finding]:
+def siblings(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Two threads on one core share its units and its way to memory."""
     if facts.choice is None:
         return
@@ -43,7 +43,7 @@ def siblings(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "one thread per core", f"{n} threads on {len(cores)} cores")
 
 
-def quota(facts: Facts) -> Iterator[Finding]:
+def quota(facts: DiagnosticFacts) -> Iterator[Finding]:
     """A control group that grants less time than there are cores stops all threads again and again."""
     granted, cores = facts.topology.quota, len(facts.topology.allowed_cores)
     if granted is None:
@@ -59,7 +59,7 @@ def quota(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "CPU quota", f"{granted:g} CPUs for {cores} cores")
 
 
-def others(facts: Facts) -> Iterator[Finding]:
+def others(facts: DiagnosticFacts) -> Iterator[Finding]:
     """One thread that has to wait for its core makes all others wait."""
     if facts.load is None:
         return
@@ -78,7 +78,7 @@ def others(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "other load", evidence)
 
 
-def isolated(facts: Facts) -> Iterator[Finding]:
+def isolated(facts: DiagnosticFacts) -> Iterator[Finding]:
     """CPUs that the kernel was told to leave alone are usually meant for somebody."""
     if facts.choice is None:
         return
@@ -89,7 +89,7 @@ def isolated(facts: Facts) -> Iterator[Finding]:
         yield Finding("advice", "Cores in use are reserved", evidence, f"If for somebody else: engine.cores {rest}.")
 
 
-def virtual(facts: Facts) -> Iterator[Finding]:
+def virtual(facts: DiagnosticFacts) -> Iterator[Finding]:
     """What a virtual machine shows of caches and nodes may be made up."""
     if facts.topology.virtual:
         evidence = f"{facts.topology.virtual}; it shows {facts.topology.cores_words}, {facts.topology.nps_words}"
@@ -97,7 +97,7 @@ def virtual(facts: Facts) -> Iterator[Finding]:
         yield Finding("advice", "This is a virtual machine: its topology is unverified", evidence, fix)
 
 
-def governor(facts: Facts) -> Iterator[Finding]:
+def governor(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Anything but "performance" lets cores start slowly after each pause."""
     if not facts.governors:
         return
@@ -113,7 +113,7 @@ def governor(facts: Facts) -> Iterator[Finding]:
     yield Finding("warning" if lowest else "advice", title, evidence, by_plan(facts, "governor"))
 
 
-def boost(facts: Facts) -> Iterator[Finding]:
+def boost(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Frequencies above the base clock."""
     if facts.boost is False:
         evidence = "cpufreq/boost is 0, or intel_pstate/no_turbo is 1"
@@ -122,7 +122,7 @@ def boost(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "boost", "on")
 
 
-def prefetchers(facts: Facts) -> Iterator[Finding]:
+def prefetchers(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Weights are read in sequence: what prefetchers are made for."""
     if facts.prefetch.startswith("off"):
         fix = "Switch them on in the firmware's setup; cpuchat never writes to this register."
@@ -131,6 +131,6 @@ def prefetchers(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "prefetchers", facts.prefetch)
 
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (
     settings, siblings, quota, others, isolated, virtual, governor, boost, prefetchers,
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cpuchat.hardware.counters.ladder import worth_trying
-from cpuchat.hardware.diagnostics.facts import Facts
+from cpuchat.hardware.diagnostics.facts import DiagnosticFacts
 from cpuchat.hardware.diagnostics.findings import Finding, Level
 from cpuchat.hardware.instructions import FEATURES
 
@@ -32,7 +32,7 @@ _REBUILD = "Build it for this machine: `make setup`, or reinstall llama-cpp-pyth
 _SHOWN = 4
 
 
-def engine(facts: Facts) -> Iterator[Finding]:
+def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Instruction sets that the CPU has and the engine was built without, and the other way round."""
     if facts.engine is None:
         if facts.engine_error:
@@ -57,7 +57,7 @@ def engine(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "engine built for this CPU", has)
 
 
-def counters(facts: Facts) -> Iterator[Finding]:
+def counters(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Without a counter there is only the model's own estimate of memory traffic."""
     if facts.counter:
         yield Finding("ok", "memory counter", f"{facts.counter} opens")
@@ -75,4 +75,4 @@ def counters(facts: Facts) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (engine, counters)
+CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (engine, counters)

@@ -7,14 +7,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cpuchat.children import child_environment, python_command
 from cpuchat.errors import CpuchatError
 from cpuchat.hardware.bandwidth.memory_modules import SMBIOS_TABLE, Theoretical, theoretical
-from cpuchat.hardware.bandwidth.probe import Survey, cached_survey, known_peak
+from cpuchat.hardware.bandwidth.peaks import known_peak
 from cpuchat.hardware.bandwidth.smbios import Module, read_modules
+from cpuchat.hardware.bandwidth.survey import Survey, cached_survey
 from cpuchat.hardware.cgroups import read_number, read_text
-from cpuchat.hardware.counters.base import Kernel, Refusal
+from cpuchat.hardware.counters.base import CounterRefusal
+from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.counters.ladder import open_counter, open_power
 from cpuchat.hardware.memory import available_bytes, meminfo
 from cpuchat.hardware.numa.launch import MEMORY_REFUSED, launch_command
@@ -31,7 +34,7 @@ _PATIENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedSetup:
     """What the settings say about the machine, in their own words, and the model that is used: its name and its size
     in bytes (0: none)."""
 
@@ -43,7 +46,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class DiagnosticFacts:
     """One look at the machine; sizes in bytes. "" and None mean "not known", or that there is no such thing.
 
     `cores_error` and `policy_error` are why the settings cannot be followed here, `policy_refused` is why the kernel
@@ -54,7 +57,7 @@ class Facts:
     """
 
     topology: Topology
-    settings: Wanted = Wanted()
+    settings: WantedSetup = WantedSetup()
     choice: CoreChoice | None = None
     cores_error: str = ""
     policy: str = ""
@@ -77,9 +80,9 @@ class Facts:
     balancing: int | None = None
     prefetch: str = ""
     counter: str = ""
-    counter_refusals: tuple[Refusal, ...] = ()
+    counter_refusals: tuple[CounterRefusal, ...] = ()
     power: str = ""
-    power_refusals: tuple[Refusal, ...] = ()
+    power_refusals: tuple[CounterRefusal, ...] = ()
     engine: EngineInfo | None = None
     engine_error: str = ""
     engine_fix: str = ""
@@ -98,8 +101,8 @@ def refused_policy(words: str) -> str:
     return done.stdout.strip()
 
 
-def gather(
-    settings: Wanted,
+def gather_facts(
+    settings: WantedSetup,
     *,
     engine: EngineInfo | None = None,
     engine_error: str = "",
@@ -109,7 +112,7 @@ def gather(
     pid: int | None = None,
     refused: Callable[[str], str] = refused_policy,
     root: Path = ROOT,
-) -> Facts:
+) -> DiagnosticFacts:
     """Read what can be read, without measuring anything. Never raises for what the machine does not tell.
 
     Args:
@@ -117,60 +120,82 @@ def gather(
         kernel: replaces the kernel's calls in tests, as `refused` does for memory policies.
     """
     topology = topology or read_topology(root)
-    choice, cores_error = None, ""
-    try:
-        choice = choose_cores(topology, settings.cores, settings.threads)
-    except CpuchatError as error:
-        cores_error = str(error)
-    cpus = choice.cpus if choice is not None else ()
-    policy, places, reason, policy_error = "", False, "", ""
-    try:
-        chosen, reason = choose_policy(topology, settings.memory, cpus)
-        policy, places = chosen.words, chosen.places
-    except CpuchatError as error:
-        policy_error = str(error)
-    memory = meminfo(root)
+    setup = _setup(topology, settings, refused)
+    cpus = setup["choice"].cpus if setup["choice"] is not None else ()
     limit = theoretical(topology, root)
-    counter, counter_refusals = open_counter(
-        topology, pid, root, kernel=kernel, theoretical=limit.bytes_per_s if limit else None
-    )
-    power, power_refusals = open_power(topology, root, kernel=kernel)
-    names = tuple(source.name if source is not None else "" for source in (counter, power))
-    for source in (counter, power):
-        if source is not None:
-            source.close()
-    return Facts(
+    return DiagnosticFacts(
         topology=topology,
         settings=settings,
-        choice=choice,
-        cores_error=cores_error,
-        policy=policy,
-        policy_reason=reason,
-        policy_error=policy_error,
-        policy_refused=refused(policy) if places else "",
-        available=available_bytes(root),
-        swap_total=memory.get("SwapTotal", 0),
-        swap_used=max(memory.get("SwapTotal", 0) - memory.get("SwapFree", 0), 0),
         load=_load(root),
         container=container(root),
         modules=tuple(read_modules(root / SMBIOS_TABLE)),
         theoretical=limit,
         survey=cached_survey(topology, cpus=cpus, root=root),
-        peak=known_peak(cpus, policy, root=root) if cpus else None,
-        governors=_governors(topology, root),
-        driver=value_of(root, f"{CPUS}/cpu{topology.online[0]}/cpufreq/scaling_driver") if topology.online else "",
-        boost=_boost(root),
-        thp=value_of(root, f"{THP}/enabled"),
-        balancing=read_number(root / BALANCING.lstrip("/")),
+        peak=known_peak(cpus, setup["policy"], root=root) if cpus else None,
         prefetch=prefetchers(topology, root),
-        counter=names[0],
-        counter_refusals=counter_refusals,
-        power=names[1],
-        power_refusals=power_refusals,
         engine=engine,
         engine_error=engine_error,
         engine_fix=engine_fix,
+        **setup,
+        **_memory(root),
+        **_frequencies(topology, root),
+        **_counters(topology, pid, root, kernel, limit.bytes_per_s if limit is not None else None),
     )
+
+
+def _setup(topology: Topology, settings: WantedSetup, refused: Callable[[str], str]) -> dict[str, Any]:
+    """The cores and the memory policy that the settings mean on this machine, or why they cannot be used."""
+    found: dict[str, Any] = {"choice": None, "policy": ""}
+    try:
+        found["choice"] = choose_cores(topology, settings.cores, settings.threads)
+    except CpuchatError as error:
+        found["cores_error"] = str(error)
+    try:
+        cpus = found["choice"].cpus if found["choice"] is not None else ()
+        policy, found["policy_reason"] = choose_policy(topology, settings.memory, cpus)
+        found["policy"] = policy.words
+        found["policy_refused"] = refused(policy.words) if policy.places else ""
+    except CpuchatError as error:
+        found["policy_error"] = str(error)
+    return found
+
+
+def _memory(root: Path) -> dict[str, Any]:
+    info = meminfo(root)
+    return {
+        "available": available_bytes(root),
+        "swap_total": info.get("SwapTotal", 0),
+        "swap_used": max(info.get("SwapTotal", 0) - info.get("SwapFree", 0), 0),
+        "thp": value_of(root, f"{THP}/enabled"),
+        "balancing": read_number(root / BALANCING.lstrip("/")),
+    }
+
+
+def _frequencies(topology: Topology, root: Path) -> dict[str, Any]:
+    governors = Counter(value_of(root, f"{CPUS}/cpu{cpu}/cpufreq/scaling_governor") for cpu in topology.online)
+    return {
+        "governors": tuple((value, n) for value, n in governors.most_common() if value),
+        "driver": value_of(root, f"{CPUS}/cpu{topology.online[0]}/cpufreq/scaling_driver") if topology.online else "",
+        "boost": _boost(root),
+    }
+
+
+def _counters(
+    topology: Topology, pid: int | None, root: Path, kernel: Kernel | None, theoretical: float | None
+) -> dict[str, Any]:
+    """Names of the counters that open, and why better ones do not; each is closed again."""
+    counter, counter_refusals = open_counter(topology, pid, root, kernel=kernel, theoretical=theoretical)
+    power, power_refusals = open_power(topology, root, kernel=kernel)
+    names = [source.name if source is not None else "" for source in (counter, power)]
+    for source in (counter, power):
+        if source is not None:
+            source.close()
+    return {
+        "counter": names[0],
+        "counter_refusals": counter_refusals,
+        "power": names[1],
+        "power_refusals": power_refusals,
+    }
 
 
 def _load(root: Path) -> float | None:
@@ -179,11 +204,6 @@ def _load(root: Path) -> float | None:
         return float(read_text(root / "proc/loadavg").split(" ")[0])
     except ValueError:
         return None
-
-
-def _governors(topology: Topology, root: Path) -> tuple[tuple[str, int], ...]:
-    values = Counter(value_of(root, f"{CPUS}/cpu{cpu}/cpufreq/scaling_governor") for cpu in topology.online)
-    return tuple((value, n) for value, n in values.most_common() if value)
 
 
 def _boost(root: Path) -> bool | None:

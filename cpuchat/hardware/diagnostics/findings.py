@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cpuchat.hardware.diagnostics.facts import Facts
+from cpuchat.hardware.diagnostics.facts import DiagnosticFacts
 from cpuchat.hardware.tuning.knobs import KNOBS, limited
 
 Level = Literal["problem", "warning", "advice", "ok"]
@@ -26,7 +26,7 @@ class Finding:
     fix: str = ""
 
 
-def by_plan(facts: Facts, knob: str) -> str:
+def by_plan(facts: DiagnosticFacts, knob: str) -> str:
     """The fix for a setting that a tuning plan can change, where it can."""
     of_kernel = any(one.name == knob and one.of_kernel for one in KNOBS)
     if facts.container or limited(facts.topology) or (facts.topology.virtual and not of_kernel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cpuchat.hardware.bandwidth.memory_modules import channel_of, usual_memory
-from cpuchat.hardware.diagnostics.facts import Facts
+from cpuchat.hardware.diagnostics.facts import DiagnosticFacts
 from cpuchat.hardware.diagnostics.findings import Finding, by_plan
 from cpuchat.telemetry import units
 
@@ -18,7 +18,7 @@ _LITTLE_SHARE, _LITTLE_BYTES, _ENOUGH_BYTES = 0.1, 1 << 30, 4 << 30
 _SWAP_BYTES = 256 << 20
 
 
-def channels(facts: Facts) -> Iterator[Finding]:
+def channels(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Every channel without a module is bandwidth that is not there."""
     limit = facts.theoretical
     if facts.topology.virtual or limit is None or limit.possible is None:
@@ -35,7 +35,7 @@ def channels(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "memory channels", evidence)
 
 
-def speeds(facts: Facts) -> Iterator[Finding]:
+def speeds(facts: DiagnosticFacts) -> Iterator[Finding]:
     """All modules run at the speed of the slowest, and slower than the CPU can where they cannot do more."""
     found: dict[int, int] = {}
     for module in facts.modules:
@@ -59,7 +59,7 @@ def speeds(facts: Facts) -> Iterator[Finding]:
             yield Finding("ok", "memory speed", evidence)
 
 
-def bandwidth(facts: Facts) -> Iterator[Finding]:
+def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
     """What all cores read, against what the modules could deliver."""
     if facts.peak is None:
         yield Finding(
@@ -78,7 +78,7 @@ def bandwidth(facts: Facts) -> Iterator[Finding]:
     whole = not facts.topology.virtual and facts.topology.quota is None and len(facts.peak.cpus) >= wanted
     links = _links(facts)
     if whole and share < _GOOD_SHARE and links is not None and measured >= _GOOD_LINK_SHARE * links:
-        n = len(facts.topology.links)
+        n = len(facts.topology.fabric_links)
         words = f"the {n} links of its L3 groups carry" if n > 1 else "the link of its L3 group carries"
         yield Finding("ok", "read bandwidth", f"{evidence}; {words} {links / 1e9:.0f} GB/s at most")
     elif whole and share < _GOOD_SHARE:
@@ -91,17 +91,17 @@ def bandwidth(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "read bandwidth", evidence)
 
 
-def _links(facts: Facts) -> float | None:
+def _links(facts: DiagnosticFacts) -> float | None:
     """What the fabric links of all L3 groups carry together, bytes per second; None where that was not measured, and
     on CPUs whose caches have no link of their own to memory."""
     found = facts.survey
     if found is None or facts.topology.vendor != "AuthenticAMD":
         return None
-    one = found.link or found.l3_group
-    return one.bytes_per_s * len(facts.topology.links) if one is not None else None
+    one = found.fabric_link or found.l3_group
+    return one.bytes_per_s * len(facts.topology.fabric_links) if one is not None else None
 
 
-def balancing(facts: Facts) -> Iterator[Finding]:
+def balancing(facts: DiagnosticFacts) -> Iterator[Finding]:
     """With several nodes the kernel samples accesses by faults, and moves pages while they are read."""
     if facts.balancing is None or len(facts.topology.nodes) < 2:
         return
@@ -112,7 +112,7 @@ def balancing(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "NUMA balancing off", evidence)
 
 
-def nodes(facts: Facts) -> Iterator[Finding]:
+def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
     """How the firmware divides the memory of AMD servers: measured, NPS1 is best for one model, NPS0 the worst."""
     machine = facts.topology
     if machine.virtual or "EPYC" not in machine.model:
@@ -132,7 +132,7 @@ def nodes(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "NPS1", evidence)
 
 
-def huge_pages(facts: Facts) -> Iterator[Finding]:
+def huge_pages(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Weights that are copied lie in anonymous memory, where huge pages save page table walks."""
     if facts.thp == "never":
         evidence = "/sys/kernel/mm/transparent_hugepage/enabled is never"
@@ -141,7 +141,7 @@ def huge_pages(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "huge pages", facts.thp)
 
 
-def room(facts: Facts) -> Iterator[Finding]:
+def room(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Weights that do not fit are read from the disk for every token."""
     size, available = facts.settings.model_bytes, facts.available
     limit = facts.topology.memory_limit
@@ -158,7 +158,7 @@ def room(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "memory", f"{_gb(available)} available of {_gb(total)}{where}")
 
 
-def swap(facts: Facts) -> Iterator[Finding]:
+def swap(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Weights that were swapped out stop every token until they are back."""
     if facts.swap_used > _SWAP_BYTES:
         evidence = f"{_gb(facts.swap_used)} of {_gb(facts.swap_total)} are in use, {_gb(facts.available)} available"
@@ -170,6 +170,6 @@ def _gb(n_bytes: int | None) -> str:
     return units.rate((n_bytes or 0) / 1e9) + " GB"
 
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (
     channels, speeds, bandwidth, balancing, nodes, huge_pages, room, swap,
 )  # fmt: skip

@@ -109,7 +109,7 @@ def _why_in_turn(topology: Topology, cpus: tuple[int, ...]) -> str:
         return f"{who}: the machine does not tell its L3 groups, so nothing is divided by them."
     if len(groups) < 2:
         return f"{who}: they share one L3 cache and one way to memory, so there is nothing to divide."
-    links = {group.link for cpu in cpus if (group := topology.l3_of(cpu)) is not None}
+    links = {group.fabric_link for cpu in cpus if (group := topology.l3_of(cpu)) is not None}
     if len(links) < len(groups):
         return (
             f"{who}: two L3 groups share a fabric link each, so one group for the draft model would take a part of "
@@ -129,8 +129,8 @@ def _with_own_l3(topology: Topology, last: int) -> list[Layout]:
         "carries a part of what all links do."
     )
     found = _apart(topology, OWN_L3, f"l3:{last}", "auto", why)
-    link = topology.links[group.link]
-    if len(link) > 1 and len(topology.links) > 1:
+    link = topology.fabric_links[group.fabric_link]
+    if len(link) > 1 and len(topology.fabric_links) > 1:
         words = f"l3:{format_cpu_list(link)}"
         why = (
             "It pays only while drafting and verifying overlap; the L3 groups behind one link draft together, so "
@@ -213,7 +213,9 @@ def reach(
     cores: dict[int, set[int]] = {}
     for cpu in cpus:
         core, group = topology.core_of(cpu), topology.l3_of(cpu)
-        cores.setdefault(group.link if group is not None else -1, set()).add(core.index if core is not None else cpu)
+        cores.setdefault(group.fabric_link if group is not None else -1, set()).add(
+            core.index if core is not None else cpu
+        )
     total, on_link = 0.0, False
     for link, members in cores.items():
         asked = len(members) * one_core if one_core is not None else float("inf")

@@ -98,7 +98,7 @@ def spread(topology: Topology, cpus: Collection[int], n: int) -> tuple[int, ...]
 
     def path(cpu: int) -> tuple[int, ...]:
         core, group = topology.core_of(cpu), topology.l3_of(cpu)
-        place = (group.link, group.index) if group is not None else (-1, -1)
+        place = (group.fabric_link, group.index) if group is not None else (-1, -1)
         return (core.node, *place, core.index) if core is not None else (-1, *place, cpu)
 
     return tuple(sorted(_share([(path(cpu), cpu) for cpu in sorted(set(cpus))], n, 0)))

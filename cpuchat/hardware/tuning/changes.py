@@ -34,7 +34,7 @@ class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
     cpus: str
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class KnobRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """A knob that is not offered here: `why`, and `how` to have it all the same ("" = not at all)."""
 
     knob: str
@@ -47,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     changes: tuple[Change, ...] = ()
     group: CacheGroup | None = None
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[KnobRefusal, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

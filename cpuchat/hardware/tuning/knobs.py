@@ -15,7 +15,16 @@ from pathlib import Path
 from cpuchat.hardware.cgroups import read_number, read_text
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.topology import Topology
-from cpuchat.hardware.tuning.changes import EXPERIMENTAL, LOW_RISK, Change, Refusal, Verdict, below, chosen, value_of
+from cpuchat.hardware.tuning.changes import (
+    EXPERIMENTAL,
+    LOW_RISK,
+    Change,
+    KnobRefusal,
+    Verdict,
+    below,
+    chosen,
+    value_of,
+)
 
 CPUS = "/sys/devices/system/cpu"
 THP = "/sys/kernel/mm/transparent_hugepage"
@@ -204,29 +213,29 @@ KNOBS: tuple[Knob, ...] = (
 )
 
 
-def refusal_of(name: str, topology: Topology, root: Path, *, of_kernel: bool = False) -> Refusal | None:
+def refusal_of(name: str, topology: Topology, root: Path, *, of_kernel: bool = False) -> KnobRefusal | None:
     """What speaks against changing the machine from here, whatever the setting; None when nothing does."""
     if place := container(root):
         why = f"this is a container ({place}), and its kernel serves others too"
-        return Refusal(knob=name, why=why, how="Run cpuchat on the host.")
+        return KnobRefusal(knob=name, why=why, how="Run cpuchat on the host.")
     if limit := limited(topology):
-        return Refusal(knob=name, why=limit, how="Run cpuchat without that limit, or ask who runs the machine.")
+        return KnobRefusal(knob=name, why=limit, how="Run cpuchat without that limit, or ask who runs the machine.")
     if topology.virtual and not of_kernel:
         why = f"this is a virtual machine ({topology.virtual})"
-        return Refusal(knob=name, why=why, how="It is for the host to decide.")
+        return KnobRefusal(knob=name, why=why, how="It is for the host to decide.")
     return None
 
 
-def knob_refusal(knob: Knob, topology: Topology, root: Path) -> Refusal | None:
+def knob_refusal(knob: Knob, topology: Topology, root: Path) -> KnobRefusal | None:
     """Why `knob` is not offered on this machine; None when it is."""
     if refused := refusal_of(knob.name, topology, root, of_kernel=knob.of_kernel):
         return refused
     if not knob.present(topology, root):
         missing = next(iter(knob.files(topology, root)), "")
         why = f"{missing} does not exist" if missing else "there are no such files"
-        return Refusal(knob=knob.name, why=why, how=knob.hint)
+        return KnobRefusal(knob=knob.name, why=why, how=knob.hint)
     if knob.name == "numa-balancing" and len(topology.nodes) < 2:
-        return Refusal(knob=knob.name, why="there is one NUMA node, so nothing is moved")
+        return KnobRefusal(knob=knob.name, why="there is one NUMA node, so nothing is moved")
     return None
 
 

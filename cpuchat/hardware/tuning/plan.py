@@ -9,7 +9,7 @@ from cpuchat.errors import UsageError
 from cpuchat.hardware.cgroups import read_text
 from cpuchat.hardware.topology import Topology
 from cpuchat.hardware.tuning import resctrl
-from cpuchat.hardware.tuning.changes import LOW_RISK, CacheGroup, Change, Plan, Refusal, below, value_of
+from cpuchat.hardware.tuning.changes import LOW_RISK, CacheGroup, Change, KnobRefusal, Plan, below, value_of
 from cpuchat.hardware.tuning.knobs import KNOBS, knob_refusal
 from cpuchat.hardware.tuning.state import READ_ONLY
 
@@ -35,7 +35,7 @@ def make_plan(topology: Topology, root: Path, wanted: Sequence[str] = (), target
     # The performance governor sets the preference too, and not every driver puts it back by itself.
     with_it = {"epp"} if "governor" in names else set()
     changes: list[Change] = []
-    refusals: list[Refusal] = []
+    refusals: list[KnobRefusal] = []
     notes: list[str] = []
     for knob in KNOBS:
         if knob.name not in names | with_it:

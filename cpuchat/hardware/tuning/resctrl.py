@@ -17,7 +17,7 @@ from pathlib import Path
 from cpuchat.hardware.cgroups import read_number, read_text
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.topology import Topology
-from cpuchat.hardware.tuning.changes import CacheGroup, Refusal
+from cpuchat.hardware.tuning.changes import CacheGroup, KnobRefusal
 from cpuchat.hardware.tuning.knobs import refusal_of
 
 NAME = "l3"
@@ -64,7 +64,7 @@ def other_groups(folder: Path) -> list[str]:
         return []
 
 
-def plan_group(topology: Topology, root: Path, target_cpus: Sequence[int]) -> CacheGroup | Refusal:
+def plan_group(topology: Topology, root: Path, target_cpus: Sequence[int]) -> CacheGroup | KnobRefusal:
     """The control group for the target's cores, or why there is none.
 
     Args:
@@ -73,8 +73,8 @@ def plan_group(topology: Topology, root: Path, target_cpus: Sequence[int]) -> Ca
     if refused := refusal_of(NAME, topology, root):
         return refused
 
-    def refuse(why: str, how: str = "") -> Refusal:
-        return Refusal(knob=NAME, why=why, how=how)
+    def refuse(why: str, how: str = "") -> KnobRefusal:
+        return KnobRefusal(knob=NAME, why=why, how=how)
 
     if "cat_l3" not in topology.flags:
         return refuse("this CPU cannot divide its L3 cache (no cat_l3)")

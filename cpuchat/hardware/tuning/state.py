@@ -9,7 +9,7 @@ from pathlib import Path
 from cpuchat.hardware.cgroups import read_text
 from cpuchat.hardware.topology import Topology
 from cpuchat.hardware.tuning import resctrl
-from cpuchat.hardware.tuning.changes import EXPERIMENTAL, Refusal
+from cpuchat.hardware.tuning.changes import EXPERIMENTAL, KnobRefusal
 from cpuchat.hardware.tuning.knobs import KNOBS, knob_refusal
 
 READ_ONLY: dict[str, str] = {
@@ -37,7 +37,7 @@ class KnobState:
     value: str
     verdict: str
     about: str
-    refusal: Refusal | None = None
+    refusal: KnobRefusal | None = None
 
 
 def knob_states(topology: Topology, root: Path) -> tuple[KnobState, ...]:
@@ -48,7 +48,7 @@ def knob_states(topology: Topology, root: Path) -> tuple[KnobState, ...]:
     ]
     about = "confine the target to a part of each L3, so that a draft model on cores of its own keeps the rest"
     planned = resctrl.plan_group(topology, root, tuple(_some_of_each(topology)))
-    refusal = planned if isinstance(planned, Refusal) else None
+    refusal = planned if isinstance(planned, KnobRefusal) else None
     states.append(KnobState(resctrl.NAME, resctrl.state(root), EXPERIMENTAL, about, refusal))
     values = {"smt": smt(root), "prefetch": prefetchers(topology, root), "nps": nps(topology)}
     states += [KnobState(name, values[name], "read-only", why) for name, why in READ_ONLY.items()]

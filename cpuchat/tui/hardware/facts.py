@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 from textual.widgets import Static
 
-from cpuchat.hardware.machine_reader import Facts
+from cpuchat.hardware.machine_reader import MachineFacts
 from cpuchat.present import machine as machine_words
 from cpuchat.present.machine import Now
 
@@ -29,7 +29,7 @@ class FactsTable(Static):
     }
     """
 
-    def show(self, facts: Facts, now: Now, measuring: str = "", advice: str = "") -> None:
+    def show(self, facts: MachineFacts, now: Now, measuring: str = "", advice: str = "") -> None:
         """`measuring` says what is measured just now instead of the read bandwidth."""
         rows: list[tuple[str, str | Text]] = [
             machine_words.cores(facts, now),
@@ -51,7 +51,7 @@ class FactsTable(Static):
             table.add_row(Text(label), Text(text) if isinstance(text, str) else text)
         self.update(table)
 
-    def _reading(self, facts: Facts) -> list[tuple[str, str | Text]]:
+    def _reading(self, facts: MachineFacts) -> list[tuple[str, str | Text]]:
         found = machine_words.measured(facts)
         if not found or not self.has_class("-bars"):
             return [("reading", machine_words.reading(facts))]

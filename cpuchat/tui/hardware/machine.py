@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from textual import on, work
 from textual.message import Message
 
-from cpuchat.hardware.machine_reader import Facts, MachineReader
+from cpuchat.hardware.machine_reader import MachineFacts, MachineReader
 from cpuchat.present.machine import Now
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.tui.widgets.dismissable import Dismissable
@@ -28,7 +28,7 @@ class MachineScreen(Dismissable[None]):
     class Found(Message):
         """The machine was read."""
 
-        def __init__(self, facts: Facts) -> None:
+        def __init__(self, facts: MachineFacts) -> None:
             super().__init__()
             self.facts = facts
 
@@ -50,7 +50,7 @@ class MachineScreen(Dismissable[None]):
     def __init__(self, reader: MachineReader | None = None) -> None:
         super().__init__()
         self.reader = reader or MachineReader()
-        self.facts: Facts | None = None
+        self.facts: MachineFacts | None = None
         self.now = Now()
         self._gone = threading.Event()  # ends the look at the counters
 
@@ -107,7 +107,7 @@ class MachineScreen(Dismissable[None]):
             self.figures_changed()
 
     @work(thread=True, group="counters")
-    def _watch(self, facts: Facts, pid: int | None, gone: threading.Event) -> None:
+    def _watch(self, facts: MachineFacts, pid: int | None, gone: threading.Event) -> None:
         monitor = self.reader.monitor(facts.topology, pid)
         try:
             while not gone.is_set():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -90,7 +91,7 @@ class _Group:
 
     name: str
     cores: tuple[tuple[str, tuple[Core, ...]], ...]
-    link: int
+    fabric_link: int
     index: int
 
 
@@ -140,8 +141,8 @@ def _kinds(cores: Sequence[Core]) -> tuple[tuple[str, tuple[Core, ...]], ...]:
 
 def _link(topology: Topology, group: L3Group) -> int:
     """The link that this group shares with another one; -1 when it has one of its own."""
-    members = next((link for link in topology.links if group.index in link), ())
-    return group.link if len(members) > 1 else -1
+    members = next((link for link in topology.fabric_links if group.index in link), ())
+    return group.fabric_link if len(members) > 1 else -1
 
 
 def _group_rows(
@@ -175,8 +176,7 @@ def _group_rows(
             lines[0].append((" " * (step % 2) + _LEVELS[round(share * (len(_LEVELS) - 1))], "now"))
         drawn.append((lines, max(_width(line) for line in lines)))
     widest = max((width for _, width in drawn), default=0)
-    linked = max((sum(1 for g in block.groups if g.link == group.link) for group in block.groups if group.link >= 0),
-                 default=1)  # fmt: skip
+    linked = max(Counter(group.fabric_link for group in block.groups if group.fabric_link >= 0).values(), default=1)
     fit = max((room + _GAP) // (widest + _GAP), 1)
     fit = max(fit // linked * linked, 1)
     columns = math.ceil(len(drawn) / math.ceil(len(drawn) / fit)) if drawn else 1
@@ -191,7 +191,7 @@ def _group_rows(
                 row += line
                 if x + 1 < len(some):
                     here, after = block.groups[start + x], block.groups[start + x + 1]
-                    same = y == 0 and here.link >= 0 and here.link == after.link
+                    same = y == 0 and here.fabric_link >= 0 and here.fabric_link == after.fabric_link
                     row.append((" " * (widest - _width(line)), "label"))
                     row.append((("── " if spaced else " ─ ") if same else " " * _GAP, "link"))
             rows.append(row)
@@ -222,7 +222,7 @@ def legend(topology: Topology, use: Use, levels: bool = False) -> list[Line]:
     allowed = frozenset(topology.allowed)
     found = {use.part(core, allowed) for core in topology.cores}
     items: list[Line] = [[(f"{cell} ", part), (NAMES[part], "label")] for part, cell in CELLS.items() if part in found]
-    if any(len(link) > 1 for link in topology.links):
+    if any(len(link) > 1 for link in topology.fabric_links):
         items.append([("── ", "link"), ("one fabric link", "label")])
     if levels:
         items.append([("▆ ", "now"), ("memory traffic", "label")])

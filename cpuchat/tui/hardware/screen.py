@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.widgets import Footer, Input
 
 from cpuchat.errors import CpuchatError, Interrupted
-from cpuchat.hardware.machine_reader import Facts, MachineReader
+from cpuchat.hardware.machine_reader import MachineFacts, MachineReader
 from cpuchat.hardware.placement.resolve import Arrangement, Resolved, resolve
 from cpuchat.present import machine as machine_words
 from cpuchat.tui import keys
@@ -274,7 +274,7 @@ class HardwareScreen(MachineScreen):
         self._show()
         self.refresh_bindings()
 
-    async def _run_survey(self, facts: Facts, cancelled: threading.Event) -> None:
+    async def _run_survey(self, facts: MachineFacts, cancelled: threading.Event) -> None:
         def progress(done: int, of: int, what: str) -> None:
             self.post_message(self.Measuring(done, of, what))
 
@@ -293,7 +293,7 @@ class HardwareScreen(MachineScreen):
         if not self.is_mounted:
             return
         if survey is not None:
-            self.facts = Facts(facts.topology, facts.theoretical, survey, facts.huge_pages)
+            self.facts = MachineFacts(facts.topology, facts.theoretical, survey, facts.huge_pages)
         if problem:
             self.notify(problem, title="Not measured", severity="warning", timeout=10, markup=False)
         self._offer()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat import paths
-from cpuchat.hardware.bandwidth.measuring import Measured
+from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.cpus import allowed_cpus
 from cpuchat.hardware.memory import total_bytes
@@ -89,7 +89,7 @@ def test_without_a_measured_bandwidth_the_list_says_how_to_get_speeds() -> None:
 
 def test_the_speed_comes_from_the_measured_bandwidth() -> None:
     cores = choose_cores(read_topology(allowed=allowed_cpus()), "auto").cpus
-    remember(Measured(cpus=cores, bytes_per_s=50e9, rounds=(50e9,)))
+    remember(ReadBandwidth(cpus=cores, bytes_per_s=50e9, rounds=(50e9,)))
     write_catalog(("big", "Big", 4.0, []))
     user = paths.user_catalog()
     user.write_text(user.read_text().replace("Q8_0 = 0.001", "Q8_0 = 4.25") + "active_params = 1.0\n")

@@ -253,7 +253,7 @@ def two_groups(monkeypatch: pytest.MonkeyPatch, mine: int, its: int) -> None:
     topology = Topology(
         cores=(Core(0, (mine,), 0, 0, 0), Core(1, (its,), 0, 0, 1)),
         l3_groups=tuple(L3Group(n, n, (cpu,), (n,), 32 << 20, 16, 0, 0, n) for n, cpu in enumerate((mine, its))),
-        links=((0,), (1,)),
+        fabric_links=((0,), (1,)),
         nodes=(Node(0, (mine, its), {0: 10}, 0),),
         online=(mine, its),
         allowed=(mine, its),

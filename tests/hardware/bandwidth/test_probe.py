@@ -19,9 +19,9 @@ import pytest
 from cpuchat import paths
 from cpuchat.errors import Interrupted, UsageError
 from cpuchat.hardware.bandwidth import cache as bandwidth_cache
-from cpuchat.hardware.bandwidth import measuring, peaks, probe, read_probe
+from cpuchat.hardware.bandwidth import measuring, peaks, read_probe
 from cpuchat.hardware.bandwidth import survey as surveying
-from cpuchat.hardware.bandwidth.measuring import Measured, ProbeFailed, buffer_bytes, measure
+from cpuchat.hardware.bandwidth.measuring import ProbeFailed, ReadBandwidth, buffer_bytes, measure
 from cpuchat.hardware.bandwidth.survey import Survey, cached_survey, survey
 from cpuchat.hardware.cpus import allowed_cpus
 from cpuchat.hardware.topology import read_topology
@@ -44,7 +44,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return lru_cache(lambda name: make_tree(tmp_path_factory.mktemp("trees"), name))
 
 
-def short(cpus: tuple[int, ...] = CPUS, **more: Any) -> Measured:
+def short(cpus: tuple[int, ...] = CPUS, **more: Any) -> ReadBandwidth:
     return measure(cpus, **{"seconds": 0.02, "rounds": 2, **more})
 
 
@@ -123,7 +123,7 @@ def test_a_measurement(small: Path, monkeypatch: pytest.MonkeyPatch, options: li
 
 
 def test_a_caller_that_is_pinned_elsewhere_does_not_matter(small: Path) -> None:
-    found: list[Measured] = []
+    found: list[ReadBandwidth] = []
 
     def pinned() -> None:
         os.sched_setaffinity(0, {CPUS[-1]})
@@ -276,10 +276,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Measurements that take no time: 10 GB/s per core. Returns what was measured."""
     calls: list[tuple[int, ...]] = []
 
-    def instead(cpus: tuple[int, ...], *, node: int | None = None, **_: object) -> Measured:
+    def instead(cpus: tuple[int, ...], *, node: int | None = None, **_: object) -> ReadBandwidth:
         calls.append(tuple(cpus))
         rate = 1e10 * len(cpus) + len(calls)
-        return Measured(tuple(cpus), rate, (rate / 2, rate), node)
+        return ReadBandwidth(tuple(cpus), rate, (rate / 2, rate), node)
 
     monkeypatch.setattr(peaks, "measure", instead)
     monkeypatch.setattr(surveying, "measure", instead)
@@ -287,15 +287,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def test_a_peak_is_measured_once(small: Path, measured: list[tuple[int, ...]]) -> None:
-    first = probe.peak_of((0, 1), root=small)
+    first = peaks.peak_of((0, 1), root=small)
     assert first is not None
     assert (first.source, first.cpus) == ("measured, 2 cores", (0, 1))
-    assert probe.peak_of((1, 0), root=small) == first == probe.known_peak((0, 1), root=small)
+    assert peaks.peak_of((1, 0), root=small) == first == peaks.known_peak((0, 1), root=small)
     assert measured == [(0, 1)]
-    again = probe.peak_of((0, 1), cache=False, root=small)
-    assert again is not None and again.bytes_per_s > first.bytes_per_s
-    assert probe.known_peak((0, 1), root=small) == again
-    assert probe.known_peak((0,), root=small) is None
+    assert peaks.known_peak((0,), root=small) is None
 
 
 def test_what_was_measured_beside_other_programs_is_measured_again(
@@ -303,35 +300,37 @@ def test_what_was_measured_beside_other_programs_is_measured_again(
 ) -> None:
     results = iter(
         [
-            Measured((0,), 3e10, (3e10,), shares=(0.5,)),
-            Measured((0,), 2e10, (2e10,), shares=(0.6,)),
-            Measured((0,), 4e10, (3e10, 4e10), shares=(0.7, 1.0)),
+            ReadBandwidth((0,), 3e10, (3e10,), shares=(0.5,)),
+            ReadBandwidth((0,), 2e10, (2e10,), shares=(0.6,)),
+            ReadBandwidth((0,), 4e10, (3e10, 4e10), shares=(0.7, 1.0)),
         ]
     )
     monkeypatch.setattr(peaks, "measure", lambda *_, **__: next(results))
     now = iter(range(0, 1 << 20, 3600))  # an hour passes whenever somebody looks
     monkeypatch.setattr(peaks, "time", lambda: float(next(now)))
-    found = [probe.peak_of((0,), root=small) for _ in range(4)]
+    found = [peaks.peak_of((0,), root=small) for _ in range(4)]
     assert [peak.bytes_per_s for peak in found if peak is not None] == [3e10, 3e10, 4e10, 4e10]
     assert [peak.source for peak in found if peak is not None][-2:] == ["measured, 1 core"] * 2
     assert "other programs" in (found[0].source if found[0] is not None else "")
 
 
 def test_on_a_machine_that_is_always_busy_not_every_load_measures(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = Measured((0,), 3e10, (3e10,), shares=(0.5,))
+    busy = ReadBandwidth((0,), 3e10, (3e10,), shares=(0.5,))
     asked: list[object] = []
     monkeypatch.setattr(peaks, "measure", lambda cpus, **_: asked.append(cpus) or busy)
-    assert probe.should_measure((0,), root=small)
-    assert probe.peak_of((0,), root=small) == probe.peak_of((0,), root=small) == probe.known_peak((0,), root=small)
-    assert len(asked) == 1 and not probe.should_measure((0,), root=small)
+    assert peaks.should_measure((0,), root=small)
+    assert peaks.peak_of((0,), root=small) == peaks.peak_of((0,), root=small) == peaks.known_peak((0,), root=small)
+    assert len(asked) == 1 and not peaks.should_measure((0,), root=small)
 
 
 def test_a_survey_beside_other_programs_does_not_spoil_a_good_peak(small: Path) -> None:
-    good = probe.remember(Measured((0, 1), 3e10, (3e10,), shares=(1.0,)), root=small)
-    assert probe.remember(Measured((0, 1), 2e10, (2e10,), shares=(0.6,)), root=small) == good
-    assert probe.known_peak((0, 1), root=small, disturbed=False) == good
-    slower = probe.remember(Measured((0, 1), 2.5e10, (2.5e10,), shares=(1.0,)), root=small)  # other memory settings
-    assert probe.known_peak((0, 1), root=small) == slower
+    good = peaks.remember(ReadBandwidth((0, 1), 3e10, (3e10,), shares=(1.0,)), root=small)
+    assert peaks.remember(ReadBandwidth((0, 1), 2e10, (2e10,), shares=(0.6,)), root=small) == good
+    assert peaks.known_peak((0, 1), root=small, disturbed=False) == good
+    slower = peaks.remember(
+        ReadBandwidth((0, 1), 2.5e10, (2.5e10,), shares=(1.0,)), root=small
+    )  # other memory settings
+    assert peaks.known_peak((0, 1), root=small) == slower
 
 
 def test_a_busy_core_is_noticed(small: Path) -> None:
@@ -350,11 +349,11 @@ def test_another_machine_has_other_peaks(
     tmp_path: Path, tree: Callable[[str], Path], measured: list[tuple[int, ...]]
 ) -> None:
     one, other = make_tree(tmp_path, "epyc-9354"), tree("2x-epyc-7543")
-    assert probe.peak_of((0, 1), root=one)
-    assert probe.known_peak((0, 1), root=other) is None
+    assert peaks.peak_of((0, 1), root=one)
+    assert peaks.known_peak((0, 1), root=other) is None
     cpuinfo = one / "proc/cpuinfo"
     cpuinfo.write_text(cpuinfo.read_text().replace("0xa101148", "0xa10124f"))  # new microcode
-    assert probe.known_peak((0, 1), root=one) is None
+    assert peaks.known_peak((0, 1), root=one) is None
 
 
 def test_policies_count_only_where_there_are_nodes(
@@ -362,10 +361,10 @@ def test_policies_count_only_where_there_are_nodes(
 ) -> None:
     one, two = tree("epyc-9354"), tree("2x-epyc-7543")
     for root in (one, two):
-        assert probe.peak_of((0, 1), "interleave:0-1", root=root)
-    assert probe.known_peak((0, 1), "local", root=one)
-    assert probe.known_peak((0, 1), "interleave:0-1", root=two)
-    assert probe.known_peak((0, 1), "local", root=two) is None
+        assert peaks.peak_of((0, 1), "interleave:0-1", root=root)
+    assert peaks.known_peak((0, 1), "local", root=one)
+    assert peaks.known_peak((0, 1), "interleave:0-1", root=two)
+    assert peaks.known_peak((0, 1), "local", root=two) is None
 
 
 @pytest.mark.parametrize(
@@ -378,15 +377,15 @@ def test_a_damaged_file_counts_as_empty_and_is_replaced(
     file = paths.bandwidth_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
-    assert probe.known_peak((0,), root=small) is None
-    peak = probe.peak_of((0,), root=small)
-    assert peak is not None and probe.known_peak((0,), root=small) == peak
+    assert peaks.known_peak((0,), root=small) is None
+    peak = peaks.peak_of((0,), root=small)
+    assert peak is not None and peaks.known_peak((0,), root=small) == peak
 
 
 @pytest.mark.parametrize("value", [None, 5, {}, {"cpus": [0], "bytes_per_s": -1, "rounds": []}, {"cpus": "0"}])
 def test_an_entry_that_is_nonsense_is_none(small: Path, value: object) -> None:
     bandwidth_cache.store(bandwidth_cache.key("peak", (0,), "local", small), value)
-    assert probe.known_peak((0,), root=small) is None
+    assert peaks.known_peak((0,), root=small) is None
 
 
 def test_a_disk_that_cannot_be_written_loses_nothing_but_the_memory(
@@ -394,16 +393,16 @@ def test_a_disk_that_cannot_be_written_loses_nothing_but_the_memory(
 ) -> None:
     (tmp_path / "a file").touch()
     monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "a file" / "cache"))
-    assert probe.peak_of((0,), root=small) is not None
-    assert probe.known_peak((0,), root=small) is None
+    assert peaks.peak_of((0,), root=small) is not None
+    assert peaks.known_peak((0,), root=small) is None
 
 
 def test_no_peak_has_its_reason(tmp_path: Path, small: Path) -> None:
     root = write(tmp_path, {"proc/meminfo": "MemTotal: 2000000 kB\nMemAvailable: 100000 kB"})
     reasons: list[str] = []
-    assert probe.peak_of(CPUS, failed=reasons.append, root=root) is None
+    assert peaks.peak_of(CPUS, failed=reasons.append, root=root) is None
     assert "free memory" in reasons[0]
-    assert probe.peak_of(CPUS, failed=reasons.append, cancelled=lambda: True, root=small) is None
+    assert peaks.peak_of(CPUS, failed=reasons.append, cancelled=lambda: True, root=small) is None
     assert len(reasons) == 1
 
 
@@ -422,7 +421,7 @@ def test_a_survey_of_a_server(tree: Callable[[str], Path], measured: list[tuple[
     assert found.all_cores.cpus == tuple(range(32))
     assert found.one_core.cpus == (0,)
     assert found.l3_group is not None and found.l3_group.cpus == (0, 1, 2, 3)
-    assert found.link is None
+    assert found.fabric_link is None
     assert {n: len(one.cpus) for n, one in (found.per_core_counts or {}).items()} == {1: 8, 2: 16, 3: 24, 4: 32}
     assert (found.per_core_counts or {})[1].cpus == (0, 4, 8, 12, 16, 20, 24, 28)
     assert found.matrix == {}
@@ -433,7 +432,7 @@ def test_a_survey_of_a_server(tree: Callable[[str], Path], measured: list[tuple[
 def test_two_l3_groups_behind_one_link(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:
     found, _ = surveyed(tree("epyc-9754"))
     assert found.l3_group is not None and len(found.l3_group.cpus) == 8
-    assert found.link is not None and found.link.cpus == tuple(range(16))
+    assert found.fabric_link is not None and found.fabric_link.cpus == tuple(range(16))
 
 
 def test_two_nodes_have_a_matrix(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:
@@ -445,8 +444,8 @@ def test_two_nodes_have_a_matrix(tree: Callable[[str], Path], measured: list[tup
 
 
 def test_the_knee_is_the_fewest_that_are_as_good() -> None:
-    def one(rate: float) -> Measured:
-        return Measured((0,), rate, (rate,))
+    def one(rate: float) -> ReadBandwidth:
+        return ReadBandwidth((0,), rate, (rate,))
 
     counts = {1: one(200e9), 2: one(350e9), 3: one(360e9), 4: one(359e9)}
     assert Survey(one(25e9), one(359e9), per_core_counts=counts).knee == 2
@@ -460,7 +459,7 @@ def test_a_survey_is_kept_with_its_peak(tree: Callable[[str], Path], measured: l
     found, _ = surveyed(root, memory="interleave:0-1")
     assert cached_survey(topology, root=root) == found
     assert cached_survey(topology, cpus=(0, 1), root=root) is None
-    peak = probe.known_peak(found.all_cores.cpus, "interleave:0-1", root=root)
+    peak = peaks.known_peak(found.all_cores.cpus, "interleave:0-1", root=root)
     assert peak is not None and peak.bytes_per_s == found.all_cores.bytes_per_s
     bandwidth_cache.store(bandwidth_cache.key("survey", found.all_cores.cpus, root=root), {"one_core": 1})
     assert cached_survey(topology, root=root) is None
@@ -476,17 +475,17 @@ def test_only_chosen_cores_are_measured(tree: Callable[[str], Path], measured: l
 def test_what_fails_is_noted_but_not_all_cores(tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     root = tree("2x-epyc-7543")
 
-    def instead(cpus: tuple[int, ...], *, node: int | None = None, **_: object) -> Measured:
+    def instead(cpus: tuple[int, ...], *, node: int | None = None, **_: object) -> ReadBandwidth:
         if node == 1:
             raise ProbeFailed("Memory could not be bound to node 1: not permitted")
-        return Measured(cpus, 1e10, (1e10,), node)
+        return ReadBandwidth(cpus, 1e10, (1e10,), node)
 
     monkeypatch.setattr(surveying, "measure", instead)
     found, _ = surveyed(root)
     assert sorted(found.matrix) == [(0, 0), (1, 0)]
     assert [note.partition(":")[0] for note in found.notes] == ["node 0 from node 1", "node 1 from node 1"]
 
-    def never(*_: object, **__: object) -> Measured:
+    def never(*_: object, **__: object) -> ReadBandwidth:
         raise ProbeFailed("no")
 
     monkeypatch.setattr(surveying, "measure", never)

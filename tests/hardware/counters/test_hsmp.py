@@ -94,7 +94,7 @@ def test_the_device_is_opened_for_reading(tmp_path: Path) -> None:
     import fcntl
     import os
 
-    from cpuchat.hardware.counters.base import Kernel
+    from cpuchat.hardware.counters.kernel import Kernel
 
     root, _ = server(tmp_path)
     fd = Kernel().open(root / "dev/hsmp")
@@ -143,7 +143,7 @@ def test_no_device_and_no_right(tmp_path: Path) -> None:
     def forbidden(path: Path) -> int:
         raise refused(errno.EACCES)
 
-    from cpuchat.hardware.counters.base import Kernel
+    from cpuchat.hardware.counters.kernel import Kernel
 
     with pytest.raises(CannotCount, match="may not be read"):
         HsmpMailbox(topology, root, Kernel(open=forbidden), GENOA)

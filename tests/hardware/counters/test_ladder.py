@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.counters.base import CannotCount, Refusal
+from cpuchat.hardware.counters.base import CannotCount, CounterRefusal
 from cpuchat.hardware.counters.collector_file import CollectorFile
 from cpuchat.hardware.counters.ladder import Ladder, advice, open_counter, open_power, refusal, theoretical_bandwidth
 from cpuchat.hardware.topology import Topology, read_topology
@@ -97,8 +97,8 @@ def test_only_what_can_help_is_advised(tmp_path: Path, name: str, words: str) ->
 def test_a_virtual_machine_may_have_core_counters(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "epyc-9354")
     virtual = read_topology(write(root, {"sys/hypervisor/type": "xen"}))
-    closed = Refusal("core counters", "closed", "`sudo sysctl`")
-    assert advice([Refusal("HSMP mailbox", "none", "`sudo modprobe amd_hsmp`"), closed], virtual) == str(closed)
+    closed = CounterRefusal("core counters", "closed", "`sudo sysctl`")
+    assert advice([CounterRefusal("HSMP mailbox", "none", "`sudo modprobe amd_hsmp`"), closed], virtual) == str(closed)
 
 
 def test_nothing_was_looked_for() -> None:
@@ -106,12 +106,12 @@ def test_nothing_was_looked_for() -> None:
 
 
 def test_every_failure_becomes_words() -> None:
-    assert refusal("a", CannotCount("why", "how")) == Refusal("a", "why", "how")
-    assert refusal("a", refused(errno.EIO)) == Refusal("a", "input/output error")
+    assert refusal("a", CannotCount("why", "how")) == CounterRefusal("a", "why", "how")
+    assert refusal("a", refused(errno.EIO)) == CounterRefusal("a", "input/output error")
     assert refusal("a", OSError("odd")).why == "odd"
     assert refusal("a", OSError()).why == "OSError".lower()
     assert "KeyError" in refusal("a", KeyError("x")).why
-    assert str(Refusal("a", "b", "c")) == "a: b; c"
+    assert str(CounterRefusal("a", "b", "c")) == "a: b; c"
 
 
 def test_a_broken_opener_does_not_break_the_ladder(tmp_path: Path) -> None:

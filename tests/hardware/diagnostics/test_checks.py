@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.bandwidth.probe import Measured, Survey, remember
+from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
+from cpuchat.hardware.bandwidth.peaks import remember
+from cpuchat.hardware.bandwidth.survey import Survey
 from cpuchat.hardware.diagnostics.checks import Finding, examine
-from cpuchat.hardware.diagnostics.facts import Facts, Wanted, gather, refused_policy
+from cpuchat.hardware.diagnostics.facts import DiagnosticFacts, WantedSetup, gather_facts, refused_policy
 from cpuchat.hardware.diagnostics.findings import ORDER
 from cpuchat.protocol import EngineInfo
 from tests.hardware.bandwidth.test_memory_modules import device, genoa, table
@@ -37,7 +39,7 @@ def modules(root: Path, dmi: bytes) -> None:
 def read_rate(root: Path, gigabytes: float, cpus: Sequence[int] = range(32)) -> None:
     """As if the read bandwidth had been measured."""
     rate = gigabytes * 1e9
-    remember(Measured(tuple(cpus), rate, (rate, rate, rate)), "local", root=root)
+    remember(ReadBandwidth(tuple(cpus), rate, (rate, rate, rate)), "local", root=root)
 
 
 @pytest.fixture
@@ -53,12 +55,12 @@ def root(tmp_path: Path) -> Path:
     })  # fmt: skip
 
 
-def facts_of(root: Path, engine: EngineInfo | None = ENGINE, **settings: str | int) -> Facts:
-    wanted = Wanted(**settings)  # type: ignore[arg-type]
-    return gather(wanted, engine=engine, kernel=Simulated().calls, refused=lambda words: "", root=root)
+def facts_of(root: Path, engine: EngineInfo | None = ENGINE, **settings: str | int) -> DiagnosticFacts:
+    wanted = WantedSetup(**settings)  # type: ignore[arg-type]
+    return gather_facts(wanted, engine=engine, kernel=Simulated().calls, refused=lambda words: "", root=root)
 
 
-def found(facts: Facts, title: str) -> Finding:
+def found(facts: DiagnosticFacts, title: str) -> Finding:
     findings = [finding for finding in examine(facts) if title in finding.title]
     assert len(findings) == 1, [finding.title for finding in examine(facts)]
     return findings[0]
@@ -133,7 +135,7 @@ def test_a_policy_that_the_kernel_refuses(tmp_path: Path) -> None:
         asked.append(words)
         return "Operation not permitted"
 
-    facts = gather(Wanted(), kernel=Simulated().calls, refused=refused, root=root)
+    facts = gather_facts(WantedSetup(), kernel=Simulated().calls, refused=refused, root=root)
     finding = found(facts, "memory policy is not in effect")
     assert asked == ["interleave:0-1"]
     assert finding.level == "warning"
@@ -223,8 +225,8 @@ def test_a_part_of_the_machine_is_not_blamed_for_reading_a_part(root: Path) -> N
 def test_few_links_are_no_fault_of_the_memory(tmp_path: Path, link: float, level: str, words: str) -> None:
     root = make_tree(tmp_path, "epyc-9334")
     read_rate(root, 192.0)
-    one = Measured((0,), 25e9, (25e9,))
-    group = Measured(tuple(range(8)), link * 1e9, (link * 1e9,))
+    one = ReadBandwidth((0,), 25e9, (25e9,))
+    group = ReadBandwidth(tuple(range(8)), link * 1e9, (link * 1e9,))
     facts = replace(facts_of(root), survey=Survey(one_core=one, all_cores=one, l3_group=group))
     [finding] = [one for one in examine(facts) if one.evidence.startswith("192.0")]
     assert finding.level == level
@@ -356,14 +358,16 @@ def test_an_engine_for_another_cpu(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_does_not_start(root: Path) -> None:
-    facts = gather(Wanted(), engine_error="libllama.so is gone.", kernel=Simulated().calls, root=root)
+    facts = gather_facts(WantedSetup(), engine_error="libllama.so is gone.", kernel=Simulated().calls, root=root)
     finding = found(facts, "does not start")
     assert (finding.level, finding.evidence) == ("problem", "libllama.so is gone.")
     assert "make setup" in finding.fix
 
 
 def test_what_the_error_of_the_engine_advises_is_the_fix(root: Path) -> None:
-    facts = gather(Wanted(), engine_error="No room.", engine_fix="Make room.", kernel=Simulated().calls, root=root)
+    facts = gather_facts(
+        WantedSetup(), engine_error="No room.", engine_fix="Make room.", kernel=Simulated().calls, root=root
+    )
     assert found(facts, "does not start").fix == "Make room."
 
 

@@ -34,7 +34,7 @@ TOPOLOGY = Topology(
         for n in (0, 1)
     ),
     nodes=tuple(Node(n, tuple(range(4 * n, 4 * n + 4)), {n: 10, 1 - n: 12}, 64 << 30) for n in (0, 1)),
-    links=((0,), (1,)),
+    fabric_links=((0,), (1,)),
     online=tuple(range(8)),
     allowed=tuple(range(8)),
     allowed_nodes=(0, 1),

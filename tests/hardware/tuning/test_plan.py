@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat.errors import UsageError
 from cpuchat.hardware.topology import L3Group, Node, Topology
-from cpuchat.hardware.tuning.changes import CacheGroup, Change, Refusal, chosen
+from cpuchat.hardware.tuning.changes import CacheGroup, Change, KnobRefusal, chosen
 from cpuchat.hardware.tuning.plan import NAMES, effect, make_plan
 from cpuchat.hardware.tuning.resctrl import l3_masks, plan_group
 from cpuchat.hardware.tuning.state import KnobState, knob_states
@@ -32,7 +32,7 @@ def state(name: str, topology: Topology, root: Path) -> KnobState:
     return next(state for state in knob_states(topology, root) if state.name == name)
 
 
-def refusal(name: str, topology: Topology, root: Path) -> Refusal:
+def refusal(name: str, topology: Topology, root: Path) -> KnobRefusal:
     [refused] = make_plan(topology, root, (name,), HALF_OF_EACH).refusals
     assert refused.knob == name
     return refused
@@ -189,13 +189,13 @@ def test_the_cache_is_divided_by_a_quarter_of_the_ways(root: Path) -> None:
 def test_why_the_cache_is_not_divided(root: Path, files: dict[str, str], cpus: tuple[int, ...], why: str) -> None:
     write(resctrl(root), files)
     planned = plan_group(TOPOLOGY, root, cpus)
-    assert isinstance(planned, Refusal)
+    assert isinstance(planned, KnobRefusal)
     assert why in planned.why
 
 
 def test_a_cpu_without_the_feature(root: Path) -> None:
     planned = plan_group(replace(TOPOLOGY, flags=frozenset()), resctrl(root), HALF_OF_EACH)
-    assert isinstance(planned, Refusal)
+    assert isinstance(planned, KnobRefusal)
     assert "no cat_l3" in planned.why
 
 
