@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cpuchat.files import write_atomically
 from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount
 from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power, Scope
@@ -70,7 +69,17 @@ def write(path: Path, sample: MachineSample, ts: float, theoretical: float | Non
     Raises:
         OSError: the folder cannot be written.
     """
-    write_atomically(path, json.dumps(content_of(sample, ts, theoretical)) + "\n", mode=0o644, sync=False)
+    # Not `files.write_atomically`, which needs msgspec: the service has the standard library and nothing else.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    try:
+        with temporary.open("x", encoding="utf-8") as file:  # "x" never follows a link that another user placed there
+            os.fchmod(file.fileno(), 0o644)  # whatever the umask
+            file.write(json.dumps(content_of(sample, ts, theoretical)) + "\n")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 V = TypeVar("V")
