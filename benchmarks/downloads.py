@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import msgspec
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main, say
 
-from cpuchat.models.downloads.layout import part_path, size_of
-from cpuchat.models.downloads.wire import Order, Patience, Report
+from cpuchat.models.downloads.hf_cache import part_path, size_of
+from cpuchat.models.downloads.state import Order, Report, RetryPolicy
 from cpuchat.models.hub.repository import HubFile
 from tests.support.hub_server import Fault, HubServer
 
@@ -73,8 +73,10 @@ class Site:
         """Our process, told what to fetch."""
         process = subprocess.Popen(CHILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin is not None
-        patience = Patience(first=0.0, tries=100)
-        order = Order(repo=self.repo, revision=self.commit, files=(self.file,), cache=str(cache), patience=patience)
+        policy = RetryPolicy(first_wait=0.0, attempts=100)
+        order = Order(
+            repo=self.repo, revision=self.commit, files=(self.file,), cache=str(cache), retry_policy=policy
+        )  # fmt: skip
         process.stdin.write(msgspec.json.encode(order) + b"\n")
         process.stdin.flush()
         return process

@@ -36,7 +36,7 @@ import msgspec
 from common import machine, save, say, table
 from hostile.hub_scenarios import NAME, REPO, Scenario, scenarios
 
-from cpuchat.models.downloads.wire import Order, Report
+from cpuchat.models.downloads.state import Order, Report
 from cpuchat.models.hub.repository import HubFile
 from tests.models.hub.model_files import write_model_file
 from tests.support.hub_listening import Connection, Listener

@@ -18,9 +18,9 @@ import msgspec
 
 from cpuchat import paths, toml
 from cpuchat.errors import CatalogError
+from cpuchat.models.file_names import PREFERRED
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.library.model import LocalModel
-from cpuchat.models.quantization_names import PREFERRED
 from cpuchat.settings import explained
 
 PACKAGED = Path(__file__).with_name("catalog.toml")

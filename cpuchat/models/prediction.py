@@ -10,11 +10,11 @@ from typing import Literal
 
 import msgspec
 
+from cpuchat.models.file_names import without_prefix
 from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, gigabytes, largest_context, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.models.machine import Machine
-from cpuchat.models.quantization_names import without_prefix
 from cpuchat.models.traffic import traffic_of
 from cpuchat.protocol import LoadOptions
 from cpuchat.telemetry import units

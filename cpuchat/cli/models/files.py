@@ -130,7 +130,7 @@ def _row(
 
 
 def _bytes_here(repository: Repository, model: RepoModel) -> int:
-    from cpuchat.models.downloads.layout import bytes_here
+    from cpuchat.models.downloads.hf_cache import bytes_here
     from cpuchat.models.library.places import hub_cache
 
     return bytes_here(hub_cache(), repository.id, model.files)

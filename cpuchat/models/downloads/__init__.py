@@ -1,1 +1,1 @@
-"""Downloads of models: checked before, while and after, resumable at any byte, each in a process of its own."""
+"""Downloads of models: checked before, during and after, resumable at any byte, each in its own process."""

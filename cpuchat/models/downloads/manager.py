@@ -1,4 +1,8 @@
-"""All downloads of one program: what waits, what runs, what is paused; each in a process of its own."""
+"""Manages all downloads of one program: queued, running and paused ones, each in its own process.
+
+Unfinished ones are kept in a journal in the data folder, so that the next run resumes them however this one ended.
+Several programs may write the journal: each changes only its own downloads.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,19 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from cpuchat import paths
 from cpuchat.errors import DownloadFailed, HubError, UsageError
-from cpuchat.models.downloads.journal import Journal, Unfinished, was_running
-from cpuchat.models.downloads.layout import bytes_here
-from cpuchat.models.downloads.placing import discard
+from cpuchat.files import JsonCache
+from cpuchat.models.downloads.hf_cache import bytes_here, discard
 from cpuchat.models.downloads.process import DownloadProcess, log_file
 from cpuchat.models.downloads.rate import Rate
-from cpuchat.models.downloads.state import RUNNING, Download
-from cpuchat.models.downloads.wire import Order, Patience, Report
-from cpuchat.models.hub.names import check_names
+from cpuchat.models.downloads.state import RUNNING, Download, Order, Report, RetryPolicy, Status, Unfinished
 from cpuchat.models.hub.repository import RepoModel
+from cpuchat.models.hub.validation import check_names
 from cpuchat.models.library.places import hub_cache
-from cpuchat.paths import shown
 
 _TICK = 1.0
-"""Seconds without a report after which speed and time left are told anew."""
+"""Seconds without a report after which speed and time left are updated."""
 _NO_ERROR = {"code": "", "message": "", "hint": ""}
 
 
@@ -44,21 +46,20 @@ class _Entry:
         self.settled = asyncio.Event()
 
     def stop(self) -> None:
-        """Have its process end, if there is one."""
+        """Terminate its process, if there is one."""
         if self.process is not None:
             self.stopping = True
             self.process.terminate()
 
 
 class Downloads:
-    """Use from one event loop; nothing here waits for the network or the disk for long.
+    """Use from one event loop; nothing here blocks on the network or the disk for long.
 
     Args:
-        cache: the Hugging Face cache to put models into; else the user's.
+        cache: the Hugging Face cache to download into; default: the user's.
         at_once: how many run at the same time; the others are `queued`.
-        changed: called with each new state of a download, a few times a second while it runs; not for one that was
-            cancelled.
-        patience: how long faults are borne.
+        changed: called with each new state of a download, a few times a second while it runs; not for a cancelled one.
+        retry_policy: how long network faults are retried.
     """
 
     def __init__(
@@ -67,34 +68,36 @@ class Downloads:
         cache: Path | None = None,
         at_once: int = 2,
         changed: Callable[[Download], None] | None = None,
-        patience: Patience = Patience(),  # noqa: B008 - frozen
+        retry_policy: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     ) -> None:
         self._cache = cache or hub_cache()
         self._at_once = at_once
         self._changed = changed or (lambda download: None)
-        self._patience = patience
-        self._journal = Journal()
+        self._retry_policy = retry_policy
+        self._journal = JsonCache(
+            paths.downloads_file(), Unfinished, version=1, max_entries=200, max_bytes=8 << 20
+        )  # fmt: skip
         self._entries: dict[str, _Entry] = {}
 
     def all(self) -> list[Download]:
-        """Oldest first."""
+        """Return all downloads, oldest first."""
         return [entry.download for entry in self._entries.values() if entry.wanted != "cancel"]
 
     def start(self, repo: str, revision: str, model: RepoModel, newest_at: float = 0.0) -> Download:
-        """Begin to download `model` of the commit `revision`, or go on with it: the same model is the same download.
+        """Start or resume the download of `model` at the commit `revision`: the same model is the same download.
 
         `newest_at` see `Repository`.
 
         Raises:
-            UsageError, HubError: it is none that can be downloaded; nothing is begun.
+            UsageError, HubError: it cannot be downloaded; nothing is started.
         """
         check_names(repo, revision, model.files)
         if not model.complete or not model.files:
-            raise HubError(f"{model.name} is not complete on the hub: parts are missing.", "Choose another one.")
+            raise HubError(f"{model.name} is incomplete on the hub: parts are missing.", "Choose another file.")
         id = _id(repo, model)
         entry = self._entries.get(id)
         if entry is None:
-            known = self._journal.find(id)
+            known = self._journal.read().get(id)
             download = Download(
                 id=id, repo=repo, revision=revision, model=model, newest_at=newest_at, done=self._here(repo, model)
             )
@@ -107,47 +110,44 @@ class Downloads:
         return entry.download
 
     def pause(self, id: str) -> None:
-        """Stop it; what arrived is kept."""
+        """Stop a download and keep its partial files."""
         entry = self._find(id)
         if entry.download.state in RUNNING:
             entry.wanted = "pause"
             self._end(entry)
 
     def resume(self, id: str) -> None:
-        """Go on with one that is paused or failed."""
+        """Continue a download that is paused or failed."""
         entry = self._find(id)
         if entry.download.state != "done":
             self._run_again(entry)
 
     def cancel(self, id: str, *, discard: bool = False) -> None:
-        """Take it from the list. What arrived stays for another time, unless it is to be discarded.
-
-        A model that is done stays in any case.
-        """
+        """Remove a download from the list. Its partial files stay unless `discard`; a finished model stays anyway."""
         entry = self._find(id)
         entry.wanted = "cancel"
         entry.discard = discard and entry.download.state != "done"
-        self._journal.forget(id)
+        self._journal.remove(id)
         if entry.task is None and entry.discard:
             entry.task = asyncio.create_task(self._run(entry))
         else:
             self._end(entry)
 
     def restore(self) -> None:
-        """Bring back what earlier runs left: what was running goes on, what was paused or failed stays so."""
-        for kept in self._journal.read():
-            if kept.download.id not in self._entries and _is_sound(kept):
-                self._restore(kept)
+        """Bring back the downloads of earlier runs: what was running continues, what was paused or failed stays so."""
+        for unfinished in self._journal.read().values():
+            if unfinished.download.id not in self._entries and _is_valid(unfinished):
+                self._restore(unfinished)
         self._launch()
 
     async def wait(self, id: str) -> Download:
-        """Its last state, once it is done, failed, paused or cancelled and nothing runs for it any more."""
+        """Return its last state, once it is done, failed, paused or cancelled and nothing runs for it any more."""
         entry = self._find(id)
         await entry.settled.wait()
         return entry.download
 
     async def close(self) -> None:
-        """End all processes. What is not done stays in the journal as it is: `restore` of the next run goes on."""
+        """End all processes. Unfinished downloads stay in the journal for `restore` of the next run."""
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for entry in list(self._entries.values()):
             if entry.download.state in RUNNING and entry.wanted != "cancel":
@@ -164,12 +164,21 @@ class Downloads:
     def _here(self, repo: str, model: RepoModel) -> int:
         return bytes_here(self._cache, repo, model.files)
 
-    def _restore(self, kept: Unfinished) -> None:
-        there = kept.download
-        done = self._here(there.repo, there.model)
-        entry = _Entry(replace(there, done=done, checked=0, speed=0.0, seconds_left=None, retry_in=0.0), kept.verified)
-        self._entries[there.id] = entry
-        if was_running(kept):
+    def _write_journal(self, entry: _Entry) -> None:
+        """Record an unfinished download in the journal, or remove one that is done."""
+        id = entry.download.id
+        if entry.download.state == "done":
+            self._journal.remove(id)
+        else:
+            unfinished = Unfinished(download=entry.download, verified=entry.verified)
+            self._journal.update(lambda entries: entries.update({id: unfinished}))
+
+    def _restore(self, unfinished: Unfinished) -> None:
+        last = unfinished.download
+        done = self._here(last.repo, last.model)
+        download = replace(last, done=done, checked=0, speed=0.0, seconds_left=None, retry_in=0.0)
+        entry = self._entries[last.id] = _Entry(download, unfinished.verified)
+        if last.state in RUNNING:
             self._queue(entry)
         else:
             entry.wanted = "pause"
@@ -177,7 +186,7 @@ class Downloads:
             self._changed(entry.download)
 
     def _run_again(self, entry: _Entry) -> None:
-        """Unless it runs; one that is ending begins anew when it has ended."""
+        """Queue it unless it runs; one that is being stopped starts again when it has ended."""
         entry.wanted = "run"
         if entry.task is None:
             self._queue(entry)
@@ -186,7 +195,7 @@ class Downloads:
     def _queue(self, entry: _Entry) -> None:
         entry.settled.clear()
         self._update(entry, replace(entry.download, state="queued", **_NO_ERROR))
-        self._journal.write(entry.download, entry.verified)
+        self._write_journal(entry)
 
     def _end(self, entry: _Entry) -> None:
         entry.stop()
@@ -194,7 +203,7 @@ class Downloads:
             self._settle(entry)
 
     def _launch(self) -> None:
-        """Start as many of those that are queued as may run."""
+        """Start as many of the queued downloads as may run."""
         running = sum(entry.task is not None for entry in self._entries.values())
         for entry in list(self._entries.values()):
             if running >= self._at_once:
@@ -204,7 +213,7 @@ class Downloads:
                 running += 1
 
     async def _run(self, entry: _Entry) -> None:
-        """From the start of its process to whatever is wanted when it has ended."""
+        """Run its process, then do whatever is wanted when that has ended."""
         if entry.wanted == "run":
             await self._download(entry)
         if entry.wanted == "cancel" and entry.discard:
@@ -216,24 +225,24 @@ class Downloads:
 
     async def _download(self, entry: _Entry) -> None:
         entry.stopping = False
-        entry.rate.clear()  # else the time before this would count
+        entry.rate.clear()  # else the pause would count
         try:
             entry.process = await DownloadProcess.start(self._order(entry))
         except OSError as error:
-            self._fail(entry, f"The download's process cannot be started: {error.strerror}.")
+            self._fail(entry, f"Cannot start the download process: {error.strerror}.")
             return
         if entry.wanted != "run":
             entry.stop()
         async for report in entry.process.reports(_TICK):
             if report is not None:
-                self._take(entry, report)
+                self._apply(entry, report)
             elif entry.download.state == "running":
-                self._measure(entry)
+                self._update_speed(entry)
         entry.process = None
         if not entry.stopping and entry.download.state == "paused":
-            entry.wanted = "pause"  # somebody else told it to stop
+            entry.wanted = "pause"  # somebody else stopped it
         elif not entry.stopping and entry.download.state in RUNNING:
-            self._fail(entry, "The download's process ended unexpectedly.")
+            self._fail(entry, "The download process ended unexpectedly.")
 
     def _order(self, entry: _Entry) -> Order:
         download = entry.download
@@ -246,20 +255,19 @@ class Downloads:
             newest_at=download.newest_at,
             verified=entry.verified,
             reserved=sum(max(other.total - other.done, 0) for other in others),
-            patience=self._patience,
+            retry_policy=self._retry_policy,
         )
 
-    def _take(self, entry: _Entry, report: Report) -> None:
-        news = {name: getattr(report, name) for name in Report.__struct_fields__ if name != "verified"}
+    def _apply(self, entry: _Entry, report: Report) -> None:
         verified, entry.verified = entry.verified, report.verified
-        entry.download = replace(entry.download, **news)
-        if report.state in RUNNING:  # the last one is told when the process has ended
-            self._measure(entry)
+        status = {name: getattr(report, name) for name in Status.__struct_fields__}
+        entry.download = replace(entry.download, **status)
+        if report.state in RUNNING:  # the last report is passed on when the process has ended
+            self._update_speed(entry)
         if report.verified != verified and entry.wanted != "cancel":
-            self._journal.write(entry.download, entry.verified)
+            self._write_journal(entry)
 
-    def _measure(self, entry: _Entry) -> None:
-        """Tell how fast it is now."""
+    def _update_speed(self, entry: _Entry) -> None:
         download = entry.download
         if download.state == "running":
             entry.rate.add(time.monotonic(), download.done)
@@ -270,13 +278,13 @@ class Downloads:
         self._update(entry, replace(download, speed=speed, seconds_left=left))
 
     def _fail(self, entry: _Entry, message: str) -> None:
-        hint = f"Resume it: what arrived is kept. Log: {shown(log_file())}"
+        hint = f"Resume to continue from the partial file. Log: {paths.shown(log_file())}"
         values = {"code": DownloadFailed.code, "message": message, "hint": hint}
         done = self._here(entry.download.repo, entry.download.model)
         entry.download = replace(entry.download, state="failed", done=done, **values)
 
     def _settle(self, entry: _Entry) -> None:
-        """Nothing runs for it now. Unless it is wanted again, tell where it stands."""
+        """Publish its last state now that nothing runs for it, unless it is wanted again."""
         download = entry.download
         ended = download.state in ("done", "failed")
         if entry.wanted == "run" and not ended:
@@ -285,11 +293,12 @@ class Downloads:
         if not ended:
             done = self._here(download.repo, download.model)
             download = replace(download, state="paused", done=done, **_NO_ERROR)
+        entry.download = replace(download, speed=0.0, seconds_left=None, retry_in=0.0)
         if entry.wanted == "cancel":
             del self._entries[download.id]
         elif entry.wanted != "close":
-            self._journal.write(download, entry.verified)
-        self._update(entry, replace(download, speed=0.0, seconds_left=None, retry_in=0.0))
+            self._write_journal(entry)
+        self._update(entry, entry.download)
         entry.settled.set()
 
     def _update(self, entry: _Entry, download: Download) -> None:
@@ -299,16 +308,16 @@ class Downloads:
 
 
 def _id(repo: str, model: RepoModel) -> str:
-    """The same for the same content of the same repository, in whatever revision."""
+    """Return an id that is the same for the same content of the same repository, whatever the revision."""
     named = "\n".join([repo, model.name, *(file.etag for file in model.files)])
     return hashlib.sha256(named.encode()).hexdigest()[:12]
 
 
-def _is_sound(kept: Unfinished) -> bool:
-    """The journal may have been written by anybody."""
-    there = kept.download
+def _is_valid(unfinished: Unfinished) -> bool:
+    """Check an entry of the journal: anybody may have written it."""
+    download = unfinished.download
     try:
-        check_names(there.repo, there.revision, there.model.files)
+        check_names(download.repo, download.revision, download.model.files)
     except (UsageError, HubError):
         return False
-    return there.id == _id(there.repo, there.model) and there.state != "done"
+    return download.id == _id(download.repo, download.model) and download.state != "done"

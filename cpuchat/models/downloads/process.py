@@ -1,4 +1,4 @@
-"""The app's end of the process of one download."""
+"""Starts and follows the process of one download."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.children import python_command
-from cpuchat.models.downloads.wire import Order, Report
+from cpuchat.models.downloads.state import Order, Report
 
 _STOP_SECONDS = 5.0
 _MAX_LOG = 1 << 20
-# Read by huggingface_hub when it is imported: no second way of transfer, nothing asked or told beside the download.
+# Read by huggingface_hub at import: no second way of transfer, no telemetry, no progress bars.
 _ENVIRONMENT = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 class DownloadProcess:
-    """A running one; made by `start`. Use from one event loop."""
+    """A running download process; created by `start`. Use from one event loop."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @classmethod
     async def start(cls, order: Order) -> DownloadProcess:
-        """Raises OSError."""
+        """Start the process. Raises OSError."""
         with _open_log() as log:
             process = await asyncio.create_subprocess_exec(
                 *python_command("-m", "cpuchat.models.downloads.child"),
@@ -37,7 +37,7 @@ class DownloadProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, **_ENVIRONMENT},
-                start_new_session=True,  # Ctrl+C in the terminal is for us: we then end it in order
+                start_new_session=True,  # Ctrl+C in the terminal is for the parent, which stops it in order
                 limit=1 << 20,
             )
         assert process.stdin is not None
@@ -45,7 +45,7 @@ class DownloadProcess:
         return cls(process)
 
     async def reports(self, silence: float) -> AsyncIterator[Report | None]:
-        """Its reports until it is gone; None whenever there was none for `silence` seconds."""
+        """Yield its reports until it is gone; None whenever there was none for `silence` seconds."""
         stream = self._process.stdout
         assert stream is not None
         while True:
@@ -56,12 +56,12 @@ class DownloadProcess:
                 continue
             if not line:
                 break
-            with contextlib.suppress(msgspec.DecodeError):  # the last line of one that was killed
+            with contextlib.suppress(msgspec.DecodeError):  # the last line of a killed process
                 yield msgspec.json.decode(line, type=Report)
         await self._process.wait()
 
     def terminate(self) -> None:
-        """Have it end in order; it has a few seconds for that."""
+        """Send SIGTERM, and SIGKILL after a few seconds."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         asyncio.get_running_loop().call_later(_STOP_SECONDS, self._kill)
@@ -73,7 +73,7 @@ class DownloadProcess:
 
 
 def log_file() -> Path:
-    """Where unexpected errors of all downloads go."""
+    """Return where unexpected errors of all downloads are logged."""
     return paths.log_dir() / "downloads.log"
 
 
@@ -84,5 +84,5 @@ def _open_log() -> BinaryIO:
         if file.exists() and file.stat().st_size > _MAX_LOG:
             file.unlink()
         return file.open("ab")
-    except OSError:  # a cache folder that cannot be written is no reason not to download
+    except OSError:  # a cache folder that cannot be written does not prevent downloads
         return Path(os.devnull).open("wb")

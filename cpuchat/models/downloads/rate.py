@@ -1,21 +1,21 @@
-"""How fast bytes come in, smoothed so that the figure can be read."""
+"""Transfer rate, averaged over a few seconds so that the figure can be read."""
 
 from __future__ import annotations
 
 from collections import deque
 
 WINDOW = 8.0
-"""Seconds over which is averaged."""
+"""Seconds of the moving average."""
 
 
 class Rate:
-    """Bytes per second over the last seconds, from readings of a counter."""
+    """Computes bytes per second over the last seconds from readings of a counter."""
 
     def __init__(self) -> None:
         self._readings: deque[tuple[float, int]] = deque()
 
     def add(self, moment: float, count: int) -> None:
-        """The counter stood at `count` at `moment` (seconds); one that falls starts anew."""
+        """Add a reading: the counter stood at `count` at `moment` (seconds). A counter that falls starts over."""
         if self._readings and count < self._readings[-1][1]:
             self._readings.clear()
         self._readings.append((moment, count))

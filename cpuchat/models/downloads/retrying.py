@@ -1,4 +1,4 @@
-"""Which faults of the network pass, and how long to wait for it."""
+"""Which network faults are retried, and after how long."""
 
 from __future__ import annotations
 
@@ -11,87 +11,85 @@ from typing import TypeVar
 from cpuchat.errors import CpuchatError, DownloadFailed, TooSlow
 from cpuchat.models.downloads.progress import Progress
 from cpuchat.models.downloads.space import write_error
-from cpuchat.models.downloads.wire import Order, Patience
+from cpuchat.models.downloads.state import Order, RetryPolicy
 from cpuchat.models.hub import errors
 
 T = TypeVar("T")
 
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
+_MIN_PROGRESS = 1 << 16
+"""Bytes that an attempt must deliver to count as progress; the last bytes of a file are always enough."""
+_WRONG_ATTEMPTS = 3
 
 
-_LEAST_PROGRESS = 1 << 16
-"""Bytes that a try must bring to count as progress; the last bytes of a file are always enough."""
-_WRONG_TRIES = 3
+class BrokenResponse(Exception):
+    """A response that is not the requested file and may be at the next attempt: cut short, a web page."""
 
 
-class BrokenAnswer(Exception):
-    """An answer that is not the file asked for, and may be one at the next try: cut short, a web page."""
-
-
-class WrongAnswer(BrokenAnswer):
-    """One of another length, piece or hash than was listed, or none: likely the same at every try."""
+class WrongResponse(BrokenResponse):
+    """A response with another length, range or hash than was listed: probably the same at every attempt."""
 
 
 def with_retries(act: Callable[[], T], order: Order, progress: Progress) -> T:
-    """Call `act` until it succeeds; between the tries the state is `waiting`, with the fault in the report.
+    """Call `act` until it succeeds; between attempts the state is `waiting`, with the fault in the report.
 
     Raises:
-        DownloadFailed: too many tries in a row brought hardly a byte, or a few the same wrong answer.
-        CpuchatError: a fault that does not pass (see `errors.translate`), or one that asks to wait for too long.
+        DownloadFailed: too many attempts in a row without progress, or a few with the same wrong response.
+        CpuchatError: a permanent fault (see `errors.translate`), or a server that asks to wait for too long.
     """
-    patience, failures, wrong = order.patience, 0, 0
+    policy, failures, wrong = order.retry_policy, 0, 0
     while True:
         before = progress.here
         try:
             return act()
         except Exception as error:
             fault = _fault(error, order, progress)
-            if not _passes(error):
+            if not _is_transient(error):
                 raise fault from None
-            if progress.here - before >= _LEAST_PROGRESS:
+            if progress.here - before >= _MIN_PROGRESS:
                 failures = wrong = 0
             else:
                 failures += 1
-                wrong += isinstance(error, WrongAnswer)
-            if wrong >= _WRONG_TRIES:
+                wrong += isinstance(error, WrongResponse)
+            if wrong >= _WRONG_ATTEMPTS:
                 raise DownloadFailed(
-                    f"{fault.message} {wrong} tries brought the same.",
-                    "The repository may have changed: list it again. Else choose another one, or another network.",
+                    f"{fault.message} Same result in {wrong} attempts.",
+                    "The repository may have changed: refresh it. Otherwise try another repository or network.",
                 ) from None
-            if failures >= patience.tries:
+            if failures >= policy.attempts:
                 raise DownloadFailed(
-                    f"{failures} tries in a row brought nothing. {fault.message}",
-                    "What arrived is kept: resume goes on from there.",
+                    f"Failed after {failures} attempts without progress. {fault.message}",
+                    "The partial file is kept: resume continues from there.",
                 ) from None
-            told = _told(error)
-            if told is not None and told > patience.told:
+            retry_after = _retry_after(error)
+            if retry_after is not None and retry_after > policy.max_retry_after:
                 raise fault from None
             progress.attempt = failures + 1
-            _wait(_back_off(failures, patience) if told is None else told, fault, progress)
+            _wait(_back_off(failures, policy) if retry_after is None else retry_after, fault, progress)
 
 
 def _fault(error: Exception, order: Order, progress: Progress) -> CpuchatError:
-    if isinstance(error, OSError) and error.errno is not None:  # huggingface_hub's errors are some without a number
+    if isinstance(error, OSError) and error.errno is not None:  # some of huggingface_hub's errors are without a number
         missing = sum(file.size for file in order.files) - progress.done
         return write_error(error, Path(order.cache), missing)
-    if isinstance(error, BrokenAnswer):
-        return DownloadFailed(str(error), "Resume it, or try again later.")
+    if isinstance(error, BrokenResponse):
+        return DownloadFailed(str(error), "Resume, or try again later.")
     return errors.translate(error, order.repo)
 
 
-def _passes(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     import httpx
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError | httpx.HTTPStatusError):
-        return error.response.status_code in _PASSING
+        return error.response.status_code in _TRANSIENT
     if isinstance(error, httpx.UnsupportedProtocol) or errors.is_certificate(error):
         return False
-    return isinstance(error, BrokenAnswer | TooSlow | httpx.TransportError)
+    return isinstance(error, BrokenResponse | TooSlow | httpx.TransportError)
 
 
-def _told(error: Exception) -> float | None:
-    """How long the server asks to wait; None when it doesn't say."""
+def _retry_after(error: Exception) -> float | None:
+    """Seconds that the server asks to wait; None when it does not say."""
     import httpx
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -99,9 +97,9 @@ def _told(error: Exception) -> float | None:
     return errors.seconds_to_wait(error.response.headers) if refused else None
 
 
-def _back_off(failures: int, patience: Patience) -> float:
-    """Doubling, and up to a half shorter by chance: many who lost the same server don't come back all at once."""
-    return min(patience.first * 2 ** max(failures - 1, 0), patience.longest) * random.uniform(0.5, 1.0)
+def _back_off(failures: int, policy: RetryPolicy) -> float:
+    """Exponential, with up to half of it taken off at random: clients that lost a server don't return all at once."""
+    return min(policy.first_wait * 2 ** max(failures - 1, 0), policy.max_wait) * random.uniform(0.5, 1.0)
 
 
 def _wait(seconds: float, fault: CpuchatError, progress: Progress) -> None:

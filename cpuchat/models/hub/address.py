@@ -1,4 +1,4 @@
-"""How users name what is on the hub: `owner/name`, `owner/name:Q4_K_M`, a link from the browser, `hf://…`."""
+"""Parses what users write for a model on the hub: `owner/name`, `owner/name:Q4_K_M`, a browser link, `hf://…`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ _QUANTIZATION = re.compile(r"[\w.-]+", re.ASCII)
 
 
 class Address(Data, frozen=True):
-    """A repository (`owner/name`), and what is wanted of it as far as it was said: "" for what was not.
-
-    `path`: a file of it, or a folder.
-    """
+    """A repository (`owner/name`) and what was named of it; "" for what was not. `path`: a file or a folder of it."""
 
     repo: str
     revision: str = ""
@@ -27,17 +24,17 @@ class Address(Data, frozen=True):
 
     @property
     def wanted(self) -> str:
-        """What `choice.choose` takes; "" when no model of the repository was named."""
+        """The argument for `choice.choose`; "" when no model of the repository was named."""
         return self.path or self.quantization
 
 
 def parse_address(text: str) -> Address:
-    """Understands `OWNER/NAME`, links (`https://huggingface.co/OWNER/NAME/blob/main/x.gguf`, with or without
+    """Parse `OWNER/NAME`, links (`https://huggingface.co/OWNER/NAME/blob/main/x.gguf`, with or without
     `https://`; those of `HF_ENDPOINT`; `…?show_file_info=x.gguf`, the link of a quantization on the repository's page)
-    and `hf://OWNER/NAME@REVISION/x.gguf`; each with `:QUANTIZATION` behind it.
+    and `hf://OWNER/NAME@REVISION/x.gguf`; each optionally followed by `:QUANTIZATION`.
 
     Raises:
-        UsageError: it is none of these, or not about a model.
+        UsageError: it is none of these, or not a model.
     """
     from huggingface_hub import parse_hf_uri
 
@@ -52,7 +49,7 @@ def parse_address(text: str) -> Address:
         found = None
     if found is None or found.type != "model":
         raise UsageError(
-            f"{clean_line(text)[:120]!r} is no model repository.",
+            f"{clean_line(text)[:120]!r} is not a model repository.",
             f"Write OWNER/NAME, OWNER/NAME:Q4_K_M, or the link of its page on {host()}.",
         )
     shown = parse_qs(urlsplit(location).query).get("show_file_info", [""])

@@ -1,33 +1,33 @@
-"""Which model of a repository is meant."""
+"""Chooses the model of a repository that a user means."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from cpuchat.errors import NotOnHub
+from cpuchat.models.file_names import rank, without_prefix
 from cpuchat.models.hub.repository import RepoModel, Repository
-from cpuchat.models.quantization_names import rank, without_prefix
 from cpuchat.text import clean_line
 
 KINDS = {"head": "a draft head", "projector": "an image or audio part", "imatrix": "an importance matrix"}
-"""What a file is that is no model, as a person reads it."""
+"""What a file is when it is not a model."""
 
 
 def choose(repository: Repository, wanted: str = "") -> RepoModel:
-    """The model that `wanted` names: a quantization, a model's or a file's name; "": the usual trade-off.
+    """Return the model that `wanted` names: a quantization, a model's or a file's name; "" is the usual trade-off.
 
     A quantization without its prefix finds `UD-` and `QAT-` forms when there is no plain one. Of several models of
-    the same quantization, the largest of those that lie in no folder is meant: others belong to it.
+    the same quantization, the largest outside of folders is meant: the others belong to it.
 
     Raises:
-        NotOnHub: there is no such model; the message says which there are.
+        NotOnHub: there is no such model; the hint lists those there are.
     """
     listed = loadable(repository.models)
     models = usual_first(listed)
     if not models:
         others = _others(repository)
         raise NotOnHub(
-            f"{repository.id} holds no GGUF model{f', only {others}' if others else ''}.",
+            f"{repository.id} has no GGUF model{f', only {others}' if others else ''}.",
             f"See `cpuchat models search {_name(repository)}`.",
         )
     if not wanted:
@@ -43,22 +43,22 @@ def choose(repository: Repository, wanted: str = "") -> RepoModel:
             name, listing = clean_line(model.name), f"`cpuchat models files {repository.id}` lists the models."
             raise NotOnHub(f"{name} is {KINDS[model.kind]}, not a model.", listing)
     there = ", ".join(dict.fromkeys(clean_line(model.quantization or model.name) for model in listed))
-    raise NotOnHub(f"{repository.id} has no {clean_line(wanted)}.", f"There is {there}.")
+    raise NotOnHub(f"{repository.id} has no {clean_line(wanted)}.", f"Available: {there}.")
 
 
 def _others(repository: Repository) -> str:
-    """`draft heads, image or audio parts`: what it holds instead of models."""
+    """Return what it has instead of models: `draft heads, image or audio parts`."""
     kinds = dict.fromkeys(model.kind for model in repository.models if model.kind != "model")
     return ", ".join(KINDS[kind].partition(" ")[2] + "s" for kind in kinds)
 
 
 def loadable(models: Iterable[RepoModel]) -> list[RepoModel]:
-    """Without heads, projectors and the like, and without models of which parts are missing."""
+    """Return the models without heads, projectors and the like, and without those of which parts are missing."""
     return [model for model in models if model.kind == "model" and model.complete]
 
 
 def usual_first(models: Iterable[RepoModel]) -> list[RepoModel]:
-    """In the order in which they are taken when nothing was named."""
+    """Sort by preference when no quantization was named."""
     return sorted(models, key=lambda one: (rank(one.quantization), one.files[0].path.count("/"), -one.size))
 
 

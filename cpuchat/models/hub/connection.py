@@ -1,4 +1,4 @@
-"""Requests to the hub, all of them through huggingface_hub: its API, and parts of files by its session."""
+"""Sends all requests to the hub through huggingface_hub: its API, and byte ranges of files by its session."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 _PROGRAM, _VERSION = "cpuchat", __version__
-_NO_ANSWER = (TypeError, ValueError, KeyError, AttributeError, RecursionError)
-"""What huggingface_hub stumbles with over an answer that has not the form of the hub's."""
+_MALFORMED = (TypeError, ValueError, KeyError, AttributeError, RecursionError)
+"""Raised by huggingface_hub for a response that does not have the hub's form."""
 
 T = TypeVar("T")
 _setting_up = threading.Lock()
 
 
 def token() -> str:
-    """The user's token: `HF_TOKEN`, or what `hf auth login` keeps; "" when there is none.
+    """Return the user's token, from `HF_TOKEN` or `hf auth login`; "" when there is none.
 
     Raises:
         HubError: it cannot be read.
-        AccessDenied: it is none.
+        AccessDenied: it contains characters that no token has.
     """
     from huggingface_hub.utils import get_token_to_send
 
@@ -41,25 +41,22 @@ def token() -> str:
     except UnicodeDecodeError:
         found = "\0"
     if not (found.isascii() and found.isprintable()):
-        raise AccessDenied("Your Hugging Face token holds characters that no token has.", errors.LOGIN)
+        raise AccessDenied("Your Hugging Face token contains invalid characters.", errors.LOGIN)
     return found
 
 
 def headers() -> dict[str, str]:
-    """What every request carries: who asks, and the token. Raises as `token`."""
+    """Return the headers of every request: user agent and token. Raises as `token`."""
     from huggingface_hub.utils import build_hf_headers
 
     return build_hf_headers(token=token() or False, library_name=_PROGRAM, library_version=_VERSION)
 
 
 def ask(question: Callable[[HfApi], T], repo: str = "") -> T:
-    """What the hub's API answers. `question` must read the answer to its end.
-
-    Args:
-        repo: for messages.
+    """Call the hub's API. `question` must read the response to its end; `repo` is for messages.
 
     Raises:
-        HubError and its kinds: offline, refused, not there, broken off; or no answer of a hub.
+        HubError and its kinds: offline, refused, not found, connection lost, invalid response.
     """
     _set_up()
     from huggingface_hub import HfApi
@@ -70,56 +67,56 @@ def ask(question: Callable[[HfApi], T], repo: str = "") -> T:
         return question(api)
     except (HfHubHTTPError, HFValidationError) as error:  # some of these are ValueErrors
         raise errors.translate(error, repo) from None
-    except _NO_ANSWER:
-        raise errors.garbage() from None
+    except _MALFORMED:
+        raise errors.invalid_response() from None
     except Exception as error:
         raise errors.translate(error, repo) from None
 
 
 @contextmanager
-def get(url: str, repo: str, extra: Mapping[str, str], most: int) -> Iterator[httpx.Response]:
-    """A GET whose answer is read as it comes. The token goes to no other host than that of `url`.
+def get(url: str, repo: str, extra: Mapping[str, str], max_bytes: int) -> Iterator[httpx.Response]:
+    """Send a GET and yield the response, to be read as a stream. The token goes to no other host than that of `url`.
 
     Args:
         repo: for messages.
         extra: headers besides the usual ones.
-        most: bytes of the answer that are read at most.
+        max_bytes: of the response that are read at most.
 
     Raises:
-        HubError and its kinds: as `ask`; and broken off while the answer is read.
+        HubError and its kinds: as `ask`, also while the response is read.
     """
     _set_up()
     from huggingface_hub.utils import get_session
 
     from cpuchat.models.hub.limits import Bounds
 
-    bounds = Bounds(most=most).asked()
+    bounds = Bounds(max_bytes=max_bytes).extensions()
     try:
-        with get_session().stream("GET", url, headers={**headers(), **extra}, extensions=bounds) as answer:
-            raise_for_status(answer)
-            if answer.status_code not in (200, 206):
-                raise errors.garbage()
-            yield answer
+        with get_session().stream("GET", url, headers={**headers(), **extra}, extensions=bounds) as response:
+            raise_for_status(response)
+            if response.status_code not in (200, 206):
+                raise errors.invalid_response()
+            yield response
     except Exception as error:
         raise errors.translate(error, repo) from None
 
 
-def raise_for_status(answer: httpx.Response) -> None:
-    """Raises HfHubHTTPError or one of its kinds, or httpx.HTTPStatusError, for an answer that is no content."""
+def raise_for_status(response: httpx.Response) -> None:
+    """Raise HfHubHTTPError or one of its kinds, or httpx.HTTPStatusError, for an unsuccessful response."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import hf_raise_for_status
 
     try:
-        hf_raise_for_status(answer)
+        hf_raise_for_status(response)
     except HfHubHTTPError:
         raise
-    except _NO_ANSWER:  # it looks for words in the answer, and stumbles over JSON of another form
-        answer.raise_for_status()
+    except _MALFORMED:  # it searches the body for words, and fails for JSON of another form
+        response.raise_for_status()
         raise
 
 
 def _set_up() -> None:
-    """Before every request. Raises HubOffline when the user forbids them."""
+    """Prepare a request. Raises HubOffline in offline mode."""
     if is_offline():
         raise errors.offline_mode()
     with _setting_up:
@@ -133,6 +130,6 @@ def _set_up_library() -> None:
 
     from cpuchat.models.hub.limits import client
 
-    set_verbosity_error()  # its warnings would be written across the screen
+    set_verbosity_error()  # its warnings would be printed across the screen
     constants.HF_HUB_DISABLE_TELEMETRY = True  # else it first asks the hub which programs it may be running in
     set_client_factory(client)

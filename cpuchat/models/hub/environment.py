@@ -1,6 +1,6 @@
-"""Where the hub is and whether it may be asked: the environment variables of huggingface_hub.
+"""The environment variables of huggingface_hub: where the hub is, and whether it may be contacted.
 
-They are read when they are needed; huggingface_hub reads them once, when it is imported.
+They are read at each use; huggingface_hub reads them once, at import.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # constants.ENV_VARS_TRUE_VALUES 
 
 
 def endpoint() -> str:
-    """`HF_ENDPOINT`, else the public hub. Without a slash at its end."""
+    """Return `HF_ENDPOINT`, else the public hub, without a trailing slash."""
     return os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or DEFAULT_ENDPOINT
 
 
 def host() -> str:
-    """The endpoint's host and port, as messages name it: without a password that the address may hold."""
+    """Return the endpoint's host and port for messages, without a password that the address may hold."""
     try:
         return urlsplit(endpoint()).netloc.rpartition("@")[2] or "HF_ENDPOINT"
     except ValueError:  # brackets that are no IPv6 address
@@ -26,10 +26,10 @@ def host() -> str:
 
 
 def is_offline() -> bool:
-    """Whether `HF_HUB_OFFLINE` (or `TRANSFORMERS_OFFLINE`) forbids all requests."""
+    """Return whether `HF_HUB_OFFLINE` (or `TRANSFORMERS_OFFLINE`) forbids all requests."""
     return is_set("HF_HUB_OFFLINE") if os.environ.get("HF_HUB_OFFLINE") else is_set("TRANSFORMERS_OFFLINE")
 
 
 def is_set(variable: str) -> bool:
-    """Whether this environment variable says yes, as huggingface_hub understands it."""
+    """Return whether this environment variable is true, as huggingface_hub understands it."""
     return os.environ.get(variable, "").upper() in _TRUE

@@ -1,7 +1,7 @@
-"""What went wrong between us and the hub, in our own errors: each says what to do.
+"""Translates errors of huggingface_hub and httpx into typed ones that say what to do.
 
-Neither addresses (a signed one opens its file for anyone) nor tokens get into a message. huggingface_hub and httpx are
-imported here only when there is an error of theirs to look at.
+Neither URLs (a signed one opens its file for anyone) nor tokens get into a message. Both libraries are imported only
+when there is an error of theirs to translate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _CHECK = "Check the network, and HF_ENDPOINT if you set it"
 REDIRECTED = "A proxy or a login page of this network? Try another network, or check HF_ENDPOINT."
-_LOCAL = "models on this machine work without it: `cpuchat models list`."
+_LOCAL = "local models work without it: `cpuchat models list`."
 LOGIN = "Run `hf auth login`, or set HF_TOKEN."
 _LONGEST_REASON = 200
 _DAY = 86_400
@@ -29,10 +29,10 @@ _TOKEN = re.compile(r"\bhf_\w+|bearer\s+\S+", re.IGNORECASE)
 
 
 def translate(error: Exception, repo: str = "") -> CpuchatError:
-    """The typed error for what huggingface_hub or httpx raised; an error that is typed already stays as it is.
+    """Return the typed error for what huggingface_hub or httpx raised; a typed error is returned unchanged.
 
     Args:
-        repo: "owner/name" of the repository that it was about; "" when it was about none.
+        repo: "owner/name" of the repository that was asked about, "" for none.
     """
     import httpx
     from huggingface_hub import errors as hub
@@ -51,37 +51,37 @@ def translate(error: Exception, repo: str = "") -> CpuchatError:
         case hub.RevisionNotFoundError():
             return NotOnHub(f"{_named(repo)} has no such revision.", "Leave the revision out for the newest one.")
         case hub.EntryNotFoundError():
-            return NotOnHub(f"{_named(repo)} has no such file (any more).", f"See `cpuchat models files {repo}`.")
+            return NotOnHub(f"{_named(repo)} no longer has this file.", f"See `cpuchat models files {repo}`.")
         case hub.DisabledRepoError():
-            return AccessDenied(f"{_named(repo)} has been disabled.", "Choose another one.")
+            return AccessDenied(f"{_named(repo)} has been disabled.", "Choose another repository.")
         case hub.HFValidationError() | hub.HfUriError():
-            return UsageError(f"{clean_line(repo)[:120]!r} is no repository.", "Write it as OWNER/NAME.")
+            return UsageError(f"{clean_line(repo)[:120]!r} is not a repository name.", "Write it as OWNER/NAME.")
         case hub.OIDCError() | hub.LocalTokenNotFoundError():
-            return AccessDenied("Your Hugging Face token could not be had.", LOGIN)
+            return AccessDenied("Could not read your Hugging Face token.", LOGIN)
         case hub.HfHubHTTPError() | httpx.HTTPStatusError():
             return _by_status(error.response, repo)
         case httpx.UnsupportedProtocol() | httpx.InvalidURL():
-            return UsageError(f"{host()} is no address of a hub.", "Set HF_ENDPOINT to one such as https://HOST.")
+            return UsageError(f"HF_ENDPOINT is not a valid address: {host()}.", "Set it to one such as https://HOST.")
         case httpx.TransportError():
             return _no_connection(error)
         case ImportError():  # httpx, of a package that it needs for such proxies
-            return HubError("A SOCKS proxy is set, and the package for it is not installed.", "Install httpx[socks].")
+            return HubError("A SOCKS proxy is set, but the package for it is not installed.", "Install httpx[socks].")
         case httpx.TooManyRedirects():
-            return HubError(f"{host()} redirects in a circle.", REDIRECTED)
+            return HubError(f"{host()} redirects in a loop.", REDIRECTED)
         case httpx.DecodingError():
-            return garbage()
+            return invalid_response()
     return HubError(f"{host()}: unexpected {type(error).__name__}.", "Try again.")
 
 
 def offline_mode() -> HubOffline:
-    return HubOffline("Offline mode is on (HF_HUB_OFFLINE).", f"Unset it to ask {host()}; {_LOCAL}")
+    return HubOffline("Offline mode is on (HF_HUB_OFFLINE).", f"Unset it to contact {host()}; {_LOCAL}")
 
 
-def garbage() -> HubError:
-    """For an answer that is not what the hub's API says."""
+def invalid_response() -> HubError:
+    """Return the error for a response that the hub's API would not send."""
     return HubError(
-        f"{host()} answered with something that is not the hub's.",
-        "A login page of this network? Open a web page first; or check HF_ENDPOINT.",
+        f"{host()} sent an invalid response.",
+        "A login page of this network? Open a web page first, or check HF_ENDPOINT.",
     )
 
 
@@ -90,19 +90,18 @@ def too_slow(who: str = "") -> TooSlow:
 
 
 def bad_redirect(url: httpx.URL, target: str) -> HubError:
-    """For a redirect to where we don't go. `url` is what answered with it, `target` where it leads, without a path:
-    that may be signed."""
+    """Return the error for a forbidden redirect from `url` to `target`, a URL without its path: that may be signed."""
     return HubError(f"{url.netloc.decode('ascii')} redirects to {clean_line(target)[:120]}.", REDIRECTED)
 
 
 def is_certificate(error: Exception) -> bool:
-    """Whether the server's certificate was refused: that does not pass by itself."""
+    """Return whether the server's certificate was rejected: a permanent fault."""
     return "CERTIFICATE_VERIFY_FAILED" in str(error)
 
 
 def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
-    """How long a server asks to wait: `Retry-After` (RFC 9110 §10.2.3: seconds or a date), else `RateLimit`; None when
-    it doesn't say."""
+    """Return the seconds that a server asks to wait, None if it doesn't say: `Retry-After` (RFC 9110 §10.2.3), or
+    `RateLimit`."""
     from huggingface_hub.utils import parse_ratelimit_headers
 
     value = headers.get("retry-after", "").strip()
@@ -114,7 +113,7 @@ def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
             return max((when.astimezone(UTC) - datetime.now(UTC)).total_seconds(), 0.0)
         limit = parse_ratelimit_headers(headers)
         return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
-    except (ValueError, OverflowError):  # neither, or a number that is none
+    except (ValueError, OverflowError):  # malformed
         return None
 
 
@@ -148,7 +147,7 @@ def _no_connection(error: httpx.TransportError) -> HubOffline:
 
 
 def _asked(error: httpx.TransportError) -> str:
-    """Who was asked: not always the hub, which redirects to other hosts."""
+    """Return the host that was asked: not always the hub, which redirects to other hosts."""
     try:
         asked = error.request.url.netloc.decode("ascii")
     except RuntimeError:  # it doesn't know
@@ -157,25 +156,25 @@ def _asked(error: httpx.TransportError) -> str:
 
 
 def _has_token(response: httpx.Response) -> bool:
-    """Whether the user's token was sent along: with the first request of a chain of redirects."""
+    """Return whether the user's token was sent, with the first request of a chain of redirects."""
     return any("authorization" in one.request.headers for one in (*response.history, response))
 
 
 def _gated(response: httpx.Response, repo: str) -> AccessDenied:
-    terms = f"Accept its terms at {_page(repo)}"
+    terms = f"Accept them at {_page(repo)}"
     then = "with the account of your token" if _has_token(response) else "then run `hf auth login` (or set HF_TOKEN)"
-    return AccessDenied(f"{_named(repo)} is gated: its owner lets in who has accepted the terms.", f"{terms}, {then}.")
+    return AccessDenied(f"{_named(repo)} is gated: access requires accepting its terms.", f"{terms}, {then}.")
 
 
 def _page(repo: str) -> str:
-    """The repository's web page, without a password that the endpoint may hold."""
+    """Return the URL of the repository's web page, without a password that the endpoint may hold."""
     scheme = endpoint().partition("://")[0]
     return f"{scheme}://{host()}/{repo}"
 
 
 def _no_repository(response: httpx.Response, repo: str) -> NotOnHub:
     name = repo.rpartition("/")[2] or "NAME"
-    private = "a private one needs a token that may read it" if _has_token(response) else (
+    private = "a private one needs a token with access" if _has_token(response) else (
         "a private one needs a token (`hf auth login`)"
     )  # fmt: skip
     return NotOnHub(
@@ -186,28 +185,28 @@ def _no_repository(response: httpx.Response, repo: str) -> NotOnHub:
 
 def _by_status(response: httpx.Response, repo: str) -> HubError:
     status = response.status_code
-    if status == 401 and repo and not _has_token(response):  # mirrors don't tell as much as the hub
+    if status == 401 and repo and not _has_token(response):  # mirrors say less than the hub
         return _no_repository(response, repo)
     if status == 401:
-        return AccessDenied(f"{host()} does not accept your token.", LOGIN)
+        return AccessDenied(f"{host()} rejected your token.", LOGIN)
     if status == 403:
         return AccessDenied(
-            f"Your token may not read {clean_line(repo) or 'this'}{_reason(response)}.",
-            "Give it the right to read gated repositories in the hub's settings, or use another one.",
+            f"Your token has no access to {clean_line(repo) or 'this'}{_reason(response)}.",
+            "Grant it read access to gated repositories in the hub's settings, or use another token.",
         )
     if status in (404, 410):
-        return NotOnHub(f"{_named(repo)}: {host()} has no such thing.", "Check the spelling.")
+        return NotOnHub(f"{_named(repo)}: not found on {host()}.", "Check the spelling.")
     if status == 429:
         seconds = seconds_to_wait(response.headers)
         how_long = f" for {seconds:.0f} s" if seconds and seconds <= _DAY else " for over a day" if seconds else ""
-        more = "" if _has_token(response) else " With a token (`hf auth login`) the hub allows more."
-        return RateLimited(f"{host()} gets too many requests from here and asks to wait{how_long}.", f"Wait.{more}")
+        more = "" if _has_token(response) else " With a token (`hf auth login`) the limit is higher."
+        return RateLimited(f"{host()} is rate-limiting requests and asks to wait{how_long}.", f"Try again later.{more}")
     if status >= 500:
-        return HubError(f"{host()} has trouble of its own (status {status}).", "Try again in a minute.")
+        return HubError(f"{host()} has a server error (status {status}).", "Try again in a minute.")
     return HubError(f"{host()} refused the request (status {status}){_reason(response)}.", "Try again.")
 
 
 def _reason(response: httpx.Response) -> str:
-    """`: Access is restricted`: the hub's own words for a refusal, as far as they are safe to show."""
+    """Return the hub's own reason for a refusal, `: Access is restricted`, as far as it is safe to show."""
     said = _TOKEN.sub("…", clean_line(response.headers.get("x-error-message", "")))[:_LONGEST_REASON].rstrip(" .")
     return f": {said}" if said else ""

@@ -1,6 +1,6 @@
-"""Headers of models on the hub, kept compressed in the cache folder: a header is some MB, and no file changes its own.
+"""Caches headers of models on the hub, compressed: a header is some MB.
 
-A file's name is the etag of the model file, the hash of its content, so what was kept once is right for ever.
+A file's name is the etag of the model file, the hash of its content, so an entry is valid for ever.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from pathlib import Path
 from cpuchat import paths
 from cpuchat.files import write_atomically
 from cpuchat.models.gguf.parse import MAX_HEADER
-from cpuchat.models.hub.names import checked_etag
+from cpuchat.models.hub.validation import checked_etag
 
 _SUFFIX = ".header"
 _LIMIT = 256_000_000
-"""Bytes of all kept headers together; those that were used longest ago go first."""
+"""Bytes of all headers together; the least recently used go first."""
 
 
 class HeaderCache:
-    """The first bytes of model files, by etag. No method raises for a disk that is full, read-only or gone; each raises
-    HubError for an etag that is no hash."""
+    """The first bytes of model files, by etag. Disk errors are ignored; an etag that is not a hash raises HubError."""
 
     def __init__(self, folder: Path | None = None, limit: int = _LIMIT) -> None:
         self._folder = folder or paths.headers_dir()
         self._limit = limit
 
     def get(self, etag: str) -> bytes | None:
-        """None when it is not kept, or damaged."""
+        """Return the first bytes of a file; None when they are not cached, or damaged."""
         file = self._file(etag)
         try:
             unpacker = zlib.decompressobj()
@@ -46,7 +45,7 @@ class HeaderCache:
             write_atomically(self._file(etag), zlib.compress(content, level=1))
             self._trim()
 
-    def forget(self, etag: str) -> None:
+    def remove(self, etag: str) -> None:
         with contextlib.suppress(OSError):
             self._file(etag).unlink(missing_ok=True)
 

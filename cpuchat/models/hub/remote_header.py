@@ -11,7 +11,7 @@ from cpuchat.errors import HubError, HubOffline, ModelDamaged, TooSlow
 from cpuchat.models.gguf.header import GGUFHeader, header_from
 from cpuchat.models.hub import connection
 from cpuchat.models.hub.environment import endpoint, host
-from cpuchat.models.hub.errors import garbage
+from cpuchat.models.hub.errors import invalid_response
 from cpuchat.models.hub.header_cache import HeaderCache
 from cpuchat.models.hub.repository import HubFile
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     import httpx
 
 _MORE = 1 << 20
-"""Bytes that may come behind those that were asked for, from a server without ranges: we stop there ourselves."""
+"""Bytes that a server without range support may send beyond those requested; the reader stops by itself."""
 _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+)$")
 
 
-def read_remote_header(repo: str, revision: str, file: HubFile, kept: HeaderCache) -> GGUFHeader:
-    """The header of one file, out of `kept` if it is there; else it is asked for, and kept.
+def read_remote_header(repo: str, revision: str, file: HubFile, cache: HeaderCache) -> GGUFHeader:
+    """Read the header of one file from the cache, else from the hub.
 
     Raises:
         HubError and its kinds: it could not be read.
-        ModelDamaged: it is no GGUF file, or its header contradicts itself.
+        ModelDamaged: not a GGUF file, or a contradictory header.
     """
     label = Path(file.path)
-    content = kept.get(file.etag)
+    content = cache.get(file.etag)
     if content is not None:
         try:
-            return header_from(_Kept(file, content), label)
+            return header_from(_Cached(file, content), label)
         except ModelDamaged:
-            kept.forget(file.etag)
+            cache.remove(file.etag)
     source = _Remote(repo, revision, file)
     header = header_from(source, label)
-    kept.put(file.etag, bytes(source.content[: header.data_offset]))
+    cache.put(file.etag, bytes(source.content[: header.data_offset]))
     return header
 
 
-class _Kept:
+class _Cached:
     """The first bytes of a file, as a source of headers."""
 
     def __init__(self, file: HubFile, content: bytes) -> None:
@@ -56,7 +56,7 @@ class _Kept:
 
 
 class _Remote:
-    """A file on the hub, as a source of headers. `content`: what has been read so far, from the beginning."""
+    """A file on the hub, as a source of headers. `content`: what has been read so far, from the first byte on."""
 
     def __init__(self, repo: str, revision: str, file: HubFile) -> None:
         self.name = PurePosixPath(file.path).name
@@ -68,33 +68,33 @@ class _Remote:
     def read(self, offset: int, count: int) -> bytes:
         count = min(count, self.size - offset)
         try:
-            piece = self._ask(offset, count)
-        except HubOffline as error:  # a connection that broke, or was closed while it waited for its next use
+            piece = self._request(offset, count)
+        except HubOffline as error:  # a lost connection, or one that was closed while idle
             if isinstance(error, TooSlow):
                 raise
-            piece = self._ask(offset, count)
+            piece = self._request(offset, count)
         if len(piece) < count:
-            raise HubError(f"{host()} sent less of {self.name} than it announced.", "Try again.")
+            raise HubError(f"{host()} sent fewer bytes of {self.name} than announced.", "Try again.")
         self.content += piece
         return piece
 
-    def _ask(self, offset: int, count: int) -> bytes:
+    def _request(self, offset: int, count: int) -> bytes:
         wanted = {"range": f"bytes={offset}-{offset + count - 1}", "accept-encoding": "identity"}
-        with connection.get(self._url, self._repo, wanted, most=offset + count + _MORE) as answer:
-            if "html" in answer.headers.get("content-type", ""):
-                raise garbage()
-            if answer.status_code == 200:  # no ranges there, so it comes from its beginning
-                return _body(answer, count, skip=offset)
-            told = _RANGE.match(answer.headers.get("content-range", ""))
-            if told is None or int(told["first"]) != offset or int(told["total"]) != self.size:
-                raise HubError(f"{host()} sent another part of {self.name} than was asked for.", "Try again.")
-            return _body(answer, count)
+        with connection.get(self._url, self._repo, wanted, max_bytes=offset + count + _MORE) as response:
+            if "html" in response.headers.get("content-type", ""):
+                raise invalid_response()
+            if response.status_code == 200:  # no range support: it sends the file from its beginning
+                return _body(response, count, skip=offset)
+            sent = _RANGE.match(response.headers.get("content-range", ""))
+            if sent is None or int(sent["first"]) != offset or int(sent["total"]) != self.size:
+                raise HubError(f"{host()} sent a different range of {self.name} than requested.", "Try again.")
+            return _body(response, count)
 
 
-def _body(answer: httpx.Response, count: int, skip: int = 0) -> bytes:
-    """Up to `count` bytes of it, after the first `skip`; what comes behind them is not fetched."""
+def _body(response: httpx.Response, count: int, skip: int = 0) -> bytes:
+    """Return up to `count` bytes of it, after the first `skip`; what follows is not fetched."""
     content = bytearray()
-    for piece in answer.iter_bytes():
+    for piece in response.iter_bytes():
         content += piece
         if len(content) >= skip + count:
             break

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cpuchat.models.file_roles import Role
-from cpuchat.models.quantization_names import without_quantization
+from cpuchat.models.file_names import Role, without_quantization
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.models.downloads.model import fetch_model
+from cpuchat.models.downloads.fetch import fetch_model
 from cpuchat.models.downloads.progress import Progress
-from cpuchat.models.downloads.wire import Order, Patience, Report
+from cpuchat.models.downloads.state import Order, Report, RetryPolicy
 from cpuchat.models.hub.repository import HubFile, RepoModel
 from tests.support.hub_server import Gate, HubServer
 
 REPO = "somebody/model-GGUF"
 NAME = "model-Q4_K_M.gguf"
 CONTENT = random.Random(1).randbytes(1_500_000)
-QUICK = Patience(first=0.0, tries=4)
+QUICK = RetryPolicy(first_wait=0.0, attempts=4)
 """Faults are borne without waiting."""
 
 
@@ -48,7 +48,7 @@ class Site:
     def model(self) -> RepoModel:
         return RepoModel(name="model-Q4_K_M", files=self.files, quantization="Q4_K_M")
 
-    def order(self, *, repo: str = REPO, patience: Patience = QUICK, verified: tuple[str, ...] = ()) -> Order:
+    def order(self, *, repo: str = REPO, retry_policy: RetryPolicy = QUICK, verified: tuple[str, ...] = ()) -> Order:
         return Order(
             repo=repo,
             revision=self.commit,
@@ -56,7 +56,7 @@ class Site:
             cache=str(self.cache),
             newest_at=self.asked_at,
             verified=verified,
-            patience=patience,
+            retry_policy=retry_policy,
         )
 
     def fetch(self, order: Order | None = None) -> Path:

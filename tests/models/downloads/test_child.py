@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from cpuchat.models.downloads.wire import Report
+from cpuchat.models.downloads.state import Report
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_server import Fault, Gate
 

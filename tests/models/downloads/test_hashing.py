@@ -27,7 +27,7 @@ def test_it_follows_a_file_that_grows(tmp_path: Path, file: HubFile) -> None:
     with FollowingHash(path, file, counts.append) as following, path.open("ab", buffering=0) as stream:
         for start in range(0, SIZE, 99_999):
             stream.write(CONTENT[start : start + 99_999])
-            following.grown(stream.tell())
+            following.on_written(stream.tell())
         assert following.digest() == file.etag
     assert counts == sorted(counts)
     assert counts[-1] == SIZE
@@ -37,7 +37,7 @@ def test_it_hashes_what_the_disk_holds(tmp_path: Path) -> None:
     path = tmp_path / "part"
     path.write_bytes(bytes(SIZE))
     with FollowingHash(path, LFS, nothing) as following:
-        following.grown(SIZE)
+        following.on_written(SIZE)
         assert following.digest() == hashlib.sha256(bytes(SIZE)).hexdigest()
 
 
@@ -47,13 +47,13 @@ def test_it_can_be_left_at_any_point(tmp_path: Path) -> None:
     with FollowingHash(path, LFS, nothing):
         pass
     with FollowingHash(path, LFS, nothing) as following:
-        following.grown(1000)
+        following.on_written(1000)
 
 
 def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "part"
     path.write_bytes(CONTENT[:1000])
     with FollowingHash(path, LFS, nothing) as following:
-        following.grown(SIZE)
+        following.on_written(SIZE)
         with pytest.raises(OSError, match="shorter"):
             following.digest()

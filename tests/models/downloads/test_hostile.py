@@ -10,32 +10,32 @@ import pytest
 from cpuchat.errors import DownloadFailed, HubError, HubOffline
 from cpuchat.models.downloads.progress import Progress
 from cpuchat.models.downloads.retrying import with_retries
-from cpuchat.models.downloads.wire import Patience
+from cpuchat.models.downloads.state import RetryPolicy
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_listening import Connection
 from tests.support.hub_server import TOKEN, Fault, HubServer
 
 SIZE = len(CONTENT)
-LENIENT = Patience(first=0.0, longest=0.0, tries=1000)
+LENIENT = RetryPolicy(first_wait=0.0, max_wait=0.0, attempts=1000)
 """Would try for a long time."""
 
 
 def fetch(site: Site) -> None:
-    site.fetch(site.order(patience=LENIENT))
+    site.fetch(site.order(retry_policy=LENIENT))
 
 
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        pytest.param(Fault(content=CONTENT[:-1]), "bytes where it listed", id="a shorter file"),
-        pytest.param(Fault(content=CONTENT + b"+"), "bytes where it listed", id="a longer file"),
-        pytest.param(Fault(headers={"Content-Range": f"bytes 5-9/{SIZE}"}), "another piece", id="another range"),
-        pytest.param(Fault(headers={"Content-Range": "pages 1-2"}), "another piece", id="a range of something else"),
+        pytest.param(Fault(content=CONTENT[:-1]), "bytes but listed", id="a shorter file"),
+        pytest.param(Fault(content=CONTENT + b"+"), "bytes but listed", id="a longer file"),
+        pytest.param(Fault(headers={"Content-Range": f"bytes 5-9/{SIZE}"}), "byte range", id="another range"),
+        pytest.param(Fault(headers={"Content-Range": "pages 1-2"}), "byte range", id="a range of something else"),
         pytest.param(
-            Fault(where="hub", headers={"X-Linked-Etag": f'"{"a" * 64}"'}), "another file", id="another hash"
+            Fault(where="hub", headers={"X-Linked-Etag": f'"{"a" * 64}"'}), "different file", id="another hash"
         ),
-        pytest.param(Fault(status=403), "refused with 403", id="links that are refused"),
-        pytest.param(Fault(status=416), "refused with 416", id="ranges that are refused"),
+        pytest.param(Fault(status=403), "refused with status 403", id="links that are refused"),
+        pytest.param(Fault(status=416), "refused with status 416", id="ranges that are refused"),
         pytest.param(Fault(status=204), "no file", id="no content"),
         pytest.param(Fault(status=304), "no file", id="not modified"),
     ],
@@ -44,7 +44,7 @@ def test_what_stays_wrong_is_said_after_three_tries(site: Site, fault: Fault, wo
     site.hub.fault(REPO, NAME, *[fault] * 20)
     with pytest.raises(DownloadFailed, match=words) as caught:
         fetch(site)
-    assert "list it again" in caught.value.hint
+    assert "refresh it" in caught.value.hint
     assert len([request for request in site.hub.requests if request.host == "hub"]) == 3
 
 
@@ -61,7 +61,7 @@ def test_a_file_that_never_ends_is_taken_as_far_as_it_was_listed(site: Site) -> 
 
 def test_a_byte_at_a_time_is_no_progress(site: Site) -> None:
     site.hub.fault(REPO, NAME, Fault(cut_after=1, times=-1))
-    with pytest.raises(DownloadFailed, match="4 tries in a row"):
+    with pytest.raises(DownloadFailed, match="4 attempts without progress"):
         site.fetch()
 
 
@@ -78,14 +78,14 @@ def test_a_redirect_to_where_we_do_not_go_is_named_at_once(site: Site, target: s
     site.hub.fault(REPO, NAME, Fault(where="hub", headers={"Location": target}, times=-1))
     with pytest.raises(HubError, match="redirects to") as caught:
         fetch(site)
-    assert "HF_ENDPOINT to one such" not in caught.value.hint
+    assert "Set it to one such" not in caught.value.hint
     assert len(site.hub.requests) == 1
 
 
 def test_a_circle_of_redirects_is_named(site: Site) -> None:
     place = f"/{REPO}/resolve/{site.commit}/{NAME}"
     site.hub.fault(REPO, NAME, Fault(where="hub", headers={"Location": place}, times=-1))
-    with pytest.raises(HubError, match="in a circle"):
+    with pytest.raises(HubError, match="in a loop"):
         fetch(site)
 
 
@@ -108,7 +108,7 @@ def test_a_certificate_that_is_refused_is_no_passing_fault(site: Site) -> None:
         raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] Hostname mismatch, certificate is not valid for 'x'")
 
     with pytest.raises(HubOffline, match="is for another host"):
-        with_retries(connect, site.order(patience=LENIENT), Progress(site.reports.append))
+        with_retries(connect, site.order(retry_policy=LENIENT), Progress(site.reports.append))
     assert len(tries) == 1
 
 

@@ -32,7 +32,7 @@ class Watched:
     def __init__(self, site: Site, *, at_once: int = 2) -> None:
         self.site = site
         self.told: list[Download] = []
-        self.downloads = Downloads(at_once=at_once, changed=self.told.append, patience=QUICK)
+        self.downloads = Downloads(at_once=at_once, changed=self.told.append, retry_policy=QUICK)
 
     def start(self, model: RepoModel | None = None) -> str:
         return self.downloads.start(REPO, self.site.commit, model or self.site.model).id
@@ -322,7 +322,7 @@ async def test_what_cannot_be_downloaded_is_refused_at_once(site: Site) -> None:
     model = site.model
     with pytest.raises(HubError, match="parts are missing"):
         watched.start(replace(model, complete=False))
-    with pytest.raises(HubError, match="leaves the folder"):
+    with pytest.raises(HubError, match="outside its folder"):
         watched.start(replace(model, files=(replace(model.files[0], path="../x.gguf"),)))
     with pytest.raises(UsageError):
         watched.downloads.start("../x", site.commit, model)

@@ -22,7 +22,7 @@ from cpuchat.errors import (
     RateLimited,
     UsageError,
 )
-from cpuchat.models.downloads.wire import Patience
+from cpuchat.models.downloads.state import RetryPolicy
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_server import STRANGER, TOKEN, Fault, Gate, HubServer
 
@@ -131,7 +131,7 @@ def test_a_connection_cut_anywhere_costs_no_byte_twice(site: Site, cuts: list[in
     (site.blobs / site.files[0].etag).unlink(missing_ok=True)
     # A try that brings something starts the count of tries anew; one cut at byte 0 brings nothing.
     fault(site, *(Fault(cut_after=cut) for cut in cuts))
-    order = site.order(patience=Patience(first=0.0, tries=len(cuts) + 2))
+    order = site.order(retry_policy=RetryPolicy(first_wait=0.0, attempts=len(cuts) + 2))
     assert site.fetch(order).read_bytes() == CONTENT
     assert site.hub.bytes_sent(NAME) - before <= SIZE * 1.01
 
@@ -156,7 +156,7 @@ def test_a_fault_that_passes_is_borne(site: Site, one: Fault) -> None:
 
 def test_what_is_waited_for_is_told(site: Site) -> None:
     fault(site, Fault(status=503), Fault(status=429, retry_after="0"))
-    site.fetch(site.order(patience=Patience(first=0.001)))
+    site.fetch(site.order(retry_policy=RetryPolicy(first_wait=0.001)))
     waits = [report for report in site.reports if report.state == "waiting"]
     assert [(report.code, report.attempt) for report in waits] == [("hub", 2), ("rate_limited", 3)]
     assert "503" in waits[0].message
@@ -167,7 +167,7 @@ def test_what_is_waited_for_is_told(site: Site) -> None:
 def test_the_server_says_how_long_to_wait(site: Site) -> None:
     """Without it, the next try would come after minutes."""
     fault(site, Fault(status=429, retry_after="0"), Fault(status=503, retry_after="0"))
-    assert site.fetch(site.order(patience=Patience(first=600.0, longest=600.0))).read_bytes() == CONTENT
+    assert site.fetch(site.order(retry_policy=RetryPolicy(first_wait=600.0, max_wait=600.0))).read_bytes() == CONTENT
 
 
 def test_a_server_that_asks_for_too_much_patience_is_an_error(site: Site) -> None:
@@ -190,7 +190,7 @@ def test_after_too_many_tries_without_a_byte_it_fails_and_keeps_the_part(site: S
 
 def test_a_server_that_falls_silent_is_given_up(site: Site) -> None:
     fault(site, Fault(gate=Gate(at=300_000)))
-    assert site.fetch(site.order(patience=Patience(first=0.0, silence=0.3))).read_bytes() == CONTENT
+    assert site.fetch(site.order(retry_policy=RetryPolicy(first_wait=0.0, idle_timeout=0.3))).read_bytes() == CONTENT
     assert site.asked() == ["bytes=0-", "bytes=300000-"]
 
 

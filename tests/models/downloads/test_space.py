@@ -15,7 +15,7 @@ import pytest
 
 from cpuchat.errors import DiskFull, DownloadFailed
 from cpuchat.models.downloads.space import check_space, free_bytes
-from cpuchat.models.downloads.wire import Report
+from cpuchat.models.downloads.state import Report
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_server import Fault, Gate
 
@@ -81,7 +81,7 @@ def test_a_full_disk_ends_it(site: Site) -> None:
     with child(site) as process:
         report = last_report(process)
     assert (report.state, report.code, report.done) == ("failed", "disk_full", 0)
-    assert "Make room" in report.hint
+    assert "Free some space" in report.hint
 
 
 def a_small_file_system(site: Site, gate: Gate) -> Report:
@@ -120,7 +120,7 @@ def test_after_room_was_made_it_goes_on(site: Site) -> None:
     limit = 512 * 1024
     with child(site, f"ulimit -f {limit // 512}") as process:
         report = last_report(process)
-    assert "no file that large" in report.message
+    assert "too large for the file system" in report.message
     assert report.done == site.part().stat().st_size == limit
     assert site.fetch().read_bytes() == CONTENT
     assert site.asked()[-1] == f"bytes={limit}-"

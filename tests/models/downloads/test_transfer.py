@@ -23,7 +23,7 @@ def test_a_file_of_sixty_gigabytes_goes_on_near_its_end(site: Site, tmp_path: Pa
     with site.part().open("wb") as stream:
         stream.truncate(size - MIB)
     seen: list[int] = []
-    transfer(REPO, site.commit, site.files[0], site.part(), silence=10, grown=seen.append)
+    transfer(REPO, site.commit, site.files[0], site.part(), idle_timeout=10, on_written=seen.append)
     assert site.asked() == [f"bytes={size - MIB}-"]
     assert seen[0] == size - MIB
     assert seen[-1] == site.part().stat().st_size == size
@@ -41,6 +41,6 @@ def test_all_that_arrived_is_on_the_disk_when_it_is_told(site: Site) -> None:
         told.append(size)
         on_disk.append(site.part().stat().st_size)
 
-    transfer(REPO, site.commit, site.files[0], site.part(), silence=10, grown=grown)
+    transfer(REPO, site.commit, site.files[0], site.part(), idle_timeout=10, on_written=grown)
     assert on_disk == told
     assert max(b - a for a, b in itertools.pairwise(told)) <= MIB

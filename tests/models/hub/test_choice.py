@@ -6,8 +6,8 @@ import pytest
 
 from cpuchat.errors import NotOnHub
 from cpuchat.models.hub.choice import choose
-from cpuchat.models.hub.listing import models_of
 from cpuchat.models.hub.repository import HubFile, Repository
+from cpuchat.models.hub.responses import models_of
 
 
 def repository(*paths: str) -> Repository:
@@ -51,7 +51,7 @@ def test_a_quantization_that_is_not_there_is_answered_with_those_that_are() -> N
 def test_a_quantization_that_only_a_head_has_is_not_there() -> None:
     with pytest.raises(NotOnHub, match="has no Q8_0") as caught:
         choose(repository("gpt-oss-20b-mxfp4.gguf", "eagle3-gpt-oss-20b-Q8_0.gguf"), "Q8_0")
-    assert caught.value.hint == "There is MXFP4."
+    assert caught.value.hint == "Available: MXFP4."
 
 
 @pytest.mark.parametrize("wanted", ["eagle3-m-Q8_0", "EAGLE3-m-q8_0.gguf", "mmproj-F16"])

@@ -90,7 +90,7 @@ def test_files_in_pieces_that_no_program_loads_are_said(hub_server: HubServer) -
     hub_server.add(REPO, {"big.Q8_0.gguf.part1of2": b"1", "big.Q8_0.gguf.part2of2": b"2", "big.Q2_K.gguf": b"3"})
     found = Hub().repository(REPO)
     assert [model.name for model in found.models] == ["big.Q2_K"]
-    assert "2 files are pieces" in found.problems[0]
+    assert "2 files are fragments" in found.problems[0]
 
 
 HOSTILE = {
@@ -108,7 +108,7 @@ HOSTILE = {
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_search_answered_with_something_else_is_an_error(hub_server: HubServer, answer: object) -> None:
     hub_server.fault("", "", Fault(where="api", page=json.dumps(answer).encode()))
-    with pytest.raises(HubError, match="not the hub's"):
+    with pytest.raises(HubError, match="invalid response"):
         Hub().search("tiny")
 
 
@@ -121,7 +121,7 @@ def test_a_hit_with_an_improper_name_does_not_hide_the_others(hub_server: HubSer
 
 def test_an_answer_that_is_nested_without_end_is_an_error(hub_server: HubServer) -> None:
     hub_server.fault("", "", Fault(where="api", page=b"[" * 200_000))
-    with pytest.raises(HubError, match="not the hub's"):
+    with pytest.raises(HubError, match="invalid response"):
         Hub().search("tiny")
 
 
@@ -143,7 +143,7 @@ def test_a_file_that_could_not_be_checked_is_left_out(hub_server: HubServer, sib
     hub_server.fault(REPO, "", Fault(where="api", page=json.dumps(answer).encode()))
     found = Hub().repository(REPO)
     assert [model.name for model in found.models] == ["good"]
-    assert "cannot be checked" in found.problems[0]
+    assert "cannot be verified" in found.problems[0]
 
 
 def test_a_listing_that_is_huge_is_cut_and_says_so(hub_server: HubServer) -> None:
@@ -154,7 +154,7 @@ def test_a_listing_that_is_huge_is_cut_and_says_so(hub_server: HubServer) -> Non
     hub_server.fault(REPO, "", Fault(where="api", page=json.dumps(answer).encode()))
     found = Hub().repository(REPO)
     assert (len(found.models), found.likes, found.downloads) == (5_000, 0, 0)
-    assert "more model files than the first 5,000" in found.problems[0]
+    assert "Only the first 5,000 model files" in found.problems[0]
     assert "left out" in found.problems[-1]
     assert len(found.problems) < 20
     assert max(map(len, (found.license, found.base_model, *found.problems))) <= 300
@@ -239,7 +239,7 @@ def test_a_wrong_token_is_said_without_showing_it(hub_server: HubServer, monkeyp
     monkeypatch.setenv("HF_TOKEN", "hf_long_revoked")
     with pytest.raises(AccessDenied) as caught:
         Hub().repository(REPO)
-    assert "does not accept your token" in str(caught.value)
+    assert "rejected your token" in str(caught.value)
     assert "revoked" not in str(caught.value)
 
 
@@ -255,7 +255,7 @@ def test_a_token_that_is_none_is_said_without_showing_it(
     hub_server: HubServer, monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
-    with pytest.raises(AccessDenied, match="characters that no token has") as caught:
+    with pytest.raises(AccessDenied, match="invalid characters") as caught:
         Hub().repository(REPO)
     assert token not in str(caught.value)
     assert hub_server.requests == []
@@ -265,7 +265,7 @@ def test_a_token_file_that_is_no_text_is_said(hub_server: HubServer, tmp_path: P
     kept = tmp_path / "hf_home" / "token"
     kept.parent.mkdir()
     kept.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(AccessDenied, match="characters that no token has"):
+    with pytest.raises(AccessDenied, match="invalid characters"):
         Hub().search("tiny")
 
 
@@ -296,11 +296,11 @@ def test_a_hub_that_is_not_there_is_offline(hub_server: HubServer, monkeypatch: 
         (Fault(where="api", status=429, retry_after="77"), RateLimited, "wait for 77 s"),
         (Fault(where="api", status=429), RateLimited, "asks to wait"),
         (Fault(where="api", status=429, retry_after="9" * 400), RateLimited, "wait for over a day"),
-        (Fault(where="api", status=503), HubError, "trouble of its own"),
-        (Fault(where="api", status=403), AccessDenied, "may not read"),
+        (Fault(where="api", status=503), HubError, "server error"),
+        (Fault(where="api", status=403), AccessDenied, "no access to"),
         (Fault(where="api", status=400), HubError, "refused the request"),
         (Fault(where="api", status=401), NotOnHub, "no repository"),
-        (Fault(where="api", status=404), NotOnHub, "no such thing"),
+        (Fault(where="api", status=404), NotOnHub, "not found on"),
     ],
 )
 def test_what_the_hub_refuses_is_told_by_kind(
@@ -319,7 +319,7 @@ def test_an_endpoint_that_is_none_is_a_usage_error(
     hub_server: HubServer, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", address)
-    with pytest.raises(UsageError, match="no address of a hub"):
+    with pytest.raises(UsageError, match="not a valid address"):
         Hub().search("tiny")
 
 

@@ -326,7 +326,7 @@ async def test_a_pasted_link_opens_its_repository(hub_server: HubServer, tiny_mo
         await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
         await type_in(app, "https://example.com/a/b/c")
         await app.press("enter")
-        await app.until(lambda: any("is no model repository" in notice for notice in app.notices))
+        await app.until(lambda: any("is not a model repository" in notice for notice in app.notices))
         assert isinstance(app.app.screen, ModelsScreen)
 
 

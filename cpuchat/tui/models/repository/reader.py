@@ -50,7 +50,7 @@ class RepositoryReader:
     @staticmethod
     def arrived(repository: Repository) -> dict[str, int]:
         """Bytes of each model that earlier downloads left in the cache, by `key_of`; quick."""
-        from cpuchat.models.downloads.layout import bytes_here
+        from cpuchat.models.downloads.hf_cache import bytes_here
 
         found: dict[str, int] = {}
         for model in repository.models:

@@ -1,4 +1,4 @@
-"""What the hub may make us call a file or a folder: the one place where its names, hashes and sizes are checked."""
+"""Validates names, hashes and sizes from the hub before they become file names: the one place where that is done."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MAX_SIZE = 1 << 53  # what JSON can carry; 9 PB
 
 
 def is_repo(text: object) -> bool:
-    """Whether it is "owner/name"."""
+    """Return whether it is "owner/name"."""
     return isinstance(text, str) and _REPO.fullmatch(text) is not None
 
 
 def is_sha1(text: object) -> bool:
-    """Whether it is what git calls a commit or a small file."""
+    """Return whether it is a git hash, of a commit or a small file."""
     return isinstance(text, str) and _SHA1.fullmatch(text) is not None
 
 
@@ -33,15 +33,15 @@ def is_sha256(text: object) -> bool:
 
 
 def is_size(value: object) -> bool:
-    """Whether it can be the size of a file, in bytes."""
+    """Return whether it can be the size of a file in bytes."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_SIZE
 
 
 def checked_etag(etag: str) -> str:
-    """`etag` itself, if it is a hash.
+    """Return `etag` if it is a hash.
 
     Raises:
-        HubError: it is none, so it makes no file name.
+        HubError: it is not, so it must not become a file name.
     """
     if not (is_sha1(etag) or is_sha256(etag)):
         raise HubError("The hub announced no hash for this file.", "Try again later, or choose another repository.")
@@ -49,16 +49,16 @@ def checked_etag(etag: str) -> str:
 
 
 def check_names(repo: str, revision: str, files: Iterable[HubFile]) -> None:
-    """Everything that becomes the name of a file or a folder.
+    """Check everything that becomes the name of a file or a folder.
 
     Raises:
-        UsageError: the repository or the revision is none.
-        HubError: a file has a name that leads out of its folder, no hash, or no size.
+        UsageError: the repository or the revision is malformed.
+        HubError: a file has an unsafe name, no hash, or no size.
     """
     if not is_repo(repo):
-        raise UsageError(f"{repo!r} is no repository.", "Write it as OWNER/NAME.")
+        raise UsageError(f"{repo!r} is not a repository name.", "Write it as OWNER/NAME.")
     if not is_sha1(revision):
-        raise UsageError(f"{revision!r} is no commit.", "Ask the hub for the repository's newest one.")
+        raise UsageError(f"{revision!r} is not a commit hash.", "Refresh the repository.")
     for file in files:
         safe_path(file.path)
         checked_etag(file.etag)
@@ -67,23 +67,23 @@ def check_names(repo: str, revision: str, files: Iterable[HubFile]) -> None:
 
 
 def safe_path(path: str) -> str:
-    """`path` itself, if it names a file inside the folder it will be put into, on any operating system.
+    """Return `path` if it names a file inside the folder it will be put into, on any operating system.
 
     Raises:
-        HubError: it leads out of the folder, or is no name that can be written and shown: absolute, `..`, a drive,
-            backslashes, control and invisible characters, device names, too long. The message says which.
+        HubError: it is unsafe: absolute, `..`, a drive, backslashes, control or invisible characters, device names, too
+            long. The message says which.
     """
     fault = _path_fault(path)
     if fault:
         raise HubError(
-            f"The repository holds a file with an unsafe name ({fault}): {clean_line(path)[:100]!r}.",
+            f"The repository contains a file with an unsafe name ({fault}): {clean_line(path)[:100]!r}.",
             "Don't trust this repository; choose another one.",
         )
     return path
 
 
 def _path_fault(path: str) -> str:
-    """What is wrong with it; "" when it is safe."""
+    """Return what is wrong with it; "" when it is safe."""
     parts = path.split("/")
     if not path.isprintable():
         return "control or invisible characters"
@@ -92,9 +92,9 @@ def _path_fault(path: str) -> str:
     if path.startswith("/"):
         return "an absolute path"
     if any(part in ("", ".", "..") for part in parts):
-        return "it leaves the folder"
+        return "outside its folder"
     if any(part != part.rstrip(" .") or _DEVICE.match(part) for part in parts):
-        return "a name that Windows reserves"
+        return "a name reserved by Windows"
     if len(path.encode()) > _MAX_PATH or any(len(part.encode()) > _MAX_PART for part in parts):
         return "too long"
     return ""

@@ -1,0 +1,84 @@
+"""What the name of a GGUF file tells: its quantization, and whether it is a model or something used with one. Pure.
+
+Heads predict further tokens from what the model computes and cannot answer by themselves. Publishers put them beside
+the model, mostly with a prefix (`eagle3-gpt-oss-20b-Q8_0`, `mtp-Qwen3.5-27B-Q8_0`: ggml-org) or into a folder (`MTP/`).
+A model that contains such a head has `MTP` further back in its name and is a model.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+Role = Literal["model", "head", "projector", "imatrix"]
+
+PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0")
+"""The usual trade-off of size and quality first."""
+
+_USUAL_BITS = 4
+_PREFIXES = ("UD-", "QAT-")
+_NAMED = re.compile(
+    r"(?<![A-Z0-9])(?:(?P<prefix>UD|QAT)[-_.])?"
+    r"(?P<type>[IT]?Q[1-9]_(?:[01]|K[LST]{0,2}|XXS|XS|S|M|NL)(?:_(?:XXS|XS|S|M|X*L|[48]|R[48]))*"
+    r"|MXFP4(?:_MOE)?|NVFP4|BF16|FP?(?:16|32))(?![A-Z0-9])",
+    re.IGNORECASE,
+)
+_HEAD = re.compile(r"mtp(?![a-z0-9])|(?:.*[^a-z0-9])?(?:eagle-?3|dflash|dspark)(?![a-z0-9])", re.IGNORECASE)
+_HEADS = frozenset({"mtp", "eagle3", "eagle-3", "dflash", "dspark"})
+
+
+def role_of(path: str) -> Role:
+    """Return the role of the file at `path` in its repository, with or without `.gguf`.
+
+    "projector": the image or audio part of a model; "imatrix": weights for quantizing.
+    """
+    *folders, name = path.lower().removesuffix(".gguf").split("/")
+    if "mmproj" in name:
+        return "projector"
+    if "imatrix" in name and not quantization_of(path):
+        return "imatrix"
+    if _HEAD.match(name) or _HEADS.intersection(folders):
+        return "head"
+    return "model"
+
+
+def quantization_of(path: str) -> str:
+    """Return `Q4_K_M`, `UD-Q4_K_XL`, `QAT-Q4_0`, `BF16`: from the file's name, else its folder's; "" if neither says.
+
+    Upper case. The `i1-` of weighted quantizations is left out: all of a repository have it, or none.
+    """
+    for part in reversed(path.split("/")):
+        found = _last(part)
+        if found is not None:
+            kind = found["type"].upper().replace("FP16", "F16").replace("FP32", "F32")
+            return f"{found['prefix'].upper()}-{kind}" if found["prefix"] else kind
+    return ""
+
+
+def without_quantization(name: str) -> str:
+    """Return `Qwen3-8B` for `Qwen3-8B-UD-Q4_K_XL`; `name` itself where it contains nothing else, or no quantization."""
+    found = _last(name)
+    if found is None:
+        return name
+    before, behind = name[: found.start()].rstrip("-._"), name[found.end() :]
+    return f"{before}{behind}".strip("-._") or name
+
+
+def without_prefix(quantization: str) -> str:
+    """Return `Q4_K_M` for `UD-Q4_K_M`: the same format, quantized with more care."""
+    for prefix in _PREFIXES:
+        quantization = quantization.removeprefix(prefix)
+    return quantization
+
+
+def rank(quantization: str) -> tuple[int, int, bool]:
+    """Return a sort key: preferred ones first, then by distance from 4 bits; plain ones before `UD-`."""
+    plain = without_prefix(quantization)
+    bits = re.search(r"\d+", plain)
+    place = PREFERRED.index(plain) if plain in PREFERRED else len(PREFERRED)
+    return place, abs(int(bits[0]) - _USUAL_BITS) if bits else 99, plain != quantization
+
+
+def _last(name: str) -> re.Match[str] | None:
+    """Return the last quantization in a name: names of models contain such words, too."""
+    return max(_NAMED.finditer(name), key=re.Match.start, default=None)
