@@ -15,10 +15,10 @@ from cpuchat.hardware.diagnostics.facts import refused_policy
 from cpuchat.models.quantize.process import QuantizeProcess
 from cpuchat.synthetic.model import write_model
 from tests.cli.program import HANG_GUARD, PLAIN
-from tests.models.test_synthetic import TINY_LLAMA
 from tests.support.chatting import chat, collect, worker
 from tests.support.hub_server import HubServer
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.synthetic.test_synthetic import TINY_LLAMA
 
 # Standard library, dependencies and the package itself: whatever a child imports first.
 TRAPS = (

@@ -1,15 +1,17 @@
-"""Deletes models: first what would go and how much room that makes, then the files.
+"""Deletes models: first a plan of what would go and how much space that frees, then the files.
 
-In the Hugging Face cache a model is a link in every revision that has it, and a content in `blobs/` that they share,
-also with files of other names. Nothing outside the cache and the folders of the user is ever deleted, whatever a link
-leads to, and nothing but what was shown before.
+In the Hugging Face cache a model is a link in every revision that has it, and a content in `blobs/` that these links
+share, also with files of other names. Nothing outside the cache and the user's folders is ever deleted, wherever a link
+leads, and nothing but what the plan showed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,18 +19,19 @@ from cpuchat.errors import CpuchatError
 from cpuchat.files import is_locked
 from cpuchat.hardware.numa.page_cache import mapped_by
 from cpuchat.models.fingerprint import stat_fingerprint
-from cpuchat.models.library import shared_store
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.places import entry, is_inside, linked, links, model_files
-from cpuchat.models.library.tidying import tidy
+
+if TYPE_CHECKING:
+    from huggingface_hub import DeleteCacheStrategy
 
 
 class Deletion(msgspec.Struct, frozen=True, kw_only=True):
-    """What deleting a model does. `files` go, in this order, and `freed` bytes with them.
+    """What deleting a model does. `files` go, in this order, and free `freed` bytes.
 
-    `stays` are sentences about what stays, and why. `refused` is why it may not be deleted, "" when it may. The rest
-    is for `delete`: where the files are, what they were when this was found out, who must not lose them, and contents
-    of the cache's shared store that go when nothing else needs them.
+    `stays` are sentences about what stays and why. `refused` is why it may not be deleted, "" when it may. The rest is
+    for `delete`: the folder or repository, the files' fingerprint at the time of planning, files in use, and
+    huggingface_hub's plan for the same files where it has one.
     """
 
     model: LocalModel
@@ -39,57 +42,57 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
     root: Path = Path()
     state: str = ""
     in_use: tuple[Path, ...] = ()
-    shared: tuple[Path, ...] = ()
+    strategy: DeleteCacheStrategy | None = None
 
 
 class _Plan:
-    """What goes and what stays, while it is found out. `named` are the links of all revisions, by what they name."""
+    """Collects what goes and what stays. `names` are the links of all revisions, by the entry that each leads to."""
 
-    def __init__(self, root: Path, named: dict[Path, list[Path]]) -> None:
+    def __init__(self, root: Path, names: dict[Path, list[Path]]) -> None:
         self._root = root
-        self._named = named
+        self._names = names
         self._blobs = entry(root / "blobs" / "x").parent
         self.contents: list[Path] = []
         self.links: list[Path] = []
         self.stays: list[str] = []
         self.freed = 0
 
-    def of_folder(self, part: Path) -> None:
-        """One file of a model in a folder of the user."""
+    def add_of_folder(self, part: Path) -> None:
+        """Add one file of a model in a folder of the user."""
         if part.is_symlink():
-            self._only_link(part)
+            self._add_only_link(part)
         else:
-            self._content(part)
+            self._add_content(part)
 
-    def of_cache(self, part: Path) -> None:
-        """One file of a model in the Hugging Face cache."""
+    def add_of_cache(self, part: Path) -> None:
+        """Add one file of a model in the Hugging Face cache."""
         if not part.is_symlink():
-            if self._named.get(entry(part)):  # while this was looked at, a download was finished
-                self.stays.append(f"{part.name} stays: it has a name by now.")
+            if self._names.get(entry(part)):  # the download finished in the meantime
+                self.stays.append(f"{part.name} stays: its download has finished.")
             else:
-                self._content(part)
+                self._add_content(part)
             return
         content, name = linked(part), self._name(part)
         if content.parent != self._blobs:
-            self._only_link(part)
+            self._add_only_link(part)
             return
-        same = self._named.get(content, [])
+        same = self._names.get(content, [])
         mine = [link for link in same if self._name(link) == name]
         self.links += mine
         if others := [link for link in same if link not in mine]:
-            self.stays.append(f"The content of {part.name} stays: {others[0].name} has the same.")
+            self.stays.append(f"The content of {part.name} stays: {others[0].name} shares it.")
         elif os.path.lexists(content):
-            self._content(content)
-        if any(self._name(link) == name for found in self._named.values() for link in found if link not in mine):
-            self.stays.append(f"Another version of {part.name}, of another revision, stays.")
+            self._add_content(content)
+        if any(self._name(link) == name for found in self._names.values() for link in found if link not in mine):
+            self.stays.append(f"Another revision's version of {part.name} stays.")
 
-    def _only_link(self, part: Path) -> None:
+    def _add_only_link(self, part: Path) -> None:
         self.links.append(part)
         content = Path(os.path.realpath(part))
         if content.exists():
-            self.stays.append(f"{part.name} is a link: {content}, where it leads to, stays.")
+            self.stays.append(f"{part.name} is a link: its target {content} stays.")
 
-    def _content(self, path: Path) -> None:
+    def _add_content(self, path: Path) -> None:
         self.contents.append(path)
         status = path.lstat()
         if path.is_symlink():  # into the store that repositories share
@@ -97,35 +100,37 @@ class _Plan:
         if status.st_nlink == 1:
             self.freed += status.st_size
         else:
-            self.stays.append(f"{path.name} has another name on this disk, which keeps its content.")
+            self.stays.append(f"{path.name} has another hard link, which keeps its content.")
 
     def _name(self, link: Path) -> Path:
-        """`snapshots/REVISION/a/b.gguf` → `a/b.gguf`."""
+        """Return `a/b.gguf` for `snapshots/REVISION/a/b.gguf`."""
         return Path(*link.relative_to(self._root / "snapshots").parts[1:])
 
 
 def plan_deletion(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Deletion:
-    """What deleting `model` would do. `root`: the folder, or the repository of the cache, that it belongs to."""
-    plan = _look(model, root, in_use)
-    users = mapped_by(plan.files[0]) if plan.freed else []  # who has one part in memory has them all
+    """Return what deleting `model` would do. `root`: the user's folder or cached repository that it belongs to."""
+    plan = _plan(model, root, in_use)
+    users = mapped_by(plan.files[0]) if plan.freed else []  # who has mapped one part has mapped them all
     if users:
-        told = f"{', '.join(users)} uses it: the room is free when that ends."
-        return msgspec.structs.replace(plan, stays=(*plan.stays, told))
+        sentence = f"In use by {', '.join(users)}: the space is freed when it exits."
+        return msgspec.structs.replace(plan, stays=(*plan.stays, sentence))
     return plan
 
 
 def delete(deletion: Deletion) -> int:
-    """Delete; returns the bytes that are free now.
+    """Carry out a plan; returns the bytes that were freed.
 
     Raises:
-        CpuchatError: it is refused, there is something else now than `deletion` tells, or the system does not let it
-            happen; what was deleted before stays deleted.
+        CpuchatError: it is refused, the files are no longer those of the plan, or the system refuses; what was deleted
+            before that stays deleted.
     """
-    now = deletion if deletion.refused else _look(deletion.model, deletion.root, deletion.in_use)
+    now = deletion if deletion.refused else _plan(deletion.model, deletion.root, deletion.in_use)
     if now.refused:
-        raise CpuchatError(f"{deletion.model.name} is not deleted. {now.refused}")
+        raise CpuchatError(f"{deletion.model.name} was not deleted. {now.refused}")
     if (now.files, now.state) != (deletion.files, deletion.state):
-        raise CpuchatError(f"{deletion.model.name} is not deleted: its files have changed meanwhile.", "Look again.")
+        raise CpuchatError(f"{deletion.model.name} was not deleted: its files have changed.", "Refresh and try again.")
+    if now.strategy is not None:
+        now.strategy.execute()  # skips what it cannot delete, which the next lines then name
     for file in now.files:
         try:
             file.unlink(missing_ok=True)
@@ -133,24 +138,23 @@ def delete(deletion: Deletion) -> int:
             raise CpuchatError(
                 f"Cannot delete {file}: {error.strerror}.", "Check the permissions of its folder."
             ) from None
-    kept = shared_store.sweep(now.root.parent, now.shared)
     if now.model.source == "huggingface" and not _downloading(now.root):
-        tidy(now.root)
-    return now.freed - kept
+        _tidy(now.root)
+    return now.freed
 
 
-def _look(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Deletion:
+def _plan(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Deletion:
     def refused(why: str) -> Deletion:
         return Deletion(model=model, refused=why)
 
     if model.source == "demo":
-        return refused("The demo models are a part of cpuchat.")
+        return refused("The demo models are part of cpuchat.")
     whole = model_files(model.path)
     parts = [part for part in whole if os.path.lexists(part)]
     if not parts:
-        return refused(f"{model.path.name} is gone already.")
+        return refused(f"{model.path.name} no longer exists.")
     if root is None or not all(is_inside(part.parent, root) for part in parts):
-        return refused(f"{model.path.name} lies outside of the folders and the cache that cpuchat looks after.")
+        return refused(f"{model.path.name} is outside the Hugging Face cache and your model folders.")
     used = {os.path.realpath(path) for path in in_use}
     if any(os.path.realpath(part) in used for part in parts):
         return refused("It is in use: load another model first.")
@@ -158,37 +162,105 @@ def _look(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Del
     try:
         plan = _Plan(root, links(root) if cached else {})
         for part in parts:
-            (plan.of_cache if cached else plan.of_folder)(part)
+            (plan.add_of_cache if cached else plan.add_of_folder)(part)
         contents = list(dict.fromkeys(plan.contents))
         state = stat_fingerprint([path for path in contents if path.exists()])
     except OSError as error:
-        return refused(f"Cannot look at {error.filename}: {error.strerror}.")
-    # Which content a missing part will be, nobody here knows.
+        return refused(f"Cannot read {error.filename}: {error.strerror}.")
+    # Which content a missing part will have is not known here.
     arriving = _downloading(root) if cached else set()
     if arriving and (len(parts) < len(whole) or arriving & {path.name.partition(".")[0] for path in contents}):
-        return refused("It is downloaded just now: cancel that first.")
-    shared = shared_store.freed_by(root.parent, [path for path in contents if path.is_symlink()])
-    if any(path.is_symlink() for path in contents) and not shared:
-        plan.stays.append("Its content stays in the cache: other repositories have it, too.")
+        return refused("It is being downloaded: cancel the download first.")
+    strategy = _hub_strategy(root, plan.links, contents) if cached else None
+    freed_of_store = _freed_of_store(contents, strategy)
+    if any(path.is_symlink() for path in contents) and not freed_of_store:
+        plan.stays.append("Its content stays: other repositories in the cache share it.")
     if model.projector is not None:
-        plan.stays.append(f"{model.projector.name}, the part for images or sound beside it, stays.")
+        plan.stays.append(f"{model.projector.name}, its image or audio part, stays.")
     return Deletion(
         model=model,
-        # Contents first: a link without content is seen and can be deleted again.
+        # Contents first: a link without content is listed and can be deleted again.
         files=(*contents, *dict.fromkeys(plan.links)),
-        freed=plan.freed + sum(shared.values()),
+        freed=plan.freed + freed_of_store,
         stays=tuple(plan.stays),
         root=root,
         state=state,
         in_use=tuple(in_use),
-        shared=tuple(shared),
+        strategy=strategy,
     )
 
 
+def _hub_strategy(root: Path, links: list[Path], contents: list[Path]) -> DeleteCacheStrategy | None:
+    """Return huggingface_hub's plan for deleting exactly these links and contents; None where it has another or none.
+
+    Only huggingface_hub knows which contents of the store that repositories share nothing else needs. It has no plan
+    for partial downloads, broken links, copies instead of links, and repositories that it calls corrupted, and it would
+    follow a link out of the cache. And it cannot delete an empty revision: `delete_revisions` of the last one takes the
+    whole repository with it, other partial downloads included. All that is done here, file by file.
+    """
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+    from huggingface_hub.utils.logging import set_verbosity_error
+
+    set_verbosity_error()  # its warnings would be printed across the screen
+    try:
+        scanned = scan_cache_dir(root.parent)
+    except (CacheNotFound, OSError, ValueError):
+        return None
+    wanted = {entry(link) for link in links}
+    revisions = (revision for repo in scanned.repos if repo.repo_path.name == root.name for revision in repo.revisions)
+    files = (file for revision in revisions for file in revision.files if entry(file.file_path) in wanted)
+    strategy = scanned.delete_files(*files)
+    is_same = {entry(file) for file in strategy.files} == wanted and {entry(b) for b in strategy.blobs} == set(contents)
+    return strategy if is_same else None
+
+
+def _freed_of_store(contents: list[Path], strategy: DeleteCacheStrategy | None) -> int:
+    """Return the bytes that go from the store that repositories share."""
+    if strategy is None:
+        return 0
+    return strategy.expected_freed_size - sum(path.stat().st_size for path in contents if not path.is_symlink())
+
+
 def _downloading(root: Path) -> set[str]:
-    """Hashes of the contents of a cached repository that a program downloads: it holds huggingface_hub's lock."""
+    """Return the hashes of the contents of a cached repository whose huggingface_hub lock another program holds."""
     try:
         locks = list((root.parent / ".locks" / root.name).iterdir())
     except OSError:
         return set()
     return {lock.stem for lock in locks if lock.suffix == ".lock" and is_locked(lock)}
+
+
+def _tidy(root: Path) -> None:
+    """Remove empty folders of a repository, and references to revisions that no longer exist.
+
+    Such a reference makes other programs call the whole repository corrupted. What cannot be removed stays.
+    """
+    _remove_empty(root / "snapshots", root)
+    try:
+        left = {path.name for path in (root / "snapshots").iterdir()}
+    except OSError:
+        left = set()
+    for reference in _files(root / "refs", root):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if reference.read_text(encoding="ascii").strip() not in left:
+                reference.unlink()
+    for marker in _files(root / ".no_exist", root):  # .no_exist/REVISION/NAME: this revision has no such file
+        with contextlib.suppress(OSError):
+            if marker.relative_to(root / ".no_exist").parts[0] not in left and not marker.stat().st_size:
+                marker.unlink()
+    _remove_empty(root, root)
+
+
+def _remove_empty(folder: Path, root: Path) -> None:
+    """Remove `folder` and those in it that are empty and inside of `root`."""
+    for base, _, _ in os.walk(folder, topdown=False):
+        if is_inside(Path(base), root):
+            with contextlib.suppress(OSError):  # not empty
+                Path(base).rmdir()
+
+
+def _files(folder: Path, root: Path) -> list[Path]:
+    """Return all files below `folder`; none where links lead out of `root`."""
+    found = [Path(base, name) for base, _, names in os.walk(folder) for name in names]
+    return [file for file in found if is_inside(file.parent, root)]

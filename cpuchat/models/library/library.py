@@ -10,11 +10,11 @@ import msgspec
 from cpuchat import paths
 from cpuchat.errors import ModelDamaged
 from cpuchat.models.library.deleting import Deletion, plan_deletion
-from cpuchat.models.library.facts import FactsCache
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.places import Place, all_places, hub_cache, is_inside, model_files, repo_folder
 from cpuchat.models.library.recent import RecentModels
 from cpuchat.models.library.resolving import Resolver
+from cpuchat.models.library.summaries import FactsCache
 from cpuchat.models.library.usage import UsageLog, UsageRead
 from cpuchat.models.library.verifying import Progress, Verification, check_content
 

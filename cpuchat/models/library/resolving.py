@@ -10,8 +10,8 @@ from pathlib import Path
 from cpuchat import paths
 from cpuchat.errors import ModelNotFound
 from cpuchat.models.file_names import quantization_of, rank, role_of, without_prefix
-from cpuchat.models.library.facts import FactsCache
 from cpuchat.models.library.places import DEMO_FILES, Place, model_files, repo_folder, repo_places, walk
+from cpuchat.models.library.summaries import FactsCache
 
 _REPO = re.compile(r"^(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?::(?P<quant>[\w.-]+))?$")
 

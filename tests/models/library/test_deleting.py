@@ -39,7 +39,9 @@ def deletion(library: Library, name: str) -> Deletion:
 
 def used(folder: Path) -> int:
     """Bytes of all files below `folder`, each content once."""
+    books = (".refs", ".lock")  # of the store that repositories share
     found = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "refs"]
+    found = [path for path in found if path.suffix not in books]
     files = {path.stat().st_ino: path.stat().st_size for path in found}
     return sum(files.values())
 
@@ -96,7 +98,7 @@ def test_an_older_version_stays_and_is_seen_from_then_on(hub: Path, model: Path)
     cached(hub, "o/n", "m.gguf", model, REVISIONS[0])
     old = cached(hub, "o/n", "m.gguf", model, REVISIONS[1], main=False)
     plan = deletion(library, "m.gguf")
-    assert plan.stays == ("Another version of m.gguf, of another revision, stays.",)
+    assert plan.stays == ("Another revision's version of m.gguf stays.",)
     freed(hub, plan)
     assert [m.path for m in library.local_models()] == [old]
 
@@ -107,7 +109,7 @@ def test_a_blob_under_another_name_stays(hub: Path, model: Path) -> None:
     cached(hub, "o/n", "b.gguf", model, tail="same")
     plan = deletion(library, "a.gguf")
     assert (len(plan.files), plan.freed) == (1, 0)
-    assert plan.stays == ("The content of a.gguf stays: b.gguf has the same.",)
+    assert plan.stays == ("The content of a.gguf stays: b.gguf shares it.",)
     assert freed(hub, plan) == 0
     assert [m.path.name for m in library.local_models()] == ["b.gguf"]
 
@@ -130,7 +132,7 @@ def test_what_another_program_downloads_just_now_stays(hub: Path, model: Path) -
     lock = hub / ".locks" / "models--o--n" / f"{'1' * 64}.lock"
     lock.parent.mkdir(parents=True)
     with WeakFileLock(lock):
-        assert "downloaded just now" in deletion(library, half.name).refused
+        assert "being downloaded" in deletion(library, half.name).refused
     assert freed(hub, deletion(library, half.name)) == 200_000
 
 
@@ -142,8 +144,8 @@ def test_a_split_model_of_which_a_part_is_still_downloaded_stays(hub: Path, tmp_
     lock.parent.mkdir(parents=True)
     plan = deletion(library, name)
     with WeakFileLock(lock):
-        assert "downloaded just now" in deletion(library, name).refused
-        with pytest.raises(CpuchatError, match="downloaded just now"):
+        assert "being downloaded" in deletion(library, name).refused
+        with pytest.raises(CpuchatError, match="being downloaded"):
             delete(plan)
     assert link.exists()
 
@@ -170,7 +172,7 @@ def test_what_another_program_has_in_memory_is_told_and_it_goes_on(tmp_path: Pat
         reader.stdout.readline()
         plan = deletion(Library([tmp_path], cache=tmp_path / "none"), "m.gguf")
         [told] = plan.stays
-        assert f"({reader.pid}) uses it: the room is free when that ends." in told
+        assert told.startswith("In use by ") and f"({reader.pid}): the space is freed" in told
         delete(plan)
         assert reader.communicate("\n")[0] == "b'GGUF'\n"
 
@@ -223,7 +225,7 @@ def test_a_link_in_a_folder_goes_and_its_content_stays(tmp_path: Path, model: Pa
     (folder / "link.gguf").symlink_to(mine)
     plan = deletion(Library([folder], cache=tmp_path / "none"), "link.gguf")
     assert (plan.files, plan.freed) == ((folder / "link.gguf",), 0)
-    assert plan.stays == (f"link.gguf is a link: {mine}, where it leads to, stays.",)
+    assert plan.stays == (f"link.gguf is a link: its target {mine} stays.",)
     freed(tmp_path, plan)
     assert mine.exists()
     assert not os.path.lexists(folder / "link.gguf")
@@ -236,7 +238,7 @@ def test_a_second_name_keeps_the_room(tmp_path: Path, model: Path) -> None:
     (tmp_path / "b.gguf").hardlink_to(folder / "a.gguf")
     plan = deletion(Library([folder], cache=tmp_path / "none"), "a.gguf")
     assert plan.freed == 0
-    assert plan.stays == ("a.gguf has another name on this disk, which keeps its content.",)
+    assert plan.stays == ("a.gguf has another hard link, which keeps its content.",)
     assert freed(tmp_path, plan) == 0
     assert (tmp_path / "b.gguf").exists()
 
@@ -248,9 +250,9 @@ def test_nothing_outside_of_the_folders_is_deleted(tmp_path: Path, model: Path) 
     shutil.copy(model, outside / "m.gguf")
     (folder / "door").symlink_to(outside)
     plan = deletion(Library([folder], cache=tmp_path / "none"), "m.gguf")
-    assert "lies outside of the folders" in plan.refused
+    assert "is outside the Hugging Face cache" in plan.refused
     assert plan.files == ()
-    with pytest.raises(CpuchatError, match="is not deleted"):
+    with pytest.raises(CpuchatError, match="was not deleted"):
         delete(plan)
     assert (outside / "m.gguf").exists()
 
@@ -274,7 +276,7 @@ def test_a_folder_that_was_exchanged_meanwhile_is_left_alone(tmp_path: Path, mod
     plan = deletion(Library([folder], cache=tmp_path / "none"), "m.gguf")
     shutil.rmtree(folder / "deep")
     (folder / "deep").symlink_to(outside)
-    with pytest.raises(CpuchatError, match="lies outside of the folders"):
+    with pytest.raises(CpuchatError, match="is outside the Hugging Face cache"):
         delete(plan)
     assert (outside / "m.gguf").exists()
 
@@ -284,7 +286,7 @@ def test_a_file_that_was_replaced_meanwhile_stays(tmp_path: Path, model: Path) -
     plan = deletion(Library([tmp_path], cache=tmp_path / "none"), "m.gguf")
     path.unlink()
     shutil.copy(model, path)
-    with pytest.raises(CpuchatError, match="changed meanwhile"):
+    with pytest.raises(CpuchatError, match="files have changed"):
         delete(plan)
     assert path.exists()
 
@@ -294,7 +296,7 @@ def test_a_content_that_got_another_name_meanwhile_stays(hub: Path, model: Path)
     cached(hub, "o/n", "a.gguf", model, tail="same")
     plan = deletion(library, "a.gguf")
     other = cached(hub, "o/n", "b.gguf", model, REVISIONS[1], tail="same")
-    with pytest.raises(CpuchatError, match="changed meanwhile"):
+    with pytest.raises(CpuchatError, match="files have changed"):
         delete(plan)
     assert other.exists()
     assert freed(hub, deletion(library, "a.gguf")) == 0
@@ -309,9 +311,9 @@ def test_a_content_without_a_name_can_be_deleted_until_it_gets_one(hub: Path, mo
     assert (plan.files, plan.freed) == ((blob,), blob.stat().st_size)
     found = named(library, blob.name)
     link.symlink_to(blob)
-    with pytest.raises(CpuchatError, match="changed meanwhile"):
+    with pytest.raises(CpuchatError, match="files have changed"):
         delete(plan)
-    assert library.deletion(found).stays == (f"{blob.name} stays: it has a name by now.",)
+    assert library.deletion(found).stays == (f"{blob.name} stays: its download has finished.",)
     link.unlink()
     freed(hub, deletion(library, blob.name))
     assert list(hub.iterdir()) == []
@@ -322,7 +324,7 @@ def test_what_repositories_share_goes_with_the_last_of_them(hub: Path, model: Pa
     for repo in ("o/one", "o/two"):
         content = share(cached(hub, repo, "m.gguf", model, tail="same"), "c" * 64)
     first = deletion(library, "m.gguf")
-    assert first.stays == ("Its content stays in the cache: other repositories have it, too.",)
+    assert first.stays == ("Its content stays: other repositories in the cache share it.",)
     assert freed(hub, first) == 0
     assert content.exists()
     second = deletion(library, "m.gguf")
@@ -348,7 +350,7 @@ def test_a_projector_beside_it_is_named(hub: Path, model: Path) -> None:
     cached(hub, "o/n", "m.gguf", model)
     projector = cached(hub, "o/n", "mmproj-m.gguf", model)
     plan = deletion(library, "m.gguf")
-    assert plan.stays == ("mmproj-m.gguf, the part for images or sound beside it, stays.",)
+    assert plan.stays == ("mmproj-m.gguf, its image or audio part, stays.",)
     delete(plan)
     assert projector.exists()
 

@@ -24,7 +24,6 @@ from cpuchat.tui.models.repository.screen import RepositoryScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.model_list import ModelList
-from tests.models.test_synthetic import TINY_LLAMA
 from tests.support.big_headers import big_header, hollow_file
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.downloads import ShownDownloads, download, left_by_the_last_run, model
@@ -33,6 +32,7 @@ from tests.support.scripted_backend import MODEL, ScriptedBackend
 from tests.support.shelf import LOCAL, shelf_reader
 from tests.support.snapshots import snapshot
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.synthetic.test_synthetic import TINY_LLAMA
 
 REPO = "maker/Tiny-GGUF"
 
