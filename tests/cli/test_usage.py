@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import run
+from tests.cli.program import run, run_process
 
 ASK_OPTIONS = """
     --model --system --raw --temperature --top-k --top-p --min-p --repeat-penalty --seed --max-tokens --stop
@@ -153,7 +153,7 @@ def test_input_that_is_no_text_is_refused() -> None:
 
 
 def test_a_question_that_is_no_text_is_refused() -> None:
-    done = run("ask", os.fsdecode(b"caf\xe9"))
+    done = run_process("ask", os.fsdecode(b"caf\xe9"))
     assert done.returncode == 2
     assert "UTF-8" in done.stderr
 
@@ -178,7 +178,7 @@ def test_a_bug_is_one_line_and_a_traceback_only_on_request(monkeypatch: pytest.M
 
 
 def test_version_names_program_python_and_engine() -> None:
-    done = run("--version")
+    done = run_process("--version")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("cpuchat 0.")
@@ -193,7 +193,7 @@ def test_version_with_a_broken_engine_still_tells_the_versions(tmp_path: Path, m
     for name in ("__init__", "llama_cpp"):
         (broken / f"{name}.py").write_text("raise ImportError('libllama.so: cannot open shared object file')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = run("--version")
+    done = run_process("--version")
     assert done.returncode == 9
     assert done.stdout.startswith("cpuchat 0.")
     assert "engine: cannot be used" in done.stdout

@@ -112,12 +112,17 @@ def test_no_screen_of_the_app_lets_an_escape_sequence_through(hostile: Path, tmp
         terminal.press("esc")
         terminal.wait_for("stopped")
         visit(terminal, "f2", "config.toml")
+        visit(terminal, "f12", "Memory policy")
+        visit(terminal, "f1", "Help")
         terminal.press("ctrl+o")
         terminal.wait_for("Odd␛]52")
         for model, shown in (("name", "author␛]52"), ("Odd", "general.architecture")):
             terminal.type(model)
             terminal.wait_for(f"“{model}”")
             visit(terminal, "f3", shown)  # its header
+            if model == "name":
+                visit(terminal, "f5", "Write to")  # quantizing it
+                visit(terminal, "f8", "Delete a model")
             terminal.press("ctrl+u")
         terminal.wait_for("broken␛]52")
         visit(terminal, "ctrl+l", "Draft models for name␛]52")

@@ -1,0 +1,52 @@
+"""A process that quantizes and does not behave: each end is a QuantizeFailed that says what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from cpuchat.errors import DiskFull, QuantizeFailed
+from cpuchat.models.quantize.messages import Foresee
+from cpuchat.models.quantize.process import QuantizeProcess
+
+REQUEST = Foresee(source="/models/model.gguf", number=15)
+
+
+async def ask(program: str, monkeypatch: pytest.MonkeyPatch) -> object:
+    """The answer of the Python `program` in the place of the process that quantizes."""
+    monkeypatch.setattr("cpuchat.models.quantize.process.python_command", lambda *_: [sys.executable, "-c", program])
+    async with QuantizeProcess() as process:
+        await process.ask(REQUEST)
+        return await process.answer()
+
+
+@pytest.mark.parametrize("line", ["nonsense", "{}", '{"type": "foreseen"}', '{"type": "quantized"}', "[1]"])
+async def test_a_reply_that_is_no_message_is_told(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(QuantizeFailed, match="unreadable"):
+        await ask(f"print({line!r}, flush=True); input()", monkeypatch)
+
+
+async def test_a_pipe_that_is_closed_before_the_request_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os, sys; os.close(0); print('no room for tensors', file=sys.stderr)"
+    monkeypatch.setattr("cpuchat.models.quantize.process.python_command", lambda *_: [sys.executable, "-c", program])
+    async with QuantizeProcess() as process:
+        assert process._process is not None
+        await process._process.wait()
+        for _ in range(2):  # the second one meets a connection that is known to be lost
+            await process.ask(REQUEST)
+            await asyncio.sleep(0)
+        with pytest.raises(QuantizeFailed, match="no room for tensors"):
+            await process.answer()
+
+
+async def test_a_reply_that_is_cut_short_is_told_with_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(QuantizeFailed, match="status 3"):
+        await ask("import sys; sys.stdout.write('{\"type\"'); sys.stdout.flush(); sys.exit(3)", monkeypatch)
+
+
+async def test_a_refusal_is_the_error_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = '{"type": "refused", "code": "disk_full", "message": "No room.", "hint": "Delete something."}'
+    with pytest.raises(DiskFull, match="No room. Delete something."):
+        await ask(f"print({refusal!r}, flush=True)", monkeypatch)
