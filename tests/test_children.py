@@ -17,8 +17,8 @@ from cpuchat.synthetic.model import write_model
 from tests.cli.program import HANG_GUARD, PLAIN
 from tests.support.chatting import chat, collect, worker
 from tests.support.hub_server import HubServer
+from tests.support.shapes import TINY_LLAMA
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.synthetic.test_synthetic import TINY_LLAMA
 
 # Standard library, dependencies and the package itself: whatever a child imports first.
 TRAPS = (

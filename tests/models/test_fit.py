@@ -20,7 +20,7 @@ from cpuchat.protocol import CacheType, LoadOptions
 from cpuchat.synthetic.model import write_model
 from cpuchat.synthetic.shapes import SHAPES
 from tests.models.llama import Llama
-from tests.synthetic.test_synthetic import TINY_LLAMA, TINY_MOE
+from tests.support.shapes import TINY_LLAMA, TINY_MOE
 
 MIB = 1 << 20
 

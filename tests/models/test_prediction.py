@@ -23,8 +23,8 @@ from cpuchat.synthetic.model import layer_tensors, metadata, write_model
 from cpuchat.synthetic.shapes import SHAPES, Shape
 from cpuchat.telemetry.traffic import pass_bytes
 from tests.support.big_headers import big_header
+from tests.support.shapes import TINY_MOE
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.synthetic.test_synthetic import TINY_MOE
 
 MACHINE = Machine(available=20_000_000_000, total=25_000_000_000, peak=50e9, peak_words="measured, 2 cores")
 ENGINE_OPTIONS = [

@@ -14,7 +14,7 @@ from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.models.repack import advice, layout_of, rearranged
 from cpuchat.synthetic.model import write_model
 from tests.models.llama import Llama
-from tests.synthetic.test_synthetic import TINY_LLAMA, TINY_MOE
+from tests.support.shapes import TINY_LLAMA, TINY_MOE
 
 MIB = 1 << 20
 

@@ -19,14 +19,7 @@ from cpuchat.synthetic.pair import draft_token_table, next_token_table, write_pa
 from cpuchat.synthetic.shapes import SHAPES, Shape, shape_of, tensor_type
 from cpuchat.synthetic.vocab import FIRST_WORD, word
 from tests.models.llama import Llama
-
-TINY_LLAMA = Shape(
-    name="tiny-llama", architecture="llama", n_layer=2, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_vocab=1000
-)
-TINY_MOE = Shape(
-    name="tiny-moe", architecture="qwen3moe", n_layer=2, n_embd=256, n_head=4, n_head_kv=2, head=64, n_ff=256,
-    n_vocab=1000, n_expert=8, n_expert_used=2,
-)  # fmt: skip
+from tests.support.shapes import TINY_LLAMA, TINY_MOE
 
 
 @pytest.mark.parametrize("kind", RANDOM_TYPES)

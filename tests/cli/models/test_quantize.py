@@ -17,9 +17,9 @@ from cpuchat.models.quantize.place import PART
 from cpuchat.models.quantize.types import TYPES
 from cpuchat.synthetic.model import write_model
 from tests.cli.program import COMMAND, HANG_GUARD, run
+from tests.support.shapes import TINY_LLAMA
 from tests.support.terminal import Terminal
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.synthetic.test_synthetic import TINY_LLAMA
 
 
 @pytest.fixture

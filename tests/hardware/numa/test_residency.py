@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.numa import page_cache, placement
+from cpuchat.hardware.numa import page_cache, residency
 from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.numa.numa_maps import parse_numa_maps, share_words
 from cpuchat.hardware.numa.page_cache import evict, mapped_by, resident_bytes, resident_nodes
@@ -295,5 +295,5 @@ def test_what_is_not_worth_reading_again(tmp_path: Path, weights: Path, monkeypa
     assert prepare_file(weights, Policy("preferred", (1,)), topology, root) == ""
     assert resident_bytes(weights) == SIZE
     # And what can't be told is said.
-    monkeypatch.setattr(placement, "resident_nodes", lambda path, root: None)
+    monkeypatch.setattr(residency, "resident_nodes", lambda path, root: None)
     assert "can't be told" in prepare_file(weights, Policy("bind", (1,)), topology, root)

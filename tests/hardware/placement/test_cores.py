@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from cpuchat.errors import UsageError
-from cpuchat.hardware import cores
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.placement import cores
 from cpuchat.hardware.placement.cores import choose_cores, spread
 from cpuchat.hardware.topology import Topology
 from tests.hardware.trees import NAMES

@@ -18,7 +18,7 @@ from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import hub_cache
 from cpuchat.synthetic.model import write_model
 from tests.models.library.files import REVISIONS, cached, part
-from tests.synthetic.test_synthetic import TINY_MOE
+from tests.support.shapes import TINY_MOE
 
 
 def test_the_cache_is_read_as_its_library_reads_it(no_demo: Path, tmp_path: Path, model: Path) -> None:

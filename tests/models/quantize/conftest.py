@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cpuchat.synthetic.model import write_model
+from tests.support.shapes import TINY_LLAMA
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.synthetic.test_synthetic import TINY_LLAMA
 
 
 @pytest.fixture(scope="session")

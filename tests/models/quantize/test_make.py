@@ -22,8 +22,8 @@ from cpuchat.models.quantize.types import TYPES, quant_type
 from cpuchat.synthetic.model import write_model
 from tests.models.llama import Llama
 from tests.models.quantize.jobs import copy, job, refused, weights
+from tests.support.shapes import TINY_MOE
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.synthetic.test_synthetic import TINY_MOE
 
 
 async def forecasts(source: Path, *names: str) -> dict[str, GGUFHeader]:

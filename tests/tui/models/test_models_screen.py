@@ -29,10 +29,10 @@ from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.downloads import ShownDownloads, download, left_by_the_last_run, model
 from tests.support.hub_server import Fault, Gate, HubServer
 from tests.support.scripted_backend import MODEL, ScriptedBackend
+from tests.support.shapes import TINY_LLAMA
 from tests.support.shelf import LOCAL, shelf_reader
 from tests.support.snapshots import snapshot
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.synthetic.test_synthetic import TINY_LLAMA
 
 REPO = "maker/Tiny-GGUF"
 

@@ -25,10 +25,10 @@ from cpuchat.tui.widgets.quantize_line import working
 from tests.models.quantize.jobs import children
 from tests.support.big_headers import big_header, hollow_file
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.shapes import TINY_LLAMA
 from tests.support.shelf import MACHINE
 from tests.support.snapshots import snapshot
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.synthetic.test_synthetic import TINY_LLAMA
 
 
 @pytest.fixture

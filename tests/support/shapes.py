@@ -1,0 +1,13 @@
+"""Shapes of synthetic models that are written and loaded in milliseconds."""
+
+from __future__ import annotations
+
+from cpuchat.synthetic.shapes import Shape
+
+TINY_LLAMA = Shape(
+    name="tiny-llama", architecture="llama", n_layer=2, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_vocab=1000
+)
+TINY_MOE = Shape(
+    name="tiny-moe", architecture="qwen3moe", n_layer=2, n_embd=256, n_head=4, n_head_kv=2, head=64, n_ff=256,
+    n_vocab=1000, n_expert=8, n_expert_used=2,
+)  # fmt: skip
