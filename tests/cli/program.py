@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 import subprocess
 import sys
+import tempfile
 from unittest.mock import patch
 
 from cpuchat.cli.main import main
@@ -16,17 +17,15 @@ COMMAND = (sys.executable, "-m", "cpuchat.cli.main")
 
 def run(*arguments: str, stdin: str | bytes | None = None) -> subprocess.CompletedProcess[str]:
     """Run to the end in this process, which has imported everything already; standard input is empty unless given."""
-    data = stdin.encode() if isinstance(stdin, str) else stdin or b""
-    given, out, err = (io.TextIOWrapper(io.BytesIO(start), encoding="utf-8") for start in (data, b"", b""))
-    with patch.multiple(sys, stdin=given, stdout=out, stderr=err):
-        code = main(arguments)
-    return subprocess.CompletedProcess(arguments, code, *map(_written, (out, err)))
-
-
-def _written(stream: io.TextIOWrapper) -> str:
-    stream.flush()
-    assert isinstance(stream.buffer, io.BytesIO)
-    return stream.buffer.getvalue().decode()
+    with contextlib.ExitStack() as files:
+        given, out, err = (files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(3))
+        given.buffer.write(stdin.encode() if isinstance(stdin, str) else stdin or b"")
+        given.seek(0)
+        with patch.multiple(sys, stdin=given, stdout=out, stderr=err):
+            code = main(arguments)
+        for stream in (out, err):
+            stream.seek(0)
+        return subprocess.CompletedProcess(arguments, code, out.buffer.read().decode(), err.buffer.read().decode())
 
 
 def run_process(*arguments: str, stdin: str | bytes | None = None) -> subprocess.CompletedProcess[str]:

@@ -95,7 +95,9 @@ def test_the_speed_comes_from_the_measured_bandwidth() -> None:
     user.write_text(user.read_text().replace("Q8_0 = 0.001", "Q8_0 = 4.25") + "active_params = 1.0\n")
     [row] = json.loads(run("models", "catalog", "--json", "big").stdout)
     assert row["tok_s"] == pytest.approx(50e9 * ASSUMED_REACH / (4.25e9 / 4), rel=0.01)
-    assert max(map(len, run("models", "catalog").stdout.splitlines())) <= 80
+    table, _, notes = run("models", "catalog").stdout.partition("\n\n")
+    assert max(map(len, table.splitlines())) <= 80
+    assert max(map(len, notes.splitlines())) <= 100
     listed = run("models", "catalog", "owner/big").stdout
     assert "≈ 33 tok/s" in listed
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cpuchat.errors import HubError, HubOffline, RateLimited
-from tests.cli.program import run
+from tests.cli.program import run, run_process
 from tests.support.hub_server import TOKEN, Fault, HubServer
 
 
@@ -67,6 +67,6 @@ def test_offline_mode_and_a_hub_that_asks_to_wait_end_with_their_own_words(
 def test_a_proxy_that_httpx_cannot_use_is_told(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
     monkeypatch.delenv("NO_PROXY")
-    done = run("models", "search", "tiny")
+    done = run_process("models", "search", "tiny")
     assert done.returncode == HubError.exit_code
     assert "httpx[socks]" in done.stderr
