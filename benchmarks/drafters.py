@@ -73,7 +73,7 @@ def source_code(folder: str) -> Iterator[str]:
 def edited(n: int) -> list[int]:
     """A file of 4,000 tokens, and again and again a copy of the last one with every fortieth place changed."""
     rng = random.Random(1)
-    version = tokenized(source_code("engine/*.py"), 4000)
+    version = tokenized(source_code("engine/**/*.py"), 4000)
     text = list(version)
     while len(text) < n:
         version = list(version)
@@ -119,7 +119,7 @@ def run(make: Callable[[], Drafter], text: list[int], written: int, *, cold: boo
     """Decode the last `written` tokens of `text` along the drafter's proposals."""
     drafter = make()
     start = len(text) - written
-    drafter.begin(text[:start])
+    drafter.begin_answer(text[:start])
     junk = np.ones(JUNK, np.uint8)
     at, appended, proposals = start, 0.0, []
     while at < len(text):
@@ -144,13 +144,13 @@ def cascade_us(text: list[int], written: int) -> float:
     """µs per token of both drafters with their shadow scoring, when nothing is ever worth verifying."""
     cascade = Cascade([make() for make in MAKERS.values()], lambda proposal: 0)
     start = len(text) - written
-    cascade.begin(text[:start])
+    cascade.begin_answer(text[:start])
     times = []
     for token in text[start:]:
         began = time.perf_counter_ns()
         cascade.propose(MAX_DEPTH)
         cascade.append([token])
-        cascade.scores()
+        cascade.take_scores()
         times.append((time.perf_counter_ns() - began) / 1e3)
     return statistics.median(times)
 
@@ -158,11 +158,11 @@ def cascade_us(text: list[int], written: int) -> float:
 def footprint(make: Callable[[], Drafter], text: list[int]) -> tuple[float, float]:
     """MB that a drafter takes with all of `text`, and seconds to read it."""
     began = time.perf_counter()
-    make().begin(text)
+    make().begin_answer(text)
     seconds = time.perf_counter() - began
     tracemalloc.start()
     drafter = make()
-    drafter.begin(text)
+    drafter.begin_answer(text)
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     return used / 1e6, seconds

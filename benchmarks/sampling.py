@@ -4,7 +4,7 @@
 
 First the whole: `Timings.overhead_us` of real answers of a 0.5B-shape model, greedy and with top-k 40 / top-p 0.95,
 by two kinds of models: one whose logits have a clear winner and one whose logits are noise, the hardest rows for a
-sampler. Then its largest part alone: `Sampler.pick` on prepared rows, with caches as decoding leaves them and warm.
+sampler. Then its largest part alone: `Sampler.sample` on prepared rows, with caches as decoding leaves them and warm.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _pick_us(sampling: Sampling, row: NDArray[np.float32], repeats: int, *, cold
         if cold:
             weights.sum()
         start = time.perf_counter_ns()
-        token = sampler.pick(row)
+        token = sampler.sample(row)
         sampler.accept(token)
         times.append((time.perf_counter_ns() - start) / 1e3)
     return float(statistics.median(times))

@@ -8,23 +8,32 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-from cpuchat.engine.answer import Answer, Loaded
+from cpuchat.engine.answer import Answer
 from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
-from cpuchat.engine.drafting.speculation_setup import Companions, leave_draft_cores, load_companions
+from cpuchat.engine.drafting.speculation_setup import SpeculationSetup, leave_draft_cores, set_up_speculation
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.limits import available_here, with_limits
+from cpuchat.engine.llama.limits import available_for_model, describe_with_limits
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.vocab import Vocab
+from cpuchat.engine.loaded import LoadedModel
 from cpuchat.engine.prompt.chat_template import ChatTemplate
 from cpuchat.engine.prompt.disk_writer import DiskWriter, WriteBudget
 from cpuchat.engine.prompt.prefix_cache import PrefixCache
-from cpuchat.engine.prompt.token_history import Continuation
-from cpuchat.engine.text.output_thread import Scribe
+from cpuchat.engine.text.output_thread import OutputThread
 from cpuchat.engine.text.reasoning import MARKER_TOKENS
 from cpuchat.errors import CpuchatError, Interrupted, TemplateError, UsageError
 from cpuchat.models.gguf.header import GGUFHeader
-from cpuchat.protocol import Event, Failed, Generate, LoadModel, LoadProgress, Message, ModelLoaded, Unloaded
+from cpuchat.protocol import (
+    Event,
+    Failed,
+    Generate,
+    LoadModel,
+    LoadProgress,
+    Message,
+    ModelLoaded,
+    Unloaded,
+)
 
 
 class _Template:
@@ -65,10 +74,10 @@ class Engine:
         self._emit = emit
         self._abort = AbortFlag()
         self._budget = budget or WriteBudget()
-        self._scribe: Scribe | None = None
+        self._output_thread: OutputThread | None = None
         self._writer: DiskWriter | None = None
-        self._loaded: Loaded | None = None
-        self._companions: Companions | None = None
+        self._loaded: LoadedModel | None = None
+        self._setup: SpeculationSetup | None = None
         self._template: _Template | None = None
 
     def cancel(self) -> None:
@@ -86,8 +95,8 @@ class Engine:
     def load(self, command: LoadModel) -> None:
         """Load a model in place of the one in use. Ends with `ModelLoaded`, `Unloaded` (cancelled) or `Failed`."""
         self._free(self._abort.is_set)
-        if self._scribe is None:  # here, where this thread is not pinned
-            self._scribe = Scribe()
+        if self._output_thread is None:  # here, where this thread is not pinned
+            self._output_thread = OutputThread()
             self._writer = DiskWriter()
 
         def prepare_template(header: GGUFHeader, vocab: Vocab) -> None:
@@ -99,7 +108,7 @@ class Engine:
 
         model: Model | None = None
         try:
-            available = available_here()
+            available = available_for_model()
             model = Model.load(
                 Path(command.path),
                 leave_draft_cores(command.options),
@@ -110,12 +119,12 @@ class Engine:
                 available=available,
             )
             left = available - model.plan.need.least
-            self._companions = load_companions(model, command, left, progress, self._abort)
-            model.info = with_limits(model, progress, self._abort)
+            self._setup = set_up_speculation(model, command, left, progress, self._abort)
+            model.info = describe_with_limits(model, progress, self._abort)
         except BaseException as error:
-            if self._companions is not None:
-                self._companions.free()
-                self._companions = None
+            if self._setup is not None:
+                self._setup.free()
+                self._setup = None
             if model is not None:
                 model.free()
             self._close_template()
@@ -129,8 +138,8 @@ class Engine:
         cache = None
         if command.state_dir:
             cache = PrefixCache(Path(command.state_dir), command.state_limit, model.state_key(), self._writer)
-        speculator, chunking = self._companions.speculator, PrefillChunking.of(model)
-        self._loaded = Loaded(model, self._template, cache, Continuation(), speculator, chunking, self._budget)
+        speculator, chunking = self._setup.speculator, PrefillChunking.of(model)
+        self._loaded = LoadedModel(model, self._template, cache, speculator, chunking, self._budget)
         self._emit(ModelLoaded(model=model.info))
 
     def generate(self, command: Generate, arrived: float | None = None) -> None:
@@ -142,11 +151,11 @@ class Engine:
         arrived = perf_counter() if arrived is None else arrived
         loaded, writer = self._loaded, self._writer
         try:
-            if loaded is None or self._scribe is None or writer is None:
+            if loaded is None or self._output_thread is None or writer is None:
                 raise UsageError("No model is loaded.", "Choose a model first.")
             writer.give_way()
             try:
-                Answer(loaded, command, arrived, self._emit, self._scribe).run()
+                Answer(loaded, command, arrived, self._emit, self._output_thread).run()
             finally:
                 writer.go_on()
         except CpuchatError as error:
@@ -170,10 +179,10 @@ class Engine:
     def close(self) -> None:
         """Save and free everything."""
         self._free()
-        if self._scribe is not None and self._writer is not None:
-            self._scribe.close()
+        if self._output_thread is not None and self._writer is not None:
+            self._output_thread.close()
             self._writer.close()
-            self._scribe = self._writer = None
+            self._output_thread = self._writer = None
 
     def _free(self, give_up: Callable[[], bool] = lambda: False) -> None:
         """Free the model. Its chat is saved first, and given up for lost if `give_up` says so meanwhile."""
@@ -183,9 +192,9 @@ class Engine:
             loaded.save(at_end=True)
             loaded.cache.finish(give_up)
             loaded.cache.drop()
-        if self._companions is not None:
-            self._companions.free()
-            self._companions = None
+        if self._setup is not None:
+            self._setup.free()
+            self._setup = None
         if loaded is not None:
             loaded.model.free()
         self._close_template()

@@ -10,10 +10,10 @@ from time import perf_counter
 
 import numpy as np
 
-from cpuchat.engine.decoding.decode import Written, prefill, write
+from cpuchat.engine.decoding.decode import DecodeResult, decode, prefill
 from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
 from cpuchat.engine.decoding.sampling import Sampler
-from cpuchat.engine.decoding.speculative import write_drafted
+from cpuchat.engine.decoding.speculative import SpeculativeDecoder
 from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.drafting.overlap import DraftThread
 from cpuchat.engine.drafting.speculator import Speculator
@@ -22,8 +22,9 @@ from cpuchat.engine.text.detokenizer import Detokenizer
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
 from cpuchat.protocol import Event, LoadOptions, Sampling, Speculation, TextDelta
-from cpuchat.speculation.depth.controller import DepthController, Plan
+from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
+from cpuchat.speculation.depth.steady import Plan
 from cpuchat.speculation.drafters.drafter import Proposal
 from cpuchat.synthetic.pair import write_pair
 from cpuchat.timings import SpeculationFigures
@@ -52,7 +53,7 @@ class Always(DepthController):
         super().__init__(FLAT, has_draft_model=True)
         self.always = Plan(depth, overlap)
 
-    def draft_plan(self, most: int, lag: int) -> Plan:
+    def plan_draft(self, most: int, lag: int) -> Plan:
         self._plan = Plan(min(self.always.depth, most), self.always.overlap)
         return self._plan
 
@@ -69,7 +70,7 @@ class Wandering(DepthController):
         self._overlaps = overlaps
         self.plans: set[Plan] = set()
 
-    def draft_plan(self, most: int, lag: int) -> Plan:
+    def plan_draft(self, most: int, lag: int) -> Plan:
         depth = int(self._rng.choice((0, 0, 1, 2, 3, 5, 8, 31)))
         self._plan = Plan(min(depth, most), self._overlaps and bool(depth) and bool(self._rng.integers(0, 4)))
         self.plans.add(self._plan)
@@ -86,7 +87,7 @@ class Wandering(DepthController):
 class Said:
     """One answer. `held` are the tokens of the target's sequence after it."""
 
-    written: Written
+    result: DecodeResult
     prompt: list[int]
     cache_n: int
     held: list[int]
@@ -99,11 +100,11 @@ class Said:
 
     @property
     def tokens(self) -> list[int]:
-        return self.written.tokens
+        return self.result.tokens
 
     @property
     def reason(self) -> str:
-        return self.written.stop_reason
+        return self.result.stop_reason
 
 
 class Talker:
@@ -125,11 +126,13 @@ class Talker:
             self.thread = DraftThread(target, draft, self.drafter, *cpus)
         self.speculator = Speculator(costs, self.drafter, self.thread)
         # These models are so quick that the real one would leave them alone.
-        self.speculator.least_plain_ms, self.speculator.looking_share = 0.0, math.inf
+        self.speculator.min_plain_ms, self.speculator.lookup_share = 0.0, math.inf
 
     def decide(self, controller: DepthController) -> Talker:
         """Let `controller` decide instead of one that goes by times."""
         self.speculator._controller = controller
+        if self.speculator._draft is not None:
+            self.speculator._draft.controller = controller
         return self
 
     def say(
@@ -159,14 +162,13 @@ class Talker:
         ends = is_eog or target.vocab.is_eog
         figures = None
         if speculation is not None:
-            assert self.speculator.begin(speculation, prompt)
-            written = write_drafted(
-                target.sequence, filled.row, sampler, stream, ends, max_tokens, self.speculator, on_update
-            )
+            assert self.speculator.begin_answer(speculation, prompt)
+            decoder = SpeculativeDecoder(target.sequence, sampler, stream, ends, max_tokens, self.speculator, on_update)
+            result = decoder.run(filled.row)
             figures = self.speculator.figures()
         else:
-            written = write(target.sequence, filled.row, sampler, stream, ends, max_tokens)
-        return Said(written, prompt, filled.cache_n, list(target.sequence.tokens), figures, deltas)
+            result = decode(target.sequence, filled.row, sampler, stream, ends, max_tokens)
+        return Said(result, prompt, filled.cache_n, list(target.sequence.tokens), figures, deltas)
 
 
 def assert_same(model: Model, plain: Said, drafted: Said, sampling: Sampling = GREEDY) -> None:

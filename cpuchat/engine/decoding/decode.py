@@ -1,4 +1,4 @@
-"""The two loops: evaluating a prompt, and writing an answer token by token."""
+"""Evaluating a prompt, and decoding an answer token by token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cpuchat.protocol import StopReason
 
 @dataclass
 class Prefill:
-    """An evaluated prompt: `row` are the logits after it."""
+    """An evaluated prompt: `row` are the logits after it; `cache_n` of its tokens were cached, `prompt_n` evaluated."""
 
     row: np.ndarray
     cache_n: int
@@ -27,8 +27,14 @@ class Prefill:
 
 
 @dataclass
-class Written:
-    """An answer: its tokens (without the one that ended it), and `perf_counter()` of the first and the last."""
+class DecodeResult:
+    """A decoded answer.
+
+    Attributes:
+        tokens: without the one that ended it.
+        first, last: `perf_counter()` of the first and the last token.
+        overhead_seconds: time outside of llama_decode and of the draft model.
+    """
 
     tokens: list[int] = field(default_factory=list)
     stop_reason: StopReason = "end"
@@ -43,11 +49,11 @@ def prefill(
     """Evaluate `prompt`, reusing what the KV cache holds of it.
 
     Args:
-        on_progress: (tokens processed, tokens reused), before the first batch and after each.
+        on_progress: called with (tokens processed, tokens reused) before the first batch and after each.
 
     Raises:
-        Aborted: stopped; the sequence holds the finished part, which a next call takes over.
-        GenerationFailed: llama.cpp refused a batch.
+        Aborted: stopped; the sequence holds the finished part, which a next call reuses.
+        GenerationFailed: llama.cpp rejected a batch.
     """
     start = perf_counter()
     kept, row = sequence.prepare(prompt)
@@ -56,7 +62,7 @@ def prefill(
     while at < len(prompt):
         if sequence.abort.is_set():
             raise Aborted
-        # Batches of one graph each: the same speed as larger ones, finer progress, no finished work lost to a stop.
+        # Batches of one graph each: as fast as larger ones, finer progress, no finished work lost to a stop.
         batch = prompt[at : at + chunking.size(at, sequence.n_ubatch)]
         at += len(batch)
         is_last = at == len(prompt)
@@ -71,37 +77,41 @@ def prefill(
     return Prefill(row=row, cache_n=kept, prompt_n=len(prompt) - kept, seconds=seconds)
 
 
-def write(
+def token_limit(sequence: Sequence, max_tokens: int) -> tuple[int, StopReason]:
+    """Return how many tokens an answer may have, and why it stops there."""
+    room = sequence.n_ctx - len(sequence) + 1  # one more: the last token needs no cell of the KV cache
+    return (max_tokens, "max_tokens") if 0 < max_tokens <= room else (room, "context")
+
+
+def decode(
     sequence: Sequence,
     row: np.ndarray,
     sampler: Sampler,
     stream: TextStream | ThreadedStream,
     is_eog: Callable[[int], bool],
     max_tokens: int,
-) -> Written:
-    """Write an answer until the model ends it, a stop string, `max_tokens` (0: no limit), the context or the user does.
+) -> DecodeResult:
+    """Decode until the model ends the answer, a stop string, `max_tokens` (0 = no limit), a full context or a cancel.
 
     All text has been emitted when this returns. The last token is part of the answer but not of the sequence.
 
+    Args:
+        row: logits after the prompt, float32 of shape (n_vocab,).
+
     Raises:
-        GenerationFailed: llama.cpp refused a batch, or the logits are not numbers; the text so far was emitted.
+        GenerationFailed: llama.cpp rejected a batch, or the logits are NaN or infinite; the text so far was emitted.
     """
-    written = Written()
-    tokens = written.tokens
-    append, pick, accept, step, feed = tokens.append, sampler.pick, sampler.accept, sequence.step, stream.feed
-    aborted = sequence.abort.is_set
-    room = sequence.n_ctx - len(sequence)
-    limit = room + 1  # one more: the last token needs no place in the cache
-    reason: StopReason = "context"
-    if 0 < max_tokens <= limit:
-        limit, reason = max_tokens, "max_tokens"
+    result = DecodeResult()
+    append, sample, accept = result.tokens.append, sampler.sample, sampler.accept
+    step, feed = sequence.step, stream.feed
+    limit, reason = token_limit(sequence, max_tokens)
     sequence.decode_seconds = 0.0
     start = now = perf_counter()
     try:
-        if aborted():
+        if sequence.abort.is_set():
             reason, limit = "cancelled", 0
         for n in range(limit):
-            token = pick(row)
+            token = sample(row)
             if is_eog(token):
                 reason = "end"
                 break
@@ -109,7 +119,7 @@ def write(
             append(token)
             now = perf_counter()
             if n == 0:
-                written.first = now
+                result.first = now
             if feed(token, now):
                 reason = "stop_string"
                 break
@@ -118,8 +128,8 @@ def write(
     except Aborted:
         reason = "cancelled"
     finally:
-        written.last = now
-        written.stop_reason = reason
-        written.overhead_seconds = perf_counter() - start - sequence.decode_seconds
+        result.last = now
+        result.stop_reason = reason
+        result.overhead_seconds = perf_counter() - start - sequence.decode_seconds
         stream.finish(perf_counter(), stopped=reason == "stop_string")
-    return written
+    return result

@@ -136,7 +136,7 @@ class _Window:
 class Sampler:
     """Picks tokens for one answer; the same seed, settings and rows give the same tokens.
 
-    `pick` may be called for several rows in sequence with `accept` between them, as verification of drafted tokens
+    `sample` may be called for several rows in sequence with `accept` between them, as verification of drafted tokens
     does: it uses exactly one uniform number per call (none when greedy) and changes nothing else.
 
     Attributes:
@@ -176,7 +176,7 @@ class Sampler:
             for token in deque(tokens, maxlen=self._sampling.repeat_last_n):
                 self.accept(token)
 
-    def pick(self, row: Row) -> int:
+    def sample(self, row: Row) -> int:
         """The next token.
 
         Args:
@@ -187,10 +187,10 @@ class Sampler:
             GenerationFailed: the row holds NaN or infinity where the winner is.
             ValueError: wrong shape.
         """
-        return self._with_penalties(row, self._pick)
+        return self._with_penalties(row, self._sample)
 
     def distribution(self, row: Row) -> tuple[Ids, NDArray[np.float64]]:
-        """Ids that `pick` can return and their probabilities (sum 1).
+        """Ids that `sample` can return and their probabilities (sum 1).
 
         Descending by probability, except when no filter is on: then by id, because sorting 152k of them would cost
         15 ms. Greedy sampling gives its one token.
@@ -221,7 +221,7 @@ class Sampler:
         less = counts * np.float32(s.frequency_penalty) + np.float32(s.presence_penalty)
         return (logits - less).astype(np.float32, copy=False)
 
-    def _pick(self, row: Row) -> int:
+    def _sample(self, row: Row) -> int:
         if self._greedy:
             return self._peak(row)[0]
         s = self._sampling
@@ -282,7 +282,7 @@ class Sampler:
 
     def _distribution(self, row: Row) -> tuple[Ids, NDArray[np.float64]]:
         if self._greedy:
-            return np.array([self._pick(row)], np.intp), np.ones(1)
+            return np.array([self._sample(row)], np.intp), np.ones(1)
         if self._shortlist is not None:
             few, shares = self._weighted_few(row, self._shortlist)
             ids, weights = np.array(few, np.intp), np.array(shares)

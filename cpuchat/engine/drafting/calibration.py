@@ -27,7 +27,7 @@ from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.files import write_atomically
 from cpuchat.models.drafts.calibrations import FORMAT, Calibration, implausible, is_plausible
-from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, fill
+from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, interpolate
 
 BUDGET_SECONDS: Final = 12.0
 """Time for the target's curve. A large model does not get through all points: the rest is extrapolated."""
@@ -65,7 +65,7 @@ def calibration_key(target: Model, draft: Model | None, extra: str = "") -> str:
         plan.cpus,
         plan.n_ubatch,
         plan.n_rs_seq,
-        target.sequence.rollback_kind,
+        target.sequence.rollback.kind,
         engine.llama_commit,
         engine.features,
         draft.info.fingerprint if draft is not None else "",
@@ -250,7 +250,7 @@ class _Curve:
 
     def filled(self) -> tuple[float, ...]:
         """ms for n = 1..32."""
-        return fill(self._best)
+        return interpolate(self._best)
 
     @property
     def rollback_ms(self) -> float:
@@ -266,7 +266,7 @@ class _Curve:
     def _pass(self, n: int) -> float:
         """ms of one verify pass over `n` tokens, its rows looked at as verification does."""
         sequence = self._sequence
-        sequence.mark()
+        sequence.checkpoint()
         if n == 1:
             # The second of two steps: the first one builds the graph anew, which steps in a row do not.
             sequence.step(self._tokens[_N_PAST])
@@ -281,9 +281,9 @@ class _Curve:
             took = perf_counter() - began
             # As after a refusal: some of the pass's tokens stay, at least its first one.
             began = perf_counter()
-            sequence.take_back(_N_PAST + max(n // 2, 1))
+            sequence.roll_back_to(_N_PAST + max(n // 2, 1))
             self._rollbacks.append(1e3 * (perf_counter() - began))
-        sequence.take_back(_N_PAST)
+        sequence.roll_back_to(_N_PAST)
         return 1e3 * took
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.prefix import common_prefix
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Proposal, grade
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Proposal, confidence_bucket
 from cpuchat.timings import DrafterName
 
 _READ_ROWS: Final = MAX_DEPTH + 1
@@ -48,24 +48,19 @@ class DraftModel:
         """Evaluations of the model so far, each of which reads all its weights."""
 
     @property
-    def lag(self) -> int:
+    def n_unread(self) -> int:
         """Tokens of the text that it has not read."""
         return len(self._text) - self._start - self._synced
 
     @property
-    def holds_all(self) -> bool:
-        """It has read the text from its beginning (as far as it got), not only the end of it."""
-        return self._start == 0
-
-    @property
-    def lag_of_all(self) -> int | None:
+    def n_unread_from_start(self) -> int | None:
         """Tokens to read if it is to know the text from its beginning; None when it does, or has no room for that."""
-        if self.holds_all or len(self._text) > self._sequence.n_ctx // 2:
+        if not self._start or len(self._text) > self._sequence.n_ctx // 2:
             return None
         return len(self._text)
 
-    def begin(self, text: Tokens[int]) -> None:
-        """As `Drafter.begin`. What the sequence holds of it stays."""
+    def begin_answer(self, text: Tokens[int]) -> None:
+        """As `Drafter.begin_answer`. What the sequence holds of it stays."""
         self._text = self._readable(text)
         held = self._sequence.tokens
         if self._start and held[:64] != self._text[self._start : self._start + min(64, len(held))]:
@@ -105,7 +100,7 @@ class DraftModel:
         if max_n <= 0 or not self._text:
             return proposal
         row = self._catch_up(max_n)
-        tokens, grades = proposal.tokens, proposal.grades
+        tokens, buckets = proposal.tokens, proposal.buckets
         while True:
             row = row[: self._n_vocab]
             token = int(row.argmax())
@@ -113,9 +108,9 @@ class DraftModel:
                 share = _share(row, row[token])
                 if share < min_probability:
                     break
-                grades.append(grade(share))
+                buckets.append(confidence_bucket(share))
             else:
-                grades.append(UNKNOWN)
+                buckets.append(UNKNOWN)
             tokens.append(token)
             if len(tokens) >= max_n:
                 break
@@ -152,11 +147,11 @@ class DraftModel:
         Raises:
             Aborted, GenerationFailed: as `Sequence.extend`.
         """
-        self._drop_wrong(0)
+        self._drop_rejected(0)
         before = self._synced
         at = self._start + before
         try:
-            self._extend(self._text[at : at + min(n, self.lag - 1)], n_outputs=0)
+            self._extend(self._text[at : at + min(n, self.n_unread - 1)], n_outputs=0)
         finally:
             self._synced = min(max(self._synced, len(self._sequence)), len(self._text) - self._start)
         return self._synced - before
@@ -172,8 +167,8 @@ class DraftModel:
         """
         right: list[bool] = []
         try:
-            self._drop_wrong(0)
-            n = min(n, self.lag - 1)
+            self._drop_rejected(0)
+            n = min(n, self.n_unread - 1)
             while n > 0:
                 at = self._start + self._synced
                 batch = self._text[at : at + min(n, _READ_ROWS, self._sequence.n_batch)]
@@ -188,7 +183,7 @@ class DraftModel:
             self._synced = min(self._synced, len(self._sequence))
         return right
 
-    def _drop_wrong(self, max_n: int) -> None:
+    def _drop_rejected(self, max_n: int) -> None:
         """Take back drafted tokens that were refused, and make room for what is to come."""
         sequence = self._sequence
         if len(self._text) - self._start + max_n > sequence.n_ctx:
@@ -200,7 +195,7 @@ class DraftModel:
         """Read the rest of the text; the logits after it."""
         sequence = self._sequence
         self._synced = min(self._synced, len(self._text) - self._start - 1)  # the last token gives the logits
-        self._drop_wrong(max_n)
+        self._drop_rejected(max_n)
         pending = self._text[self._start + self._synced :]
         row = self._step(pending[0]) if len(pending) == 1 else self._extend(pending, n_outputs=1)
         assert row is not None

@@ -24,13 +24,13 @@ from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol import LoadModel, LoadOptions
 from cpuchat.speculation.depth.costs import PassCosts
+from cpuchat.speculation.depth.disabled_reason import DISTURBED, SKIPPED, UNCALIBRATED
 from cpuchat.speculation.depth.overlap import overlap_pays
-from cpuchat.speculation.depth.reason import DISTURBED, SKIPPED, UNCALIBRATED
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 
 @dataclass
-class Companions:
+class SpeculationSetup:
     """The speculator of a loaded model, and the draft model behind it if there is one. Freed before the target."""
 
     speculator: Speculator
@@ -110,9 +110,9 @@ def _wrong_cores(options: LoadOptions, why: str) -> UsageError:
     )
 
 
-def load_companions(
+def set_up_speculation(
     target: Model, command: LoadModel, available: int, on_progress: Progress, abort: AbortFlag
-) -> Companions:
+) -> SpeculationSetup:
     """Load the draft model that `command` names, and find out what drafting costs.
 
     Neither keeps the target from being used: what does not work is told in `target.info.notes`. A stop while costs
@@ -136,7 +136,7 @@ def load_companions(
         if max_depth:
             costs, uncalibrated = _costs(target, draft, thread, command, on_progress, abort, notes)
     except BaseException:
-        Companions(Speculator(None), draft, thread).free()
+        SpeculationSetup(Speculator(None), draft, thread).free()
         raise
     if thread is not None and not thread.always and not (costs is not None and overlap_pays(costs)):
         thread.close()
@@ -155,8 +155,8 @@ def load_companions(
         pass_ms=costs.verify_ms if costs is not None else (),
         no_speculation=why,
     )
-    speculator = Speculator(costs, drafter, thread, max_depth=max_depth, reason=why, uncalibrated=uncalibrated)
-    return Companions(speculator, draft, thread)
+    speculator = Speculator(costs, drafter, thread, max_depth=max_depth, disabled_reason=why, uncalibrated=uncalibrated)
+    return SpeculationSetup(speculator, draft, thread)
 
 
 def _draft_thread(target: Model, draft: Model, drafter: DraftModel, options: LoadOptions) -> DraftThread | None:

@@ -1,54 +1,45 @@
-"""Who drafts next, and how much: the drafters of one loaded model and the controller over them."""
+"""The drafters of one loaded model, and the controller over them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from time import perf_counter
-from typing import Final, TypeVar
+from typing import Final
 
 from cpuchat.engine.drafting.draft_model import DraftModel
+from cpuchat.engine.drafting.model_drafting import ModelDrafting
 from cpuchat.engine.drafting.overlap import DraftThread
 from cpuchat.protocol import Speculation
-from cpuchat.speculation.depth.controller import DepthController, Plan
+from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
-from cpuchat.speculation.depth.reason import UNCALIBRATED
+from cpuchat.speculation.depth.disabled_reason import UNCALIBRATED, too_fast
 from cpuchat.speculation.drafters.cascade import Cascade
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Drafter, Proposal
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
 from cpuchat.speculation.drafters.lookup import PromptLookup
 from cpuchat.speculation.drafters.suffix import SuffixDecoding
+from cpuchat.speculation.pass_record import PassRecord
 from cpuchat.speculation.stats import SpeculationStats
 from cpuchat.timings import SpeculationFigures
 
-T = TypeVar("T")
-
-_SCORED: Final = 32
-"""Of a long text that the draft model reads, only its end is scored: rows of logits cost more than reading."""
-
-LEAST_PLAIN_MS: Final = 2.0
-"""Asking for drafts, choosing tokens from several rows and the bookkeeping take 0.1 to 0.3 ms for a pass. A toy model
-whose step takes little longer cannot gain."""
-LOOKING_SHARE: Final = 0.01
-"""Of the time of plain steps that may be spent on finding out whether to draft."""
-_REST: Final = 3
-"""While the draft model is off, thinking about it at every token would cost more than a later start."""
+MIN_PLAIN_MS: Final = 2.0
+"""Looking for drafts, sampling from several rows and the bookkeeping take 0.1 to 0.3 ms per pass. A toy model whose
+step takes little longer cannot gain."""
+LOOKUP_SHARE: Final = 0.01
+"""Share of the time of plain steps that may be spent on finding out whether to draft."""
+_LOOKUP_AHEAD: Final = 0.1
+"""Of that time, what may be saved up, in plain steps."""
 
 
 class Speculator:
     """Proposes drafts for one answer after the other and learns from what became of them.
 
     The free drafters (suffix decoding, prompt lookup) are asked first; the draft model drafts when they have nothing
-    that is worth a pass. The controller decides what is worth it.
+    worth a pass. The controller decides what is.
 
     Args:
-        costs: measured; None when there was no calibration.
-        draft: the draft model, if one is loaded; `thread` if it has cores of its own.
-        max_depth: longest draft that the target can verify and take back; 0 means never to draft.
-        reason: why it is 0, in one plain sentence.
-        uncalibrated: why there are no costs, in another.
-
-    Attributes:
-        seconds: time in this answer that went by waiting for the draft model.
+        costs: measured; None when there was no calibration, with `uncalibrated` as the reason.
+        draft: the draft model, if one is loaded; `thread` if it may have its own cores.
+        max_depth: longest draft that the target can verify and roll back; 0 = never draft, with `disabled_reason`.
     """
 
     def __init__(
@@ -58,233 +49,171 @@ class Speculator:
         thread: DraftThread | None = None,
         *,
         max_depth: int = MAX_DEPTH,
-        reason: str = "",
+        disabled_reason: str = "",
         uncalibrated: str = UNCALIBRATED,
     ) -> None:
-        self._draft = draft
-        self._thread = thread
-        self._reason = self.why_not = reason
+        self._permanent_reason = self.disabled_reason = disabled_reason
         self._plain_ms = costs.verify_ms[0] if costs is not None else None
+        self._max_depth = max_depth
+        self.min_plain_ms = MIN_PLAIN_MS
+        self.lookup_share = LOOKUP_SHARE
         self._controller = DepthController(
             costs, max_depth=max_depth, has_draft_model=draft is not None, uncalibrated=uncalibrated
         )
-        self._max_depth = max_depth
-        self.least_plain_ms = LEAST_PLAIN_MS
-        self.looking_share = LOOKING_SHARE
+        self._draft = ModelDrafting(draft, thread, self._controller) if draft is not None else None
         self._suffix = SuffixDecoding()
         self._lookup = PromptLookup()
+        self._begin(Speculation())
+
+    def _begin(self, options: Speculation) -> None:
+        self._options = options
+        self._model = self._draft if "draft" in options.drafters else None
         self._cascade: Cascade | None = None
-        self._options = Speculation()
-        self._uses_draft = False
         self._stats = SpeculationStats()
-        self.seconds = 0.0
-        self._resting = 0  # plain steps before the draft model is thought of again
-        self._quiet_ms, self._quiet_n = 0.0, 0  # plain steps that were not looked at one by one
-        self._draft_ms = 0.0  # what was waited for since the last pass
-        self._passes_before = 0  # of the draft model, when the answer began
-        self._ahead_of: list[int] | None = None  # the block that the draft model goes on from meanwhile
-        self._ready: list[int] = []  # drafted ahead, and the assumption was right
-        self._overlaps = False
+        self._n_reported = 0  # tokens of the answer that the drafters know
+        self._lookup_debt = 0.0  # seconds spent on looking for drafts in vain, less what may be
+        self._lookup_seconds = 0.0  # before the next pass, without waiting for the draft model
+        self._was_asked = False
+        self._unasked_ms, self._n_unasked = 0.0, 0  # plain steps that nobody looked for a draft before
 
     def remember(self, text: Tokens[int]) -> None:
-        """Another chat's text, for suffix decoding across chats."""
+        """Keep another chat's text, for suffix decoding across chats."""
         self._suffix.remember(text)
 
     def forget(self, *, current: bool) -> None:
-        """Forget what `remember` was told; with `current` also the text of the last answer."""
+        """Forget the texts of other chats; with `current` also the text of the last answer."""
         self._suffix.forget()
         if current:
-            for drafter in (self._suffix, self._lookup, self._draft):
-                if drafter is not None:
-                    drafter.begin(())
+            self._suffix.begin_answer(())
+            self._lookup.begin_answer(())
+            if self._draft is not None:
+                self._draft.forget()
 
-    def begin(self, options: Speculation, text: Tokens[int]) -> bool:
-        """An answer to `text` begins; False when nothing is to be drafted, and `why_not` tells if it could be."""
-        self._options = options
-        self._stats = SpeculationStats()
-        self._uses_draft = self._draft is not None and "draft" in options.drafters
+    def begin_answer(self, options: Speculation, text: Tokens[int]) -> bool:
+        """Begin an answer to `text`; False when nothing is to be drafted, with `disabled_reason` if it was wanted."""
+        self._begin(options)
         self._suffix.use_remembered = options.across_chats
         known: tuple[Drafter, ...] = (self._suffix, self._lookup)
-        free = [d for d in known if d.name in options.drafters]
-        self._cascade = Cascade(free, self._controller.free_depth) if free and self._max_depth else None
-        self._resting = 0
-        self._quiet_ms, self._quiet_n = 0.0, 0
-        self._overlaps = False
-        self._controller.begin(fixed=min(options.depth, self._max_depth))
-        if self._cascade is not None:
-            self._cascade.begin(text)
-        self.seconds = self._draft_ms = 0.0
-        if self._uses_draft and self._draft is not None:
-            self._passes_before = self._draft.passes
-            self._draft.begin(text)
-        wanted = self._uses_draft or bool(free)
-        self.why_not = (self._reason or self._too_fast(options)) if wanted else ""
-        return wanted and not self.why_not
+        free = [drafter for drafter in known if drafter.name in options.drafters]
+        self._controller.begin_answer(fixed=min(options.depth, self._max_depth))
+        if free and self._max_depth:
+            self._cascade = Cascade(free, self._controller.free_depth)
+            self._cascade.begin_answer(text)
+        if self._model is not None:
+            self._model.begin_answer(text, options.min_probability)
+        is_wanted = self._model is not None or bool(free)
+        self.disabled_reason = (self._permanent_reason or self._too_fast()) if is_wanted else ""
+        return is_wanted and not self.disabled_reason
+
+    def _too_fast(self) -> str:
+        """Why a model this fast is left alone; "" if it is not, or the user wants a fixed depth."""
+        plain = self._plain_ms
+        return "" if self._options.depth or plain is None or plain >= self.min_plain_ms else too_fast(plain)
 
     @property
-    def is_adaptive(self) -> bool:
-        """It looks for drafts only as far as that pays."""
-        return not self._options.depth
+    def seconds(self) -> float:
+        """Time in this answer that the target waited for the draft model."""
+        return self._model.seconds if self._model is not None else 0.0
 
-    def _too_fast(self, options: Speculation) -> str:
-        """Why a model this quick is left alone; "" if it is not, or the user wants a fixed depth."""
-        plain = self._plain_ms
-        if options.depth or plain is None or plain >= self.least_plain_ms:
-            return ""
-        return f"off: a token takes this model {plain:.2g} ms, and drafting takes as long"
+    def propose(self, written: list[int], room: int) -> Proposal | None:
+        """Return a draft to verify now; None: decode the next token without one.
 
-    def append(self, tokens: Tokens[int]) -> None:
-        """These were written."""
-        if self._cascade is not None:
-            self._cascade.append(tokens)
-            for drafter, grades, right in self._cascade.scores():
-                self._controller.scored(drafter, grades, right)
-        if self._uses_draft and self._draft is not None:
-            ahead = self._take_ahead(tokens)
-            self._draft.append(tokens)
-            self._ready = ahead[1:] if ahead and ahead[0] == tokens[-1] else []
-
-    def _take_ahead(self, tokens: Tokens[int]) -> list[int]:
-        """What was drafted ahead, if the block that it goes on from was accepted."""
-        block, self._ahead_of = self._ahead_of, None
-        if block is None or self._thread is None:
-            return []
-        thread, is_right = self._thread, list(tokens[:-1]) == block
-        return self._timed(lambda: thread.take(is_right))
-
-    def verifying(self, proposal: Proposal) -> None:
-        """The target begins to verify `proposal`; with cores of its own, the draft model goes on meanwhile."""
-        if self._thread is not None and self._overlaps and proposal.drafter == "draft":
-            self._ahead_of = proposal.tokens
-            depth = self._controller.plan.depth
-            self._thread.draft_ahead(proposal.tokens, depth, self._options.min_probability)
-
-    def end(self) -> None:
-        """The answer is over: what comes next, a prompt or an answer without drafts, computes on all cores."""
-        self._ahead_of, self._ready = None, []
-        if self._thread is not None:
-            self._thread.drop()
-            if not self._thread.always:
-                self._thread.switch(False)
-
-    def propose(self, room: int) -> Proposal | None:
-        """A draft of at most `room` tokens to verify now; None: decode the next token without one.
+        Args:
+            written: all tokens of the answer so far.
+            room: most tokens of the draft.
 
         Raises:
             Aborted, GenerationFailed: the draft model was stopped, or failed.
         """
-        room = min(room, self._max_depth)
+        self._was_asked = self._lookup_debt <= 0
+        if not self._was_asked:
+            return None
+        start, waited = perf_counter(), self.seconds
+        self._append(written[self._n_reported :])
+        self._n_reported = len(written)
+        proposal = self._find(min(room, self._max_depth))
+        self._lookup_seconds = perf_counter() - start - (self.seconds - waited)
+        return proposal
+
+    def _append(self, tokens: Tokens[int]) -> None:
+        if self._cascade is not None:
+            self._cascade.append(tokens)
+            for drafter, buckets, accepted in self._cascade.take_scores():
+                self._controller.record_scores(drafter, buckets, accepted)
+        if self._model is not None:
+            self._model.append(tokens)
+
+    def _find(self, room: int) -> Proposal | None:
         if room < 1:
             return None
         if self._cascade is not None:
             proposal = self._cascade.propose(room, self._options.min_probability)
             if proposal:
                 return proposal
-        if not self._uses_draft or self._draft is None:
-            return None
-        return self._from_model(self._draft, room)
+        return self._model.propose(room, fixed_depth=bool(self._options.depth)) if self._model is not None else None
 
-    def _from_model(self, draft: DraftModel, room: int) -> Proposal | None:
-        if self._resting:
-            self._resting -= 1
-            return None
-        plan = self._plan(draft, room)
-        if self._thread is not None:
-            # Cores that were named for the draft model are its own whatever was measured.
-            self._overlaps = plan.overlap or (self._thread.always and bool(self._options.depth))
-            if not self._thread.always:
-                self._thread.switch(plan.overlap)
-        if plan.depth < 1:
-            if not self._listen(draft):
-                self._resting = _REST
-            return None
-        ready, self._ready = self._ready[: plan.depth], []
-        if ready:
-            return Proposal("draft", ready, [UNKNOWN] * len(ready))
-        if draft.lag > 2:  # less than that is read together with the first drafted token
-            self._read(draft, draft.lag)
-        proposal = self._run(lambda: draft.propose(plan.depth, self._options.min_probability))
-        return proposal if proposal.tokens else None
+    def start_verify(self, proposal: Proposal) -> None:
+        """Note that the target verifies `proposal` now."""
+        if self._model is not None and proposal.drafter == "draft":
+            self._model.start_verify(proposal.tokens)
 
-    def _plan(self, draft: DraftModel, room: int) -> Plan:
-        if draft.lag_of_all is not None:
-            # It was listening to the end of the text only. Once it is worth it, it reads all.
-            plan = self._controller.draft_plan(room, draft.lag_of_all)
-            if plan.depth:
-                draft.restart(draft.lag_of_all)
-                return plan
-        return self._controller.draft_plan(room, draft.lag)
-
-    def _run(self, work: Callable[[], T]) -> T:
-        """Work of the draft model, on the thread that its cores belong to."""
-        thread = self._thread
-        return self._timed(work if thread is None else lambda: thread.run(work))
-
-    def _timed(self, work: Callable[[], T]) -> T:
-        """What the target waits for is the cost of the next pass, whatever becomes of it."""
-        began = perf_counter()
-        try:
-            return work()
-        finally:
-            took = perf_counter() - began
-            self.seconds += took
-            self._draft_ms += 1e3 * took
-            self._stats.draft_ms += 1e3 * took
-
-    def _listen(self, draft: DraftModel) -> bool:
-        """While the draft model is off: now and then see what it would have been worth. Whether it did."""
-        n = self._controller.shadow_budget(draft.lag)
-        if n <= 0:
-            return False
-        if n < draft.lag - 1:
-            draft.restart(n + 1)
-        waited = self._draft_ms
-        self._read(draft, n)
-        self._draft_ms = waited  # this is paid from a budget of its own
-        return True
-
-    def _read(self, draft: DraftModel, n: int) -> None:
-        """Let it read `n` tokens; what it would have said to the newest of them tells what it is worth."""
-        before = self.seconds
-        n = min(n, draft.lag - 1)
-        unscored = self._run(lambda: draft.read(n - _SCORED)) if n > _SCORED else 0
-        right = self._run(lambda: draft.score(min(n, _SCORED)))
-        self._controller.read(unscored + len(right), 1e3 * (self.seconds - before))
-        if right:
-            self._controller.scored("draft", [UNKNOWN] * len(right), right)
-
-    def plain(self, ms: float, *, is_known: bool = True) -> None:
-        """One token was decoded without a draft and took `ms`. Not `is_known`: nobody asked for a draft."""
-        self._stats.plain()
-        if not is_known:
-            self._quiet_ms += ms
-            self._quiet_n += 1
-            return
-        if self._quiet_n:  # steps in peace tell better what plain decoding costs than the one after looking for a draft
-            ms, self._quiet_ms, self._quiet_n = self._quiet_ms / self._quiet_n, 0.0, 0
-        draft_ms, self._draft_ms = self._draft_ms, 0.0
-        if draft_ms:  # the draft model was asked and had nothing to offer
-            overlap = self._overlaps
-            self._controller.verified(Proposal("draft"), 0, ms, draft_ms=draft_ms, overlap=overlap)
+    def record_plain(self, seconds: float) -> None:
+        """Learn from a plain step, and count what looking for a draft before it has cost."""
+        start = perf_counter()
+        ms = 1e3 * seconds
+        if not self._was_asked:
+            self._unasked_ms += ms
+            self._n_unasked += 1
+            self._stats.record(PassRecord(ms))
         else:
-            self._controller.plain(ms)
+            if self._n_unasked:  # undisturbed steps tell better what plain decoding costs than the one after a lookup
+                ms, self._unasked_ms, self._n_unasked = self._unasked_ms / self._n_unasked, 0.0, 0
+            record = PassRecord(ms)
+            if self._model is not None and (waited := self._model.take_wait_ms()):  # it was asked in vain
+                record = PassRecord(
+                    ms, "draft", draft_ms=waited, unread=self._model.unread, overlap=self._model.overlap
+                )
+            self._record(record)
+            if not self._options.depth:  # only as far as looking pays
+                spent = self._lookup_seconds + perf_counter() - start
+                self._lookup_debt = max(self._lookup_debt, -_LOOKUP_AHEAD * seconds) + spent
+        self._lookup_debt -= self.lookup_share * seconds
 
-    def verified(self, proposal: Proposal, accepted: int, compared: int, ms: float) -> None:
-        """A pass over 1 + len(proposal) tokens took `ms`: of `compared` drafted tokens `accepted` were right."""
-        self._stats.verified(proposal.drafter, len(proposal), accepted)
-        draft_ms, self._draft_ms = self._draft_ms, 0.0
-        split = self._thread is not None and self._thread.is_on and not self._thread.always
-        overlap = split or (proposal.drafter == "draft" and self._overlaps)
-        self._controller.verified(proposal, accepted, ms, compared=compared, draft_ms=draft_ms, overlap=overlap)
+    def record_verify(self, proposal: Proposal, accepted: int, compared: int, seconds: float) -> None:
+        """Learn from a verify pass: of `compared` drafted tokens the first `accepted` were the target's too."""
+        draft_ms = self._model.take_wait_ms() if self._model is not None else 0.0
+        by_model = proposal.drafter == "draft"
+        overlap = self._model is not None and (self._model.has_split_cores or (by_model and self._model.overlap))
+        self._record(
+            PassRecord(
+                1e3 * (self._lookup_seconds + seconds),
+                proposal.drafter,
+                proposal.buckets,
+                accepted,
+                compared,
+                draft_ms,
+                self._model.unread if self._model is not None and by_model else 0,
+                overlap,
+            )
+        )
+
+    def _record(self, record: PassRecord) -> None:
+        self._stats.record(record)
+        self._controller.record(record)
+
+    def end_answer(self) -> None:
+        """End the answer, and what is drafted ahead."""
+        if self._draft is not None:
+            self._draft.end_answer()
 
     def figures(self) -> SpeculationFigures:
-        """This answer so far."""
-        controller, plan = self._controller, self._controller.plan
-        draft = self._draft if self._uses_draft else None
+        """Return this answer's figures so far."""
+        controller, model = self._controller, self._model
         return self._stats.figures(
             depth=controller.depth,
-            overlap=self._overlaps and plan.depth > 0,
-            draft_passes=draft.passes - self._passes_before if draft is not None else 0,
+            overlap=model is not None and model.overlap and controller.plan.depth > 0,
+            draft_passes=model.passes if model is not None else 0,
+            draft_ms=1e3 * self.seconds,
             plain_ms=controller.plain_ms,
-            reason=self.why_not or controller.reason,
+            reason=self.disabled_reason or controller.reason,
         )

@@ -16,7 +16,7 @@ from cpuchat.models.traffic import traffic_of
 from cpuchat.protocol import ModelInfo, Traffic
 
 
-def available_here() -> int:
+def available_for_model() -> int:
     """Bytes of memory for a model: no more than what is left on the nodes that this process is bound to.
 
     The kernel ends a process that wants more than its nodes have, however much there is on others.
@@ -39,7 +39,7 @@ def traffic(model: Model) -> Traffic:
     )
 
 
-def with_limits(model: Model, on_progress: Progress, abort: AbortFlag) -> ModelInfo:
+def describe_with_limits(model: Model, on_progress: Progress, abort: AbortFlag) -> ModelInfo:
     """What `model` says of itself, with its traffic and the read bandwidth of its cores and its draft model's.
 
     To be called when a draft model is loaded: it may read from cores of its own.

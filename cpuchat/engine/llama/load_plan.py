@@ -56,7 +56,7 @@ class LoadPlan:
     use_repack: bool
     need: MemoryNeed
     n_rs_seq: int = 0
-    """Snapshots of a recurrent state to ask for (`engine.rollback`)."""
+    """Snapshots of a recurrent state to ask for (`rollback.Bounded`)."""
     notes: tuple[str, ...] = ()
     cores_reason: str = ""
     experts: tuple[str, int] | None = None

@@ -10,12 +10,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from cpuchat.engine.llama import bindings, rollback
+from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.control_text import special_types
 from cpuchat.engine.llama.load_plan import N_OUTPUTS_MAX, LoadPlan, plan_load
+from cpuchat.engine.llama.rollback import has_recurrent_state, request_rollback
+from cpuchat.engine.llama.rollback_probe import detect_rollback
 from cpuchat.engine.llama.sequence import Aborted, Sequence
-from cpuchat.engine.llama.spm_coverage import alphabet_of
+from cpuchat.engine.llama.spm_coverage import spm_coverage
 from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.errors import DoesNotFit, GenerationFailed, Interrupted, ModelDamaged, ModelNotFound, ModelUnsupported
@@ -98,7 +100,7 @@ class Model:
                 model._notes += _place_pages(header)
                 _read_ahead(header, on_progress, abort)
             model._load_weights(on_progress)
-            model.vocab = Vocab(model._model, visible_markers, alphabet_of(header), special_types(header))
+            model.vocab = Vocab(model._model, visible_markers, spm_coverage(header), special_types(header))
             on_vocab(header, model.vocab)
             model._make_context(pool)
             model._warm_up()
@@ -159,8 +161,8 @@ class Model:
         params.type_k, params.type_v = plan.type_k, plan.type_v
         # A window-sized cache would lose the tokens that a rolled back sequence attends to.
         params.swa_full = True
-        if rollback.keeps_state(self._model):
-            rollback.request(params, plan.n_rs_seq)
+        if has_recurrent_state(self._model):
+            request_rollback(params, plan.n_rs_seq)
         self._context = llama.llama_init_from_model(self._model, params)
         if not self._context:
             raise _context_error(plan)
@@ -196,8 +198,8 @@ class Model:
                 "Download it again.",
             )
         sequence.clear()
-        if rollback.keeps_state(self._model):
-            sequence.rollback = rollback.detect(sequence)
+        if has_recurrent_state(self._model):
+            sequence.rollback = detect_rollback(sequence)
 
     def _describe(self, load_ms: float) -> None:
         header, plan = self.header, self.plan

@@ -11,7 +11,7 @@ import numpy as np
 
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
-from cpuchat.engine.llama.rollback import Exact, Rollback, RollbackKind
+from cpuchat.engine.llama.rollback import Exact, Rollback
 from cpuchat.errors import GenerationFailed
 from cpuchat.prefix import common_prefix
 
@@ -24,7 +24,7 @@ def _pointer(data: np.ndarray) -> Any:
 
 
 class Aborted(Exception):
-    """The abort flag stopped a batch. The sequence holds what was finished before."""
+    """Raised when the abort flag stopped a batch. The sequence holds what was finished before."""
 
 
 class Sequence:
@@ -36,7 +36,8 @@ class Sequence:
         abort: flag that stops a running batch.
 
     Attributes:
-        rollback: how the newest tokens are taken back. Attention's way, until `rollback.detect` has found another.
+        rollback: how the newest tokens are rolled back: attention's way, unless a probe has found another.
+        decode_seconds: time spent inside llama_decode since it was last set to 0.
     """
 
     def __init__(self, context: Any, *, n_vocab: int, abort: AbortFlag) -> None:
@@ -47,11 +48,10 @@ class Sequence:
         self.n_batch = int(llama.llama_n_batch(context))
         self.n_ubatch = min(int(llama.llama_n_ubatch(context)), self.n_batch)
         self.decode_seconds = 0.0
-        """Time spent inside llama_decode since it was last set to 0."""
         self.n_vocab = n_vocab
         self._memory = llama.llama_get_memory(context)
         self.rollback: Rollback = Exact(self._memory)
-        self._marked = self._passes = 0  # tokens at the mark, batches since
+        self._n_checkpoint = self._passes = 0  # tokens at the checkpoint, batches since
         llama.llama_set_abort_callback(context, abort.callback, abort.data)
         # llama_batch is passed by value, but its arrays stay: these views are set once and written to ever after.
         self._batch = llama.llama_batch_init(self.n_batch, 0, 1)
@@ -78,8 +78,8 @@ class Sequence:
         """Evaluate at most `n_batch` tokens; the last `n_outputs` of them get a row of logits.
 
         Raises:
-            Aborted: the flag was set; a leading part of `tokens` may have been taken in.
-            GenerationFailed: llama.cpp refused the batch.
+            Aborted: the flag was set; the sequence may hold a leading part of `tokens`.
+            GenerationFailed: llama.cpp rejected the batch.
         """
         n, past = len(tokens), len(self.tokens)
         self._is_stepping = False
@@ -118,14 +118,14 @@ class Sequence:
         if status == _ABORTED:
             raise Aborted
         if status == _NO_SLOT:
-            raise GenerationFailed(f"The context of {self.n_ctx} tokens is full.", "Start a new chat or raise --ctx.")
+            raise GenerationFailed(f"The context of {self.n_ctx:,} tokens is full.", "Start a new chat or raise --ctx.")
         reason = " ".join(bindings.log.lines(errors_only=True)[-2:]) or f"code {status}"
-        raise GenerationFailed(f"llama.cpp could not evaluate the text: {reason}.", "Try again, or reload the model.")
+        raise GenerationFailed(f"llama.cpp failed to evaluate a batch: {reason}.", "Retry, or reload the model.")
 
     def _resync(self, tokens: Tokens[int]) -> None:
-        """After a batch that did not finish: llama.cpp keeps the parts (ubatches) of it that did."""
+        """Find out what an unfinished batch has left: llama.cpp keeps those of its ubatches that did finish."""
         if not self.can_roll_back:
-            self.clear()  # the unfinished part has gone into the state and cannot be taken out
+            self.clear()  # the unfinished part is in the state and cannot be removed
             return
         held = int(llama.llama_memory_seq_pos_max(self._memory, 0)) + 1
         past = len(self.tokens)
@@ -133,16 +133,18 @@ class Sequence:
         self.truncate(min(held, past + len(tokens)))
 
     def logits(self, index: int) -> np.ndarray:
-        """Row of the token at `index` of the last batch: float32 of n_vocab, a view that is good until the next batch.
+        """Return the logits of the token at `index` of the last batch.
+
+        float32 of shape (n_vocab,), a view that is valid until the next batch.
 
         Raises:
-            GenerationFailed: that token was not asked to have one.
+            GenerationFailed: that token has no logits.
         """
         address = bindings.logits_address(self.context, index)
         row = self._rows.get(address)
         if row is None:
             if not address:
-                raise GenerationFailed("llama.cpp has no logits for that token.", "Load the model again.")
+                raise GenerationFailed("llama.cpp has no logits for that token.", "Reload the model.")
             if len(self._rows) > _MAX_ROWS:  # the buffer has moved, more than once
                 self._rows.clear()
             row = np.ctypeslib.as_array((ctypes.c_float * self.n_vocab).from_address(address))
@@ -150,17 +152,18 @@ class Sequence:
         return row
 
     def keep_row(self, row: np.ndarray) -> None:
-        """Remember the logits after the current last token, for a next prompt that ends exactly here."""
+        """Keep the logits after the last token, for a next prompt that ends exactly here."""
         self._kept_row = row.copy()
         self._kept_row.flags.writeable = False
         self._kept_at = len(self.tokens)
 
     def prepare(self, prompt: list[int]) -> tuple[int, np.ndarray | None]:
-        """Keep the longest part of `prompt` that is in the cache and drop the rest.
+        """Keep the longest prefix of `prompt` that is in the cache, and drop the rest.
 
-        Returns the number of tokens kept and, only when that is all of them, the logits after the last one.
-        Otherwise at least the last token remains to be evaluated, because it gives the logits. The same prompt again
-        therefore gives the same logits bit by bit, which evaluating one token of it in another batch would not.
+        Returns:
+            The number of tokens kept and, only when that is all of them, the logits after the last one. Otherwise at
+            least the last token remains to be evaluated, because it gives the logits. The same prompt again therefore
+            gives bit-identical logits, which evaluating one token of it in another batch would not.
         """
         common = common_prefix(self.tokens, prompt)
         if common == len(prompt) == self._kept_at and self._kept_row is not None and self.truncate(common) == common:
@@ -168,7 +171,7 @@ class Sequence:
         return self.truncate(min(common, len(prompt) - 1)), None
 
     def truncate(self, n: int) -> int:
-        """Drop all but the first `n` tokens; returns how many are left, 0 if a part of them cannot be dropped."""
+        """Drop all but the first `n` tokens; returns how many are left, 0 if they cannot be dropped in part."""
         n = min(n, len(self.tokens))
         if n < len(self.tokens) or n == 0:
             if n == 0 or not self.can_roll_back or not llama.llama_memory_seq_rm(self._memory, 0, n, -1):
@@ -185,39 +188,34 @@ class Sequence:
         return self.rollback.kind == "exact"
 
     @property
-    def rollback_kind(self) -> RollbackKind:
-        """How `take_back` goes back."""
-        return self.rollback.kind
-
-    @property
     def max_draft(self) -> int:
-        """Longest draft that can be evaluated at once and taken back; 0: none."""
+        """Longest draft that can be evaluated in one pass and rolled back; 0 = none."""
         return min(self.rollback.max_draft, self.n_ubatch - 1)
 
-    def mark(self) -> None:
-        """A batch follows whose last tokens may have to be taken back. Costs nothing to speak of.
+    def checkpoint(self) -> None:
+        """Mark the point that `roll_back_to` may return to. Costs next to nothing.
 
         Raises:
-            ValueError: this context cannot take back anything (`max_draft` is 0).
+            ValueError: this context cannot roll back (`max_draft` is 0).
         """
-        self.rollback.mark()
-        self._marked, self._passes = len(self.tokens), 0
+        self.rollback.checkpoint()
+        self._n_checkpoint, self._passes = len(self.tokens), 0
 
-    def take_back(self, n: int) -> None:
-        """Keep the first `n` tokens, as if no other had been evaluated since `mark`; there are no logits afterwards.
+    def roll_back_to(self, n: int) -> None:
+        """Keep the first `n` tokens, as if no other had been evaluated since `checkpoint`. Drops the logits.
 
-        Cheap for the batch that follows the mark while its first token is kept. What cannot be gone back to is
-        evaluated again: the kept tokens after the mark ("checkpoint"), or all `n` (anything else).
+        Cheap for the batch that follows the checkpoint while its first token is kept. What cannot be restored is
+        evaluated again: the kept tokens after the checkpoint ("checkpoint"), or all `n` (anything else).
 
         Raises:
-            ValueError: `n` is less than at the mark, or more than there are.
+            ValueError: `n` is less than at the checkpoint, or more than there are.
             Aborted, GenerationFailed: as `extend`.
         """
-        if not self._marked <= n <= len(self.tokens):
-            raise ValueError(f"{n} tokens cannot be kept of {len(self.tokens)}, {self._marked} of them before the mark")
+        if not self._n_checkpoint <= n <= len(self.tokens):
+            raise ValueError(f"cannot keep {n} of {len(self.tokens)} tokens with a checkpoint at {self._n_checkpoint}")
         if n == len(self.tokens):
             return
-        held = self.rollback.take_back(n, self._marked, self._passes)
+        held = self.rollback.roll_back_to(n, self._n_checkpoint, self._passes)
         again = self.tokens[held or 0 : n]
         if held is None:
             self.clear()
@@ -227,27 +225,26 @@ class Sequence:
             self.extend(again[at : at + self.n_batch])
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all tokens."""
         llama.llama_memory_clear(self._memory, False)
         self.tokens.clear()
         self._kept_row, self._kept_at = None, 0
-        self._marked = 0
+        self._n_checkpoint = 0
 
     def state_size(self) -> int:
-        """Bytes of `state`."""
+        """Return the bytes of `state`."""
         return int(llama.llama_state_seq_get_size(self.context, 0))
 
     def state(self) -> np.ndarray:
-        """A copy of the KV cache: uint8, empty when llama.cpp has none to give. Takes as long as copying memory does
-        and cannot be stopped meanwhile."""
-        data = np.empty(int(llama.llama_state_seq_get_size(self.context, 0)), np.uint8)
+        """Return a copy of the KV cache: uint8, empty when llama.cpp has none. Cannot be cancelled."""
+        data = np.empty(self.state_size(), np.uint8)
         return data[: int(llama.llama_state_seq_get_data(self.context, _pointer(data), data.size, 0))]
 
     def set_state(self, tokens: list[int], data: np.ndarray) -> bool:
         """Replace the KV cache by what `state` gave for `tokens` with the same model and cache types.
 
-        llama.cpp checks shapes and little else, and asserts on some: the caller vouches for the content. On False
-        the sequence is empty.
+        llama.cpp checks shapes and little else, and asserts on some: the caller vouches for the content. Returns False,
+        with an empty sequence, when it was rejected.
         """
         self.clear()
         read = llama.llama_state_seq_set_data(self.context, _pointer(data), data.size, 0)
@@ -258,7 +255,7 @@ class Sequence:
         return True
 
     def free(self) -> None:
-        """Free the batch; call it before the context is freed, and nothing afterwards."""
+        """Free the batch; call it before the context is freed, and no other method afterwards."""
         self._row = self._kept_row = None
         self._rows.clear()
         llama.llama_batch_free(self._batch)

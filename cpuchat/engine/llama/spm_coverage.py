@@ -16,7 +16,7 @@ _LONGEST = 6  # bytes of "<0x0A>"; a character has 4 at most
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 
-class Alphabet:
+class SpmCoverage:
     """The characters that can be written.
 
     Args:
@@ -56,7 +56,7 @@ class Alphabet:
         return ""
 
 
-def alphabet_of(header: GGUFHeader) -> Alphabet | None:
+def spm_coverage(header: GGUFHeader) -> SpmCoverage | None:
     """None for a vocabulary that can write everything."""
     found = vocabulary(header)
     if found.kind != "SPM" or found.tokens is None:
@@ -74,4 +74,4 @@ def alphabet_of(header: GGUFHeader) -> Alphabet | None:
     }
     controls = frozenset(word for word, kind in kind_of.items() if kind != _USER_DEFINED)
     spaced = header.metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
-    return Alphabet(words, missing, tuple(sorted(kind_of, key=len, reverse=True)), controls, spaced=spaced)
+    return SpmCoverage(words, missing, tuple(sorted(kind_of, key=len, reverse=True)), controls, spaced=spaced)

@@ -33,7 +33,7 @@ def usable_topology() -> Topology:
     return topology if cpus == topology.allowed else replace(topology, allowed=cpus)
 
 
-def waited_seconds() -> float | None:
+def cpu_wait_seconds() -> float | None:
     """How long threads of this process have been ready to run and waited for a core, all together; None where the
     kernel does not tell (schedstat, Documentation/scheduler/sched-stats.rst)."""
     try:

@@ -11,7 +11,7 @@ import msgspec
 
 from cpuchat.engine.llama.bindings import llama
 from cpuchat.engine.llama.control_text import CONTROL_NAMES, MARK_BYTES, ControlText, SpecialToken
-from cpuchat.engine.llama.spm_coverage import Alphabet
+from cpuchat.engine.llama.spm_coverage import SpmCoverage
 from cpuchat.errors import GenerationFailed
 from cpuchat.protocol import Message
 
@@ -25,7 +25,7 @@ class Vocab:
 
     Args:
         visible_markers: control tokens that are part of the text all the same, such as `<think>`.
-        alphabet: what can be written, when that is not everything.
+        spm_coverage: what can be written, when that is not everything.
         special_types: see `control_text.special_types`.
     """
 
@@ -33,7 +33,7 @@ class Vocab:
         self,
         model: Any,
         visible_markers: tuple[str, ...] = (),
-        alphabet: Alphabet | None = None,
+        spm_coverage: SpmCoverage | None = None,
         special_types: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._vocab = llama.llama_model_get_vocab(model)
@@ -48,7 +48,7 @@ class Vocab:
         self.bos_text = self._text(self.bos)
         self.eos_text = self._text(self.eos)
         self._adds_eos = self.has_tokenizer and bool(llama.llama_vocab_get_add_eos(self._vocab))
-        self._alphabet = alphabet
+        self._alphabet = spm_coverage
         for marker in visible_markers:
             token = self._token_of(marker)
             if token is not None:

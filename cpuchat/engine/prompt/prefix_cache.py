@@ -26,7 +26,7 @@ import numpy as np
 
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.prompt.disk_writer import DiskWriter
-from cpuchat.engine.prompt.token_history import Continuation
+from cpuchat.engine.prompt.token_history import TokenHistory
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.paths import kv_stem
 
@@ -36,12 +36,12 @@ _STALE_SECONDS = 3600.0
 
 
 class SavedChat(msgspec.Struct):
-    """What `<name>.text` holds. `tokens` are those of the state, `continuation` may reach further."""
+    """What `<name>.text` holds. `tokens` are those of the state, `history` may reach further."""
 
     format: int
     key: str
     tokens: list[int]
-    continuation: Continuation
+    history: TokenHistory = msgspec.field(name="continuation")  # the name in files of earlier versions
     kv_bytes: int
     kv_crc32: int
 
@@ -89,7 +89,7 @@ class PrefixCache:
         name = f"{kv_stem(chat_id)}-{self._suffix}"
         return self._folder / f"{name}.kv", self._folder / f"{name}.text"
 
-    def save(self, chat_id: str, sequence: Sequence, continuation: Continuation) -> int:
+    def save(self, chat_id: str, sequence: Sequence, history: TokenHistory) -> int:
         """Have the sequence written as the state of `chat_id`.
 
         Returns the bytes of the state; 0 when it is larger than the limit or than half of the free memory, when the
@@ -104,7 +104,7 @@ class PrefixCache:
             format=_FORMAT,
             key=self._key,
             tokens=list(sequence.tokens),
-            continuation=continuation.copy(),
+            history=history.copy(),
             kv_bytes=state.size,
             kv_crc32=0,
         )
@@ -179,11 +179,11 @@ class PrefixCache:
     def find(self, chat_id: str) -> SavedChat | None:
         """What is saved for `chat_id`; a damaged file is deleted."""
         if unwritten := self._not_yet_written(chat_id):
-            return msgspec.structs.replace(unwritten.saved, continuation=unwritten.saved.continuation.copy())
+            return msgspec.structs.replace(unwritten.saved, history=unwritten.saved.history.copy())
         _, text_file = self._files(chat_id)
         try:
             saved = _decoder.decode(text_file.read_bytes())
-            saved.continuation.check()
+            saved.history.check()
             if (saved.format, saved.key) != (_FORMAT, self._key):
                 raise ValueError("another format")
         except FileNotFoundError:
@@ -208,7 +208,7 @@ class PrefixCache:
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 saved = _decoder.decode(file.read_bytes()) if file != skipped else None
                 if saved is not None and (saved.format, saved.key) == (_FORMAT, self._key):
-                    texts.append(saved.continuation.tokens[:limit])
+                    texts.append(saved.history.tokens[:limit])
                     limit -= len(texts[-1])
         return texts
 

@@ -18,7 +18,7 @@ from cpuchat.engine.llama.control_text import MARK_BYTES
 from cpuchat.prefix import common_prefix
 
 
-class Continuation(msgspec.Struct):
+class TokenHistory(msgspec.Struct):
     """Text and tokens of one conversation so far.
 
     `cut_bytes` and `cut_tokens` are parallel and ascending: the first `cut_tokens[i]` tokens are exactly the first
@@ -30,9 +30,9 @@ class Continuation(msgspec.Struct):
     cut_bytes: list[int] = msgspec.field(default_factory=lambda: [0])
     cut_tokens: list[int] = msgspec.field(default_factory=lambda: [0])
 
-    def copy(self) -> Continuation:
+    def copy(self) -> TokenHistory:
         """One that does not change with this one."""
-        return Continuation(self.text, list(self.tokens), list(self.cut_bytes), list(self.cut_tokens))
+        return TokenHistory(self.text, list(self.tokens), list(self.cut_bytes), list(self.cut_tokens))
 
     def check(self) -> None:
         """Raises ValueError when the parts contradict each other (read from a damaged file)."""

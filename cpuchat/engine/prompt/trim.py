@@ -10,7 +10,7 @@ from cpuchat.errors import ContextFull
 from cpuchat.protocol import Message
 
 
-class FitResult(msgspec.Struct, frozen=True):
+class TrimResult(msgspec.Struct, frozen=True):
     """Messages to use, and how much was left out (in tokens of the rendered prompt)."""
 
     messages: list[Message]
@@ -18,7 +18,7 @@ class FitResult(msgspec.Struct, frozen=True):
     dropped_tokens: int
 
 
-def fit_messages(count: Callable[[list[Message]], int], messages: Sequence[Message], budget: int) -> FitResult:
+def trim_messages(count: Callable[[list[Message]], int], messages: Sequence[Message], budget: int) -> TrimResult:
     """Leave out the oldest turns until the prompt fits.
 
     System messages stay; the first other message that is kept is the user's. At most the last user message and what
@@ -38,7 +38,7 @@ def fit_messages(count: Callable[[list[Message]], int], messages: Sequence[Messa
     everything = list(messages)
     total = count(everything)
     if total <= budget:
-        return FitResult(everything, 0, 0)
+        return TrimResult(everything, 0, 0)
     starts = [i for i, m in enumerate(everything) if m.role == "user"]
 
     def kept_from(start: int) -> list[Message]:
@@ -61,7 +61,7 @@ def fit_messages(count: Callable[[list[Message]], int], messages: Sequence[Messa
         best = (kept, count(kept))
     if best is None or best[1] > budget:
         raise _too_long(count, everything, best[1] if best else total, budget)
-    return FitResult(best[0], len(everything) - len(best[0]), total - best[1])
+    return TrimResult(best[0], len(everything) - len(best[0]), total - best[1])
 
 
 def _too_long(count: Callable[[list[Message]], int], messages: list[Message], needed: int, budget: int) -> ContextFull:

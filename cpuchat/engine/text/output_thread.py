@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from cpuchat.engine.text.text_stream import FRAME_SECONDS, TextStream
 
 
-class Scribe:
+class OutputThread:
     """The thread. Make it before the engine's thread is pinned: it inherits the CPUs of its maker."""
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ _Job = tuple["ThreadedStream", list[tuple[str, list[int]]], float]
 
 
 class ThreadedStream:
-    """A `TextStream` fed through a `Scribe`. Not for streams with stop strings: nobody waits for what `feed` finds."""
+    """A `TextStream` fed on an `OutputThread`. Not for stop strings: nothing waits for what `feed` finds."""
 
-    def __init__(self, scribe: Scribe, inner: TextStream) -> None:
-        self._put = scribe.put
+    def __init__(self, output_thread: OutputThread, inner: TextStream) -> None:
+        self._put = output_thread.put
         self._drafter = ""
         self._tokens: list[int] = []
         self._runs: list[tuple[str, list[int]]] = [("", self._tokens)]

@@ -1,4 +1,4 @@
-"""What finding out may cost, and what a drafter has cost so far."""
+"""What exploration may cost, and a guard against drafts that lose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FADE: Final = 1 / 24
 
 
 class Budget:
-    """Milliseconds that may be spent: a share of the time that passes, never more than `most` saved up."""
+    """Milliseconds that may be spent: a share of the time that passes, at most `most` saved up."""
 
     def __init__(self, share: float, *, start: float, most: float) -> None:
         self._share = share
@@ -25,19 +25,19 @@ class Budget:
     def pay(self, ms: float) -> None:
         self.left -= ms
 
-    def spend(self, ms: float) -> bool:
-        """Pays if it can."""
+    def try_pay(self, ms: float) -> bool:
+        """Pay if enough is left; returns whether it was."""
         if ms > self.left:
             return False
         self.left -= ms
         return True
 
 
-class Doubt:
-    """Whether passes with a draft gain clearly less than expected, and lose against plain decoding.
+class RegressionGuard:
+    """Pauses a drafter whose passes gain clearly less than expected and lose against plain decoding.
 
-    A net under the estimates: should they be wrong for a reason that no model here knows, the drafter pauses for a
-    while. Expected luck is allowed for, or the luck of the draw alone would fill the net sooner or later.
+    A safety net under the estimates, should they be wrong for a reason that the model of costs does not cover. The
+    expected variance is allowed for; otherwise chance alone would trip it sooner or later.
     """
 
     def __init__(self) -> None:
@@ -47,20 +47,20 @@ class Doubt:
         self._paused = False
 
     def add(self, gained: float, expected: float, deviation: float) -> None:
-        """A pass gained so many ms over plain decoding; `expected`, give or take `deviation`."""
+        """Add a pass that gained so many ms over plain decoding; `expected` was known up to `deviation`."""
         keep = 1.0 - _LEAK
         self._gained = self._gained * keep + gained
         self._missing = self._missing * keep + expected - gained
         self._variance = self._variance * keep * keep + deviation * deviation
 
     def fade(self) -> None:
-        """A plain step went by."""
+        """Forget a little, once per plain step."""
         self._gained *= 1.0 - _FADE
         self._missing *= 1.0 - _FADE
         self._variance *= 1.0 - _FADE
 
-    def pauses(self) -> bool:
-        """Whether the drafter pauses."""
+    def is_paused(self) -> bool:
+        """Return whether the drafter is paused now."""
         limit = _RESUME if self._paused else _PAUSE
         self._paused = self._gained < 0 and self._missing > limit * sqrt(self._variance)
         return self._paused

@@ -2,8 +2,8 @@
 
 Renewal reward: with pass cost C(g) and expected yield E(g), the best steady rate is lambda = max(1 / T(1), max E(g) /
 C(g)). A free drafter's proposal is worth verifying to the depth g with the largest E(g) - lambda T(g + 1), if that is
-more than the alternative is worth. Yields are learnt (acceptance.py), costs calibrated (costs.py) and corrected by what
-is observed (observed.py). What it may cost to find out more is paid from small budgets (ledger.py).
+more than the alternative is worth. Yields are learned (acceptance.py), costs calibrated and corrected by what is
+observed (current_costs.py). Exploration is paid for from small budgets (budgets.py).
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from math import sqrt
 from typing import Final
 
 from cpuchat.speculation.depth.acceptance import Acceptance
-from cpuchat.speculation.depth.budgets import Budget, Doubt
+from cpuchat.speculation.depth.budgets import Budget, RegressionGuard
 from cpuchat.speculation.depth.costs import PassCosts
-from cpuchat.speculation.depth.observed_times import ObservedTime, ObservedTimes
-from cpuchat.speculation.depth.reason import UNCALIBRATED, why_off
-from cpuchat.speculation.depth.steady import Best, Plan, Prices, best_steady, limit_gain
+from cpuchat.speculation.depth.current_costs import CurrentCosts
+from cpuchat.speculation.depth.disabled_reason import NO_REPEATS, UNCALIBRATED, disabled_reason, slow_prefill
+from cpuchat.speculation.depth.observed_times import ObservedTime
+from cpuchat.speculation.depth.shadow_reading import ShadowReading
+from cpuchat.speculation.depth.steady import Best, Plan, best_steady, overlap_is_better
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
+from cpuchat.speculation.pass_record import PassRecord
 from cpuchat.timings import DrafterName
-
-__all__ = ["DepthController", "Plan"]
 
 _DRAFT_PRIORS: Final = (0.62, 0.25, 0.4, 0.55, 0.7, 0.82, 0.92, 0.97)
 _FREE_PRIORS: Final = (0.35, 0.12, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95)
@@ -31,26 +32,27 @@ _KEPT: Final = 160.0
 _ON: Final = 1.03
 """Speculation begins at this advantage over plain decoding..."""
 _SURE: Final = 0.7
-"""...if it is none by luck: standard deviations of acceptance that it may be worse."""
+"""...if it is not by chance: standard deviations by which acceptance may be worse."""
 _OFF: Final = 1.0
 """...and ends below this one."""
-_WORTH: Final = 1.03
-"""Less than this is no reason to bother, even if every draft were right."""
 _FREE_ON: Final = 0.02
-_READ_CHUNK: Final = 16
-_SHORT: Final = 8
-_HOPELESS_SHARE: Final = 0.004
-"""Share of the time for reading along while acceptance is far too low."""
+_KNOWN: Final = 8
+"""Compared tokens from which on the draft model's acceptance counts as known."""
 _HORIZON: Final = 128
 """A catch-up must pay within as many tokens (or as many again as were written)."""
 _RECENT: Final = 16
 _PROBE: Final = 3
-"""Plain steps to see what one costs, after the first: one, and two more if it surprises."""
+"""Plain steps to see what one costs, after the first: one, and two more if it is a surprise."""
 
 
 class DepthController:
-    """Learns and decides. `costs` None: not calibrated, `uncalibrated` says why; adaptive depth then stays off, a fixed
-    depth works."""
+    """Learns from every pass and decides how much to draft.
+
+    Args:
+        costs: None when there was no calibration, with `uncalibrated` as the reason; adaptive depth then stays off and
+            only a fixed depth works.
+        max_depth: longest draft that can be verified.
+    """
 
     def __init__(
         self,
@@ -60,391 +62,295 @@ class DepthController:
         has_draft_model: bool,
         uncalibrated: str = UNCALIBRATED,
     ) -> None:
-        self._costs = costs
+        self._costs = CurrentCosts(costs, has_draft=has_draft_model) if costs else None
         self._uncalibrated = uncalibrated
         self._max_depth = max(0, min(max_depth, MAX_DEPTH))
         self._has_draft = has_draft_model
-        overlap = costs.overlap if costs and has_draft_model else None
-        self._times = ObservedTimes(costs.verify_ms) if costs else None
-        self._overlap_times = ObservedTimes(overlap.verify_ms) if overlap else None
-        self._overlap_draft = ObservedTime(overlap.draft_ms if overlap else 0.0)
         self._plain = ObservedTime(0.0)
-        self._draft = ObservedTime(costs.draft_ms if costs else 0.0)
-        self._read = ObservedTime((costs.read_ms or costs.draft_ms) if costs else 0.0)
+        self._draft_acceptance = Acceptance(_DRAFT_PRIORS, 1.0, 240.0)
         self._acceptance: dict[DrafterName, Acceptance] = {
-            "draft": Acceptance(_DRAFT_PRIORS, 1.0, 240.0),
+            "draft": self._draft_acceptance,
             "lookup": Acceptance(_FREE_PRIORS, 6.0, 64.0),
             "suffix": Acceptance(_FREE_PRIORS, 6.0, 64.0),
         }
-        self._doubts: dict[DrafterName, Doubt] = {name: Doubt() for name in self._acceptance}
+        self._guards: dict[DrafterName, RegressionGuard] = {name: RegressionGuard() for name in self._acceptance}
         plain = self.plain_ms or 0.0
-        self._reading = Budget(0.008, start=1.5 * plain, most=4.0 * plain)
+        self._shadow = ShadowReading(plain)
         self._probing = Budget(0.002, start=0.0, most=2.0 * plain)
         self._exploring = Budget(0.003, start=0.5 * plain, most=1.0 * plain)
         self._rechecking = Budget(0.002, start=0.0, most=4.0 * plain)
-        self._offered = 1.0
-        self._fixed = 0
-        self._plan = Plan()
-        self._on = False
-        self._lag = 0
-        self._probe = 0
-        self._settled = True
-        self._written = 0
-        self._unread = 0
-        self._fresh = 0
-        self._granted = False
-        self._refused = False
-        self._asked = False
-        self._catch_up = 0.0
-        self._interval = _READ_CHUNK
-        self._last_use = 1 << 30
+        self._last_pass: PassRecord | None = None
         self._last_depth = 0
-        self._proposed = 0
-        self._recent = (0.0, 0.0)
-        self._cache: dict[int, Best] = {}
+        self._passes_since_draft = 1 << 30
+        self._best_of: dict[int, Best] = {}
+        self._reset(0)
+
+    def _reset(self, fixed: int) -> None:
+        self._fixed = fixed
+        self._plan = Plan()
+        self._is_on = False
+        self._is_asked = False  # about the draft model, in this answer
+        self._n_written = 0
+        self._n_proposed = 0  # by free drafters
+        self._probes_left = 0
+        self._slow_prefill_ms = 0.0
+        self._recent = (0.0, 0.0)  # tokens and ms, forgetting
 
     # --- what happened ------------------------------------------------------------------------------------------
 
-    def begin(self, *, fixed: int = 0) -> None:
-        """An answer begins; what was learnt is kept, with less weight. `fixed` depth, 0 = adaptive."""
-        self._fixed = max(0, min(fixed, self._max_depth))
-        self._written = self._unread = self._fresh = 0
-        self._on = self._asked = self._granted = False
-        self._plan = Plan()
-        self._interval = min(self._interval, 2 * _READ_CHUNK)
-        self._probe = 0
-        self._proposed = 0
-        self._recent = (0.0, 0.0)
+    def begin_answer(self, *, fixed: int = 0) -> None:
+        """Begin an answer with a `fixed` depth, 0 = adaptive. What was learned is kept with less weight."""
+        self._reset(max(0, min(fixed, self._max_depth)))
+        self._shadow.begin_answer()
         for acceptance in self._acceptance.values():
             acceptance.fade(_KEPT)
-        self._cache.clear()
+        self._best_of.clear()
 
-    def plain(self, ms: float) -> None:
-        """One plain step took `ms`. The first one after a pass of another size is slower than those that follow (its
-        graph is built anew, the caches hold something else): it says nothing about plain decoding."""
-        if self._settled:
+    def record(self, record: PassRecord) -> None:
+        """Learn from a pass."""
+        # The first plain step after a pass of another size is slower than those that follow (its graph is built anew,
+        # the caches hold something else): it says nothing about plain decoding.
+        is_representative = self._last_pass is None or not self._last_pass.drafted
+        self._last_pass = record
+        if record.drafter is None:
+            self._record_plain(record.verify_ms, is_representative)
+        else:
+            self._record_verify(record, record.drafter)
+
+    def _record_plain(self, ms: float, is_representative: bool) -> None:
+        if is_representative:
             self._plain.observe(ms)
-            if self._times is not None:
-                self._times.observe(1, ms)
-        self._settled = True
-        self._passed(1, ms)
-        for doubt in self._doubts.values():
-            doubt.fade()
-        self._draft.relax(1 / 200)
-        self._last_use += 1
+        if self._costs is not None:
+            self._costs.record_plain(ms, is_representative=is_representative)
+        for guard in self._guards.values():
+            guard.fade()
+        self._passes_since_draft += 1
+        self._count(1, ms)
 
-    def verified(
-        self,
-        proposal: Proposal,
-        accepted: int,
-        ms: float,
-        *,
-        compared: int | None = None,
-        draft_ms: float = 0.0,
-        overlap: bool = False,
-    ) -> None:
-        """A pass over 1 + len(proposal) tokens took `ms` (without a rollback), after `draft_ms` of drafting that it
-        had to wait for. `accepted` tokens were right; of `compared` (None: all) that were looked at."""
-        self._settled = len(proposal) == 0
-        n, name = len(proposal), proposal.drafter
-        compared = n if compared is None else min(compared, n)
-        acceptance = self._acceptance[name]
-        grades = proposal.grades or [0] * n
-        expected, variance = self._moments(acceptance, grades[:compared])
-        for j in range(min(accepted + 1, compared)):
-            acceptance.observe(grades[j], j < accepted)
-        if overlap and self._overlap_times is not None:
-            self._overlap_times.observe(1 + n, ms)
-            if self._times is not None:
-                self._times.plain_at_most(self._overlap_times.ms[n])
-        elif self._times is not None:
-            self._times.observe(1 + n, ms)
+    def _record_verify(self, record: PassRecord, name: DrafterName) -> None:
+        n, ms, acceptance = record.drafted, record.verify_ms, self._acceptance[name]
+        expected, variance = _moments(acceptance, record.buckets[: record.compared])
+        for j, bucket in enumerate(record.buckets[: min(record.accepted + 1, record.compared)]):
+            acceptance.observe(bucket, j < record.accepted)
         if n == 0:
             self._plain.observe(ms)
-        catch_up = 0.0
-        if name == "draft":
-            asked, self._lag, lag = self._plan.depth, 0, self._lag
-            short = n < asked
-            self._offered += 0.03 * max(1, n) * ((n / (n + 1) if short else 1.0) - self._offered)
-            catch_up = max(0, lag - 2) * self._read.ms
-            if overlap and self._refused and n:
-                self._overlap_draft.observe(draft_ms / n)
-            self._refused = accepted < n
-            if not overlap and n + short and catch_up < 0.2 * draft_ms:
-                self._draft.observe((draft_ms - catch_up) / (n + short))
-        rolled_back = self._costs.rollback_ms if self._costs and accepted < compared else 0.0
-        spent = ms + draft_ms + rolled_back
-        plain = self.plain_ms or ms
+        catch_up = rolled_back = 0.0
+        if self._costs is not None:
+            self._costs.record_verify(record, self._plan.depth)
+            catch_up = self._costs.catch_up_ms(record.unread)
+            rolled_back = self._costs.rollback_ms if record.accepted < record.compared else 0.0
+        spent = ms + record.draft_ms + rolled_back
         if n:
             # Judged by the tokens alone: times are corrected as they are seen.
-            gained = (accepted + 1) * plain - spent + catch_up
-            self._doubts[name].add(gained, gained + (expected - accepted - 1) * plain, sqrt(variance) * plain)
-        self._passed(accepted + 1, spent)
+            plain = self.plain_ms or ms
+            gained = (record.accepted + 1) * plain - spent + catch_up
+            self._guards[name].add(gained, gained + (expected - record.accepted - 1) * plain, sqrt(variance) * plain)
+        self._count(record.accepted + 1, spent)
         if name == "draft":
-            self._unread = self._fresh = 0
-        self._last_use = 0 if n else self._last_use + 1
+            self._shadow.add_draft()
+        self._passes_since_draft = 0 if n else self._passes_since_draft + 1
         self._last_depth = n or self._last_depth
 
-    @staticmethod
-    def _moments(acceptance: Acceptance, grades: Sequence[int]) -> tuple[float, float]:
-        """Expected tokens of a pass over a draft of these grades, and their variance."""
-        reached = total = 1.0
-        squares = 0.0
-        for j, grade in enumerate(grades):
-            reached *= acceptance.rate(grade, acceptance.run + j)
-            total += reached
-            squares += (2 * j + 1) * reached
-        return total, max(0.0, squares - (total - 1.0) ** 2)
-
-    def scored(self, drafter: DrafterName, grades: Sequence[int], right: Sequence[bool]) -> None:
-        """What a drafter would have said for tokens in the order of the text, against what was written."""
-        acceptance = self._acceptance[drafter]
-        if drafter == "draft":
-            # What it would have said about the prompt tells little about answers.
-            first = max(0, len(right) - self._fresh)
-            grades, right = grades[first:], right[first:]
-            self._fresh = 0
-        else:
-            self._proposed += len(right)
-        for grade, was_right in zip(grades, right, strict=True):
-            acceptance.observe(grade, was_right)
-        self._cache.clear()
-
-    def read(self, n: int, ms: float) -> None:
-        """The draft model read `n` tokens of text in a batch and took `ms`."""
-        if n <= 0:
-            return
-        self._read.observe(ms / n)
-        if self._granted:
-            self._reading.pay(ms)
-            self._granted = False
-        self._unread = 0
-        self._cache.clear()
-
-    def _passed(self, tokens: int, ms: float) -> None:
-        self._written += tokens
-        self._unread += tokens
-        self._fresh += tokens
-        for budget in (self._reading, self._probing, self._exploring, self._rechecking):
+    def _count(self, tokens: int, ms: float) -> None:
+        self._n_written += tokens
+        self._shadow.add_pass(tokens, ms)
+        for budget in (self._probing, self._exploring, self._rechecking):
             budget.earn(ms)
         self._recent = (0.85 * self._recent[0] + tokens, 0.85 * self._recent[1] + ms)
-        self._cache.clear()
+        self._best_of.clear()
 
-    # --- what to do ---------------------------------------------------------------------------------------------
+    def record_scores(self, drafter: DrafterName, buckets: Sequence[int], accepted: Sequence[bool]) -> None:
+        """Learn from what a drafter would have proposed, in the order of the text, and whether it was written."""
+        if drafter == "draft":
+            first = max(0, len(accepted) - self._shadow.take_scorable())
+            buckets, accepted = buckets[first:], accepted[first:]
+        else:
+            self._n_proposed += len(accepted)
+        for bucket, was_accepted in zip(buckets, accepted, strict=True):
+            self._acceptance[drafter].observe(bucket, was_accepted)
+        self._best_of.clear()
+
+    def record_read(self, n: int, ms: float, *, is_shadow: bool = False) -> None:
+        """Learn from a batch of `n` tokens that the draft model read; `is_shadow`: `shadow_budget` allowed it."""
+        if n <= 0 or self._costs is None:
+            return
+        self._costs.read.observe(ms / n)
+        self._shadow.add_read(ms, is_shadow=is_shadow)
+        self._best_of.clear()
+
+    # --- free drafters ------------------------------------------------------------------------------------------
 
     def free_depth(self, proposal: Proposal) -> int:
-        """Tokens of a free drafter's proposal worth verifying now, 0 = none."""
+        """Return how many tokens of a free drafter's proposal are worth verifying now."""
         most = min(len(proposal), self._max_depth)
-        self._proposed += most
+        self._n_proposed += most
         if self._fixed:
             return min(self._fixed, most)
-        if self._times is None or most == 0:
+        costs = self._costs
+        if costs is None or most == 0:
             return 0
-        acceptance = self._acceptance[proposal.drafter]
-        times = self._times.ms
-        rate, read = 1.0 / times[0], 0.0
-        if self._has_draft and self._on:
-            rate = max(rate, self._best(self._max_depth).rate)
-            read = self._read.ms
-        if self._last_use < 4 and self._recent[1] > 0:
+        rate, read = 1.0 / costs.plain_ms, 0.0
+        if self._has_draft and self._is_on:
+            rate = max(rate, self._best(costs, self._max_depth).rate)
+            read = costs.read.ms
+        if self._passes_since_draft < 4 and self._recent[1] > 0:
             rate = max(rate, 0.9 * self._recent[0] / self._recent[1])
-        plain = self._alternative(rate)
-        reached = total = 1.0
-        best, depth = plain + _FREE_ON, 0
-        rollback = self._costs.rollback_ms if self._costs else 0.0
-        grades = proposal.grades or [0] * most
-        for j in range(most):
-            reached *= acceptance.rate(grades[j], acceptance.run + j)
-            total += reached
-            worth = total - rate * (times[j + 1] + read * (total - 1) + rollback * (1 - reached))
-            if worth > best:
-                best, depth = worth, j + 1
-        if self._doubts[proposal.drafter].pauses():
+        alternative = self._alternative(costs, rate)
+        depth, _ = self._worthwhile_depth(costs, proposal, rate, alternative, read)
+        if self._guards[proposal.drafter].is_paused():
             return 0
-        return depth or self._recheck(proposal, rate, plain)
+        if depth:
+            return depth
+        # A depth whose cost was not seen for long, if it would pay should its time be as much too high as it may.
+        depth, loss = self._worthwhile_depth(costs, proposal, rate, alternative, hopeful=True)
+        return depth if depth and self._rechecking.try_pay(max(loss, 0.0)) else 0
 
-    def _recheck(self, proposal: Proposal, rate: float, plain: float) -> int:
-        """A depth whose cost was not seen for long, if it would pay should the calibration be as far off as it may."""
-        assert self._times is not None
-        acceptance, times = self._acceptance[proposal.drafter], self._times
+    def _worthwhile_depth(
+        self,
+        costs: CurrentCosts,
+        proposal: Proposal,
+        rate: float,
+        alternative: float,
+        read: float = 0.0,
+        *,
+        hopeful: bool = False,
+    ) -> tuple[int, float]:
+        """Return the depth of the proposal worth most at this price of time (0 = none), and what it loses if not."""
+        acceptance, times = self._acceptance[proposal.drafter], costs.times
         reached = total = 1.0
-        best, depth, loss = plain + _FREE_ON, 0, 0.0
-        rollback = self._costs.rollback_ms if self._costs else 0.0
-        for j, grade in enumerate(proposal.grades[: self._max_depth]):
-            reached *= acceptance.rate(grade, acceptance.run + j)
+        best, depth, loss = alternative + _FREE_ON, 0, 0.0
+        for j, bucket in enumerate(proposal.buckets[: self._max_depth]):
+            reached *= acceptance.rate(bucket, acceptance.accept_streak + j)
             total += reached
-            worth = total - rate * (times.ms[j + 1] / (1.0 + times.hope(j + 2)) + rollback * (1.0 - reached))
+            rollback = costs.rollback_ms * (1.0 - reached)
+            ms = times.ms[j + 1] / (1.0 + times.overestimate(j + 2)) if hopeful else times.ms[j + 1]
+            worth = total - rate * (ms + read * (total - 1) + rollback)
             if worth > best:
-                best, depth = worth, j + 1
-                loss = times.ms[j + 1] + rollback * (1.0 - reached) - total / rate
-        return depth if depth and self._rechecking.spend(max(loss, 0.0)) else 0
+                best, depth, loss = worth, j + 1, times.ms[j + 1] + rollback - total / rate
+        return depth, loss
 
-    def _alternative(self, rate: float) -> float:
-        """What the next step is worth without the free proposal, at this price of time."""
-        plain = 1.0 - rate * self._times.ms[0] if self._times else 0.0
-        if not (self._has_draft and self._on):
+    def _alternative(self, costs: CurrentCosts, rate: float) -> float:
+        """Return what the next step is worth without the free proposal, at this price of time."""
+        plain = 1.0 - rate * costs.plain_ms
+        if not (self._has_draft and self._is_on):
             return plain
-        best = self._best(self._max_depth)
+        best = self._best(costs, self._max_depth)
         # A draft pass of the best steady rate over about as many tokens.
         length = best.depth / 2 + 1
         return max(plain, length * (1.0 - rate / best.rate))
 
-    def draft_plan(self, most: int, lag: int) -> Plan:
-        """For the draft model, before it drafts. `most`: room; `lag`: tokens of text that it has not read yet."""
-        self._lag = lag
-        self._plan = self._decide(min(most, self._max_depth), lag)
+    # --- the draft model ----------------------------------------------------------------------------------------
+
+    def plan_draft(self, room: int, unread: int) -> Plan:
+        """Plan the draft model's next draft: at most `room` tokens, with `unread` tokens of text to read first."""
+        self._is_asked = True
+        self._plan = self._decide(min(room, self._max_depth), unread)
         return self._plan
 
-    def _decide(self, most: int, lag: int) -> Plan:
-        self._asked = True
+    def _decide(self, most: int, unread: int) -> Plan:
+        costs, acceptance = self._costs, self._draft_acceptance
         if not self._has_draft or most <= 0:
             return Plan()
         if self._fixed:
             depth = min(self._fixed, most)
-            return Plan(depth, self._overlap_times is not None and self._search(depth, at_depth=True).overlap)
-        if self._times is None:
+            can_overlap = costs is not None and costs.overlap_times is not None
+            return Plan(depth, can_overlap and overlap_is_better(depth, acceptance, costs.prices(), self._plan))
+        if costs is None:
             return Plan()
-        best = self._best(most)
-        plain_ms = self._times.ms[0]
-        gain = best.rate * plain_ms
-        if self._doubts["draft"].pauses():
-            self._on = False
+        best = self._best(costs, most)
+        gain = best.rate * costs.plain_ms
+        if self._guards["draft"].is_paused():
+            self._is_on = False
             return Plan()
-        catch_up = max(0, lag - 2) * self._read.ms
-        pays = (1.0 - 1.0 / gain) * plain_ms * max(_HORIZON, self._written)
-        wanted = gain > (_OFF if self._on else _ON) and (pays > catch_up or catch_up < 0.25 * plain_ms)
-        known = self._acceptance["draft"].seen >= _SHORT
-        if wanted and not known:
-            wanted = catch_up < 0.25 * plain_ms and self._cheap(best.depth)
-        elif wanted and not self._on:
-            wanted = self._limit_gain(self._acceptance["draft"].at(-_SURE)) > 1.0 or best.overlap
-        self._on = wanted
-        self._catch_up = catch_up if gain > _ON and pays <= catch_up else 0.0
-        if not wanted:
-            if known and gain > 0.85 and catch_up < 0.25 * plain_ms and self._learn(best, gain):
-                return Plan(best.depth)
-            if best.explore and catch_up < 0.25 * plain_ms and self._try(best.explore, max(1.0 / plain_ms, best.rate)):
+        catch_up = costs.catch_up_ms(unread)
+        is_near = catch_up < 0.25 * costs.plain_ms
+        self._is_on = self._is_worthwhile(costs, best, gain, catch_up, is_near)
+        if self._is_on:
+            if self._probes_plain(costs, best.rate):
+                return Plan()
+            if best.explore and self._explores(costs, best.explore, best.rate):
                 return Plan(best.explore)
-            return Plan()
-        if self._probe_plain(best.rate):
-            return Plan()
-        if best.explore and self._try(best.explore, best.rate):
+            return Plan(best.depth, best.overlap)
+        if is_near and gain > 0.85 and self._is_known and self._tests_draft(costs, best, gain):
+            return Plan(best.depth)
+        if is_near and best.explore and self._explores(costs, best.explore, max(1.0 / costs.plain_ms, best.rate)):
             return Plan(best.explore)
-        return Plan(best.depth, best.overlap)
+        return Plan()
 
-    def _cheap(self, depth: int) -> bool:
-        """A pass that turns out to be in vain costs no more than one plain token."""
-        assert self._times is not None
-        return self._times.ms[depth] + depth * self._draft.ms < 2.0 * self._times.ms[0]
+    def _is_worthwhile(self, costs: CurrentCosts, best: Best, gain: float, catch_up: float, is_near: bool) -> bool:
+        pays = (1.0 - 1.0 / gain) * costs.plain_ms * max(_HORIZON, self._n_written)
+        self._slow_prefill_ms = catch_up if gain > _ON and pays <= catch_up else 0.0
+        if gain <= (_OFF if self._is_on else _ON) or not (pays > catch_up or is_near):
+            return False
+        if not self._is_known:  # a draft that is rejected then costs no more than one plain token
+            return is_near and costs.draft_pass_ms(best.depth) < 2.0 * costs.plain_ms
+        if self._is_on:
+            return True
+        return costs.limit_gain(self._draft_acceptance.quantile(-_SURE), self._max_depth) > 1.0 or best.overlap
 
-    def _try(self, depth: int, rate: float) -> bool:
-        """Whether a depth that may be better than thought is worth a pass to find out."""
-        assert self._times is not None and self._costs is not None
-        yields, reached = self._yields(depth)
-        cost = self._times.ms[depth] + depth * self._draft.ms + self._costs.rollback_ms * (1.0 - reached)
-        loss = max(0.0, cost - yields / rate)
-        stale = not self._on and self._times.hope(depth + 1) > self._times.doubt(depth + 1)
-        return self._exploring.spend(loss) or (stale and self._rechecking.spend(loss))
+    @property
+    def _is_known(self) -> bool:
+        return self._draft_acceptance.n_observed >= _KNOWN
 
-    def _learn(self, best: Best, gain: float) -> bool:
-        """Whether a draft that probably loses a little is the cheapest way to learn more about acceptance."""
-        assert self._times is not None
-        if self._limit_gain(self._acceptance["draft"].at(1.5)) < _ON:
+    def _explores(self, costs: CurrentCosts, depth: int, rate: float) -> bool:
+        """Return whether a depth that may be better than thought is worth a pass to find out."""
+        total = reached = 1.0
+        for one in self._draft_acceptance.rates()[:depth]:
+            reached *= one
+            total += reached
+        loss = max(0.0, costs.draft_pass_ms(depth) + costs.rollback_ms * (1.0 - reached) - total / rate)
+        times = costs.times
+        is_stale = not self._is_on and times.overestimate(depth + 1) > times.uncertainty(depth + 1)
+        return self._exploring.try_pay(loss) or (is_stale and self._rechecking.try_pay(loss))
+
+    def _tests_draft(self, costs: CurrentCosts, best: Best, gain: float) -> bool:
+        """Return whether a draft that probably loses a little is the cheapest way to learn more about acceptance."""
+        if costs.limit_gain(self._draft_acceptance.quantile(1.5), self._max_depth) < _ON:
             return False
         # At least a few percent: among many depths the best looks better than it is.
-        loss = max(0.03, 1.0 - gain) * (self._times.ms[best.depth] + best.depth * self._draft.ms)
-        return loss < 2.0 * self._read.ms * best.depth and self._exploring.spend(loss)
+        loss = max(0.03, 1.0 - gain) * costs.draft_pass_ms(best.depth)
+        return loss < 2.0 * costs.read.ms * best.depth and self._exploring.try_pay(loss)
 
-    def _yields(self, depth: int) -> tuple[float, float]:
-        """Expected tokens, and the probability that none is refused."""
-        total = reached = 1.0
-        for rate in self._acceptance["draft"].rates()[:depth]:
-            reached *= rate
-            total += reached
-        return total, reached
-
-    def _probe_plain(self, rate: float) -> bool:
-        """Whether to take a plain step now, only to see what one costs."""
-        assert self._times is not None
-        if self._probe and (self._probe == _PROBE or self._times.unsettled(1)):
-            self._probe -= 1
+    def _probes_plain(self, costs: CurrentCosts, rate: float) -> bool:
+        """Return whether to take a plain step now, only to see what one costs."""
+        if self._probes_left and (self._probes_left == _PROBE or costs.times.needs_confirmation(1)):
+            self._probes_left -= 1
             return True
-        if self._times.since(1) < _RECENT:
+        if costs.times.passes_since(1) < _RECENT:
             return False
-        if not self._probing.spend(2 * max(0.02 * self._times.ms[0], self._times.ms[0] - 1.0 / rate)):
+        if not self._probing.try_pay(2 * max(0.02 * costs.plain_ms, costs.plain_ms - 1.0 / rate)):
             return False
-        self._probe = _PROBE
+        self._probes_left = _PROBE
         return True
 
     def shadow_budget(self, lag: int) -> int:
-        """While the draft model is off: how many of the newest tokens it may read now just to be scored; 0 = none."""
-        if self._times is None or not self._has_draft or self._fixed or self._on:
+        """Return how many of the newest tokens the draft model, while it is off, may read now only to be scored."""
+        costs = self._costs
+        if costs is None or not self._has_draft or self._fixed or self._is_on:
             return 0
-        known = self._acceptance["draft"].seen >= _SHORT
-        if self._unread < (self._interval if known else _SHORT):
+        n = self._shadow.tokens_due(lag, costs.read.ms, is_known=self._is_known)
+        if n == 0 or not costs.may_pay(self._max_depth):
             return 0
-        affordable = self._reading.left / max(self._read.ms, 1e-6)
-        if lag <= affordable:
-            k = lag
-        else:
-            # Read from the middle of a text it has less to go by: the first of these tokens do not count.
-            k = 2 * min(self._unread, _READ_CHUNK if known else _SHORT)
-            if k > affordable:
-                return 0
-            k = min(k, lag)
-            self._fresh = min(self._fresh, k // 2)
-        if not self._may_pay():
-            return 0
-        doubtful = self._limit_gain(self._acceptance["draft"].at(2.0)) > 1.0
-        # Rarely enough where it is hopeless; the dearer to read, the rarer.
-        rare = _READ_CHUNK * self._read.ms / (_HOPELESS_SHARE * self._times.ms[0])
-        self._interval = _READ_CHUNK if doubtful else max(_READ_CHUNK, min(96, self._interval * 2, round(rare)))
-        self._granted = True
-        return k
+        is_doubtful = costs.limit_gain(self._draft_acceptance.quantile(2.0), self._max_depth) > 1.0
+        self._shadow.set_interval(costs.read.ms, costs.plain_ms, is_doubtful=is_doubtful)
+        return n
 
-    def _limit_gain(self, rate: float) -> float:
-        """Best advantage over plain decoding if every drafted token were right with this probability."""
-        assert self._times is not None
-        return limit_gain(rate, self._max_depth, self._times.ms, self._draft.ms)
+    def _best(self, costs: CurrentCosts, most: int) -> Best:
+        """Return the draft model's best steady rate with drafts of at most `most` tokens; kept until the next event."""
+        best = self._best_of.get(most)
+        if best is None:
+            times = costs.times
+            off = times.uncertainty if self._is_on else times.overestimate
+            best = best_steady(most, self._draft_acceptance, costs.prices(), off, self._plan)
+            self._best_of[most] = best
+        return best
 
-    def _may_pay(self) -> bool:
-        """Whether drafts that are always right could pay, should the calibration be as far off as it may."""
-        assert self._times is not None
-        if self._limit_gain(1.0) >= _WORTH:
-            return True
-        times = self._times
-        hoped = [times.ms[0], *(ms / (1.0 + times.hope(n)) for n, ms in enumerate(times.ms[1:], 2))]
-        return limit_gain(1.0, self._max_depth, hoped, self._draft.ms) >= _WORTH
-
-    def _best(self, most: int) -> Best:
-        """The draft model's best steady rate with drafts of at most `most` tokens. Nothing happened since: kept."""
-        found = self._cache.get(most)
-        if found is None:
-            found = self._cache[most] = self._search(most)
-        return found
-
-    def _search(self, most: int, *, at_depth: bool = False) -> Best:
-        assert self._times is not None and self._costs is not None
-        overlap = self._overlap_times
-        prices = Prices(
-            self._times.ms,
-            self._draft.ms,
-            self._costs.rollback_ms,
-            1.0 if self._offered > 0.995 else self._offered,
-            overlap.ms if overlap else None,
-            self._overlap_draft.ms,
-        )
-        off = self._times.doubt if self._on else self._times.hope
-        return best_steady(most, self._acceptance["draft"], prices, off, self._plan, at_depth=at_depth)
-
-    # --- what to tell -------------------------------------------------------------------------------------------
+    # --- figures ------------------------------------------------------------------------------------------------
 
     @property
     def plain_ms(self) -> float | None:
-        """What one plain step costs now: calibrated, corrected by what is observed. None: not known."""
-        if self._times is not None:
-            return self._times.ms[0]
-        return self._plain.ms or None
+        """One plain step now: calibrated, corrected by what is observed. None: not known."""
+        return self._costs.plain_ms if self._costs is not None else self._plain.ms or None
 
     @property
     def plan(self) -> Plan:
@@ -454,34 +360,44 @@ class DepthController:
     @property
     def depth(self) -> int:
         """Tokens per draft now, whoever drafts: as planned, or those of the last draft while it is recent."""
-        return self._plan.depth or (self._last_depth if self._last_use <= _RECENT else 0)
+        return self._plan.depth or (self._last_depth if self._passes_since_draft <= _RECENT else 0)
 
     @property
     def acceptance(self) -> float:
-        """Share of compared tokens of the draft model (without one: of the free drafters) that were right lately."""
-        if self._asked or (self._has_draft and not self._proposed):
-            return self._acceptance["draft"].mean
-        return max(self._acceptance["lookup"], self._acceptance["suffix"], key=lambda one: one.seen).mean
+        """Recent acceptance rate of the draft model, or without one of the free drafters."""
+        if self._is_asked or (self._has_draft and not self._n_proposed):
+            return self._draft_acceptance.mean
+        return max(self._acceptance["lookup"], self._acceptance["suffix"], key=lambda one: one.n_observed).mean
 
     @property
     def reason(self) -> str:
         """Why speculation is off, in one plain sentence with figures; "" while it is on."""
-        if self._plan.depth > 0 or self._on or self._last_use <= _RECENT:
+        if self._plan.depth > 0 or self._is_on or self._passes_since_draft <= _RECENT:
             return ""
-        if self._times is None or self._costs is None:
+        costs = self._costs
+        if costs is None:
             return "" if self._fixed else self._uncalibrated
-        if not self._asked and not self._proposed:
-            return "off: nothing in this text repeats" if self._written else ""
-        if self._asked and self._catch_up:
-            return f"off: the draft model would take {self._catch_up / 1e3:.1f} s to read the text first"
-        draft = self._draft.ms if self._asked else 0.0
-        best = self._best(self._max_depth).rate if self._asked and self._max_depth else 0.0
-        return why_off(
-            self._times.ms[0],
-            draft,
-            best,
-            self._limit_gain(1.0),
+        if not self._is_asked and not self._n_proposed:
+            return NO_REPEATS if self._n_written else ""
+        if self._is_asked and self._slow_prefill_ms:
+            return slow_prefill(self._slow_prefill_ms / 1e3)
+        return disabled_reason(
+            costs.plain_ms,
+            costs.draft.ms if self._is_asked else 0.0,
+            self._best(costs, self._max_depth).rate if self._is_asked and self._max_depth else 0.0,
+            costs.limit_gain(1.0, self._max_depth),
             self.acceptance,
-            has_draft=self._asked,
-            known=self._acceptance["draft"].seen >= _SHORT,
+            has_draft=self._is_asked,
+            is_scored=self._is_known,
         )
+
+
+def _moments(acceptance: Acceptance, buckets: Sequence[int]) -> tuple[float, float]:
+    """Return the expected tokens of a pass over a draft of these buckets, and their variance."""
+    reached = total = 1.0
+    squares = 0.0
+    for j, bucket in enumerate(buckets):
+        reached *= acceptance.rate(bucket, acceptance.accept_streak + j)
+        total += reached
+        squares += (2 * j + 1) * reached
+    return total, max(0.0, squares - (total - 1.0) ** 2)

@@ -1,4 +1,4 @@
-"""What passes cost: calibrated figures and the formulas around them. Milliseconds and token counts only."""
+"""What passes cost, as calibrated, and how many tokens they yield. Milliseconds and token counts only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_TOKENS: Final = 32
 
 @dataclass(frozen=True)
 class OverlapCosts:
-    """Costs while the draft model computes on cores of its own, at the same time as the target.
+    """Costs while the draft model computes on its own cores, concurrently with the target.
 
     `verify_ms[n - 1]`: ms of a target pass over n tokens, n = 1..32. `draft_ms`: ms per drafted token.
     """
@@ -24,12 +24,15 @@ class OverlapCosts:
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Costs when target and draft model compute in turn.
+    """Costs when target and draft model compute sequentially.
 
-    `verify_ms[n - 1]`: ms of a target pass over n tokens, n = 1..32. `draft_ms`: ms per token that the draft model
-    writes one after the other (0: no draft model). `read_ms`: ms per token of text that it reads in a batch.
-    `overlap`: the same with both at once, where that is possible. `rollback_ms`: extra after a pass in which a token
-    was refused. `steady` False: the measurements scattered so much that they had better be repeated another time.
+    Attributes:
+        verify_ms: `verify_ms[n - 1]` is the ms of a target pass over n tokens, n = 1..32.
+        draft_ms: ms per token drafted one after the other (0: no draft model).
+        read_ms: ms per token of text that the draft model reads in a batch.
+        overlap: the concurrent costs, where that is possible.
+        rollback_ms: extra after a pass in which a token was rejected.
+        steady: False when the measurements scattered so much that they should be repeated.
 
     Raises:
         ValueError: not 32 positive times, or a negative one.
@@ -50,8 +53,8 @@ class PassCosts:
             raise ValueError("a cost cannot be negative")
 
 
-def fill(points: Mapping[int, float]) -> tuple[float, ...]:
-    """Pass times for n = 1..32 tokens from the measured ones, n -> ms.
+def interpolate(points: Mapping[int, float]) -> tuple[float, ...]:
+    """Return pass times for n = 1..32 tokens from the measured ones, n -> ms.
 
     Linear between two measurements; a dip is kept, because some batch sizes really are cheaper than smaller ones
     (kernels that work on rows in groups). Past the last one the slope is that from half of it to it, never falling.
@@ -78,8 +81,11 @@ def fill(points: Mapping[int, float]) -> tuple[float, ...]:
 
 
 def expected_tokens(rates: Sequence[float]) -> float:
-    """Tokens that a verify pass yields: 1 + sum of products, where rates[j] is the probability that drafted token j
-    is right if all before it were (Leviathan et al., 2211.17192, for equal rates: (1 - a^(g+1)) / (1 - a))."""
+    """Return the tokens that a verify pass yields: 1 + sum of products.
+
+    `rates[j]` is the probability that drafted token j is accepted if all before it were (Leviathan et al., 2211.17192,
+    for equal rates: (1 - a^(g+1)) / (1 - a)).
+    """
     total = reached = 1.0
     for rate in rates:
         reached *= rate

@@ -1,4 +1,4 @@
-"""Is it worth while to give the draft model cores of its own?"""
+"""Whether it is worth giving the draft model its own cores."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _RATES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
 def overlap_pays(costs: PassCosts, gain: float = GAIN) -> bool:
-    """Whether drafting and verifying at once is faster than in turn by `gain`, at any acceptance rate."""
-    return any(overlapped_rate(costs, rate) > gain * sequential_rate(costs, rate) for rate in _RATES)
+    """Return whether concurrent drafting is faster than sequential by `gain` at any acceptance rate."""
+    return any(concurrent_rate(costs, rate) > gain * sequential_rate(costs, rate) for rate in _RATES)
 
 
 def sequential_rate(costs: PassCosts, rate: float) -> float:
-    """Tokens per ms at the best depth (0 included) when each drafted token is right with probability `rate`."""
+    """Return tokens per ms at the best depth (0 included) when drafted tokens are accepted with this probability."""
     best = 1.0 / costs.verify_ms[0]
     for depth in range(1, MAX_DEPTH + 1):
         cost = depth * costs.draft_ms + costs.verify_ms[depth]
@@ -25,11 +25,11 @@ def sequential_rate(costs: PassCosts, rate: float) -> float:
     return best
 
 
-def overlapped_rate(costs: PassCosts, rate: float) -> float:
-    """The same with cores of its own for the draft model; 0 when that was not measured.
+def concurrent_rate(costs: PassCosts, rate: float) -> float:
+    """Return the same with the draft model on its own cores; 0 when that was not measured.
 
-    A block whose predecessor was right to its end, the token after it included (probability rate^(depth + 1)), was
-    drafted meanwhile; any other has to be drafted first.
+    A block whose predecessor was accepted to its end, the token after it guessed too (probability rate^(depth + 1)),
+    was drafted meanwhile; any other has to be drafted first.
     """
     if costs.overlap is None:
         return 0.0

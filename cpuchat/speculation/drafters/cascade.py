@@ -13,7 +13,7 @@ SHADOW_TOKENS: Final = 8
 _KEPT_SCORES: Final = 256
 
 Score = tuple[DrafterName, list[int], list[bool]]
-"""Drafter, the grades of tokens that it predicted, and whether each was right: at most the last one is not."""
+"""Drafter, the buckets of tokens that it predicted, and whether each was right: at most the last one is not."""
 
 
 class Cascade:
@@ -33,12 +33,12 @@ class Cascade:
         self._asked: set[DrafterName] = set()
         self._scores: list[Score] = []
 
-    def begin(self, text: Sequence[int]) -> None:
+    def begin_answer(self, text: Sequence[int]) -> None:
         """An answer to `text` begins. What was learnt of the last one and not asked for yet is kept."""
         self._pending.clear()
         self._asked.clear()
         for drafter in self._drafters:
-            drafter.begin(text)
+            drafter.begin_answer(text)
 
     def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
         """The first proposal that is worth a pass, cut to what of it is; empty: none is.
@@ -68,7 +68,7 @@ class Cascade:
             drafter.append(tokens)
         self._asked.clear()
 
-    def scores(self) -> list[Score]:
+    def take_scores(self) -> list[Score]:
         """What was compared since the last call, in the order of the text."""
         scores, self._scores = self._scores, []
         return scores
@@ -90,7 +90,7 @@ class Cascade:
             if token != written:
                 right = [*right[:i], False]
                 break
-        self._scores.append((name, proposal.grades[first : first + len(right)], right))
+        self._scores.append((name, proposal.buckets[first : first + len(right)], right))
         del self._scores[:-_KEPT_SCORES]
         if not right[-1] or first + len(right) == len(proposal):
             del self._pending[name]

@@ -1,4 +1,4 @@
-"""The one small interface behind which every drafter stands."""
+"""The interface that all drafters share."""
 
 from __future__ import annotations
 
@@ -12,47 +12,50 @@ from cpuchat.timings import DrafterName
 MAX_DEPTH: Final = 31
 """Longest draft: a verify pass evaluates one token more."""
 
-_GRADE_LIMITS: Final = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)
+_BUCKET_LIMITS: Final = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)
 UNKNOWN: Final = 0
-"""Grade of a token whose drafter tells no probability."""
-N_GRADES: Final = len(_GRADE_LIMITS) + 2
+"""Bucket of a token whose drafter gives no probability."""
+N_BUCKETS: Final = len(_BUCKET_LIMITS) + 2
 
 
-def grade(probability: float) -> int:
-    """Class of a drafter's own estimate, 1 (unsure) to `N_GRADES` - 1 (sure). What a class is worth is learnt."""
-    return 1 + bisect_right(_GRADE_LIMITS, probability)
+def confidence_bucket(probability: float) -> int:
+    """Return the bucket of a drafter's own estimate: 1 (unsure) to `N_BUCKETS` - 1 (sure).
+
+    The acceptance rate of each bucket is learned.
+    """
+    return 1 + bisect_right(_BUCKET_LIMITS, probability)
 
 
 @dataclass(slots=True)
 class Proposal:
-    """Drafted tokens, in order, and the grade of each; empty when the drafter has nothing to say."""
+    """Drafted tokens in order, and the confidence bucket of each; empty when the drafter has none."""
 
     drafter: DrafterName
     tokens: list[int] = field(default_factory=list)
-    grades: list[int] = field(default_factory=list)
+    buckets: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def cut(self, n: int) -> Proposal:
-        """The first `n` tokens of it."""
-        return self if n >= len(self.tokens) else Proposal(self.drafter, self.tokens[:n], self.grades[:n])
+        """Return the first `n` tokens."""
+        return self if n >= len(self.tokens) else Proposal(self.drafter, self.tokens[:n], self.buckets[:n])
 
 
 class Drafter(Protocol):
-    """Proposes how a text goes on. It always knows the whole text, the token written last included."""
+    """Proposes the next tokens of a text. It always holds the whole text, including the newest token."""
 
     @property
     def name(self) -> DrafterName: ...
 
-    def begin(self, text: Sequence[int]) -> None:
-        """`text` is what the next answer goes on from. What it shares with the text before is not read again."""
+    def begin_answer(self, text: Sequence[int]) -> None:
+        """Take `text` as what the next answer continues. The prefix shared with the text before is not read again."""
         ...
 
     def append(self, tokens: Sequence[int]) -> None:
-        """These were written after it."""
+        """Add tokens that were written."""
         ...
 
     def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
-        """At most `max_n` tokens; the draft ends before one that is less likely than `min_probability`."""
+        """Draft at most `max_n` tokens; stop before one less likely than `min_probability`."""
         ...

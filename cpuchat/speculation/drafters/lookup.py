@@ -6,16 +6,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_GRADES, Proposal
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex
 from cpuchat.timings import DrafterName
 
 MAX_MATCH: Final = 32
 """Longer matches are all worth the same."""
-_GRADED: Final = (3, 4, 6, 9, 16, 32)
-"""Match lengths from which on the next grade is given."""
-_GRADES: Final = tuple(1 + bisect_right(_GRADED, match) for match in range(MAX_MATCH + 1))
-assert _GRADES[-1] == N_GRADES - 1
+_BUCKET_MATCHES: Final = (3, 4, 6, 9, 16, 32)
+"""Match lengths from which on the next bucket is given."""
+_BUCKETS: Final = tuple(1 + bisect_right(_BUCKET_MATCHES, match) for match in range(MAX_MATCH + 1))
+assert _BUCKETS[-1] == N_BUCKETS - 1
 
 
 def estimate(match: int) -> float:
@@ -30,7 +30,7 @@ class PromptLookup:
     """Copies on from the most recent occurrence of the n-gram that ends the text, the longest one that has occurred.
 
     After Saxena, "Prompt Lookup Decoding", where the text is searched each time, and its oldest occurrence found. Past
-    the end of the text the copy goes on with itself, so periodic text keeps its period. A token's grade and estimate
+    the end of the text the copy goes on with itself, so periodic text keeps its period. A token's bucket and estimate
     come from the length of the match that it continues, the drafted tokens before it included: it only counts if they
     are right. Appending a token and proposing take constant time.
     """
@@ -47,9 +47,9 @@ class PromptLookup:
             raise ValueError(f"n-grams from {shortest} to {longest} tokens")
         self._index = NgramIndex(range(shortest, longest + 1))
 
-    def begin(self, text: Sequence[int]) -> None:
-        """See `Drafter.begin`."""
-        self._index.begin(text)
+    def begin_answer(self, text: Sequence[int]) -> None:
+        """See `Drafter.begin_answer`."""
+        self._index.set_text(text)
 
     def append(self, tokens: Sequence[int]) -> None:
         """See `Drafter.append`."""
@@ -68,7 +68,7 @@ class PromptLookup:
         tokens = text[end + 1 : end + 1 + n].tolist()
         if len(tokens) < n:
             tokens = (tokens * (n // len(tokens) + 1))[:n]
-        return Proposal("lookup", tokens, [_GRADES[min(match + i, MAX_MATCH)] for i in range(n)])
+        return Proposal("lookup", tokens, [_BUCKETS[min(match + i, MAX_MATCH)] for i in range(n)])
 
     def _length(self, end: int, known: int) -> int:
         """How many tokens up to `end` are those at the end of the text, `MAX_MATCH` at most; the last `known` are."""

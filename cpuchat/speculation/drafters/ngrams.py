@@ -42,7 +42,7 @@ class NgramIndex:
         arrays = sum(a.__sizeof__() for a in (self.text, *self.previous.values()))
         return tables + arrays + 32 * len(self.text)
 
-    def begin(self, text: Sequence[int]) -> None:
+    def set_text(self, text: Sequence[int]) -> None:
         """Hold `text` from now on; the part that it shares with the text held so far stays indexed."""
         new = array("i", text)
         self.truncate(common_prefix(self.text, new))

@@ -8,7 +8,7 @@ from math import sqrt
 from typing import Final
 
 from cpuchat.prefix import common_prefix
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal, grade
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal, confidence_bucket
 from cpuchat.speculation.drafters.ngrams import NgramIndex
 from cpuchat.timings import DrafterName
 
@@ -73,9 +73,9 @@ class SuffixDecoding:
         """Tokens of other chats held now, an end mark each included."""
         return len(self._newer) + len(self._older)
 
-    def begin(self, text: Sequence[int]) -> None:
-        """See `Drafter.begin`."""
-        self._chat.begin(text)
+    def begin_answer(self, text: Sequence[int]) -> None:
+        """See `Drafter.begin_answer`."""
+        self._chat.set_text(text)
 
     def append(self, tokens: Sequence[int]) -> None:
         """See `Drafter.append`."""
@@ -126,7 +126,7 @@ class SuffixDecoding:
                     tokens, probabilities, best = drafted, estimates, score
                 if len(ends) >= ENOUGH:
                     break
-        return Proposal("suffix", tokens, [grade(p) for p in probabilities])
+        return Proposal("suffix", tokens, [confidence_bucket(p) for p in probabilities])
 
     def _matches(self, source: NgramIndex) -> Iterator[tuple[int, list[int]]]:
         """Match lengths, longest first, each with the positions in `source` where such a match ends, latest first.

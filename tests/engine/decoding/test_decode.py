@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from cpuchat.engine.decoding.decode import Written, prefill, write
+from cpuchat.engine.decoding.decode import DecodeResult, decode, prefill
 from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.llama.bindings import AbortFlag
@@ -45,7 +45,7 @@ class Answer:
         stream = TextStream(
             7, self._emit, Detokenizer(model.vocab.piece), ReasoningSplitter(tail), stop, perf_counter()
         )
-        self.written: Written = write(
+        self.result: DecodeResult = decode(
             model.sequence,
             self.prefill.row,
             Sampler(sampling, model.vocab.n_tokens),
@@ -91,10 +91,10 @@ def _none(*_: int) -> None:
 
 def test_greedy_answer_is_the_argmax_chain(model: Model) -> None:
     answer = Answer(model, max_tokens=12)
-    assert answer.written.stop_reason == "max_tokens"
-    assert len(answer.written.tokens) == 12
+    assert answer.result.stop_reason == "max_tokens"
+    assert len(answer.result.tokens) == 12
     sequence = model.sequence
-    assert sequence.tokens == PROMPT + answer.written.tokens[:-1]  # the last one waits for the next turn
+    assert sequence.tokens == PROMPT + answer.result.tokens[:-1]  # the last one waits for the next turn
     sequence.clear()
     sequence.extend(PROMPT[:32])
     sequence.extend(PROMPT[32:], n_outputs=1)
@@ -103,7 +103,7 @@ def test_greedy_answer_is_the_argmax_chain(model: Model) -> None:
     for _ in range(12):
         expected.append(int(row.argmax()))
         row = sequence.step(expected[-1])
-    assert answer.written.tokens == expected
+    assert answer.result.tokens == expected
     assert answer.text == b"".join(map(model.vocab.piece, expected)).decode()
 
 
@@ -134,8 +134,8 @@ def test_first_token_is_said_at_once_and_counts_add_up(model: Model) -> None:
     assert len(answer.deltas) < 200  # later ones are gathered
     counts = [d.predicted_n for d in answer.deltas]
     assert counts == sorted(counts)
-    assert answer.written.last >= answer.written.first > 0
-    assert answer.written.overhead_seconds > 0
+    assert answer.result.last >= answer.result.first > 0
+    assert answer.result.overhead_seconds > 0
 
 
 def test_stop_string_is_never_shown(model: Model) -> None:
@@ -143,29 +143,29 @@ def test_stop_string_is_never_shown(model: Model) -> None:
     stop = whole[20:24]
     at = whole.index(stop)
     answer = Answer(model, max_tokens=60, stop=("never this", stop))
-    assert answer.written.stop_reason == "stop_string"
+    assert answer.result.stop_reason == "stop_string"
     assert answer.text == whole[:at]
     # What could have become a stop string is not lost when it does not.
     answer = Answer(model, max_tokens=24, stop=(Answer(model, max_tokens=24).text[-2:] + "\0",))
-    assert answer.written.stop_reason == "max_tokens"
+    assert answer.result.stop_reason == "max_tokens"
     assert answer.text == Answer(model, max_tokens=24).text
 
 
 def test_end_of_generation(load: Callable[..., Model], tmp_path: Path) -> None:
     model = load(write_tiny_gguf(tmp_path / "ending.gguf", eos_bias=1.0))
     answer = Answer(model, sampling=Sampling(seed=1, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0), max_tokens=400)
-    assert answer.written.stop_reason == "end"
-    assert not any(map(model.vocab.is_eog, answer.written.tokens))
+    assert answer.result.stop_reason == "end"
+    assert not any(map(model.vocab.is_eog, answer.result.tokens))
     assert "<|im_end|>" not in answer.text
 
 
 def test_full_context(model: Model) -> None:
     answer = Answer(model, max_tokens=0)
-    assert answer.written.stop_reason == "context"
-    assert len(PROMPT) + len(answer.written.tokens) == model.sequence.n_ctx + 1
+    assert answer.result.stop_reason == "context"
+    assert len(PROMPT) + len(answer.result.tokens) == model.sequence.n_ctx + 1
     assert len(model.sequence) == model.sequence.n_ctx
     answer = Answer(model, max_tokens=10_000)
-    assert answer.written.stop_reason == "context"
+    assert answer.result.stop_reason == "context"
 
 
 def test_cancel_in_the_answer_keeps_what_was_said(model: Model, abort: AbortFlag) -> None:
@@ -174,11 +174,11 @@ def test_cancel_in_the_answer_keeps_what_was_said(model: Model, abort: AbortFlag
         abort.set()
 
     answer = Answer(model, max_tokens=0, on_event=on_event)
-    assert answer.written.stop_reason == "cancelled"
-    n = len(answer.written.tokens)
+    assert answer.result.stop_reason == "cancelled"
+    n = len(answer.result.tokens)
     assert 1 <= n < 400
-    assert answer.text == b"".join(map(model.vocab.piece, answer.written.tokens)).decode()
-    assert model.sequence.tokens == PROMPT + answer.written.tokens[:-1]
+    assert answer.text == b"".join(map(model.vocab.piece, answer.result.tokens)).decode()
+    assert model.sequence.tokens == PROMPT + answer.result.tokens[:-1]
 
 
 def test_cancelled_prefill_is_taken_over(model: Model, abort: AbortFlag) -> None:

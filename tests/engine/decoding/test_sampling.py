@@ -92,7 +92,7 @@ def test_candidates_and_probabilities_are_those_of_the_whole_row(row, sampling, 
     got = dict(zip(ids.tolist(), probabilities.tolist(), strict=True))
     assert {i for i, p in got.items() if p > 1e-12} == {i for i, p in expected.items() if p > 1e-12}
     assert all(math.isclose(got[i], p, rel_tol=1e-4, abs_tol=1e-9) for i, p in expected.items() if p > 1e-12)
-    picked = [sampler.pick(row) for _ in range(5)]
+    picked = [sampler.sample(row) for _ in range(5)]
     assert all(expected.get(token, 0) > 0 for token in picked)
     assert np.array_equal(row, before)
 
@@ -110,7 +110,7 @@ def test_draws_follow_the_distribution(values):
     sampler.accept(0)
     ids, probabilities = sampler.distribution(row)
     n = 20_000
-    seen = Counter(sampler.pick(row) for _ in range(n))
+    seen = Counter(sampler.sample(row) for _ in range(n))
     for token, p in zip(ids.tolist(), probabilities.tolist(), strict=True):
         assert abs(seen[token] - n * p) <= 6 * math.sqrt(n * p * (1 - p)) + 1
 
@@ -123,7 +123,7 @@ def test_the_same_seed_gives_the_same_tokens():
         sampler = Sampler(Sampling(temperature=1.5, seed=seed, repeat_penalty=1.1), 3000)
         tokens = []
         for row in table:
-            tokens.append(sampler.pick(row))
+            tokens.append(sampler.sample(row))
             sampler.accept(tokens[-1])
         return sampler.seed, tokens
 
@@ -135,11 +135,11 @@ def test_the_same_seed_gives_the_same_tokens():
 
 def test_greedy_takes_the_first_maximum_and_minds_penalties():
     row = np.array([1.0, 5.0, 5.0, 2.0], np.float32)
-    assert Sampler(Sampling(temperature=0), 4).pick(row) == 1
+    assert Sampler(Sampling(temperature=0), 4).sample(row) == 1
     sampler = Sampler(Sampling(temperature=0, repeat_penalty=2.0, repeat_last_n=2), 4)
     picked = []
     for _ in range(5):
-        picked.append(sampler.pick(row))
+        picked.append(sampler.sample(row))
         sampler.accept(picked[-1])
     assert picked == [1, 2, 1, 1, 2]  # punished only while among the last two
     assert row.tolist() == [1.0, 5.0, 5.0, 2.0]
@@ -149,7 +149,7 @@ def test_a_negative_logit_is_not_rewarded_by_the_repeat_penalty():
     row = np.array([-1.0, -1.1], np.float32)
     sampler = Sampler(Sampling(temperature=0, repeat_penalty=2.0), 2)
     sampler.accept(0)
-    assert sampler.pick(row) == 1
+    assert sampler.sample(row) == 1
 
 
 def test_a_row_that_must_not_be_written_is_left_alone():
@@ -157,7 +157,7 @@ def test_a_row_that_must_not_be_written_is_left_alone():
     row.flags.writeable = False
     sampler = Sampler(Sampling(temperature=0, presence_penalty=0.5), 2)
     sampler.accept(0)
-    assert sampler.pick(row) == 1
+    assert sampler.sample(row) == 1
 
 
 @pytest.mark.parametrize("values", [{"temperature": 0.0}, {}, OFF, {"top_k": 0}, {"repeat_penalty": 1.1}], ids=str)
@@ -169,9 +169,9 @@ def test_rows_that_are_no_numbers_are_refused(values, bad):
         sampler = Sampler(Sampling(**values), 1000)
         sampler.accept(5)
         with pytest.raises(GenerationFailed, match="no numbers"):
-            sampler.pick(row)
+            sampler.sample(row)
     with pytest.raises(GenerationFailed):
-        Sampler(Sampling(**values), 3).pick(np.full(3, -np.inf, np.float32))
+        Sampler(Sampling(**values), 3).sample(np.full(3, -np.inf, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,6 @@ def test_wrong_settings_are_named(values):
 
 def test_wrong_shapes_and_tokens_are_programming_errors():
     with pytest.raises(ValueError):
-        Sampler(Sampling(), 10).pick(np.zeros(11, np.float32))
+        Sampler(Sampling(), 10).sample(np.zeros(11, np.float32))
     with pytest.raises(ValueError):
         Sampler(Sampling(repeat_penalty=1.1), 10).accept(10)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import LoadOptions, Sampling, Speculation
-from cpuchat.speculation.drafters.drafter import Proposal
+from cpuchat.speculation.pass_record import PassRecord
 from cpuchat.synthetic.pair import draft_token_table, next_token_table
 from tests.support.pairs import FLAT, N_VOCAB, OPTIONS, Always, Said, Talker, Wandering, assert_same, pair_files
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -292,9 +291,9 @@ def test_a_draft_model_that_offers_nothing_has_its_cost(echo: Talker) -> None:
     told: list[tuple[int, float]] = []
 
     class Listening(Always):
-        def verified(self, proposal: Proposal, accepted: int, ms: float, **more: Any) -> None:
-            told.append((len(proposal), more["draft_ms"]))
-            super().verified(proposal, accepted, ms, **more)
+        def record(self, record: PassRecord) -> None:
+            told.append((record.drafted, record.draft_ms))
+            super().record(record)
 
     said = echo.decide(Listening(4)).say(list(b"a text"), drafts(min_probability=1.0), max_tokens=20)
     assert said.figures is not None and said.figures.passes == 19

@@ -14,7 +14,7 @@ from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.protocol import LoadOptions
-from cpuchat.speculation.drafters.drafter import UNKNOWN, grade
+from cpuchat.speculation.drafters.drafter import UNKNOWN, confidence_bucket
 from cpuchat.synthetic.pair import draft_token_table
 from tests.support.pairs import N_VOCAB, pair_files
 
@@ -76,73 +76,73 @@ def softmax(row: np.ndarray) -> np.ndarray:
 
 
 def test_drafts_what_its_model_says(draft: DraftModel) -> None:
-    draft.begin(TEXT)
+    draft.begin_answer(TEXT)
     for n in (1, 3, 31):
         proposal = draft.propose(n)
         assert proposal.drafter == "draft"
         assert proposal.tokens == chain(TEXT[-1], n)
-        assert proposal.grades == [UNKNOWN] * n
+        assert proposal.buckets == [UNKNOWN] * n
     assert not draft.propose(0)
 
 
 def test_nothing_to_go_on_from(draft: DraftModel) -> None:
-    draft.begin([])
-    assert not draft.propose(4) and draft.lag == 0
+    draft.begin_answer([])
+    assert not draft.propose(4) and draft.n_unread == 0
 
 
 def test_no_token_is_evaluated_twice(draft: DraftModel, small: Model, decoded: Counter[str]) -> None:
-    draft.begin(TEXT)
-    assert draft.lag == 40
+    draft.begin_answer(TEXT)
+    assert draft.n_unread == 40
     drafted = draft.propose(4).tokens
     assert taken(decoded) == 40 + 3
     # All four are right, and the target adds one: its own and the last drafted token are new.
     draft.append([*drafted, 777])
-    assert draft.lag == 2
+    assert draft.n_unread == 2
     drafted = draft.propose(4).tokens
     assert drafted == chain(777, 4) and taken(decoded) == 2 + 3
     # Two are right.
     draft.append([*drafted[:2], 888])
-    assert draft.lag == 1
+    assert draft.n_unread == 1
     assert draft.propose(4).tokens == chain(888, 4) and taken(decoded) == 1 + 3
     # None is.
     draft.append([999])
-    assert draft.lag == 1
+    assert draft.n_unread == 1
     assert draft.propose(1).tokens == chain(999, 1) and taken(decoded) == 1
     assert small.sequence.tokens == [*TEXT, *chain(TEXT[-1], 4), 777, *chain(777, 2), 888, 999]
 
 
 def test_tokens_of_others_are_read_when_it_drafts_next(draft: DraftModel, decoded: Counter[str]) -> None:
-    draft.begin(TEXT)
+    draft.begin_answer(TEXT)
     drafted = draft.propose(6).tokens
     taken(decoded)
     for token in (drafted[0], 501, 502, 503):
         draft.append([token])
     draft.append([504, 505])
-    assert draft.lag == 5  # its own first token was right
+    assert draft.n_unread == 5  # its own first token was right
     assert draft.propose(2).tokens == chain(505, 2)
     assert taken(decoded) == 5 + 1
 
 
 def test_an_edited_text_keeps_what_is_common(draft: DraftModel, decoded: Counter[str]) -> None:
-    draft.begin(TEXT)
+    draft.begin_answer(TEXT)
     draft.propose(3)
     taken(decoded)
     edited = [*TEXT[:25], 1500, 1501]
-    draft.begin(edited)
-    assert draft.lag == 2
+    draft.begin_answer(edited)
+    assert draft.n_unread == 2
     assert draft.propose(3).tokens == chain(1501, 3) and taken(decoded) == 2 + 2
     # The same text again: only its last token gives the logits.
-    draft.begin(edited)
+    draft.begin_answer(edited)
     assert draft.propose(3).tokens == chain(1501, 3) and taken(decoded) == 1 + 2
-    draft.begin(TEXT[:10])
+    draft.begin_answer(TEXT[:10])
     assert draft.propose(1).tokens == chain(TEXT[9], 1) and taken(decoded) == 1
-    draft.begin([1600, 1601])
-    assert draft.lag == 2 and draft.propose(1).tokens == chain(1601, 1)
+    draft.begin_answer([1600, 1601])
+    assert draft.n_unread == 2 and draft.propose(1).tokens == chain(1601, 1)
 
 
 def test_a_text_longer_than_its_context(draft: DraftModel, small: Model, decoded: Counter[str]) -> None:
     text = [300 + (11 * i) % 1200 for i in range(900)]
-    draft.begin(text)
+    draft.begin_answer(text)
     for i in range(120):
         drafted = draft.propose(8).tokens
         assert drafted == chain(text[-1], 8)
@@ -152,73 +152,73 @@ def test_a_text_longer_than_its_context(draft: DraftModel, small: Model, decoded
         written = [*drafted[: i % 9], 300 + i]
         draft.append(written)
         text += written
-    assert not draft.holds_all
+    assert draft.n_unread_from_start is not None
     assert taken(decoded) < 120 * (8 + 2) + 8 * 128  # the window is filled anew now and then, not each time
 
 
 def test_the_same_long_text_again_keeps_the_window(draft: DraftModel, decoded: Counter[str]) -> None:
     text = [300 + (11 * i) % 1200 for i in range(600)]
-    draft.begin(text)
+    draft.begin_answer(text)
     draft.propose(4)
     taken(decoded)
-    draft.begin([*text, 700, 701])
-    assert draft.lag == 2 and draft.propose(1).tokens == chain(701, 1) and taken(decoded) == 2
-    draft.begin([1999, *text[1:50]])  # an edit before the window
-    assert draft.holds_all and draft.propose(1).tokens == chain(text[49], 1)
+    draft.begin_answer([*text, 700, 701])
+    assert draft.n_unread == 2 and draft.propose(1).tokens == chain(701, 1) and taken(decoded) == 2
+    draft.begin_answer([1999, *text[1:50]])  # an edit before the window
+    assert draft.n_unread_from_start is None and draft.propose(1).tokens == chain(text[49], 1)
 
 
 def test_restart_reads_only_the_end(draft: DraftModel, small: Model, decoded: Counter[str]) -> None:
-    draft.begin(TEXT)
+    draft.begin_answer(TEXT)
     draft.restart(5)
-    assert draft.lag == 5 and not draft.holds_all
+    assert draft.n_unread == 5 and draft.n_unread_from_start is not None
     assert draft.propose(2).tokens == chain(TEXT[-1], 2)
     assert taken(decoded) == 5 + 1
     assert small.sequence.tokens[:5] == TEXT[-5:]
     draft.append([*chain(TEXT[-1], 2), 600])
-    assert draft.lag == 2
+    assert draft.n_unread == 2
     draft.restart(1000)
-    assert draft.holds_all and draft.lag == 43
+    assert draft.n_unread_from_start is None and draft.n_unread == 43
 
 
 def test_score_is_what_it_would_have_drafted(load: Load, tiny_model: Path) -> None:
     """Held against `propose` at every place, with a model whose opinion depends on the whole text."""
     asked, told = (DraftModel(load(tiny_model).sequence, 272) for _ in range(2))
-    asked.begin(LETTERS[:1])
+    asked.begin_answer(LETTERS[:1])
     for _ in range(3):  # a text with some tokens that it would have drafted
         asked.append(asked.propose(4).tokens)
         asked.append(LETTERS[:9])
     text = list(asked._text)
     opinions = []
     for i in range(1, len(text)):
-        told.begin(text[:i])
+        told.begin_answer(text[:i])
         opinions.append(told.propose(1).tokens[0] == text[i])
     assert True in opinions and False in opinions
-    told.begin([0])
+    told.begin_answer([0])
     told.propose(1)  # nothing of the text is left
-    told.begin(text)
+    told.begin_answer(text)
     assert told.score(10) == opinions[:10]
-    assert told.lag == len(text) - 10
+    assert told.n_unread == len(text) - 10
     assert told.score(1000) == opinions[10:]
-    assert told.lag == 1 and told.score(5) == []
+    assert told.n_unread == 1 and told.score(5) == []
 
 
 def test_read_leaves_the_newest_token(draft: DraftModel, decoded: Counter[str]) -> None:
-    draft.begin(TEXT)
-    assert draft.read(15) == 15 == taken(decoded) and draft.lag == 25
-    assert draft.read(100) == 24 == taken(decoded) and draft.lag == 1
+    draft.begin_answer(TEXT)
+    assert draft.read(15) == 15 == taken(decoded) and draft.n_unread == 25
+    assert draft.read(100) == 24 == taken(decoded) and draft.n_unread == 1
     assert draft.read(1) == 0
     assert draft.propose(1).tokens == chain(TEXT[-1], 1) and taken(decoded) == 1
 
 
 def test_read_tells_what_it_really_read(draft: DraftModel, decoded: Counter[str]) -> None:
-    draft.begin([300 + (11 * i) % 1200 for i in range(600)])
+    draft.begin_answer([300 + (11 * i) % 1200 for i in range(600)])
     assert draft.read(599) == taken(decoded) == 127
 
 
 def test_an_unlikely_token_ends_the_draft(load: Load, tiny_model: Path) -> None:
     model, other = load(tiny_model), load(tiny_model)
     draft = DraftModel(model.sequence, model.vocab.n_tokens)
-    draft.begin(LETTERS)
+    draft.begin_answer(LETTERS)
     whole = draft.propose(12).tokens
     other.sequence.extend(LETTERS[:32])
     other.sequence.extend(LETTERS[32:], n_outputs=1)
@@ -229,27 +229,28 @@ def test_an_unlikely_token_ends_the_draft(load: Load, tiny_model: Path) -> None:
         expected = next((i for i, share in enumerate(shares) if share < limit), len(whole))
         proposal = draft.propose(12, limit)
         assert proposal.tokens == whole[:expected]
-        for given, share in zip(proposal.grades, shares[:expected], strict=True):
-            assert grade(share - 5e-3) <= given <= grade(share + 5e-3)  # the smallest shares are left out
+        for given, share in zip(proposal.buckets, shares[:expected], strict=True):
+            # The smallest shares are left out.
+            assert confidence_bucket(share - 5e-3) <= given <= confidence_bucket(share + 5e-3)
     assert not draft.propose(12, 1.0)
 
 
 def test_never_drafts_what_the_target_does_not_know(load: Load, tiny_model: Path) -> None:
     whole, cut = load(tiny_model), load(tiny_model)
     everything = DraftModel(whole.sequence, whole.vocab.n_tokens)
-    everything.begin(LETTERS)
+    everything.begin_answer(LETTERS)
     said = everything.propose(12).tokens
     n_vocab = max(said)
     draft = DraftModel(cut.sequence, n_vocab)
-    draft.begin(LETTERS)
+    draft.begin_answer(LETTERS)
     drafted = draft.propose(12).tokens
     assert max(drafted) < n_vocab
     at = said.index(n_vocab)
     assert drafted[:at] == said[:at] and drafted[at] != said[at]
     for one, n_right in ((everything, len(said)), (draft, at)):
-        one.begin([0])
+        one.begin_answer([0])
         one.propose(1)
-        one.begin([*LETTERS, *said, 65])
+        one.begin_answer([*LETTERS, *said, 65])
         one.read(len(LETTERS) - 1)
         right = one.score(len(said))
         assert all(right[:n_right]) and all(right) is (n_right == len(said))
@@ -260,7 +261,7 @@ def test_drafting_ahead_goes_on_where_the_draft_ends(load: Load, tiny_model: Pat
     """Also when the draft was cut short after it was made, or ended before an unlikely token."""
     model = load(tiny_model)
     draft, other = DraftModel(model.sequence, 272), DraftModel(load(tiny_model).sequence, 272)
-    draft.begin(LETTERS)
+    draft.begin_answer(LETTERS)
     drafted = draft.propose(12).tokens
     if how == "cut":
         drafted = drafted[:5]
@@ -269,22 +270,22 @@ def test_drafting_ahead_goes_on_where_the_draft_ends(load: Load, tiny_model: Pat
         drafted = draft.propose(12, limit).tokens
     ahead = draft.draft_ahead(drafted, 6, 0.0, lambda: False)
     assert model.sequence.tokens == [*LETTERS, *drafted, *ahead[:-1]]
-    other.begin([*LETTERS, *drafted])
+    other.begin_answer([*LETTERS, *drafted])
     assert ahead == other.propose(6).tokens
     # All of the block and the guess after it are right: a chained block goes on from there.
     draft.append([*drafted, ahead[0]])
     again = draft.draft_ahead(ahead[1:], 4, 0.0, lambda: False)
     assert model.sequence.tokens == [*LETTERS, *drafted, *ahead, *again[:-1]]
-    other.begin([*LETTERS, *drafted, *ahead])
+    other.begin_answer([*LETTERS, *drafted, *ahead])
     assert again == other.propose(4).tokens
     # Nothing of it is: the next draft knows nothing of all this.
     draft.append([65])
-    other.begin([*LETTERS, *drafted, ahead[0], 65])
+    other.begin_answer([*LETTERS, *drafted, ahead[0], 65])
     assert draft.propose(5).tokens == other.propose(5).tokens
 
 
 def test_drafting_ahead_ends_when_told_and_at_the_end_of_the_context(draft: DraftModel, small: Model) -> None:
-    draft.begin(TEXT)
+    draft.begin_answer(TEXT)
     drafted = draft.propose(3).tokens
     answers = iter([False, False, True])
     assert draft.draft_ahead(drafted, 8, 0.0, lambda: next(answers)) == chain(drafted[-1], 2)
@@ -294,13 +295,13 @@ def test_drafting_ahead_ends_when_told_and_at_the_end_of_the_context(draft: Draf
 
 
 def test_a_stop_leaves_it_usable(draft: DraftModel, abort: AbortFlag, decoded: Counter[str]) -> None:
-    draft.begin(TEXT)
+    draft.begin_answer(TEXT)
     for work in (lambda: draft.propose(4), lambda: draft.read(20), lambda: draft.score(20)):
         abort.set()
         with pytest.raises(Aborted):
             work()
         abort.clear()
-        assert draft.lag == 40
+        assert draft.n_unread == 40
     draft.propose(4)
     draft.append([700, 701, 702])
     abort.set()
@@ -313,7 +314,7 @@ def test_a_stop_leaves_it_usable(draft: DraftModel, abort: AbortFlag, decoded: C
 
 
 def test_a_text_with_tokens_that_only_the_target_knows(draft: DraftModel, decoded: Counter[str]) -> None:
-    draft.begin([*TEXT[:20], N_VOCAB, N_VOCAB + 50, *TEXT[20:]])
+    draft.begin_answer([*TEXT[:20], N_VOCAB, N_VOCAB + 50, *TEXT[20:]])
     drafted = draft.propose(3).tokens
     assert drafted == chain(TEXT[-1], 3)
     taken(decoded)

@@ -253,13 +253,11 @@ def test_waiting_for_what_is_drafted_ahead_is_booked_once(
         return take(is_right)
 
     monkeypatch.setattr(talker.thread, "take", wait)
-    for module in ("verify", "speculator"):
+    for module in ("decoding.speculative", "drafting.speculator", "drafting.model_drafting"):
         monkeypatch.setattr(f"cpuchat.engine.{module}.perf_counter", lambda: clock[0])
     booked: list[tuple[float, float]] = []
     controller = Always(4, overlap=True)
-    monkeypatch.setattr(
-        controller, "verified", lambda *args, draft_ms, **_: booked.append((args[2], draft_ms))
-    )  # a pass over 5 tokens
+    monkeypatch.setattr(controller, "record", lambda one: booked.append((one.verify_ms, one.draft_ms)))
     talker.decide(controller).say(PROMPT, DRAFTS, max_tokens=21)
     assert booked == [(0.0, 0.0), *[(0.0, 1000.0)] * 3]
 

@@ -15,7 +15,12 @@ import pytest
 from cpuchat import paths
 from cpuchat.engine import engine
 from cpuchat.engine.drafting import calibration, speculation_setup
-from cpuchat.engine.drafting.speculation_setup import Companions, draft_cpus, leave_draft_cores, load_companions
+from cpuchat.engine.drafting.speculation_setup import (
+    SpeculationSetup,
+    draft_cpus,
+    leave_draft_cores,
+    set_up_speculation,
+)
 from cpuchat.engine.engine import Engine
 from cpuchat.engine.llama import limits
 from cpuchat.engine.llama.bindings import AbortFlag
@@ -184,10 +189,10 @@ def test_draft_that_does_not_fit(load: Load, files: tuple[Path, Path], abort: Ab
     options = msgspec.structs.replace(OPTIONS, draft_path=str(files[1]), draft_cores="shared")
     command = LoadModel(path=str(files[0]), options=options)
     for available in (1 << 20, 0, -5):
-        companions = load_companions(target, command, available, lambda *_: None, abort)
-        assert companions.draft is None and speculation_setup.thread is None
+        companions = set_up_speculation(target, command, available, lambda *_: None, abort)
+        assert companions.draft is None and companions.thread is None
         assert "does not fit" in target.info.notes[-1] or "memory" in target.info.notes[-1]
-    companions = load_companions(target, command, PLENTY, lambda *_: None, abort)
+    companions = set_up_speculation(target, command, PLENTY, lambda *_: None, abort)
     assert companions.draft is not None and target.info.draft
     companions.free()
 
@@ -351,7 +356,7 @@ def test_a_fault_at_the_end_of_a_load_leaves_nothing_half_loaded(
 
     before = os.sched_getaffinity(0)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "with_limits", broken)
+        patch.setattr(engine, "describe_with_limits", broken)
         with pytest.raises(KeyError):
             chat.command(files[0], draft_path=str(files[1]))
     assert os.sched_getaffinity(0) == before  # the threads that this one was pinned with are gone
@@ -474,8 +479,8 @@ def test_a_stop_while_the_draft_is_read_stops_the_load(chat: Chat, files: tuple[
 def test_freeing_twice(load: Load, files: tuple[Path, Path], abort: AbortFlag) -> None:
     target = load(files[0], OPTIONS)
     options = msgspec.structs.replace(OPTIONS, draft_path=str(files[1]), draft_cores="shared")
-    companions = load_companions(target, LoadModel(path="", options=options), PLENTY, lambda *_: None, abort)
-    assert isinstance(companions, Companions) and companions.draft is not None
+    companions = set_up_speculation(target, LoadModel(path="", options=options), PLENTY, lambda *_: None, abort)
+    assert isinstance(companions, SpeculationSetup) and companions.draft is not None
     companions.free()
     companions.free()
     assert companions.draft is None

@@ -27,4 +27,4 @@ def test_bound_to_a_node(
     monkeypatch.setattr(limits, "allowed_nodes", lambda: allowed)
     monkeypatch.setattr(limits, "available_bytes", lambda: 12 * GIB)
     monkeypatch.setattr(limits, "available_on", lambda nodes: 3 * GIB if tuple(nodes) == (1,) else None)
-    assert limits.available_here() == expected * GIB
+    assert limits.available_for_model() == expected * GIB

@@ -262,7 +262,7 @@ def test_flipped_header_bytes(tiny_model: Path, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=300,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert result.returncode == 0, result.stderr
     outcomes = [int(line) for line in result.stdout.split()]

@@ -13,10 +13,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cpuchat.engine.llama import bindings, rollback
+from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.model import Model
-from cpuchat.engine.llama.rollback import Bounded, Checkpoint, Exact, NoRollback
+from cpuchat.engine.llama.rollback import Bounded, Checkpoint, Exact, NoRollback, request_rollback
+from cpuchat.engine.llama.rollback_probe import can_roll_back, detect_rollback
 from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.models import fit
 from cpuchat.protocol import LoadOptions, Sampling, Speculation
@@ -98,7 +99,7 @@ def test_drafted_text_is_the_plain_text(any_model: Model, seed: int) -> None:
     while len(written) < LENGTH - most - 1:
         drafted = drafts(text, len(written), most if seed else 4, rng)
         before = len(sequence)
-        sequence.mark()
+        sequence.checkpoint()
         sequence.extend([written[-1], *drafted], n_outputs=1 + len(drafted))
         for i in range(1 + len(drafted)):
             row = sequence.logits(i)
@@ -107,7 +108,7 @@ def test_drafted_text_is_the_plain_text(any_model: Model, seed: int) -> None:
             if i == len(drafted) or written[-1] != drafted[i]:
                 break
         refused += len(drafted) - i
-        sequence.take_back(before + 1 + i)
+        sequence.roll_back_to(before + 1 + i)
         assert sequence.tokens == PROMPT + written[:-1]
         assert int(llama.llama_memory_seq_pos_max(llama.llama_get_memory(sequence.context), 0)) + 1 == len(sequence)
         if rng.random() < 0.3:  # passes without a draft come between
@@ -137,7 +138,7 @@ def test_answers_with_drafts(any_model: Model, files: dict[str, Path], load: Cal
 
 def test_kind_is_found_by_trying(any_model: Model) -> None:
     sequence, kind = any_model.sequence, KINDS[any_model.header.architecture]  # type: ignore[index]
-    assert sequence.rollback_kind == kind
+    assert sequence.rollback.kind == kind
     assert sequence.tokens == []
     assert sequence.can_roll_back == (kind == "exact")
     assert ("Drafting costs more" in " ".join(any_model.info.notes)) == (kind == "checkpoint")
@@ -153,18 +154,18 @@ def test_every_depth_and_every_cut(any_model: Model) -> None:
         expected = sequence.step(97).copy()
         sequence.clear()
         sequence.extend(PROMPT)
-        sequence.mark()
+        sequence.checkpoint()
         sequence.extend(pass_)
-        sequence.take_back(len(PROMPT) + kept)
+        sequence.roll_back_to(len(PROMPT) + kept)
         np.testing.assert_allclose(sequence.step(97), expected, atol=TOLERANCE)
 
 
 def test_nothing_of_the_pass_may_be_kept_either(any_model: Model) -> None:
     sequence = any_model.sequence
     sequence.extend(PROMPT)
-    sequence.mark()
+    sequence.checkpoint()
     sequence.extend([65, 66, 67])
-    sequence.take_back(len(PROMPT))
+    sequence.roll_back_to(len(PROMPT))
     assert sequence.tokens == PROMPT
     after = sequence.step(97).copy()
     sequence.clear()
@@ -176,10 +177,10 @@ def test_several_passes_after_a_mark(any_model: Model) -> None:
     """What a draft model does; snapshots only go back within one pass, so there the text is read again."""
     sequence = any_model.sequence
     sequence.extend(PROMPT)
-    sequence.mark()
+    sequence.checkpoint()
     for token in (65, 66, 67, 68):
         sequence.step(token)
-    sequence.take_back(len(PROMPT) + 2)
+    sequence.roll_back_to(len(PROMPT) + 2)
     assert sequence.tokens == [*PROMPT, 65, 66]
     after = sequence.step(97).copy()
     sequence.clear()
@@ -190,10 +191,10 @@ def test_several_passes_after_a_mark(any_model: Model) -> None:
 def test_taking_back_twice(any_model: Model) -> None:
     sequence = any_model.sequence
     sequence.extend(PROMPT)
-    sequence.mark()
+    sequence.checkpoint()
     sequence.extend([65, 66, 67, 68])
-    sequence.take_back(len(PROMPT) + 3)
-    sequence.take_back(len(PROMPT) + 1)
+    sequence.roll_back_to(len(PROMPT) + 3)
+    sequence.roll_back_to(len(PROMPT) + 1)
     after = sequence.step(97).copy()
     sequence.clear()
     sequence.extend([*PROMPT, 65])
@@ -203,11 +204,11 @@ def test_taking_back_twice(any_model: Model) -> None:
 def test_only_what_there_is_can_be_kept(any_model: Model) -> None:
     sequence = any_model.sequence
     sequence.extend(PROMPT)
-    sequence.mark()
+    sequence.checkpoint()
     sequence.extend([65, 66])
     for n in (len(PROMPT) - 1, len(PROMPT) + 3):
         with pytest.raises(ValueError, match="cannot be kept"):
-            sequence.take_back(n)
+            sequence.roll_back_to(n)
     assert sequence.tokens == [*PROMPT, 65, 66]
 
 
@@ -223,9 +224,9 @@ def test_stale_snapshots_are_not_used_for_an_edit(bounded: Sequence) -> None:
 def test_prompt_goes_on_after_a_draft(any_model: Model) -> None:
     sequence = any_model.sequence
     sequence.extend(PROMPT)
-    sequence.mark()
+    sequence.checkpoint()
     sequence.extend([65, 66, 67])
-    sequence.take_back(len(PROMPT) + 2)
+    sequence.roll_back_to(len(PROMPT) + 2)
     longer = [*PROMPT, 65, 66, *b"and so on"]
     assert sequence.prepare(longer) == (len(PROMPT) + 2, None)
     sequence.extend(longer[len(PROMPT) + 2 :], n_outputs=1)
@@ -240,27 +241,27 @@ def test_saved_state_is_the_one_gone_back_to(
 ) -> None:
     sequence = any_model.sequence
     sequence.extend(PROMPT)
-    sequence.mark()
+    sequence.checkpoint()
     sequence.extend([65, 66, 67])
-    sequence.take_back(len(PROMPT) + 1)
+    sequence.roll_back_to(len(PROMPT) + 1)
     state = sequence.state()
     expected = sequence.step(97).copy()
     other = load(files[any_model.header.architecture], OPTIONS).sequence
     other.extend(list(b"something else"))
-    other.mark()
+    other.checkpoint()
     assert other.set_state(sequence.tokens[:-1], state)
     assert other.tokens == [*PROMPT, 65]
     np.testing.assert_array_equal(other.step(97), expected)
-    other.mark()
+    other.checkpoint()
     other.extend([1, 2])
-    other.take_back(len(PROMPT) + 3)
+    other.roll_back_to(len(PROMPT) + 3)
     other.step(98)
 
 
 def test_stop_in_a_drafted_pass_leaves_a_sound_sequence(any_model: Model, abort: AbortFlag) -> None:
     sequence = any_model.sequence
     sequence.extend(PROMPT)
-    sequence.mark()
+    sequence.checkpoint()
     abort.set()
     with pytest.raises(Aborted):
         sequence.extend([65, 66, 67])
@@ -282,10 +283,10 @@ def test_a_checkpoint_reads_again_what_was_accepted_and_no_more(checkpoint: Sequ
         evaluated.append(len(tokens)),
         inner(tokens, n_outputs=n_outputs),
     )[1]  # type: ignore[method-assign]
-    checkpoint.mark()
+    checkpoint.checkpoint()
     checkpoint.extend([65, 66, 67, 68])
-    checkpoint.take_back(len(PROMPT) + 4)
-    checkpoint.take_back(len(PROMPT) + 2)
+    checkpoint.roll_back_to(len(PROMPT) + 4)
+    checkpoint.roll_back_to(len(PROMPT) + 2)
     assert evaluated == [4, 2]
 
 
@@ -303,7 +304,7 @@ def contexts(files: dict[str, Path]) -> Iterator[Callable[..., Sequence]]:
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_outputs_max = 256, 64, n_ubatch, 32
         params.n_threads = params.n_threads_batch = 1
         if n_rs_seq is not None:
-            rollback.request(params, n_rs_seq)
+            request_rollback(params, n_rs_seq)
         context = llama.llama_init_from_model(model, params)
         sequence = Sequence(context, n_vocab=272, abort=AbortFlag())
         made.append((sequence, context, model))
@@ -318,26 +319,26 @@ def contexts(files: dict[str, Path]) -> Iterator[Callable[..., Sequence]]:
 
 def test_without_snapshots_or_a_second_sequence_nothing_is_drafted(contexts: Callable[..., Sequence]) -> None:
     sequence = contexts("mamba", None)
-    sequence.rollback = rollback.detect(sequence)
+    sequence.rollback = detect_rollback(sequence)
     assert isinstance(sequence.rollback, NoRollback)
     assert sequence.max_draft == 0
     assert "nothing is drafted" in sequence.rollback.note
     with pytest.raises(ValueError, match="taken back"):
-        sequence.mark()
+        sequence.checkpoint()
 
 
 def test_batches_too_short_for_a_draft(files: dict[str, Path], load: Callable[..., Model]) -> None:
     sequence = load(files["mamba"], LoadOptions(n_threads=1, n_ctx=256, n_batch=4, n_ubatch=4)).sequence
-    assert (sequence.rollback_kind, sequence.max_draft) == ("none", 0)
+    assert (sequence.rollback.kind, sequence.max_draft) == ("none", 0)
 
 
 def test_snapshots_asked_for_where_there_are_none(contexts: Callable[..., Sequence]) -> None:
     """llama.cpp drops the wish without a word; then there is no second sequence either."""
-    assert isinstance(rollback.detect(contexts("jamba", 8)), NoRollback)
+    assert isinstance(detect_rollback(contexts("jamba", 8)), NoRollback)
 
 
 def test_hybrid_with_snapshots_can_use_a_checkpoint_instead(contexts: Callable[..., Sequence]) -> None:
-    assert isinstance(rollback.detect(contexts("qwen35", 0)), Checkpoint)
+    assert isinstance(detect_rollback(contexts("qwen35", 0)), Checkpoint)
 
 
 @pytest.mark.parametrize(("wanted", "n_ubatch", "got"), [(8, 32, 8), (31, 32, 30), (31, 64, 31), (5, 4, 2), (1, 8, 1)])
@@ -346,7 +347,7 @@ def test_snapshots_are_limited_by_the_ubatch(
 ) -> None:
     """One more and llama.cpp aborts the process at the first batch."""
     sequence = contexts("nemotron_h", wanted, n_ubatch=n_ubatch)
-    way = rollback.detect(sequence)
+    way = detect_rollback(sequence)
     assert isinstance(way, Bounded) and way.max_draft == got
     assert (f" {got} token" in way.note) == (got < 8)
     sequence.extend([65 + i % 26 for i in range(64)])
@@ -354,21 +355,21 @@ def test_snapshots_are_limited_by_the_ubatch(
 
 def test_a_ubatch_too_short_for_snapshots_gets_a_second_sequence() -> None:
     params = SimpleNamespace(n_ubatch=2, n_rs_seq=0, n_seq_max=1, kv_unified=False)
-    rollback.request(params, 8)
+    request_rollback(params, 8)
     assert (params.n_rs_seq, params.n_seq_max, params.kv_unified) == (0, 2, True)
 
 
 class _Stays(Exact):
     """Claims to go back and does not."""
 
-    def take_back(self, n: int, marked: int, passes: int) -> int | None:
+    def roll_back_to(self, n: int, marked: int, passes: int) -> int | None:
         return n
 
 
 class _Renumbers(Exact):
     """Goes back in the positions only: llama.cpp takes that, and the state still holds what was refused."""
 
-    def take_back(self, n: int, marked: int, passes: int) -> int | None:
+    def roll_back_to(self, n: int, marked: int, passes: int) -> int | None:
         held = llama.llama_memory_seq_pos_max(self._memory, 0) + 1
         llama.llama_memory_seq_add(self._memory, 0, 0, -1, n - held)
         return n
@@ -378,5 +379,5 @@ def test_a_way_that_does_not_work_is_found_out(files: dict[str, Path], load: Cal
     sequence = load(files["mamba"], OPTIONS).sequence
     memory = llama.llama_get_memory(sequence.context)
     for way, works in ((_Stays(memory), False), (_Renumbers(memory), False), (Checkpoint(memory), True)):
-        assert rollback._goes_back(sequence, way) == works
+        assert can_roll_back(sequence, way) == works
         assert sequence.tokens == []

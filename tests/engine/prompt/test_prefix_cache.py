@@ -11,15 +11,15 @@ import pytest
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.prompt.disk_writer import DiskWriter
 from cpuchat.engine.prompt.prefix_cache import PrefixCache
-from cpuchat.engine.prompt.token_history import Continuation
+from cpuchat.engine.prompt.token_history import TokenHistory
 
 LIMIT = 1 << 30
 
 
-def fill(model: Model, text: bytes) -> Continuation:
+def fill(model: Model, text: bytes) -> TokenHistory:
     model.sequence.clear()
     model.sequence.extend(list(text))
-    memory = Continuation()
+    memory = TokenHistory()
     memory.record(text, list(text), [], lambda t: bytes([t]))
     return memory
 
@@ -37,7 +37,7 @@ def test_saved_chat_comes_back(model: Model, folder: Path) -> None:
 
     again = PrefixCache(folder, LIMIT, "key")
     saved = again.find("chat-1")
-    assert saved is not None and saved.continuation == memory
+    assert saved is not None and saved.history == memory
     assert again.restore("chat-1", saved, model.sequence)
     assert model.sequence.tokens == list(b"hello engine")
 
@@ -73,7 +73,7 @@ def test_another_model_or_chat_finds_nothing(model: Model, folder: Path) -> None
 
 
 def test_empty_sequence_is_not_saved(model: Model, folder: Path) -> None:
-    assert not PrefixCache(folder, LIMIT, "key").save("chat", model.sequence, Continuation())
+    assert not PrefixCache(folder, LIMIT, "key").save("chat", model.sequence, TokenHistory())
     assert list(folder.iterdir()) == []
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.engine.prompt.token_history import Continuation
+from cpuchat.engine.prompt.token_history import TokenHistory
 
 # A toy vocabulary: bytes, and pairs of equal bytes as one token (256 + byte), which the tokenizer prefers.
 
@@ -28,16 +28,16 @@ def tokenize(text: bytes, at_start: bool) -> list[int]:
     return tokens
 
 
-def encode(memory: Continuation, text: bytes) -> list[int]:
+def encode(memory: TokenHistory, text: bytes) -> list[int]:
     return memory.encode(text, tokenize, piece)
 
 
 def test_nothing_known() -> None:
-    assert encode(Continuation(), b"aab") == [256 + 97, 98]
+    assert encode(TokenHistory(), b"aab") == [256 + 97, 98]
 
 
 def test_goes_on_from_what_the_model_wrote() -> None:
-    memory = Continuation()
+    memory = TokenHistory()
     prompt = encode(memory, b"xaa:")
     memory.record(b"xaa:", prompt, [98, 98, 99], piece)  # "bbc" in an unusual way
     assert encode(memory, b"xaa:bbc\nzz") == [*prompt, 98, 98, 99, 10, 256 + 122]
@@ -48,7 +48,7 @@ def test_goes_on_from_what_the_model_wrote() -> None:
 
 
 def test_several_turns() -> None:
-    memory = Continuation()
+    memory = TokenHistory()
     text = b"q:"
     tokens = encode(memory, text)
     memory.record(text, tokens, [98, 98], piece)
@@ -68,7 +68,7 @@ def test_a_tokenizer_that_adds_a_space_is_not_trusted_with_the_rest() -> None:
     def spacing(text: bytes, at_start: bool) -> list[int]:
         return [32, *tokenize(text, at_start)]
 
-    memory = Continuation()
+    memory = TokenHistory()
     memory.record(b"q", spacing(b"q", True), [98, 98], piece)
     assert memory.encode(b"qbbx", spacing, piece) == [32, 113, 256 + 98, 120]
     assert memory.encode(b"qbb", spacing, piece) == [32, 113, 98, 98]
@@ -80,7 +80,7 @@ answers = st.lists(st.sampled_from([97, 98, 99, 256 + 97, 256 + 98]), max_size=8
 
 @given(st.lists(st.tuples(st.integers(0, 40), texts, answers), min_size=1, max_size=6))
 def test_tokens_always_spell_the_text(turns: list[tuple[int, bytes, list[int]]]) -> None:
-    memory = Continuation()
+    memory = TokenHistory()
     for keep, added, answer in turns:
         text = memory.text[:keep] + b"?" + added
         tokens = encode(memory, text)
@@ -91,7 +91,7 @@ def test_tokens_always_spell_the_text(turns: list[tuple[int, bytes, list[int]]])
         memory.check()
         assert memory.text == text + b"".join(map(piece, answer))
         assert encode(memory, memory.text) == [*tokens, *answer]
-        again = msgspec.msgpack.decode(msgspec.msgpack.encode(memory), type=Continuation)
+        again = msgspec.msgpack.decode(msgspec.msgpack.encode(memory), type=TokenHistory)
         assert again == memory
 
 
@@ -106,7 +106,7 @@ def test_tokens_always_spell_the_text(turns: list[tuple[int, bytes, list[int]]])
     ],
 )
 def test_contradictions_are_found(changes: dict[str, list[int]]) -> None:
-    memory = Continuation(text=b"abc", tokens=[97, 98, 99], cut_bytes=[0, 3], cut_tokens=[0, 3])
+    memory = TokenHistory(text=b"abc", tokens=[97, 98, 99], cut_bytes=[0, 3], cut_tokens=[0, 3])
     memory.check()
     for name, value in changes.items():
         setattr(memory, name, value)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.engine.prompt.trim import fit_messages
+from cpuchat.engine.prompt.trim import trim_messages
 from cpuchat.errors import ContextFull
 from cpuchat.protocol import Message
 
@@ -26,7 +26,7 @@ def turns(n: int, size: int = 8) -> list[Message]:
 
 def test_what_fits_is_left_alone():
     messages = turns(3)
-    result = fit_messages(Counter(), messages, 60)
+    result = trim_messages(Counter(), messages, 60)
     assert (result.messages, result.dropped_messages, result.dropped_tokens) == (messages, 0, 0)
 
 
@@ -34,7 +34,7 @@ def test_oldest_turns_go_and_the_system_message_stays():
     system = Message(role="system", content="short")
     messages = [system, *turns(10), Message(role="user", content="and now?")]
     count = Counter()
-    result = fit_messages(count, messages, 100)
+    result = trim_messages(count, messages, 100)
     assert result.messages[0] is system
     assert result.messages[1].role == "user"
     assert result.messages[-1] is messages[-1]
@@ -45,29 +45,29 @@ def test_oldest_turns_go_and_the_system_message_stays():
 
 def test_few_calls_for_a_long_chat():
     count = Counter()
-    fit_messages(count, turns(5000), 1000)
+    trim_messages(count, turns(5000), 1000)
     assert count.calls <= 16
 
 
 def test_the_beginning_stays_the_same_for_several_turns():
     messages = turns(100)
-    firsts = [fit_messages(Counter(), messages[: 2 * n - 1], 400).messages[0].content for n in range(30, 60)]
+    firsts = [trim_messages(Counter(), messages[: 2 * n - 1], 400).messages[0].content for n in range(30, 60)]
     assert len(set(firsts)) <= 8
 
 
 def test_the_last_message_may_fill_the_budget():
     messages = [*turns(5), Message(role="user", content="x" * 98)]
-    assert fit_messages(Counter(), messages, 100).messages == messages[-1:]
+    assert trim_messages(Counter(), messages, 100).messages == messages[-1:]
 
 
 def test_too_long_a_message_is_refused_with_the_arithmetic():
     messages = [Message(role="system", content="s" * 48), *turns(2), Message(role="user", content="x" * 1998)]
     with pytest.raises(ContextFull, match=r"2,050 tokens \(50 of them the system prompt\).*room for 1,024"):
-        fit_messages(Counter(), messages, 1024)
+        trim_messages(Counter(), messages, 1024)
     with pytest.raises(ContextFull, match="2,000 tokens, the context"):
-        fit_messages(Counter(), messages[-1:], 1024)
+        trim_messages(Counter(), messages[-1:], 1024)
     with pytest.raises(ContextFull, match="room for 0"):
-        fit_messages(Counter(), messages, -5)
+        trim_messages(Counter(), messages, -5)
 
 
 roles = st.sampled_from(["user", "assistant", "system"])
@@ -78,7 +78,7 @@ chats = st.lists(st.builds(Message, role=roles, content=st.text(alphabet="ab", m
 def test_any_chat(messages, budget):
     count = Counter()
     try:
-        result = fit_messages(count, messages, budget)
+        result = trim_messages(count, messages, budget)
     except ContextFull:
         users = [i for i, m in enumerate(messages) if m.role == "user"]
         least = users[-1] if users else 0

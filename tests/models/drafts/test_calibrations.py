@@ -11,7 +11,7 @@ from cpuchat import paths
 from cpuchat.engine.drafting.calibration import save_costs
 from cpuchat.models.drafts.calibrations import UNKNOWN, implausible, is_plausible, target_costs
 from cpuchat.models.fingerprint import file_fingerprint
-from cpuchat.speculation.depth.costs import PassCosts, fill
+from cpuchat.speculation.depth.costs import PassCosts, interpolate
 from tests.models.drafts.files import header_file
 
 
@@ -66,7 +66,7 @@ QUIET = {
 
 @pytest.mark.parametrize("curve", QUIET.values(), ids=QUIET)
 def test_curves_of_quiet_machines_are_plausible(curve: dict[int, float]) -> None:
-    assert is_plausible(fill({n: 35.0 * cost for n, cost in curve.items()}))
+    assert is_plausible(interpolate({n: 35.0 * cost for n, cost in curve.items()}))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from cpuchat.speculation.depth.controller import DepthController, Plan
-from cpuchat.speculation.depth.costs import PassCosts, fill
+from cpuchat.speculation.depth.controller import DepthController
+from cpuchat.speculation.depth.costs import PassCosts, interpolate
+from cpuchat.speculation.depth.steady import Plan
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
+from cpuchat.speculation.pass_record import PassRecord
 
 # ms of a pass over n tokens, relative to one (1.5B shape, 2 cores; measured).
 _SHAPES: dict[str, tuple[float, dict[int, float]]] = {
@@ -25,7 +27,7 @@ DRAFTS = {"0.05B": (1.5, 0.4), "0.5B": (20.0, 4.0)}
 def true_costs(target: str, draft: str | None) -> PassCosts:
     t1, shape = _SHAPES[target]
     draft_ms, read_ms = DRAFTS[draft] if draft else (0.0, 0.0)
-    return PassCosts(fill({n: t1 * ratio for n, ratio in shape.items()}), draft_ms, read_ms)
+    return PassCosts(interpolate({n: t1 * ratio for n, ratio in shape.items()}), draft_ms, read_ms)
 
 
 def miscalibrated(costs: PassCosts, rng: random.Random, common: float, own: float) -> PassCosts:
@@ -33,7 +35,22 @@ def miscalibrated(costs: PassCosts, rng: random.Random, common: float, own: floa
     (uniform, at most that much)."""
     together = 1 + rng.uniform(-common, common)
     verify = {n: costs.verify_ms[n - 1] * together * (1 + rng.uniform(-own, own)) for n in _MEASURED}
-    return replace(costs, verify_ms=fill(verify), draft_ms=costs.draft_ms * (1 + rng.uniform(-common, common)))
+    return replace(costs, verify_ms=interpolate(verify), draft_ms=costs.draft_ms * (1 + rng.uniform(-common, common)))
+
+
+def verified(
+    proposal: Proposal,
+    accepted: int,
+    ms: float,
+    *,
+    compared: int | None = None,
+    draft_ms: float = 0.0,
+    unread: int = 0,
+    overlap: bool = False,
+) -> PassRecord:
+    """A pass over a draft, all of it compared unless `compared` says otherwise."""
+    n = len(proposal) if compared is None else compared
+    return PassRecord(ms, proposal.drafter, tuple(proposal.buckets), accepted, n, draft_ms, unread, overlap)
 
 
 def text(rng: random.Random, rate: float, n: int) -> list[bool]:
@@ -103,7 +120,7 @@ def adaptive_answer(
     noise = noise or Noise()
     cost_at = costs if callable(costs) else lambda _at: costs
     answer = Answer()
-    controller.begin()
+    controller.begin_answer()
     at, lag = 0, prompt
     while at < len(right):
         now = cost_at(at)
@@ -112,14 +129,14 @@ def adaptive_answer(
         offer, hits = propose(at) if propose else (Proposal("lookup"), [])
         offer, hits = offer.cut(room), hits[:room]
         free = controller.free_depth(offer) if offer else 0
-        plan = Plan() if free else controller.draft_plan(room, lag)
+        plan = Plan() if free else controller.plan_draft(room, lag)
         assert 0 <= free <= len(offer) and 0 <= plan.depth <= room
         answer.passes += 1
         if free:
             accepted = _run(hits, 0, free)
             ms = now.verify_ms[free]
             answer.ms += ms
-            controller.verified(offer.cut(free), accepted, noise(ms))
+            controller.record(verified(offer.cut(free), accepted, noise(ms)))
             answer.free.append((at, free, accepted))
             at += accepted + 1
             lag += accepted + 1
@@ -129,17 +146,17 @@ def adaptive_answer(
             ms = now.verify_ms[plan.depth]
             answer.ms += ms + draft_ms
             draft = Proposal("draft", [0] * plan.depth, [0] * plan.depth)
-            controller.verified(draft, accepted, noise(ms), draft_ms=noise(draft_ms))
+            controller.record(verified(draft, accepted, noise(ms), draft_ms=noise(draft_ms), unread=lag))
             at += accepted + 1
             lag = 2 if accepted == plan.depth else 1
         else:
             answer.ms += now.verify_ms[0]
-            controller.plain(noise(now.verify_ms[0]))
+            controller.record(PassRecord(noise(now.verify_ms[0])))
             at += 1
             lag += 1
         if offer and not free:
             score = min(_run(hits, 0, len(hits)) + 1, at - start, len(hits))
-            controller.scored(offer.drafter, offer.grades[:score], hits[:score])
+            controller.record_scores(offer.drafter, offer.buckets[:score], hits[:score])
         answer.plans.append((start, plan.depth))
         k = controller.shadow_budget(lag)
         assert 0 <= k <= lag
@@ -148,7 +165,7 @@ def adaptive_answer(
             answer.ms += ms
             answer.read_ms += ms
             seen = min(k, at)
-            controller.scored("draft", [0] * seen, right[at - seen : at])
-            controller.read(k, noise(ms))
+            controller.record_scores("draft", [0] * seen, right[at - seen : at])
+            controller.record_read(k, noise(ms), is_shadow=True)
             lag = 0  # all of it, or started afresh from the middle
     return answer

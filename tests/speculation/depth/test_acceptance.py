@@ -5,28 +5,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.speculation.depth.acceptance import Acceptance
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_GRADES, UNKNOWN
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, UNKNOWN
 
-PRIORS = tuple(0.1 + 0.1 * i for i in range(N_GRADES))
+PRIORS = tuple(0.1 + 0.1 * i for i in range(N_BUCKETS))
 
 
 def make(weight: float = 2.0, window: float = 200.0) -> Acceptance:
     return Acceptance(PRIORS, weight, window)
 
 
-def feed(acceptance: Acceptance, rate: float, n: int, seed: int = 0, grade: int = UNKNOWN) -> None:
+def feed(acceptance: Acceptance, rate: float, n: int, seed: int = 0, bucket: int = UNKNOWN) -> None:
     rng = random.Random(seed)
     for _ in range(n):
-        acceptance.observe(grade, rng.random() < rate)
+        acceptance.observe(bucket, rng.random() < rate)
 
 
 def test_before_anything_was_seen_the_priors_hold():
     acceptance = make()
-    for grade, prior in enumerate(PRIORS):
-        assert acceptance.rate(grade, 0) == pytest.approx(prior)
-    assert acceptance.seen == 0
-    with pytest.raises(ValueError, match="priors"):
-        Acceptance(PRIORS[1:], 2.0, 200.0)
+    for bucket, prior in enumerate(PRIORS):
+        assert acceptance.rate(bucket, 0) == pytest.approx(prior)
+    assert acceptance.n_observed == 0
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.6, 0.9, 0.99])
@@ -74,11 +72,11 @@ def test_a_short_memory_notices_a_change_too(before, after):
     for seed in range(20):
         acceptance = make(weight=6.0, window=64.0)
         feed(acceptance, before, 300, seed=seed)
-        held = [acceptance.seen]
+        held = [acceptance.n_observed]
         rng = random.Random(100 + seed)
         for _ in range(60):
             acceptance.observe(UNKNOWN, rng.random() < after)
-            held.append(acceptance.seen)
+            held.append(acceptance.n_observed)
         noticed += min(held) < 40
     assert noticed >= 12 if before != after else noticed <= 1
 
@@ -88,20 +86,20 @@ def test_an_earlier_text_counts_less():
     feed(acceptance, 0.9, 600)
     mean = acceptance.mean
     acceptance.fade(40.0)
-    assert acceptance.seen == pytest.approx(40.0)
+    assert acceptance.n_observed == pytest.approx(40.0)
     assert acceptance.mean == pytest.approx(mean, abs=0.05)
-    assert acceptance.run == 0
-    assert acceptance.at(2.0) > mean
+    assert acceptance.accept_streak == 0
+    assert acceptance.quantile(2.0) > mean
 
 
-@given(st.lists(st.tuples(st.integers(0, N_GRADES - 1), st.booleans()), max_size=300))
+@given(st.lists(st.tuples(st.integers(0, N_BUCKETS - 1), st.booleans()), max_size=300))
 def test_rates_are_always_probabilities(observations):
     acceptance = make()
-    for grade, right in observations:
-        acceptance.observe(grade, right)
-    rates = [acceptance.rate(grade, run) for grade in range(N_GRADES) for run in range(12)]
+    for bucket, right in observations:
+        acceptance.observe(bucket, right)
+    rates = [acceptance.rate(bucket, streak) for bucket in range(N_BUCKETS) for streak in range(12)]
     assert all(
         0 <= rate <= 1
-        for rate in [*rates, *acceptance.rates(), acceptance.mean, acceptance.at(3.0), acceptance.at(-3.0)]
+        for rate in [*rates, *acceptance.rates(), acceptance.mean, acceptance.quantile(3.0), acceptance.quantile(-3.0)]
     )
-    assert acceptance.at(1.0) >= acceptance.mean >= acceptance.at(-1.0)
+    assert acceptance.quantile(1.0) >= acceptance.mean >= acceptance.quantile(-1.0)

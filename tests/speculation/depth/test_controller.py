@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuchat.speculation.depth.controller import DepthController, Plan
-from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, fill
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_GRADES, Proposal, grade
-from tests.speculation.depth.simulator import true_costs
+from cpuchat.speculation.depth.controller import DepthController
+from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, interpolate
+from cpuchat.speculation.depth.steady import Plan
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, Proposal, confidence_bucket
+from cpuchat.speculation.pass_record import PassRecord
+from tests.speculation.depth.simulator import true_costs, verified
 
 COSTS = true_costs("Q8_0", "0.05B")
 
@@ -20,18 +22,18 @@ def learn(controller: DepthController, rate: float, n: int = 300, costs: PassCos
     """Plain steps, and the draft model scored along with them."""
     rng = random.Random(7)
     for _ in range(n):
-        controller.draft_plan(MAX_DEPTH, 1)
-        controller.plain(costs.verify_ms[0])
-        controller.scored("draft", [0], [rng.random() < rate])
+        controller.plan_draft(MAX_DEPTH, 1)
+        controller.record(PassRecord(costs.verify_ms[0]))
+        controller.record_scores("draft", [0], [rng.random() < rate])
 
 
 def test_depth_follows_acceptance():
     depths = []
     for rate in (0.05, 0.7, 1.0):
         controller = DepthController(COSTS, has_draft_model=True)
-        controller.begin()
+        controller.begin_answer()
         learn(controller, rate)
-        depths.append(controller.draft_plan(MAX_DEPTH, 1).depth)
+        depths.append(controller.plan_draft(MAX_DEPTH, 1).depth)
     assert depths[0] == 0
     assert 2 <= depths[1] <= 4
     assert depths[2] > 10
@@ -39,16 +41,16 @@ def test_depth_follows_acceptance():
 
 def test_traps_of_the_cost_curve_are_avoided():
     controller = DepthController(COSTS, has_draft_model=True)
-    controller.begin()
+    controller.begin_answer()
     learn(controller, 0.85)
-    assert controller.draft_plan(MAX_DEPTH, 1).depth in (3, 7), "T(4) and T(8) are bargains, T(5) and T(6) are traps"
+    assert controller.plan_draft(MAX_DEPTH, 1).depth in (3, 7), "T(4) and T(8) are bargains, T(5) and T(6) are traps"
 
 
 def test_plain_decoding_when_nothing_is_accepted_and_it_says_why():
     controller = DepthController(COSTS, has_draft_model=True)
-    controller.begin()
+    controller.begin_answer()
     learn(controller, 0.3)
-    assert controller.draft_plan(MAX_DEPTH, 1) == Plan(0)
+    assert controller.plan_draft(MAX_DEPTH, 1) == Plan(0)
     assert "acceptance plain decoding is" in controller.reason
     assert "% faster on these cores" in controller.reason
     assert controller.acceptance == pytest.approx(0.3, abs=0.1)
@@ -56,20 +58,20 @@ def test_plain_decoding_when_nothing_is_accepted_and_it_says_why():
 
 def test_no_reason_while_it_is_on():
     controller = DepthController(COSTS, has_draft_model=True)
-    controller.begin()
+    controller.begin_answer()
     learn(controller, 0.95)
-    assert controller.draft_plan(MAX_DEPTH, 1).depth > 0
+    assert controller.plan_draft(MAX_DEPTH, 1).depth > 0
     assert controller.reason == ""
 
 
 def test_not_measured():
     controller = DepthController(None, has_draft_model=True)
-    controller.begin()
+    controller.begin_answer()
     for _ in range(40):
-        assert controller.draft_plan(MAX_DEPTH, 1) == Plan(0)
+        assert controller.plan_draft(MAX_DEPTH, 1) == Plan(0)
         assert controller.free_depth(Proposal("lookup", [1, 2, 3], [4, 4, 4])) == 0
-        controller.plain(35.0)
-        controller.scored("draft", [0], [True])
+        controller.record(PassRecord(35.0))
+        controller.record_scores("draft", [0], [True])
     assert controller.shadow_budget(40) == 0
     assert controller.reason == "off: not calibrated on this machine yet"
     assert controller.plain_ms == pytest.approx(35.0)
@@ -78,72 +80,72 @@ def test_not_measured():
 @pytest.mark.parametrize("costs", [COSTS, None])
 def test_fixed_depth_is_kept_whatever_happens(costs):
     controller = DepthController(costs, max_depth=12, has_draft_model=True)
-    controller.begin(fixed=5)
+    controller.begin_answer(fixed=5)
     for _ in range(60):
-        assert controller.draft_plan(MAX_DEPTH, 900).depth == 5
-        controller.verified(draft(5), 0, 300.0, draft_ms=8.0)
-    assert controller.draft_plan(3, 1).depth == 3
+        assert controller.plan_draft(MAX_DEPTH, 900).depth == 5
+        controller.record(verified(draft(5), 0, 300.0, draft_ms=8.0))
+    assert controller.plan_draft(3, 1).depth == 3
     assert controller.free_depth(Proposal("suffix", [1] * 9, [1] * 9)) == 5
     assert controller.free_depth(Proposal("suffix", [1] * 2, [1] * 2)) == 2
     assert controller.shadow_budget(50) == 0
     assert controller.reason == ""
-    controller.begin(fixed=20)
-    assert controller.draft_plan(MAX_DEPTH, 1).depth == 12
+    controller.begin_answer(fixed=20)
+    assert controller.plan_draft(MAX_DEPTH, 1).depth == 12
 
 
 def test_a_draft_model_that_is_too_slow_is_not_even_read():
-    costs = PassCosts(fill({1: 20.0, 8: 110.0, 16: 160.0}), draft_ms=18.0, read_ms=3.0)
+    costs = PassCosts(interpolate({1: 20.0, 8: 110.0, 16: 160.0}), draft_ms=18.0, read_ms=3.0)
     controller = DepthController(costs, has_draft_model=True)
-    controller.begin()
+    controller.begin_answer()
     for _ in range(300):
-        assert controller.draft_plan(MAX_DEPTH, 1).depth == 0
-        controller.plain(20.0)
+        assert controller.plan_draft(MAX_DEPTH, 1).depth == 0
+        controller.record(PassRecord(20.0))
         assert controller.shadow_budget(64) == 0
-    assert controller.reason == "off: the draft model costs 18 ms per token, a plain token 20 ms"
+    assert controller.reason == "off: the draft model takes 18 ms per token, plain decoding 20 ms"
 
 
 def test_a_plain_step_is_never_slower_than_a_pass_beside_the_draft_model():
     """Other programs ran while plain steps were seen, and ended while drafts went on: no speed-up comes from that."""
     overlap = OverlapCosts(tuple(1.1 * ms for ms in COSTS.verify_ms), 2.0)
     controller = DepthController(PassCosts(COSTS.verify_ms, 2.0, 1.0, overlap), has_draft_model=True)
-    controller.begin()
+    controller.begin_answer()
     for _ in range(60):
-        controller.plain(6 * COSTS.verify_ms[0])
+        controller.record(PassRecord(6 * COSTS.verify_ms[0]))
     assert controller.plain_ms == pytest.approx(6 * COSTS.verify_ms[0], rel=0.1)
     for _ in range(60):
-        controller.verified(draft(3), 3, overlap.verify_ms[3], overlap=True)
+        controller.record(verified(draft(3), 3, overlap.verify_ms[3], overlap=True))
     assert controller.plain_ms is not None and controller.plain_ms <= 1.01 * overlap.verify_ms[3]
 
 
 def test_a_long_text_is_not_read_for_a_small_gain():
     costs = true_costs("Q8_0", "0.5B")
     controller = DepthController(costs, has_draft_model=True)
-    controller.begin()
+    controller.begin_answer()
     learn(controller, 0.9, costs=costs)
-    assert controller.draft_plan(MAX_DEPTH, 2).depth > 0
-    controller.begin()
+    assert controller.plan_draft(MAX_DEPTH, 2).depth > 0
+    controller.begin_answer()
     for _ in range(20):
-        assert controller.draft_plan(MAX_DEPTH, 8000).depth == 0
-        controller.plain(costs.verify_ms[0])
-    assert controller.reason == "off: the draft model would take 32.0 s to read the text first"
+        assert controller.plan_draft(MAX_DEPTH, 8000).depth == 0
+        controller.record(PassRecord(costs.verify_ms[0]))
+    assert controller.reason == "off: prefilling the draft model would take 32.0 s"
 
 
 def test_reading_along_costs_at_most_a_hundredth():
     for target, model in (("Q4_K_M", "0.05B"), ("Q8_0", "0.5B"), ("F16", "0.05B")):
         costs = true_costs(target, model)
         controller = DepthController(costs, has_draft_model=True)
-        controller.begin()
+        controller.begin_answer()
         rng = random.Random(2)
         lag, elapsed, spent = 0, 0.0, 0.0
         for _ in range(2000):
-            controller.plain(costs.verify_ms[0])
+            controller.record(PassRecord(costs.verify_ms[0]))
             elapsed += costs.verify_ms[0]
             lag += 1
             k = controller.shadow_budget(lag)
             assert 0 <= k <= lag
             if k:
-                controller.read(k, k * costs.read_ms)
-                controller.scored("draft", [0] * k, [rng.random() < 0.2 for _ in range(k)])
+                controller.record_read(k, k * costs.read_ms, is_shadow=True)
+                controller.record_scores("draft", [0] * k, [rng.random() < 0.2 for _ in range(k)])
                 spent += k * costs.read_ms
                 lag = 0
         assert 0 < spent < 0.01 * elapsed
@@ -151,12 +153,12 @@ def test_reading_along_costs_at_most_a_hundredth():
 
 def test_a_free_proposal_is_verified_as_far_as_it_is_worth():
     controller = DepthController(true_costs("Q8_0", None), has_draft_model=False)
-    controller.begin()
-    sure, unsure = grade(0.99), grade(0.2)
+    controller.begin_answer()
+    sure, unsure = confidence_bucket(0.99), confidence_bucket(0.2)
     assert controller.reason == ""
     for _ in range(30):
-        controller.plain(62.0)
-        controller.scored("suffix", [sure] * 4 + [unsure], [True] * 4 + [False])
+        controller.record(PassRecord(62.0))
+        controller.record_scores("suffix", [sure] * 4 + [unsure], [True] * 4 + [False])
     assert controller.free_depth(Proposal("suffix", [1] * 15, [sure] * 15)) >= 11
     assert controller.free_depth(Proposal("suffix", [1] * 15, [unsure] * 15)) == 0
     mixed = controller.free_depth(Proposal("suffix", [1] * 15, [sure] * 7 + [unsure] * 8))
@@ -167,91 +169,91 @@ def test_a_free_proposal_is_verified_as_far_as_it_is_worth():
 def test_the_depth_is_that_of_whoever_drafts():
     """The draft model's plan is 0 while free drafters have more to offer than it."""
     controller = DepthController(true_costs("Q8_0", None), has_draft_model=False)
-    controller.begin()
+    controller.begin_answer()
     assert controller.depth == 0
-    controller.verified(Proposal("suffix", [1] * 9, [grade(0.99)] * 9), 9, 200.0)
+    controller.record(verified(Proposal("suffix", [1] * 9, [confidence_bucket(0.99)] * 9), 9, 200.0))
     assert controller.depth == 9 and controller.reason == ""
     for _ in range(20):
-        controller.plain(62.0)
+        controller.record(PassRecord(62.0))
     assert controller.depth == 0 and controller.reason
 
 
 def test_free_drafters_with_nothing_to_say():
     controller = DepthController(true_costs("Q8_0", None), has_draft_model=False)
-    controller.begin()
+    controller.begin_answer()
     for _ in range(20):
-        controller.plain(62.0)
-    assert controller.reason == "off: nothing in this text repeats"
+        controller.record(PassRecord(62.0))
+    assert controller.reason == "off: no repeated n-grams yet"
     for _ in range(20):
         assert controller.free_depth(Proposal("lookup", [1, 2], [1, 1])) == 0
-        controller.plain(62.0)
-        controller.scored("lookup", [1], [False])
-    assert controller.reason == "off: too little of what repeats in this text goes on the same way"
+        controller.record(PassRecord(62.0))
+        controller.record_scores("lookup", [1], [False])
+    assert controller.reason == "off: repeated n-grams rarely continue the same way in this text"
 
 
 def test_what_was_learnt_is_kept_for_the_next_answer():
     controller = DepthController(COSTS, has_draft_model=True)
-    controller.begin()
+    controller.begin_answer()
     learn(controller, 0.9)
-    controller.begin()
-    assert controller.draft_plan(MAX_DEPTH, 2).depth >= 3
+    controller.begin_answer()
+    assert controller.plan_draft(MAX_DEPTH, 2).depth >= 3
 
 
 def test_drafting_at_once_where_it_is_clearly_faster():
     slow_draft = 12.0
-    verify = fill({1: 60.0, 4: 66.0, 8: 80.0, 16: 120.0})
-    overlap = OverlapCosts(fill({1: 62.0, 4: 68.0, 8: 84.0, 16: 126.0}), slow_draft)
+    verify = interpolate({1: 60.0, 4: 66.0, 8: 80.0, 16: 120.0})
+    overlap = OverlapCosts(interpolate({1: 62.0, 4: 68.0, 8: 84.0, 16: 126.0}), slow_draft)
     costs = PassCosts(verify, draft_ms=slow_draft, read_ms=1.0, overlap=overlap)
     for rate, expected in ((0.97, True), (0.02, False)):
         controller = DepthController(costs, has_draft_model=True)
-        controller.begin()
+        controller.begin_answer()
         learn(controller, rate, costs=costs)
-        assert controller.draft_plan(MAX_DEPTH, 1).overlap is expected
-        controller.begin(fixed=3)
-        assert controller.draft_plan(MAX_DEPTH, 1).depth == 3
+        assert controller.plan_draft(MAX_DEPTH, 1).overlap is expected
+        controller.begin_answer(fixed=3)
+        assert controller.plan_draft(MAX_DEPTH, 1).depth == 3
     worse = OverlapCosts(tuple(2 * ms for ms in verify), slow_draft)
     controller = DepthController(PassCosts(verify, slow_draft, 1.0, worse), has_draft_model=True)
-    controller.begin()
+    controller.begin_answer()
     learn(controller, 0.97, costs=costs)
-    plan = controller.draft_plan(MAX_DEPTH, 1)
+    plan = controller.plan_draft(MAX_DEPTH, 1)
     assert plan.depth > 0
     assert not plan.overlap
 
 
 def test_drafting_at_once_is_given_up_when_it_turns_out_slower():
-    verify = fill({1: 60.0, 4: 66.0, 8: 80.0, 16: 120.0})
+    verify = interpolate({1: 60.0, 4: 66.0, 8: 80.0, 16: 120.0})
     costs = PassCosts(verify, 12.0, 1.0, OverlapCosts(verify, 12.0))
     controller = DepthController(costs, has_draft_model=True)
-    controller.begin()
+    controller.begin_answer()
     learn(controller, 0.97, costs=costs)
-    assert controller.draft_plan(MAX_DEPTH, 1).overlap
+    assert controller.plan_draft(MAX_DEPTH, 1).overlap
     for _ in range(60):
-        plan = controller.draft_plan(MAX_DEPTH, 1)
+        plan = controller.plan_draft(MAX_DEPTH, 1)
         if plan.depth == 0:
-            controller.plain(verify[0])
+            controller.record(PassRecord(verify[0]))
         elif plan.overlap:
-            controller.verified(draft(plan.depth), plan.depth, 5 * verify[plan.depth], overlap=True)
+            controller.record(verified(draft(plan.depth), plan.depth, 5 * verify[plan.depth], overlap=True))
         else:
-            controller.verified(draft(plan.depth), plan.depth, verify[plan.depth], draft_ms=12.0 * plan.depth)
-    assert not controller.draft_plan(MAX_DEPTH, 1).overlap
+            controller.record(verified(draft(plan.depth), plan.depth, verify[plan.depth], draft_ms=12.0 * plan.depth))
+    assert not controller.plan_draft(MAX_DEPTH, 1).overlap
 
 
 def test_a_drafter_that_stops_where_it_is_unsure_is_not_expected_to_go_on():
     costs = true_costs("F16", "0.5B")
     eager, hesitant = (DepthController(costs, has_draft_model=True) for _ in range(2))
     for controller, most in ((eager, MAX_DEPTH), (hesitant, 1)):
-        controller.begin()
+        controller.begin_answer()
         learn(controller, 0.95, costs=costs)
         for _ in range(80):
-            plan = controller.draft_plan(MAX_DEPTH, 1)
+            plan = controller.plan_draft(MAX_DEPTH, 1)
             n = min(plan.depth, most)
             if n == 0:
-                controller.plain(costs.verify_ms[0])
+                controller.record(PassRecord(costs.verify_ms[0]))
                 continue
             asked = n + (n < plan.depth)
-            controller.verified(draft(n), n, costs.verify_ms[n], draft_ms=asked * costs.draft_ms)
-    assert eager.draft_plan(MAX_DEPTH, 1).depth > 2
-    assert hesitant.draft_plan(MAX_DEPTH, 1).depth < eager.draft_plan(MAX_DEPTH, 1).depth
+            controller.record(verified(draft(n), n, costs.verify_ms[n], draft_ms=asked * costs.draft_ms))
+    assert eager.plan_draft(MAX_DEPTH, 1).depth > 2
+    assert hesitant.plan_draft(MAX_DEPTH, 1).depth < eager.plan_draft(MAX_DEPTH, 1).depth
 
 
 def test_a_pass_that_takes_back_tokens_at_a_price_is_planned_for():
@@ -259,10 +261,10 @@ def test_a_pass_that_takes_back_tokens_at_a_price_is_planned_for():
     base = true_costs("F16", "0.05B")
     dear = DepthController(PassCosts(base.verify_ms, 1.5, 0.4, rollback_ms=150.0), has_draft_model=True)
     for controller in (free, dear):
-        controller.begin()
+        controller.begin_answer()
         learn(controller, 0.6, costs=base)
-    assert free.draft_plan(MAX_DEPTH, 1).depth > 0
-    assert dear.draft_plan(MAX_DEPTH, 1).depth == 0
+    assert free.plan_draft(MAX_DEPTH, 1).depth > 0
+    assert dear.plan_draft(MAX_DEPTH, 1).depth == 0
 
 
 events = st.lists(
@@ -282,28 +284,29 @@ def test_any_history_leaves_it_within_bounds(events, max_depth, has_draft, at_on
     overlap = OverlapCosts(COSTS.verify_ms, 2.0) if at_once else None
     costs = PassCosts(COSTS.verify_ms, 1.5, 0.4, overlap, 3.0)
     controller = DepthController(costs, max_depth=max_depth, has_draft_model=has_draft)
-    controller.begin()
+    controller.begin_answer()
     for kind, a, b, ms in events:
-        plan = controller.draft_plan(a, b)
+        plan = controller.plan_draft(a, b)
         assert 0 <= plan.depth <= min(a, max_depth)
         assert plan.depth == 0 or has_draft
-        offer = Proposal("lookup", [1] * a, [b % N_GRADES] * a)
+        offer = Proposal("lookup", [1] * a, [b % N_BUCKETS] * a)
         free = controller.free_depth(offer)
         assert 0 <= free <= min(a, max_depth)
         assert 0 <= controller.shadow_budget(b) <= b
         if kind == "plain":
-            controller.plain(ms)
+            controller.record(PassRecord(ms))
         elif kind == "draft":
             n = plan.depth
-            controller.verified(draft(n), min(b, n), ms, compared=min(b, n), draft_ms=ms / 3, overlap=plan.overlap)
+            record = verified(draft(n), min(b, n), ms, compared=min(b, n), draft_ms=ms / 3, overlap=plan.overlap)
+            controller.record(record)
         elif kind == "free":
-            controller.verified(offer.cut(free), min(b, free), ms)
+            controller.record(verified(offer.cut(free), min(b, free), ms))
         elif kind == "scored":
-            controller.scored("draft", [0] * a, [b % 2 == 0] * a)
+            controller.record_scores("draft", [0] * a, [b % 2 == 0] * a)
         elif kind == "read":
-            controller.read(a, ms)
+            controller.record_read(a, ms, is_shadow=True)
         else:
-            controller.begin(fixed=a if kind == "fixed" else 0)
+            controller.begin_answer(fixed=a if kind == "fixed" else 0)
         assert isinstance(controller.reason, str)
         assert controller.plain_ms is not None and controller.plain_ms > 0
         assert 0 <= controller.acceptance <= 1

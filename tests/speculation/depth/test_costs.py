@@ -7,7 +7,7 @@ from cpuchat.speculation.depth.costs import (
     OverlapCosts,
     PassCosts,
     expected_tokens,
-    fill,
+    interpolate,
 )
 from cpuchat.speculation.depth.observed_times import ObservedTime, ObservedTimes
 
@@ -18,7 +18,7 @@ points = st.dictionaries(
 
 @given(points)
 def test_measured_points_stay_and_the_rest_is_between_or_beyond(measured):
-    times = fill(measured)
+    times = interpolate(measured)
     assert len(times) == MAX_TOKENS
     assert all(times[n - 1] == pytest.approx(ms) for n, ms in measured.items())
     assert min(times) >= min(measured.values()) * (1 - 1e-9)
@@ -27,30 +27,30 @@ def test_measured_points_stay_and_the_rest_is_between_or_beyond(measured):
 
 
 def test_a_dip_is_kept_and_gaps_are_linear():
-    times = fill({1: 62.0, 4: 115.0, 6: 195.0, 8: 173.0})
+    times = interpolate({1: 62.0, 4: 115.0, 6: 195.0, 8: 173.0})
     assert times[4] == pytest.approx(155.0)
     assert times[6] == pytest.approx(184.0)
     assert times[7] < times[5]
 
 
 def test_past_the_last_measurement_the_slope_goes_on():
-    assert fill({1: 10.0, 8: 20.0, 16: 28.0})[31] == pytest.approx(28.0 + 16.0)
-    assert fill({8: 20.0, 16: 15.0})[31] == 15.0, "a falling slope is not believed"
+    assert interpolate({1: 10.0, 8: 20.0, 16: 28.0})[31] == pytest.approx(28.0 + 16.0)
+    assert interpolate({8: 20.0, 16: 15.0})[31] == 15.0, "a falling slope is not believed"
 
 
 def test_one_measurement_promises_nothing():
-    times = fill({1: 30.0})
+    times = interpolate({1: 30.0})
     assert times[7] == pytest.approx(240.0)
 
 
 @pytest.mark.parametrize("bad", [{}, {0: 1.0}, {33: 1.0}, {1: 0.0}, {1: 3.0, 2: -1.0}])
 def test_impossible_measurements_are_refused(bad):
     with pytest.raises(ValueError, match="positive measurement"):
-        fill(bad)
+        interpolate(bad)
 
 
 def test_costs_are_checked():
-    good = fill({1: 30.0, 8: 60.0})
+    good = interpolate({1: 30.0, 8: 60.0})
     with pytest.raises(ValueError, match="32 positive times"):
         PassCosts(good[:16])
     with pytest.raises(ValueError, match="32 positive times"):
@@ -67,7 +67,7 @@ def test_expected_tokens_of_equal_rates_is_the_geometric_sum():
 
 
 def test_observed_times_follow_a_common_change_for_all_n():
-    times = ObservedTimes(fill({1: 50.0, 8: 100.0, 16: 200.0}))
+    times = ObservedTimes(interpolate({1: 50.0, 8: 100.0, 16: 200.0}))
     for _ in range(30):
         times.observe(8, 120.0)
     assert times.ms[7] == pytest.approx(120.0, rel=0.02)
@@ -75,17 +75,17 @@ def test_observed_times_follow_a_common_change_for_all_n():
 
 
 def test_observed_times_learn_an_error_of_one_n():
-    times = ObservedTimes(fill({1: 50.0, 8: 100.0, 16: 200.0}))
+    times = ObservedTimes(interpolate({1: 50.0, 8: 100.0, 16: 200.0}))
     for _ in range(60):
         times.observe(1, 50.0)
         times.observe(8, 115.0)
     assert times.ms[0] == pytest.approx(50.0, rel=0.03)
     assert times.ms[7] == pytest.approx(115.0, rel=0.03)
-    assert times.doubt(8) < times.doubt(24)
+    assert times.uncertainty(8) < times.uncertainty(24)
 
 
 def test_a_pause_hardly_counts_but_a_change_does():
-    times = ObservedTimes(fill({1: 50.0, 8: 100.0}))
+    times = ObservedTimes(interpolate({1: 50.0, 8: 100.0}))
     for _ in range(20):
         times.observe(1, 50.0)
     times.observe(1, 200.0)

@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
-from cpuchat.speculation.drafters.drafter import Proposal, grade
+from cpuchat.speculation.drafters.drafter import Proposal, confidence_bucket
 from tests.speculation.depth.simulator import (
     DRAFTS,
     TARGETS,
@@ -149,7 +149,7 @@ def test_a_calibration_made_beside_other_load_does_not_disable_drafting_for_ever
     controller = DepthController(measured, has_draft_model=beside == "draft")
 
     def always_right(at: int) -> tuple[Proposal, list[bool]]:
-        return Proposal("suffix", [0] * 8, [grade(0.97)] * 8), [True] * 8
+        return Proposal("suffix", [0] * 8, [confidence_bucket(0.97)] * 8), [True] * 8
 
     gains = []
     for _ in range(16):
@@ -169,11 +169,11 @@ def suffix_proposals(rng: random.Random):
 
     def propose(at: int) -> tuple[Proposal, list[bool]]:
         if copying(at):
-            return Proposal("suffix", [0] * 24, [grade(0.96)] * 24), [
+            return Proposal("suffix", [0] * 24, [confidence_bucket(0.96)] * 24), [
                 copying(at + j) and rng.random() < 0.97 for j in range(24)
             ]
         if rng.random() < 0.4:
-            return Proposal("suffix", [0] * 6, [grade(0.4)] * 6), [rng.random() < 0.1 for _ in range(6)]
+            return Proposal("suffix", [0] * 6, [confidence_bucket(0.4)] * 6), [rng.random() < 0.1 for _ in range(6)]
         return Proposal("suffix"), []
 
     return propose

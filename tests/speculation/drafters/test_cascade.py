@@ -24,7 +24,7 @@ class Scripted:
         self.script = script
         self.text: list[int] = []
 
-    def begin(self, text: Sequence[int]) -> None:
+    def begin_answer(self, text: Sequence[int]) -> None:
         self.text = list(text)
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -45,7 +45,7 @@ def nothing(proposal: Proposal) -> int:
 
 def begun(drafters: list[Drafter], worth=all_of_it, text: Sequence[int] = ()) -> Cascade:
     cascade = Cascade(drafters, worth)
-    cascade.begin(text)
+    cascade.begin_answer(text)
     return cascade
 
 
@@ -70,7 +70,7 @@ def test_the_next_one_is_taken_when_the_first_is_worth_nothing():
     cascade = begun(drafters, worth=lambda proposal: len(proposal) if proposal.drafter == "lookup" else 0)
     assert cascade.propose(8).tokens == [2]
     cascade.append([1])
-    assert cascade.scores() == [("suffix", [1], [True])], "what is verified is not scored here"
+    assert cascade.take_scores() == [("suffix", [1], [True])], "what is verified is not scored here"
 
 
 def test_what_is_not_verified_is_scored_up_to_the_first_wrong_token():
@@ -78,29 +78,29 @@ def test_what_is_not_verified_is_scored_up_to_the_first_wrong_token():
     assert not cascade.propose(8)
     cascade.append([1])
     cascade.append([2, 9, 4])
-    assert cascade.scores() == [("suffix", [1], [True]), ("suffix", [2, 3], [True, False])]
-    assert cascade.scores() == []
+    assert cascade.take_scores() == [("suffix", [1], [True]), ("suffix", [2, 3], [True, False])]
+    assert cascade.take_scores() == []
 
 
 def test_a_prediction_is_scored_without_being_asked_for():
     cascade = begun([Scripted("lookup", {0: list(range(1, 20))})], worth=nothing)
     cascade.append(range(1, 20))
-    assert cascade.scores() == [("lookup", [1 + i % 7 for i in range(SHADOW_TOKENS)], [True] * SHADOW_TOKENS)]
+    assert cascade.take_scores() == [("lookup", [1 + i % 7 for i in range(SHADOW_TOKENS)], [True] * SHADOW_TOKENS)]
 
 
 def test_a_prediction_of_the_text_before_is_not_held_against_an_edited_one():
     cascade = begun([Scripted("suffix", {0: [1, 2, 3]})], worth=nothing)
     cascade.append([1])
-    cascade.begin([5, 5])
+    cascade.begin_answer([5, 5])
     cascade.append([9])
-    assert cascade.scores() == [("suffix", [1], [True])]
+    assert cascade.take_scores() == [("suffix", [1], [True])]
 
 
 def test_scores_that_nobody_asks_for_do_not_pile_up():
     cascade = begun([Scripted("suffix", {i: [1] for i in range(2000)})], worth=nothing)
     for _ in range(2000):
         cascade.append([1])
-    assert len(cascade.scores()) < 1000
+    assert len(cascade.take_scores()) < 1000
 
 
 tokens = st.integers(0, 1)
@@ -128,7 +128,7 @@ def test_scores_are_what_verifying_each_prediction_would_tell(script, pieces, as
             expected += [(1 + i % 7, verdict) for i, verdict in enumerate(verdicts)]
             free_at = position + len(verdicts)
         position += len(piece)
-    scored = [pair for _, grades, rights in cascade.scores() for pair in zip(grades, rights, strict=True)]
+    scored = [pair for _, buckets, rights in cascade.take_scores() for pair in zip(buckets, rights, strict=True)]
     assert scored == expected
 
 
@@ -142,11 +142,11 @@ def test_real_drafters_follow_the_text(text, pieces):
         text = text + piece
     fresh = SuffixDecoding(), PromptLookup()
     for ours, anew in zip((suffix, lookup), fresh, strict=True):
-        anew.begin(text)
+        anew.begin_answer(text)
         assert ours.propose(8) == anew.propose(8)
-    for name, grades, rights in cascade.scores():
+    for name, buckets, rights in cascade.take_scores():
         assert name in ("suffix", "lookup")
-        assert len(grades) == len(rights) > 0
+        assert len(buckets) == len(rights) > 0
         assert all(rights[:-1])
 
 
@@ -155,7 +155,7 @@ def test_real_drafters_are_right_about_periodic_text():
     cascade = begun([SuffixDecoding(), PromptLookup()], worth=nothing, text=period * 10)
     for token in period * 5:
         cascade.append([token])
-    scores = cascade.scores()
+    scores = cascade.take_scores()
     assert {name for name, _, _ in scores} == {"suffix", "lookup"}
     assert all(all(rights) for _, _, rights in scores)
     assert sum(len(rights) for _, _, rights in scores) == 2 * len(period * 5)
@@ -166,4 +166,4 @@ def test_no_drafters_nothing_proposed(worth):
     cascade = begun([], worth, text=[1, 2, 1, 2])
     assert not cascade.propose(8)
     cascade.append([1])
-    assert cascade.scores() == []
+    assert cascade.take_scores() == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_GRADES
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS
 from cpuchat.speculation.drafters.lookup import MAX_MATCH, PromptLookup, estimate
 
 texts = st.lists(st.integers(0, 3), max_size=80)
@@ -26,7 +26,7 @@ def naive(text: list[int], n: int, shortest: int = 2, longest: int = 8) -> list[
 
 def lookup(text: list[int], **options: int) -> PromptLookup:
     drafter = PromptLookup(**options)
-    drafter.begin(text)
+    drafter.begin_answer(text)
     return drafter
 
 
@@ -56,16 +56,16 @@ def test_appending_is_as_if_built_at_once(text, more):
 @given(texts, texts, texts)
 def test_an_edited_chat_is_as_if_built_at_once(shared, a, b):
     drafter = lookup(shared + a)
-    drafter.begin(shared + b)
+    drafter.begin_answer(shared + b)
     assert drafter.propose(8) == lookup(shared + b).propose(8)
 
 
 @given(texts, st.integers(0, 100), st.floats(0, 1))
 def test_as_many_grades_as_tokens_and_no_more_than_asked_for(text, n, min_probability):
     proposal = lookup(text).propose(n, min_probability)
-    assert len(proposal.grades) == len(proposal.tokens) <= min(n, MAX_DEPTH)
-    assert all(1 <= grade < N_GRADES for grade in proposal.grades)
-    assert proposal.grades == sorted(proposal.grades), "the match that a token continues only gets longer"
+    assert len(proposal.buckets) == len(proposal.tokens) <= min(n, MAX_DEPTH)
+    assert all(1 <= bucket < N_BUCKETS for bucket in proposal.buckets)
+    assert proposal.buckets == sorted(proposal.buckets), "the match that a token continues only gets longer"
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=20, unique=True), st.integers(0, 19), st.integers(1, 31))
@@ -83,11 +83,11 @@ def test_the_latest_occurrence_wins():
 
 def test_a_longer_match_has_a_higher_grade():
     text = list(range(100, 160))
-    grades = [lookup([*text, 7, *text[10 : 10 + match]]).propose(1).grades[0] for match in range(2, 45)]
-    assert grades == sorted(grades)
-    assert grades[0] == 1
-    assert grades[MAX_MATCH - 2] == grades[-1] == N_GRADES - 1
-    assert set(grades) == set(range(1, N_GRADES))
+    buckets = [lookup([*text, 7, *text[10 : 10 + match]]).propose(1).buckets[0] for match in range(2, 45)]
+    assert buckets == sorted(buckets)
+    assert buckets[0] == 1
+    assert buckets[MAX_MATCH - 2] == buckets[-1] == N_BUCKETS - 1
+    assert set(buckets) == set(range(1, N_BUCKETS))
 
 
 @given(texts, st.floats(0, 1))

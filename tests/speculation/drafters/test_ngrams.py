@@ -61,17 +61,17 @@ def test_any_order_of_appending_and_truncating_is_as_if_built_anew(changes):
 @given(texts, texts, texts)
 def test_begin_with_another_text_is_as_if_built_anew(shared, a, b):
     index = NgramIndex(SIZES)
-    index.begin(shared + a)
-    index.begin(shared + b)
+    index.set_text(shared + a)
+    index.set_text(shared + b)
     check(index, shared + b)
 
 
 def test_begin_does_not_index_the_shared_part_again():
     shared = list(range(2000))
     index = NgramIndex((2,))
-    index.begin([*shared, 1, 2, 3])
+    index.set_text([*shared, 1, 2, 3])
     before = index.previous[2]
-    index.begin([*shared, 4, 5])
+    index.set_text([*shared, 4, 5])
     assert index.previous[2] is before, "the index was made anew"
     assert index.text.tolist() == [*shared, 4, 5]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_GRADES, grade
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, confidence_bucket
 from cpuchat.speculation.drafters.suffix import LONG, MAX_CANDIDATES, SIZES, SuffixDecoding, escape
 
 texts = st.lists(st.integers(0, 3), max_size=80)
@@ -18,7 +18,7 @@ texts = st.lists(st.integers(0, 3), max_size=80)
 
 def suffix(text: list[int], **options: float) -> SuffixDecoding:
     drafter = SuffixDecoding(**options)  # type: ignore[arg-type]
-    drafter.begin(text)
+    drafter.begin_answer(text)
     return drafter
 
 
@@ -74,7 +74,7 @@ def test_appending_is_as_if_built_at_once(text, more):
 @given(texts, texts, texts)
 def test_an_edited_chat_is_as_if_built_at_once(shared, a, b):
     drafter = suffix(shared + a)
-    drafter.begin(shared + b)
+    drafter.begin_answer(shared + b)
     assert drafter.propose(8) == suffix(shared + b).propose(8)
 
 
@@ -82,8 +82,8 @@ def test_an_edited_chat_is_as_if_built_at_once(shared, a, b):
 def test_as_many_grades_as_tokens_none_below_what_is_asked_for(text, n, min_probability):
     proposal = suffix(text).propose(n, min_probability)
     assert proposal.drafter == "suffix"
-    assert len(proposal.grades) == len(proposal.tokens) <= min(n, MAX_DEPTH)
-    assert all(grade(min_probability) <= given < N_GRADES for given in proposal.grades)
+    assert len(proposal.buckets) == len(proposal.tokens) <= min(n, MAX_DEPTH)
+    assert all(confidence_bucket(min_probability) <= given < N_BUCKETS for given in proposal.buckets)
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=20, unique=True), st.integers(1, 31))
@@ -133,7 +133,7 @@ def test_probability_counts_what_was_seen():
     seen = [[1, 2, 3]] * 6 + [[1, 2, 4]] * 2
     drafter = suffix([*(token for part in seen for token in [*part, 0]), 9, 1, 2])
     probability = 6 / (8 + escape(2, 8))
-    assert drafter.propose(1).grades == [grade(probability)]
+    assert drafter.propose(1).buckets == [confidence_bucket(probability)]
     assert drafter.propose(1, probability - 0.01).tokens == [3]
     assert drafter.propose(1, probability + 0.01).tokens == []
 
@@ -162,7 +162,7 @@ def test_no_more_tokens_of_other_chats_than_allowed(chats, most):
         drafter.remember(chat)
         assert drafter.remembered <= most
     if most >= 8 and chats and len(chats[-1]) >= 3:
-        drafter.begin(chats[-1][-3:-1])
+        drafter.begin_answer(chats[-1][-3:-1])
         assert drafter.propose(1).tokens, "the latest is never the one that went"
 
 
@@ -178,7 +178,7 @@ def test_the_oldest_chats_go_first():
         drafter.remember([1000 * chat + i for i in range(50)])
     known = []
     for chat in range(20):
-        drafter.begin([1000 * chat + 10, 1000 * chat + 11])
+        drafter.begin_answer([1000 * chat + 10, 1000 * chat + 11])
         known.append(bool(drafter.propose(1)))
     assert known == sorted(known)
     assert known[-4:] == [True] * 4
@@ -192,7 +192,7 @@ def test_a_chat_that_grew_is_not_kept_twice():
     assert drafter.remembered == once
     drafter.remember([*text, *range(5000, 5010)])
     assert drafter.remembered < once + 30
-    drafter.begin([998, 999, 5000])
+    drafter.begin_answer([998, 999, 5000])
     assert drafter.propose(2).tokens == [5001, 5002]
 
 
@@ -217,7 +217,7 @@ def test_memory_for_a_long_chat():
 def test_other_chats_can_be_forgotten() -> None:
     drafter = SuffixDecoding()
     drafter.remember(list(range(50)))
-    drafter.begin([7, 8, 9])
+    drafter.begin_answer([7, 8, 9])
     assert drafter.propose(4).tokens == [10, 11, 12, 13]
     drafter.forget()
     assert drafter.remembered == 0
