@@ -316,7 +316,7 @@ def test_message_longer_than_the_context(chat: Chat, tiny_model: Path) -> None:
     chat.request(messages=(user("x y z " * 200),))
     assert chat.failure.code == "context_full"
     chat.request(prompt="x y z " * 200)
-    assert chat.failure.code == "context_full" and "1200" in chat.failure.message
+    assert chat.failure.code == "context_full" and "1,200" in chat.failure.message
     assert chat.ask(user("short")).predicted_n == 24
 
 

@@ -53,6 +53,7 @@ class SpeculativeDecoder:
         self._speculator = speculator
         self._on_update = on_update
         self._next_update = 0.0
+        self._at_limit: StopReason
         self._limit, self._at_limit = token_limit(sequence, max_tokens)
         self._result = DecodeResult()
         self._tokens = self._result.tokens

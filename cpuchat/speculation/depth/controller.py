@@ -253,8 +253,9 @@ class DepthController:
             return Plan()
         if self._fixed:
             depth = min(self._fixed, most)
-            can_overlap = costs is not None and costs.overlap_times is not None
-            return Plan(depth, can_overlap and overlap_is_better(depth, acceptance, costs.prices(), self._plan))
+            if costs is None or costs.overlap_times is None:
+                return Plan(depth)
+            return Plan(depth, overlap_is_better(depth, acceptance, costs.prices(), self._plan))
         if costs is None:
             return Plan()
         best = self._best(costs, most)

@@ -292,7 +292,8 @@ def test_a_draft_model_that_offers_nothing_has_its_cost(echo: Talker) -> None:
 
     class Listening(Always):
         def record(self, record: PassRecord) -> None:
-            told.append((record.drafted, record.draft_ms))
+            if record.drafter == "draft":
+                told.append((record.drafted, record.draft_ms))
             super().record(record)
 
     said = echo.decide(Listening(4)).say(list(b"a text"), drafts(min_probability=1.0), max_tokens=20)

@@ -152,7 +152,6 @@ def test_a_text_longer_than_its_context(draft: DraftModel, small: Model, decoded
         written = [*drafted[: i % 9], 300 + i]
         draft.append(written)
         text += written
-    assert draft.n_unread_from_start is not None
     assert taken(decoded) < 120 * (8 + 2) + 8 * 128  # the window is filled anew now and then, not each time
 
 

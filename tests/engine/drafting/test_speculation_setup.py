@@ -454,7 +454,7 @@ def test_a_stop_skips_the_measurement(chat: Chat, files: tuple[Path, Path], tmp_
     drafted, timings = chat.ask(Speculation(drafters=("draft",)))
     assert drafted == plain
     assert timings.draft_n == 0
-    assert timings.speculation is not None and timings.speculation.reason == "off: calibration was skipped"
+    assert timings.speculation is not None and timings.speculation.reason == "off: calibration skipped"
     drafted, timings = chat.ask(ALL)  # a depth that was asked for needs no costs
     assert drafted == plain and timings.draft_n
 
