@@ -92,18 +92,20 @@ class _Engine:
         return self.last.timings
 
     @property
-    def saved(self) -> int:
-        """Chats on the disk."""
-        return len(list(self._folder.glob("*.text")))
+    def saved(self) -> set[str]:
+        """The names of the chats on the disk."""
+        return {file.name for file in self._folder.glob("*.text")}
 
-    def settle(self, saved: int = 0) -> None:
-        """Wait until the disk has what is on its way there, and `saved` chats at least.
+    def settle(self, besides: set[str] | None = None) -> None:
+        """Wait until the disk has what is on its way there, and a chat `besides` these, if given.
+
+        An old chat may be deleted to make room for it, so their number says nothing.
 
         Raises:
             MeasureError: it has not within a minute.
         """
         end = time.monotonic() + 60.0
-        while self.saved < saved or any(self._folder.glob("*.tmp")):
+        while (besides is not None and self.saved <= besides) or any(self._folder.glob("*.tmp")):
             if time.monotonic() > end:
                 raise MeasureError("a chat that was left is not saved")
             time.sleep(0.01)
@@ -123,10 +125,12 @@ def leaving(engine: _Engine, rounds: int, history: int) -> list[Row]:
         number = next(numbers)
         engine.now += HOUR  # the budget allows it
         back.append(engine.ask(prompt, "long").ttft_ms)
-        chats = engine.saved
+        engine.settle()  # a chat that is left while another is being written is not saved
+        chats = engine.saved if named else None
         engine.ask(prompt, f"copy {history} {number}" if named else "")
+        engine.settle()
         first = engine.ask(models.words(2, salt=1000 + number), "").ttft_ms
-        engine.settle(chats + named)
+        engine.settle(chats)
         return first
 
     leave(named=True)  # saves "long"
