@@ -223,7 +223,7 @@ async def _answer(
     """`note` is about the draft model of `options`; when the engine leaves that out, it says why itself."""
     from cpuchat.cli.output import error_json, json_line
     from cpuchat.cli.session import Answer, Session
-    from cpuchat.present.answers import roofline_json, summary, timings_json
+    from cpuchat.present.answers import full_summary, roofline_json, timings_json
     from cpuchat.telemetry.roofline import after_answer
 
     answer = Answer()
@@ -253,7 +253,7 @@ async def _answer(
                 }
                 terminal.line(json_line(result))
             else:
-                terminal.note(summary(finished.timings, finished.stop_reason, roofline))
+                terminal.note(full_summary(finished.timings, finished.stop_reason, roofline))
             if finished.stop_reason == "context":
                 terminal.warn("cpuchat: the context is full; a larger one (--ctx) lets the answer go on.")
             return Interrupted.exit_code if finished.stop_reason == "cancelled" else 0

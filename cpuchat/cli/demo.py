@@ -60,7 +60,7 @@ async def _plain(chosen: Settings) -> int:
     """Each question is a chat of its own, sampled as in the app."""
     from cpuchat.cli.session import Answer, Session
     from cpuchat.cli.terminal import Terminal
-    from cpuchat.present.answers import summary
+    from cpuchat.present.answers import full_summary
     from cpuchat.protocol import Generate, Message
 
     terminal = Terminal()
@@ -84,7 +84,7 @@ async def _plain(chosen: Settings) -> int:
             finally:
                 terminal.end_answer()
             assert answer.finished is not None
-            terminal.line(f"  {summary(answer.finished.timings, answer.finished.stop_reason)}")
+            terminal.line(f"  {full_summary(answer.finished.timings, answer.finished.stop_reason)}")
             if session.interrupted:
                 return Interrupted.exit_code
     return 0

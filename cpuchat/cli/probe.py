@@ -1,4 +1,4 @@
-"""`cpuchat probe`: how fast the cores of this machine read memory, and how much of the modules' speed that is."""
+"""`cpuchat probe`: measures the read bandwidth of the cores, against the theoretical peak of the memory modules."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.cli.options import laid_over, memory_option, setting, stacked
+from cpuchat.present.machine import knee, measured_sets, share_of_peak, theoretical_peak
+from cpuchat.present.table import table
+from cpuchat.telemetry.units import gigabytes
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
@@ -21,18 +25,16 @@ Examples:
   cpuchat probe --cores l3:0-1
   cpuchat probe --json | jq .all_cores.bytes_per_s
 
-Takes up to 15 seconds, and up to 4 GB of free memory. The result is kept: utilization is shown against it. Measure on
-a machine that does nothing else.
+Takes up to 15 seconds and up to 4 GB of free memory. The result is saved as the denominator of bandwidth utilization.
+Run it on an idle machine.
 
-Exit codes: 0 measured, 2 wrong usage, 14 could not be measured, 130 stopped by Ctrl+C."""
+Exit codes: 0 success, 2 usage error, 14 measurement failed, 130 interrupted by Ctrl+C."""
 
 _STEADY = 0.9
-"""Rounds that differ by more than a tenth tell more about other programs than about memory."""
-
-Row = tuple[str, str, str, str]
+"""The slowest round by the best; below that, other programs disturbed the measurement."""
 
 
-@click.command(epilog=_EPILOG, short_help="Measure how fast the cores read memory.")
+@click.command(epilog=_EPILOG, short_help="Measure the read bandwidth of this machine.")
 @stacked(
     setting(
         "--cores", "engine.cores", "Cores to measure: auto, all, 0-7, l3:0, node:0, socket:0, or 4/l3.",
@@ -44,7 +46,7 @@ Row = tuple[str, str, str, str]
 def probe(as_json: bool, **values: Any) -> int:
     """Measure the read bandwidth of one core, one L3 group and all cores, and between NUMA nodes.
 
-    Generating text reads the whole model for every token, so this is what bounds its speed.
+    Decoding reads the whole model for every token, so this bandwidth bounds its speed.
     """
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import Terminal
@@ -71,91 +73,52 @@ def probe(as_json: bool, **values: Any) -> int:
     if as_json:
         click.echo(json_line(_json(topology, found, limit)))
     else:
-        _print(topology, found, limit)
+        click.echo("\n".join(_lines(topology, found, limit)))
     return 0
 
 
-def _print(topology: Topology, found: Survey, limit: Theoretical | None) -> None:
-    from cpuchat.text import clean_line
-
-    click.echo(clean_line(topology.name))
+def _lines(topology: Topology, found: Survey, limit: Theoretical | None) -> list[str]:
+    lines = [clean_line(topology.name)]
     if topology.virtual:
-        click.echo(f"VM: topology unverified ({clean_line(topology.virtual)})")
-    click.echo()
-    for line in _aligned([("READS", "CORES", "BEST", "MEDIAN (SPREAD)"), *_rows(found)]):
-        click.echo(line)
+        lines.append(f"Virtual machine ({clean_line(topology.virtual)}): the topology is unverified")
+    rows = [("CORES", "N", "BEST", "MEDIAN (RANGE), GB/s")]
+    rows += [
+        (name, str(len(one.cpus)), gigabytes(one.bytes_per_s), _spread(one))
+        for name, one in measured_sets(found, per_count=True)
+    ]
+    lines += ["", *table(rows, right=(1, 2))]
     if found.cells:
-        click.echo()
-        for line in _matrix(found):
-            click.echo(line)
-    click.echo()
-    for line in (*_conclusions(topology, found, limit), *found.notes):
-        click.echo(clean_line(line))
-
-
-def _rows(found: Survey) -> list[Row]:
-    """Every set of cores once."""
-    counts = sorted((found.per_core_counts or {}).items())
-    named: list[tuple[str, ReadBandwidth | None]] = [
-        ("one core", found.one_core),
-        ("one L3 group", found.l3_group),
-        ("one fabric link", found.fabric_link),
-        *((f"{count} of each L3 group", one) for count, one in counts),
-    ]
-    table: dict[tuple[int, ...], tuple[str, ReadBandwidth]] = {}
-    for what, one in named:
-        if one is not None and (one.cpus != found.all_cores.cpus or one is found.one_core):
-            table.setdefault(one.cpus, (what, one))
-    table.setdefault(found.all_cores.cpus, ("all chosen cores", found.all_cores))
-    return [(what, str(len(one.cpus)), _gbs(one.bytes_per_s), _spread(one)) for what, one in table.values()]
-
-
-def _aligned(rows: list[Row]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        f"{what:<{widths[0]}}  {cores:>{widths[1]}}  {best:>{widths[2]}}  {spread}".rstrip()
-        for what, cores, best, spread in rows
-    ]
+        lines += ["", *_matrix(found)]
+    return [*lines, "", *map(clean_line, (*_conclusions(topology, found, limit), *found.notes))]
 
 
 def _matrix(found: Survey) -> list[str]:
-    """Cores of each node (rows) against memory of each node (columns)."""
+    """Cores of each node (rows) against memory of each node (columns), in GB/s."""
     matrix = found.matrix
     columns = sorted({far for _, far in matrix})
-    lines = ["READS (GB/s)".ljust(18) + "".join(f"memory of {far}".rjust(13) for far in columns)]
+    rows = [("GB/s", *(f"memory of node {far}" for far in columns))]
     for near in sorted({near for near, _ in matrix}):
-        cells = (f"{one.bytes_per_s / 1e9:.1f}" if (one := matrix.get((near, far))) else "n/a" for far in columns)
-        lines.append(f"cores of node {near}".ljust(18) + "".join(cell.rjust(13) for cell in cells))
-    return lines
+        cells = (gigabytes(one.bytes_per_s) if (one := matrix.get((near, far))) else "n/a" for far in columns)
+        rows.append((f"cores of node {near}", *cells))
+    return table(rows, right=range(1, len(columns) + 1))
 
 
 def _conclusions(topology: Topology, found: Survey, limit: Theoretical | None) -> list[str]:
     best, worst = found.all_cores.bytes_per_s, min(found.all_cores.rounds)
     lines: list[str] = []
-    knee, counts = found.knee, found.per_core_counts or {}
     if worst < _STEADY * best:
-        lines.append("The rounds differ: something else is running here. Measure again when it is not.")
-    elif knee is not None and knee < max(counts):
-        lines.append(f"{knee} of {max(counts)} cores of each L3 group are enough: more read less than 3 % more.")
-    if limit is not None:
-        lines.append(f"theoretical: {_gbs(limit.bytes_per_s)}, {limit.source}")
-        lines.append(f"all cores reach {100 * best / limit.bytes_per_s:.0f} % of that")
-        if limit.note:
-            lines.append(limit.note)
-    elif topology.virtual:
-        lines.append("theoretical: n/a, a virtual machine does not tell what memory it runs on")
-    else:
-        lines.append(f"theoretical: n/a for {topology.cpu_name}; root finds out: sudo cpuchat probe")
+        lines.append("Rounds differ by more than 10 %: other programs are running. Repeat on an idle machine.")
+    elif enough := knee(found):
+        lines.append(f"{enough}.")
+    lines.append(f"Theoretical peak: {theoretical_peak(topology, limit)}")
+    if (share := share_of_peak(found, limit)) is not None:
+        lines.append(f"All cores reach {100 * share:.0f} % of it")
     return lines
 
 
-def _gbs(value: float) -> str:
-    return f"{value / 1e9:.1f} GB/s"
-
-
 def _spread(one: ReadBandwidth) -> str:
-    middle = statistics.median(one.rounds) / 1e9
-    return f"{middle:.1f} ({min(one.rounds) / 1e9:.1f}–{max(one.rounds) / 1e9:.1f})"
+    low, middle, high = (gigabytes(f(one.rounds)) for f in (min, statistics.median, max))
+    return f"{middle} ({low}–{high})"
 
 
 def _json(topology: Topology, found: Survey, limit: Theoretical | None) -> dict[str, Any]:
@@ -179,7 +142,7 @@ def _json(topology: Topology, found: Survey, limit: Theoretical | None) -> dict[
             for cell in found.cells
         ],
         "theoretical": dataclasses.asdict(limit) if limit is not None else None,
-        "share": found.all_cores.bytes_per_s / limit.bytes_per_s if limit is not None else None,
+        "share": share_of_peak(found, limit),
         "seconds": found.seconds,
         "notes": list(found.notes),
     }

@@ -1,10 +1,10 @@
-"""An answer in words and figures: how far it is, why it ended, what it cost. For the app and the command line."""
+"""An answer in words, figures and JSON: its progress, why it ended, how fast it was."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, StopReason
+from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
 from cpuchat.timings import SpeculationFigures, Timings
@@ -12,46 +12,39 @@ from cpuchat.timings import SpeculationFigures, Timings
 if TYPE_CHECKING:
     from cpuchat.telemetry.roofline import Roofline
 
-# Only ends that the reader might wonder about get words; an answer that is simply complete gets none.
-_STOPS = {
+# An answer that is simply complete gets no word.
+_STOP_REASONS = {
     "end": "",
-    "": "",
     "stop_string": "stop string",
-    "max_tokens": "token limit reached (F2)",
+    "max_tokens": "token limit reached",
     "context": "context full",
     "cancelled": "stopped",
-    "worker_died": "worker died",
-}
-STOP_WORDS: dict[StopReason, str] = {
-    "end": "end",
-    "stop_string": "stop string",
-    "max_tokens": "token limit",
-    "context": "context full",
-    "cancelled": "stopped",
+    "worker_died": "worker crashed",
 }
 _PHASES = {"reading": "reading the file", "preparing": "preparing"}
 _CALIBRATING = "calibrating speculation for this model · Esc skips"
 
 
-def loading(name: str, event: LoadProgress) -> str:
-    """State line of a load; the percentage moves, the words keep their width."""
+def load_progress(name: str, event: LoadProgress) -> str:
+    """State line of a load; the percentage keeps its width."""
     share = f"{min(100, 100 * event.done // event.total):3d} %" if event.total > 0 else ""
     if event.phase == "calibrating":
         return f"{_CALIBRATING} {share}".rstrip()
     return f"loading {name} · {_PHASES.get(event.phase, event.phase)} {share}".rstrip()
 
 
-def prefill(event: PrefillProgress) -> str:
-    """What stands where the answer will come."""
-    reused = f", {event.cache_n:,} remembered" if event.cache_n else ""
-    return f"reading the prompt · {event.processed:,} of {plural(event.total, 'token')}{reused}"
+def prefill_progress(event: PrefillProgress) -> str:
+    """`processing the prompt · 512 of 1,203 tokens, 300 cached`."""
+    cached = f", {event.cache_n:,} cached" if event.cache_n else ""
+    return f"processing the prompt · {event.processed:,} of {plural(event.total, 'token')}{cached}"
 
 
-def trimmed(event: ContextTrimmed) -> str:
+def context_trimmed(event: ContextTrimmed) -> str:
+    """Which messages were left out of the context, in one sentence."""
     one = event.dropped_messages == 1
     what = "message" if one else f"{event.dropped_messages:,} messages"
     return (
-        f"The oldest {what} ({plural(event.dropped_tokens, 'token')}) no longer {'fits' if one else 'fit'} the "
+        f"The oldest {what} ({plural(event.dropped_tokens, 'token')}) no longer {'fits' if one else 'fit'} in the "
         f"{event.n_ctx:,}-token context and {'was' if one else 'were'} left out; "
         f"{'it stays' if one else 'they stay'} in the chat."
     )
@@ -62,61 +55,64 @@ def left_out(event: ContextTrimmed) -> str:
     return f"without the oldest {plural(event.dropped_messages, 'message')}"
 
 
-def stopped(stop_reason: str) -> str:
+def stop_reason(reason: str) -> str:
     """Why an answer ended, in words; "" when it is simply complete."""
-    return _STOPS.get(stop_reason, stop_reason.replace("_", " "))
-
-
-def finished(timings: Timings | None, stop_reason: str) -> str:
-    """The line under an answer: `128 tokens · 41.3 tok/s · 1.64× with drafts · first token 0.21 s · stopped`."""
-    parts: list[str] = []
-    if timings is not None and timings.predicted_n:
-        parts.append(plural(timings.predicted_n, "token"))
-        if (rate := timings.predicted_per_second) is not None:
-            parts.append(f"{units.rate(rate)} tok/s")
-        if timings.draft_n and (speed_up := timings.speed_up) is not None:
-            parts.append(f"{units.factor(speed_up)} with drafts")
-        parts.append(f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}")
-    if words := stopped(stop_reason):
-        parts.append(words)
-    return " · ".join(parts)
+    return _STOP_REASONS.get(reason, reason.replace("_", " "))
 
 
 def failure(event: Failed) -> str:
-    """A failure as Markdown-free text: what happened, then what to do."""
-    lines = [event.message or "Something went wrong."]
+    """What happened, then what to do, in paragraphs of plain text."""
+    lines = [event.message or "Request failed."]
     if event.hint:
         lines.append(event.hint)
     if event.code == "worker_died":
-        lines.append("The chat is saved, and your next message starts the model again.")
+        lines.append("The chat is saved. Your next message restarts the model.")
     return "\n\n".join(lines)
 
 
-def summary(timings: Timings, stop_reason: StopReason, roofline: Roofline | None = None) -> str:
-    """The figures of one answer in one line; `roofline` is that of the answer."""
-    tokens = "1 token" if timings.predicted_n == 1 else f"{timings.predicted_n:,} tokens"
-    parts = [tokens, _rate(timings.predicted_per_second)]
+def summary(timings: Timings | None, reason: str) -> str:
+    """The line under an answer: `128 tokens · 41.3 tok/s · 1.64× vs plain · first token 0.21 s · stopped`."""
+    parts: list[str] = []
+    if timings is not None and timings.predicted_n:
+        parts += _speed(timings)
+        if timings.draft_n and timings.speed_up is not None:
+            parts.append(f"{units.factor(timings.speed_up)} vs plain")
+        parts.append(_first_token(timings))
+    return " · ".join(filter(None, (*parts, stop_reason(reason))))
+
+
+def full_summary(timings: Timings, reason: str, roofline: Roofline | None = None) -> str:
+    """All figures of an answer in one line; `roofline` is that of the answer."""
+    parts = _speed(timings)
     if timings.predicted_n:
-        parts.append(f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}")
-    parts.append(
-        f"prompt {_rate(timings.prompt_per_second)} ({timings.prompt_n:,} new, {timings.cache_n:,} reused)",
-    )
+        parts.append(_first_token(timings))
+    prompt = f"{timings.prompt_n:,} new, {timings.cache_n:,} cached"
+    rate = timings.prompt_per_second
+    parts.append(f"prompt {prompt}" if rate is None else f"prompt {units.rate(rate)} tok/s ({prompt})")
     parts += _drafting(timings)
     if roofline is not None:
         parts += _bandwidth(roofline)
-    parts.append(STOP_WORDS[stop_reason])
-    return " · ".join(parts)
+    return " · ".join(filter(None, (*parts, stop_reason(reason))))
+
+
+def _speed(timings: Timings) -> list[str]:
+    rate = timings.predicted_per_second
+    return [plural(timings.predicted_n, "token"), *([] if rate is None else [f"{units.rate(rate)} tok/s"])]
+
+
+def _first_token(timings: Timings) -> str:
+    return f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}"
 
 
 def _drafting(timings: Timings) -> list[str]:
-    """`72 % of 410 drafted accepted (3.1 per pass, 1.42×)`, or why nothing was drafted."""
+    """`72 % of 410 drafted accepted (3.1 per pass, 1.42× vs plain)`, or why nothing was drafted."""
     if timings.draft_n:
         share = f"{100 * timings.draft_n_accepted / timings.draft_n:.0f} %"
         figures = []
         if timings.tokens_per_pass is not None:
             figures.append(f"{timings.tokens_per_pass:.1f} per pass")
         if timings.speed_up is not None:
-            figures.append(f"{timings.speed_up:.2f}×")
+            figures.append(f"{units.factor(timings.speed_up)} vs plain")
         return [f"{share} of {timings.draft_n:,} drafted accepted" + (f" ({', '.join(figures)})" if figures else "")]
     reason = timings.speculation.reason if timings.speculation is not None else ""
     return [f"speculation off: {reason.removeprefix('off: ').rstrip('.')}"] if reason else []
@@ -130,10 +126,6 @@ def _bandwidth(roofline: Roofline) -> list[str]:
         return [roofline.why_missing("utilization")]
     share = f"{100 * roofline.utilization:.0f} %{f', {roofline.off}' if roofline.off else ''}"
     return [f"{units.bandwidth(roofline.estimate)} of {units.bandwidth(roofline.peak.bytes_per_s)} GB/s ({share})"]
-
-
-def _rate(value: float | None) -> str:
-    return "n/a tok/s" if value is None else f"{units.rate(value)} tok/s"
 
 
 def timings_json(timings: Timings) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""How downloads read on the screen: a model and a state in words, figures in columns that keep their width.
-
-Plain functions, no widgets. Names come from the hub, so they are cleaned here.
-"""
+"""Downloads in words and in figures whose columns keep their width. Names come from Hugging Face: they are cleaned."""
 
 from __future__ import annotations
 
@@ -13,11 +10,18 @@ from cpuchat.text import clean_line
 MARKS = {"paused": "‖", "done": "✓", "failed": "!"}
 SPEED, LEFT = 9, 11
 STATE = SPEED + 2 + LEFT
-"""Widths of columns, in cells."""
+"""Column widths in cells."""
+_STATES = {
+    "queued": "Queued",
+    "checking": "Verifying",
+    "paused": "Paused",
+    "done": "Downloaded (verified)",
+    "failed": "Failed",
+}
 
 
 def mark(download: Download) -> str:
-    """One character for the state; the state never stands in colour alone."""
+    """One character for the state: it is never shown by color alone."""
     return MARKS.get(download.state, "↓")
 
 
@@ -32,7 +36,7 @@ def title(model: RepoModel) -> str:
 
 
 def share(download: Download) -> float:
-    """0 to 1 of what the bar shows: bytes that arrived, or that the check went through."""
+    """What the bar shows, 0 to 1: the part that arrived, or the part that is verified."""
     if download.state == "checking" and download.total:
         return min(download.checked / download.total, 1.0)
     return download.share
@@ -44,7 +48,7 @@ def percent(download: Download) -> str:
 
 
 def amount(download: Download) -> str:
-    """`2.9/4.7 GB`: what is here of how much, in one unit; as wide at the start as at the end."""
+    """`2.9/4.7 GB`: downloaded of total in one unit, of constant width."""
     number, unit = size(download.total).split(" ")
     step = download.total / float(number) if float(number) else 1.0
     decimals = len(number.partition(".")[2])
@@ -53,12 +57,12 @@ def amount(download: Download) -> str:
 
 
 def speed(bytes_per_second: float) -> str:
-    """`38.1 MB/s`, right-aligned; blank while it is not known."""
+    """`38.1 MB/s`, right-aligned; blank while unknown."""
     return (f"{size(int(bytes_per_second))}/s" if bytes_per_second > 0 else "").rjust(SPEED)
 
 
 def left(seconds: float | None) -> str:
-    """`47 s left`, `12 min left`, `3.2 h left`, right-aligned; blank while it can't be told."""
+    """`47 s left`, `12 min left`, `3.2 h left`, right-aligned; blank while unknown."""
     return ("" if seconds is None else time_left(seconds)).rjust(LEFT)
 
 
@@ -71,38 +75,38 @@ def state(download: Download) -> str:
 
 def _state(download: Download) -> str:
     if download.state == "waiting":
-        return f"try {download.attempt} in {max(download.retry_in, 0):.0f} s"
-    return {"queued": "waits its turn", "checking": "checking the hash", "paused": "paused",
-            "done": "here, checked", "failed": "failed"}.get(download.state, "")  # fmt: skip
+        return f"Retry {download.attempt} in {max(download.retry_in, 0):.0f} s"
+    return _STATES.get(download.state, "")
 
 
 def problem(download: Download) -> str:
-    """What went wrong and what to do, "" if nothing did."""
+    """What went wrong and what to do; "" without a problem."""
     return clean_line(f"{download.message} {download.hint}")
 
 
-def about(download: Download) -> list[tuple[str, str]]:
-    """Everything worth telling about one download, as label and text."""
+def details(download: Download) -> list[tuple[str, str]]:
+    """Label and text of everything that is known about one download."""
     files = download.model.files
+    more = len(files) - 1
     rows = [
         ("repository", clean_line(download.repo)),
-        ("file", clean_line(files[0].path) + (f" and {plural(len(files) - 1, 'part')} more" if len(files) > 1 else "")),
+        ("file", clean_line(files[0].path) + (f" and {plural(more, 'more part')}" if more else "")),
         ("size", size(download.total)),
-        ("is", _about_state(download)),
+        ("state", _state_details(download)),
         ("problem", problem(download)),
         ("path", clean_line(download.path)),
     ]
     return [(label, text) for label, text in rows if text]
 
 
-def _about_state(download: Download) -> str:
-    arrived = f"{size(download.done)} of {size(download.total)} are here"
+def _state_details(download: Download) -> str:
+    arrived = f"{size(download.done)} of {size(download.total)} downloaded"
     return {
-        "queued": f"waiting until another one is done; {arrived}",
-        "running": f"arriving; {arrived}",
-        "waiting": f"waiting for try {download.attempt}; {arrived}, and it goes on from there",
-        "checking": "complete; its hash is compared with the one that the hub announced",
-        "paused": f"paused; {arrived}, and it goes on from there",
-        "done": "here, and its hash is the one that the hub announced",
+        "queued": f"queued behind another download; {arrived}",
+        "running": f"downloading; {arrived}",
+        "waiting": f"waiting for retry {download.attempt}; {arrived}, resumes from there",
+        "checking": "complete; verifying its SHA-256 against the hash that Hugging Face announced",
+        "paused": f"paused; {arrived}, resumes from there",
+        "done": "downloaded; its SHA-256 matches the hash that Hugging Face announced",
         "failed": f"failed; {arrived}",
     }[download.state]

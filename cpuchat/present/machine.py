@@ -1,41 +1,45 @@
-"""How the hardware screen words what is known. Plain functions over plain values, no widgets."""
+"""The machine, what was measured on it and what it does now, as words and labelled rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cpuchat.hardware.machine_reader import MachineFacts
 from cpuchat.protocol import EngineInfo, ModelInfo
-from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import MachineSample
+from cpuchat.telemetry.units import gigabytes, plural
 
 if TYPE_CHECKING:
+    from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
+    from cpuchat.hardware.bandwidth.memory_modules import Theoretical
+    from cpuchat.hardware.bandwidth.survey import Survey
+    from cpuchat.hardware.machine_reader import MachineFacts
     from cpuchat.hardware.numa.residency import Residency
+    from cpuchat.hardware.topology import Topology
 
 Row = tuple[str, str]
 """(label, text)"""
 
-MEASURE_HINT = "no survey yet · m measures cores and L3 groups in under 15 s"
+READ_BANDWIDTH = "read bandwidth"
+_NOT_MEASURED = "not measured · press m (takes under 15 s)"
+_COUNTERS_OFF = "counters are off in the settings (F2)"
+_SCOPES = {"machine": "whole machine", "socket": "sockets in use", "process": "worker process only"}
 
 
 @dataclass(frozen=True)
 class Now:
-    """What changes while the screen is open. None and "" are "not known"."""
+    """What changes while the hardware screen is open. None and "" are "not known".
+
+    `placed`: the worker's memory was looked up, so that `placement` None means "not reported". `counting`: counters
+    are on in the settings.
+    """
 
     model: ModelInfo | None = None
     engine: EngineInfo | None = None
     placement: Residency | None = None
     placed: bool = False
-    """It was looked for: `placement` None is "not told"."""
     sample: MachineSample | None = None
     counting: bool = True
-    """Whether the settings want counters."""
-
-
-def gigabytes(bytes_per_s: float) -> str:
-    """GB/s without the unit: `25.3`, `367`."""
-    return units.rate(bytes_per_s / 1e9) if bytes_per_s < 99.95e9 else f"{bytes_per_s / 1e9:,.0f}"
 
 
 def title(facts: MachineFacts) -> str:
@@ -51,136 +55,147 @@ def title(facts: MachineFacts) -> str:
     return " · ".join(parts)
 
 
-def cores(facts: MachineFacts, now: Now) -> Row:
-    """How many compute, and what of the second threads."""
-    topology, model = facts.topology, now.model
+def rows(facts: MachineFacts, now: Now) -> list[Row]:
+    """Everything that the hardware screen says about the machine and the worker on it."""
+    survey = facts.survey
+    found = [
+        ("cores", _cores(facts.topology, now.model)),
+        (READ_BANDWIDTH, _read_bandwidth(survey) if survey is not None else _NOT_MEASURED),
+        ("theoretical peak", theoretical_peak(facts.topology, facts.theoretical)),
+        *_nodes(survey),
+        ("weights", _weights(now)),
+        ("memory policy", _policy(facts, now)),
+        ("memory traffic", _traffic(now)),
+        ("power", _power(now)),
+    ]
+    return found + [("" if number else "note", note) for number, note in enumerate(facts.topology.notes)]
+
+
+def _cores(topology: Topology, model: ModelInfo | None) -> str:
+    """Which part of the cores, of their L3 groups and SMT siblings is used."""
     total, allowed = len(topology.cores), len(topology.allowed_cores)
     target, draft = (set(model.cpus), set(model.draft_cpus) - set(model.cpus)) if model else (set[int](), set[int]())
-    noun = f"core{'s' * (total != 1)}"
-    words = [f"{total} {noun}"]
+    words = [plural(total, "core")]
     if target:
         counts = [sum(not cpus.isdisjoint(core.cpus) for core in topology.cores) for cpus in (target, draft)]
-        split = f"{counts[0]} + {counts[1]} for drafts," if draft else f"{counts[0]}"
-        words = [f"{split} of {total} {noun} compute"]
+        used = f"{counts[0]} + {counts[1]} for the draft model" if draft else f"{counts[0]}"
+        words = [f"{used} of {plural(total, 'core')} in use"]
     if allowed < total:
-        words.append(f"{allowed} are for this process")
+        words.append(f"{allowed} allowed for this process")
     if topology.quota is not None:
-        words.append(f"the time of {topology.quota:g} CPUs is granted")
+        words.append(f"cgroup CPU quota: {topology.quota:g}")
     if len(topology.l3_groups) > 1:
         sizes = {group.size for group in topology.l3_groups}
-        size = f" of {sizes.pop() >> 20} MB" if len(sizes) == 1 and 0 not in sizes else ""
+        size = f" × {sizes.pop() >> 20} MB" if len(sizes) == 1 and 0 not in sizes else ""
         words.append(f"{len(topology.l3_groups)} L3 groups{size}")
     if topology.smt:
         twice = sum(len((target | draft).intersection(core.cpus)) > 1 for core in topology.cores)
-        words.append(f"both SMT threads of {twice} cores in use" if twice else "SMT unused" if target else "SMT")
-    return "cores", " · ".join(words)
+        smt = "SMT unused" if target else "SMT"
+        words.append(f"both SMT siblings of {plural(twice, 'core')} in use" if twice else smt)
+    return " · ".join(words)
 
 
-def measured(facts: MachineFacts) -> list[tuple[str, float]]:
-    """What was measured, as (cores, bytes per second): one core, one L3 group, ..., all."""
-    survey = facts.survey
-    if survey is None:
-        return []
-    n = len(survey.all_cores.cpus)
-    found = [("1 core", survey.one_core.bytes_per_s)]
-    if survey.l3_group is not None and len(survey.l3_group.cpus) < n:
-        found.append(("one L3 group", survey.l3_group.bytes_per_s))
-    if survey.fabric_link is not None and len(survey.fabric_link.cpus) < n:
-        found.append(("one link", survey.fabric_link.bytes_per_s))
-    if n > 1:
-        found.append(("both cores" if n == 2 else f"all {n} cores", survey.all_cores.bytes_per_s))
+def measured_sets(survey: Survey, *, per_count: bool = False) -> list[tuple[str, ReadBandwidth]]:
+    """Each measured set of cores once, all cores last; with `per_count` also so many cores of each L3 group."""
+    counts = sorted((survey.per_core_counts or {}).items()) if per_count else []
+    named = [
+        ("1 core", survey.one_core),
+        ("1 L3 group", survey.l3_group),
+        ("1 fabric link", survey.fabric_link),
+        *((f"{count} per L3 group", one) for count, one in counts),
+    ]
+    everything = survey.all_cores
+    found: dict[tuple[int, ...], tuple[str, ReadBandwidth]] = {}
+    for name, one in named:
+        if one is not None and one.cpus != everything.cpus:
+            found.setdefault(one.cpus, (name, one))
+    n = len(everything.cpus)
+    return [*found.values(), ("1 core" if n == 1 else f"all {n} cores", everything)]
+
+
+def _read_bandwidth(survey: Survey) -> str:
+    sets = ", ".join(f"{name} {gigabytes(one.bytes_per_s)}" for name, one in measured_sets(survey))
+    return f"{sets} GB/s (measured)"
+
+
+def share_of_peak(survey: Survey | None, theoretical: Theoretical | None) -> float | None:
+    """The measured share of the theoretical peak (0-1)."""
+    if survey is None or theoretical is None:
+        return None
+    return survey.all_cores.bytes_per_s / theoretical.bytes_per_s
+
+
+def knee(survey: Survey | None) -> str:
+    """How many cores of each L3 group are enough; "" where that was not measured, or all are needed."""
+    if survey is None or survey.knee is None or not survey.per_core_counts:
+        return ""
+    most = max(survey.per_core_counts)
+    return f"{survey.knee} of {most} cores per L3 group reach 97 % of the read bandwidth" if survey.knee < most else ""
+
+
+def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str:
+    """The theoretical peak bandwidth and how it is known, or why it is not."""
+    if theoretical is not None:
+        words = f"{gigabytes(theoretical.bytes_per_s)} GB/s · {theoretical.source}"
+        return f"{words} ({theoretical.note})" if theoretical.note else words
+    if topology.virtual:
+        return "n/a · memory modules are not visible in a virtual machine"
+    return "n/a · only root can read the memory modules (sudo dmidecode -t memory)"
+
+
+def _nodes(survey: Survey | None) -> list[Row]:
+    """What is read across NUMA nodes, one row for each node of cores; none on one node."""
+    matrix = survey.matrix if survey is not None else {}
+    found: list[Row] = []
+    for start in sorted({a for a, _ in matrix}):
+        rates = [f"node {b} {gigabytes(matrix[a, b].bytes_per_s)}" for a, b in sorted(matrix) if a == start]
+        found.append(("" if found else "NUMA", f"cores of node {start} read {' · '.join(rates)} GB/s"))
     return found
 
 
-def reading(facts: MachineFacts) -> str:
-    """The read bandwidth in one line."""
-    found = measured(facts)
-    if not found:
-        return MEASURE_HINT
-    return ", ".join(f"{name} {gigabytes(value)}" for name, value in found) + " GB/s (measured)"
-
-
-def of_theoretical(facts: MachineFacts) -> float | None:
-    """The measured share of what the memory could deliver (0-1)."""
-    if facts.survey is None or facts.theoretical is None:
-        return None
-    return facts.survey.all_cores.bytes_per_s / facts.theoretical.bytes_per_s
-
-
-def knee(facts: MachineFacts) -> str:
-    """How many cores of each L3 group are enough; "" where that was not measured, or all are needed."""
-    survey = facts.survey
-    if survey is None or survey.knee is None or not survey.per_core_counts:
-        return ""
-    if survey.knee >= max(survey.per_core_counts):
-        return ""
-    return f"{survey.knee} core{'s' * (survey.knee != 1)} of each L3 group read as much as all of them"
-
-
-def nodes(facts: MachineFacts) -> list[Row]:
-    """What is read across nodes, one row for each node of cores; none on one node."""
-    matrix = facts.survey.matrix if facts.survey is not None else {}
-    rows: list[Row] = []
-    for start in sorted({a for a, _ in matrix}):
-        found = [f"N{b} {gigabytes(matrix[a, b].bytes_per_s)}" for a, b in sorted(matrix) if a == start]
-        rows.append(("" if rows else "nodes", f"cores of N{start} read {' · '.join(found)} GB/s"))
-    return rows
-
-
-def theoretical(facts: MachineFacts) -> Row:
-    """What the memory could deliver, and how that is known."""
-    memory = facts.theoretical
-    if memory is None:
-        why = "a virtual machine does not tell" if facts.topology.virtual else "this machine does not tell"
-        return "at most", f"n/a · {why} its memory modules"
-    words = f"{gigabytes(memory.bytes_per_s)} GB/s · {memory.source}"
-    return "at most", f"{words} ({memory.note})" if memory.note else words
-
-
-def weights(now: Now) -> Row:
-    """On which nodes the model lies."""
+def _weights(now: Now) -> str:
+    """On which nodes the model's weights are."""
     if now.model is None:
-        return "weights", "no model loaded"
+        return "no model loaded"
     if not now.placed and now.engine is not None:
-        return "weights", "looking …"
+        return "checking…"
     words = now.placement.words() if now.placement is not None else ""
     if not words:
-        return "weights", "n/a · the kernel does not tell where the worker's memory is"
+        return "n/a · the kernel does not report the worker's pages (numa_maps)"
     huge = now.placement.huge if now.placement is not None else 0
-    return "weights", words.removeprefix("weights: ") + (f" · {huge / 1e9:.1f} GB in huge pages" if huge else "")
+    return words.removeprefix("weights: ") + (f" · {huge / 1e9:.1f} GB in huge pages" if huge else "")
 
 
-def policy(facts: MachineFacts, now: Now) -> Row:
+def _policy(facts: MachineFacts, now: Now) -> str:
     """The memory policy in effect, what was refused of it, and the kernel's setting for huge pages."""
     huge = f" · huge pages {facts.huge_pages}" if facts.huge_pages else ""
     if now.engine is None:
-        return "policy", f"no worker runs{huge}"
+        return f"no worker running{huge}"
     words = now.engine.memory or "local"
     if now.engine.memory_refused:
-        words += f" · not as wanted: {now.engine.memory_refused}"
-    return "policy", words + huge
+        words += f" · requested policy refused: {now.engine.memory_refused}"
+    return words + huge
 
 
-def traffic(now: Now) -> Row:
+def _traffic(now: Now) -> str:
     """What a counter reads now."""
     if not now.counting:
-        return "traffic", "≈ model only · counters are off in the settings (F2)"
+        return f"estimate only (≈ model) · {_COUNTERS_OFF}"
     if now.sample is None:
-        return "traffic", "looking for counters …"
+        return "opening counters…"
     found = now.sample.bandwidth
     if found is None:
-        return "traffic", f"≈ model only · {now.sample.no_bandwidth or 'no counter opens'}"
-    scope = {"machine": "whole machine", "socket": "the sockets in use", "process": "the worker alone"}[found.scope]
-    return "traffic", f"{gigabytes(found.total):>5} GB/s now · {found.source}, {scope}"
+        return f"estimate only (≈ model) · {now.sample.no_bandwidth or 'no counter available'}"
+    return f"{gigabytes(found.total):>5} GB/s now · {found.source}, {_SCOPES[found.scope]}"
 
 
-def power(now: Now) -> Row:
-    """What the packages take."""
+def _power(now: Now) -> str:
+    """What the CPU packages draw."""
     if not now.counting:
-        return "power", "n/a · counters are off in the settings (F2)"
+        return f"n/a · {_COUNTERS_OFF}"
     if now.sample is None:
-        return "power", "looking …"
+        return "opening counters…"
     found = now.sample.power
     if found is None:
-        return "power", f"n/a · {now.sample.no_power or 'no source opens'}"
-    return "power", f"{found.watts:5.1f} W · {found.source}, packages without memory"
+        return f"n/a · {now.sample.no_power or 'no sensor available'}"
+    return f"{found.watts:5.1f} W · {found.source}, CPU packages without DRAM"

@@ -1,34 +1,35 @@
-"""What is to be expected of a model before it is loaded, in the few words that a list or a pane has room for."""
+"""A predicted fit and speed in the few words that a list or a pane has room for."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuchat.telemetry import units
-from cpuchat.telemetry.units import tokens
+from cpuchat.telemetry.units import about, tokens
 
 if TYPE_CHECKING:
     from cpuchat.models.prediction import Prediction
 
 
-def verdict(outlook: Prediction) -> str:
-    """`fits`, `tight`, `too large`; `≈ fits` where only the size of the file is known."""
-    return outlook.verdict if outlook.exact else f"≈ {outlook.verdict}"
+def fit(prediction: Prediction) -> str:
+    """`fits`, `tight`, `too large`; `≈ fits` where only the file size is known."""
+    return prediction.verdict if prediction.exact else f"≈ {prediction.verdict}"
 
 
-def speed(outlook: Prediction) -> str:
-    """`≈41 tok/s`, `≈7.3 tok/s`, "" when it can't be told."""
-    return f"≈{units.about(outlook.tok_s)} tok/s" if outlook.tok_s is not None else ""
+def speed(prediction: Prediction | None) -> str:
+    """`≈41 tok/s`, `≈7.3 tok/s`; "" when unknown."""
+    return f"≈{about(prediction.tok_s)} tok/s" if prediction is not None and prediction.tok_s is not None else ""
 
 
-def speed_and_why(outlook: Prediction) -> str:
-    """The same, and what it rests on, or why there is none."""
-    return ": ".join(filter(None, (speed(outlook), outlook.basis.removeprefix("≈ "))))
-
-
-def context(outlook: Prediction) -> str:
-    """`8k tokens; up to 32k would fit`; "" when that is not known."""
-    if not outlook.n_ctx or not outlook.exact:
+def speed_with_basis(prediction: Prediction | None) -> str:
+    """The speed and what it is based on, or why there is none."""
+    if prediction is None:
         return ""
-    more = outlook.context_that_fits
-    return f"{tokens(outlook.n_ctx)} tokens" + (f"; up to {tokens(more)} would fit" if more > outlook.n_ctx else "")
+    return ": ".join(filter(None, (speed(prediction), prediction.basis.removeprefix("≈ "))))
+
+
+def context(prediction: Prediction) -> str:
+    """`8k tokens (up to 32k fit)`; "" when unknown."""
+    if not prediction.n_ctx or not prediction.exact:
+        return ""
+    more = prediction.context_that_fits
+    return f"{tokens(prediction.n_ctx)} tokens" + (f" (up to {tokens(more)} fit)" if more > prediction.n_ctx else "")

@@ -1,4 +1,4 @@
-"""How quantizing reads on the screen. Plain functions, no widgets."""
+"""Quantization types as list rows and details: size, fit and speed of the file that each would give."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Prospect:
+class TypePrediction:
     """What one type would give: its file, whether it fits and how fast it would be; `speed_up` against the source,
-    `arrangement` of its weights once they are loaded here."""
+    `arrangement` of its weights once they are loaded on this machine."""
 
     forecast: Forecast
-    outlook: Prediction
+    prediction: Prediction
     speed_up: float
     arrangement: str
 
 
-def prospect(source: GGUFHeader, forecast: Forecast, machine: Machine, options: LoadOptions) -> Prospect:
-    """Judge a forecast. Takes some milliseconds: not for the UI's own thread."""
+def predict_type(source: GGUFHeader, forecast: Forecast, machine: Machine, options: LoadOptions) -> TypePrediction:
+    """Predict what `forecast` gives on `machine`. Takes some milliseconds: call it in a thread."""
     from cpuchat.hardware.instructions import instructions
     from cpuchat.models.prediction import predict
     from cpuchat.models.quantize.forecast import speed_up
     from cpuchat.models.repack import arrangement
 
-    return Prospect(
+    return TypePrediction(
         forecast=forecast,
-        outlook=predict(forecast.header, options, machine),
+        prediction=predict(forecast.header, options, machine),
         speed_up=speed_up(source, forecast.header),
         arrangement=arrangement(forecast.header, instructions()),
     )
@@ -53,42 +53,42 @@ def title(model: LocalModel) -> str:
     return clean_line(f"Quantize {model.name}" + ("" if known else f" {model.quantization}"))
 
 
-def row(kind: QuantType, prospect: Prospect | str | None) -> ListRow:
-    """A line of the list. `prospect` is a problem where the type cannot be made, None while it is worked out."""
+def row(kind: QuantType, found: TypePrediction | str | None) -> ListRow:
+    """A line of the list. `found` is the problem of a type that cannot be made, None while it is worked out."""
     columns, dim = ("", "", "", ""), kind.needs_imatrix
-    if isinstance(prospect, str):
+    if isinstance(found, str):
         columns, dim = ("", "", "impossible", ""), True
-    elif prospect is not None:
-        speed = prediction.speed(prospect.outlook) or units.factor(prospect.speed_up)
-        verdict = prediction.verdict(prospect.outlook)
-        columns = (f"{prospect.forecast.bits:.2f} bit", size(prospect.forecast.file_size), verdict, speed)
-        dim = prospect.forecast.needs_imatrix
+    elif found is not None:
+        speed = prediction.speed(found.prediction) or units.factor(found.speed_up)
+        fit = prediction.fit(found.prediction)
+        columns = (f"{found.forecast.bits:.2f} bit", size(found.forecast.file_size), fit, speed)
+        dim = found.forecast.needs_imatrix
     return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=dim)
 
 
-def details(kind: QuantType, prospect: Prospect | str | None, source_size: int) -> list[tuple[str, str]]:
-    """All about one type, as label and text; `prospect` as for `row`."""
-    if prospect is None:
-        return [("quality", kind.about), ("file", "being worked out …")]
-    if isinstance(prospect, str):
-        return [("quality", kind.about), ("problem", clean_line(prospect))]
-    forecast = prospect.forecast
+def details(kind: QuantType, found: TypePrediction | str | None, source_size: int) -> list[tuple[str, str]]:
+    """Label and text of all about one type; `found` as for `row`."""
+    if found is None:
+        return [("quality", kind.about), ("file", "computing…")]
+    if isinstance(found, str):
+        return [("quality", kind.about), ("problem", clean_line(found))]
+    forecast = found.forecast
     smaller = source_size / max(forecast.file_size, 1)
-    change = f"{units.factor(smaller)} smaller" if smaller > 1 else "larger than it is now"
-    again = f"quantized again from {', '.join(forecast.lossy)}: loses quality twice" if forecast.lossy else ""
+    change = f"{units.factor(smaller)} smaller" if smaller > 1 else "larger than the source"
+    again = f"requantized from {', '.join(forecast.lossy)}: loses quality twice" if forecast.lossy else ""
     matrix = "an importance matrix: `cpuchat models quantize --imatrix FILE`" if forecast.needs_imatrix else ""
     rows = [
         ("quality", kind.about),
         ("needs", matrix),
-        ("mind", again),
+        ("warning", again),
         ("file", f"{size(forecast.file_size)}, {change}, {forecast.bits:.2f} bits per weight"),
-        ("memory", prospect.outlook.explained),
-        ("speed", f"{units.factor(prospect.speed_up)} as fast as now, where memory sets the pace"),
-        ("at load", prospect.arrangement),
-        ("here", prediction.speed_and_why(prospect.outlook)),
+        ("memory", found.prediction.explained),
+        ("speed", f"{units.factor(found.speed_up)} vs the source, where decoding is memory-bound"),
+        ("at load", found.arrangement),
+        ("here", prediction.speed_with_basis(found.prediction)),
     ]
     return [(label, text) for label, text in rows if text]
 
 
-def foreseeing(done: int, total: int) -> str:
-    return f"working out what each type would give · {done} of {total}"
+def forecast_progress(done: int, total: int) -> str:
+    return f"Computing sizes and speeds · {done} of {total}"

@@ -1,4 +1,4 @@
-"""How the models of a repository read: one line each in the list, and all about the marked one. Plain functions."""
+"""Models of a repository as list rows and details."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cpuchat.models.drafts.beside import Beside
     from cpuchat.models.prediction import Prediction
 
-_PARTS_HEADING = "draft heads, image and audio parts: not models"
+_PARTS_HEADING = "Draft heads and multimodal projectors (not models)"
 
 
 def key_of(model: RepoModel) -> str:
@@ -30,11 +30,11 @@ def key_of(model: RepoModel) -> str:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known about one model of a repository. `path`: it is here, and can be loaded from there;
-    `arrived`: bytes of it that are here, whatever became of their download.
+    """What is known about one model of a repository. `path`: where it is on this machine;
+    `arrived`: bytes of it on this machine, whatever became of their download.
 
-    `outlook` is None until it is known, and for what is no language model; `draft` is counted in it. `problem`: why the
-    header can't be read.
+    `prediction` is None until it is known, and for what is no language model; `draft` is counted in it. `problem`: why
+    the header can't be read.
     """
 
     model: RepoModel
@@ -42,7 +42,7 @@ class Known:
     arrived: int = 0
     loaded: bool = False
     download: Download | None = None
-    outlook: Prediction | None = None
+    prediction: Prediction | None = None
     draft: Beside | None = None
     problem: CpuchatError | None = None
 
@@ -72,22 +72,22 @@ def rows(models: Sequence[Known]) -> list[ListRow]:
 
 def row(known: Known) -> ListRow:
     """`◌ Qwen2.5-7B-Instruct  Q4_K_M  4.7 GB  fits  ≈10 tok/s`."""
-    model, download, outlook = known.model, known.download, known.outlook
-    speed = "" if outlook is None or known.loaded else prediction.speed(outlook)
-    mark, state = "◌", "" if outlook is None else prediction.verdict(outlook)
+    model, download, predicted = known.model, known.download, known.prediction
+    mark, state = "◌", "" if predicted is None else prediction.fit(predicted)
     if not model.complete:
         mark, state = "!", "incomplete"
     elif isinstance(known.problem, AccessDenied):
-        state = "closed"
+        state = "no access"
     if known.path is not None:
-        mark, state = ("●", "loaded") if known.loaded else ("○", "here")
+        mark, state = ("●", "loaded") if known.loaded else ("○", "downloaded")
     elif download is not None:
         mark = downloads.mark(download)
-        state = {"paused": "paused", "failed": "failed", "queued": "queued", "checking": "checking"}.get(
+        state = {"paused": "paused", "failed": "failed", "queued": "queued", "checking": "verifying"}.get(
             download.state, downloads.percent(download).strip()
         )
     elif part := _part(known):
-        state = f"{part} here"
+        state = f"paused {part}"
+    speed = "" if known.loaded else prediction.speed(predicted)
     columns = (model.quantization or "–", units.size(model.size), state, speed)
     return ListRow(known.key, mark, downloads.name(model), columns, strong=known.loaded,
                    dim=known.path is None and download is None)  # fmt: skip
@@ -95,52 +95,52 @@ def row(known: Known) -> ListRow:
 
 def details(known: Known, repository: Repository) -> list[tuple[str, str]]:
     """Label and text, what matters most first: a small screen cuts off the end."""
-    model, outlook, download = known.model, known.outlook, known.download
+    model, predicted, download = known.model, known.prediction, known.download
     parts = f" in {units.plural(len(model.files), 'part')}" if len(model.files) > 1 else ""
     lines = [
         ("problem", clean_line(str(known.problem)) if known.problem is not None else ""),
         ("problem", downloads.problem(download) if download is not None else ""),
         ("size", units.size(model.size) + parts),
-        ("memory", outlook.explained if outlook is not None else ""),
-        ("speed", prediction.speed_and_why(outlook) if outlook is not None else ""),
-        ("context", prediction.context(outlook) if outlook is not None else ""),
+        ("memory", predicted.explained if predicted is not None else ""),
+        ("speed", prediction.speed_with_basis(predicted)),
+        ("context", prediction.context(predicted) if predicted is not None else ""),
         ("draft", _draft(known)),
         ("next", _next(known)),
         ("file", clean_line(known.key)),
-        ("made from", clean_line(repository.base_model)),
+        ("base model", clean_line(repository.base_model)),
         ("path", clean_line(paths.shown(known.path)) if known.path is not None else ""),
     ]
     return [(label, text) for label, text in lines if text]
 
 
 def _draft(known: Known) -> str:
-    """Which draft model is counted, and whether it is here."""
-    if known.draft is None or known.outlook is None or known.outlook.draft_need is None:
+    """Which draft model is counted, and whether it is downloaded."""
+    if known.draft is None or known.prediction is None or known.prediction.draft_need is None:
         return ""
-    return known.draft.name + ("" if known.draft.here else ": the catalog's for it, not here yet")
+    return known.draft.name + ("" if known.draft.here else " (from the catalog, not downloaded)")
 
 
 def _next(known: Known) -> str:
     """What Enter does, in words."""
     download = known.download
     if known.loaded:
-        return "this is the loaded model"
+        return "currently loaded"
     if known.path is not None:
-        return "Enter loads it" if known.model.kind == "model" else "it is here"
+        return "Enter load" if known.model.kind == "model" else "downloaded"
     if isinstance(known.problem, AccessDenied):
-        return "Ctrl+R asks again, once it is open for you"
+        return "Ctrl+R retry once you have access"
     if not known.model.complete:
-        return "parts of it are missing in the repository: choose another one"
+        return "parts are missing in the repository: choose another file"
     if download is not None and download.state == "failed":
-        return "Enter tries again"
+        return "Enter retry"
     if download is not None and download.state == "paused":
-        return "Enter goes on with the download"
+        return "Enter resume the download"
     if download is not None:
-        return "it is on its way; Space pauses it"
+        return "downloading · Space pause"
     if part := _part(known):
         missing = units.size(known.model.size - known.arrived)
-        return f"Enter goes on with its download: {part} is here already, {missing} are missing"
-    return f"Enter downloads it: {units.size(known.model.size)}"
+        return f"Enter resume the download ({part} done, {missing} left)"
+    return f"Enter download {units.size(known.model.size)}"
 
 
 def _part(known: Known) -> str:

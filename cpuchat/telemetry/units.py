@@ -31,6 +31,11 @@ def bandwidth(bytes_per_s: float) -> str:
     return f"{value:.2f}" if value < 0.995 else f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
 
 
+def gigabytes(count: float) -> str:
+    """Bytes (or bytes per second) in decimal GB without the unit, three digits: `1.07`, `25.3`, `367`."""
+    return rate(count / 1e9)
+
+
 def context(used: int, size: int) -> str:
     """How full a context is, both in tokens: `48/8k`, `7.9k/8k`. k is 1024 where the size is a multiple of that."""
     unit = 1024 if size % 1024 == 0 else 1000

@@ -14,7 +14,7 @@ from textual.timer import Timer
 from cpuchat import paths
 from cpuchat.models.downloads.state import RUNNING, Download, State
 from cpuchat.models.hub.repository import RepoModel
-from cpuchat.present import downloads as download_words
+from cpuchat.present import downloads
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Downloading:
     def _notify(self, download: Download, before: State | None) -> None:
         if before is None:  # restored: it ended in another run
             return
-        title = download_words.title(download.model)
+        title = downloads.title(download.model)
         if download.state == "done":
             self._tell("Downloaded", f"{title} is here. Ctrl+G and Enter load it.")
         elif download.state == "failed":

@@ -74,7 +74,7 @@ class RepositoryState:
                     arrived=self.arrived.get(key, 0),
                     loaded=path is not None and path == loaded,
                     download=on_way.get(model.files),
-                    outlook=judged if judged is not None and not failed else self._estimate(model),
+                    prediction=judged if judged is not None and not failed else self._estimate(model),
                     draft=self.drafts.get(model.base) if model.kind == "model" else None,
                     problem=judged if failed else None,
                 )

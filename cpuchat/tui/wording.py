@@ -5,17 +5,7 @@ from __future__ import annotations
 from textual.content import Content
 
 from cpuchat.chats.records import StoredMessage
-from cpuchat.present.answers import failure as failure
-from cpuchat.present.answers import finished as finished
-from cpuchat.present.answers import left_out as left_out
-from cpuchat.present.answers import loading as loading
-from cpuchat.present.answers import prefill as prefill
-from cpuchat.present.answers import stopped as stopped
-from cpuchat.present.answers import trimmed as trimmed
-from cpuchat.telemetry.units import ago as ago
-from cpuchat.telemetry.units import count as count
-from cpuchat.telemetry.units import plural as plural
-from cpuchat.telemetry.units import size as size
+from cpuchat.present import answers
 from cpuchat.text import clean_line
 from cpuchat.tui.markdown.drafted import Spans
 from cpuchat.tui.markdown.transcript import TranscriptMessage
@@ -35,7 +25,7 @@ def of_stored(message: StoredMessage, spans: Spans = ()) -> TranscriptMessage:
         title=message.model or "Answer",
         content=message.content,
         reasoning=message.reasoning,
-        note=finished(message.timings, message.stop_reason or ""),
+        note=answers.summary(message.timings, message.stop_reason or ""),
         spans=spans,
     )
 

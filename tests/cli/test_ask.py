@@ -39,8 +39,8 @@ def test_the_answer_is_on_stdout_and_the_figures_are_on_stderr(tiny_model: Path)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("16 tokens · ")
     assert "first token" in last
-    assert "new, 0 reused)" in last
-    assert last.endswith(" · token limit")
+    assert "new, 0 cached)" in last
+    assert last.endswith(" · token limit reached")
     assert "\x1b" not in done.stderr
 
 

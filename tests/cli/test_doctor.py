@@ -18,6 +18,7 @@ from cpuchat.hardware.bandwidth.survey import Survey
 from cpuchat.hardware.diagnostics.checks import examine
 from cpuchat.hardware.diagnostics.facts import DiagnosticFacts, WantedSetup, gather_facts
 from cpuchat.hardware.topology import Topology
+from cpuchat.present.diagnosis import page
 from cpuchat.protocol import EngineInfo
 from cpuchat.settings import ModelSection, Settings
 from tests.cli.program import run
@@ -59,7 +60,7 @@ def everything_wrong(tmp_path: Path) -> DiagnosticFacts:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_machine_fits_on_a_page(tmp_path: Path, name: str) -> None:
     facts = facts_of(make_tree(tmp_path, name))
-    lines = doctor.page(facts, examine(facts))
+    lines = page(facts, examine(facts))
     assert len(lines) <= 50
     assert max(map(len, lines)) <= 100
     assert lines[0] == facts.topology.name
@@ -71,7 +72,7 @@ def test_a_page_with_everything_wrong_begins_with_the_worst(tmp_path: Path) -> N
     facts = everything_wrong(tmp_path)
     findings = examine(facts)
     assert len([finding for finding in findings if finding.level != "ok"]) >= 11
-    lines = doctor.page(facts, findings)
+    lines = page(facts, findings)
     assert max(map(len, lines)) <= 100
     assert len(lines) <= 54
     levels = [line.partition(":")[0] for line in lines if line.startswith(("problem:", "warning:", "advice:"))]
@@ -83,10 +84,10 @@ def test_a_page_with_everything_wrong_begins_with_the_worst(tmp_path: Path) -> N
 
 
 def test_what_is_not_known_says_why_and_how(tmp_path: Path) -> None:
-    lines = doctor.page(facts := facts_of(make_tree(tmp_path, "vm")), examine(facts))
+    lines = page(facts := facts_of(make_tree(tmp_path, "vm")), examine(facts))
     text = " ".join(" ".join(lines).split())
-    assert "modules n/a: a virtual machine does not tell them" in text
-    assert "n/a: not measured yet; `cpuchat probe` does it in 15 seconds" in text
+    assert "theoretical peak: n/a · memory modules are not visible in a virtual machine" in text
+    assert "n/a: not measured yet; `cpuchat probe` measures it" in text
     assert "memory traffic: n/a: this is a virtual machine" in text
 
 
@@ -103,10 +104,10 @@ def test_the_whole_survey_is_on_the_page(tmp_path: Path) -> None:
     )  # fmt: skip
     remember(everything.all_cores, "local", root=root)
     facts = replace(facts, survey=everything, peak=known_peak(range(32), "local", root=root))
-    text = " ".join(" ".join(doctor.page(facts, [])).split())
+    text = " ".join(" ".join(page(facts, [])).split())
     assert (
-        "bandwidth 367.0 GB/s read (measured, 32 cores), 80 % of the most · one core 25.3 · one L3 group 49.9 · "
-        "2 of each L3 group are enough NUMA"
+        "bandwidth 367 GB/s read (measured, 32 cores), 80 % of the theoretical peak · 1 core 25.3 · 1 L3 group 49.9 · "
+        "2 of 4 cores per L3 group reach 97 % of the read bandwidth NUMA"
     ) in text
 
 

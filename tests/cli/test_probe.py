@@ -60,28 +60,28 @@ def test_a_server(on: Callable[[str], None]) -> None:
     out = run().stdout
     lines = [line.split() for line in out.splitlines()]
     assert "EPYC 9354 · 1 socket · NPS1 · 8 L3 groups × 4 cores, 64 threads" in out
-    assert ["one", "core", "1", "25.0", "GB/s", "24.5", "(24.0–25.0)"] in lines
-    assert ["one", "L3", "group", "4", "100.0", "GB/s", "98.0", "(96.0–100.0)"] in lines
-    assert ["2", "of", "each", "L3", "group", "16", "360.0", "GB/s", "352.8", "(345.6–360.0)"] in lines
-    assert ["all", "chosen", "cores", "32", "360.0", "GB/s", "352.8", "(345.6–360.0)"] in lines
-    assert "2 of 4 cores of each L3 group are enough" in out
-    assert "theoretical: 460.8 GB/s, " in out and "assumed" in out
-    assert "all cores reach 78 % of that" in out
-    assert "VM" not in out and "memory of" not in out
+    assert ["1", "core", "1", "25.0", "24.5", "(24.0–25.0)"] in lines
+    assert ["1", "L3", "group", "4", "100", "98.0", "(96.0–100)"] in lines
+    assert ["2", "per", "L3", "group", "16", "360", "353", "(346–360)"] in lines
+    assert ["all", "32", "cores", "32", "360", "353", "(346–360)"] in lines
+    assert "2 of 4 cores per L3 group reach 97 %" in out
+    assert "Theoretical peak: 461 GB/s · " in out and "assumed" in out
+    assert "All cores reach 78 % of it" in out
+    assert "Virtual machine" not in out and "memory of" not in out
 
 
 def test_two_nodes(on: Callable[[str], None]) -> None:
     on("2x-epyc-7543")
     lines = [line.split() for line in run().stdout.splitlines()]
-    assert ["READS", "(GB/s)", "memory", "of", "0", "memory", "of", "1"] in lines
-    assert ["cores", "of", "node", "1", "360.0", "360.0"] in lines
+    assert ["GB/s", "memory", "of", "node", "0", "memory", "of", "node", "1"] in lines
+    assert ["cores", "of", "node", "1", "360", "360"] in lines
 
 
 def test_a_virtual_machine_is_not_believed(on: Callable[[str], None]) -> None:
     on("vm")
     out = run().stdout
-    assert "VM: topology unverified (the hypervisor flag of the CPU)" in out
-    assert "theoretical: n/a" in out
+    assert "Virtual machine (the hypervisor flag of the CPU): the topology is unverified" in out
+    assert "Theoretical peak: n/a" in out
 
 
 def test_json_of_a_server(on: Callable[[str], None]) -> None:
@@ -109,8 +109,8 @@ def test_rounds_that_differ_are_pointed_out(on: Callable[[str], None], monkeypat
         surveying, "measure", lambda cpus, **_: ReadBandwidth(cpus, 3e10, (1e10, 3e10))
     )  # fmt: skip
     out = run().stdout
-    assert "something else is running" in out
-    assert "are enough" not in out
+    assert "other programs are running" in out
+    assert "per L3 group reach" not in out
 
 
 def test_wrong_words(on: Callable[[str], None]) -> None:

@@ -48,7 +48,7 @@ def test_download_while_chatting_then_load(hub_server: HubServer, tiny_model: Pa
         terminal.press("esc")
         terminal.wait_for("Enter sends")
         terminal.press("ctrl+g")
-        terminal.wait_for("here, checked")
+        terminal.wait_for("Downloaded (verified)")
         terminal.press("enter")
         terminal.wait_until(lambda screen: "Message" in screen and "Downloads" not in screen, "the chat")
         ask(terminal, "and now")

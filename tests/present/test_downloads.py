@@ -58,17 +58,17 @@ def test_a_hundred_percent_is_all_of_it() -> None:
 def test_while_the_hash_is_computed_the_bar_shows_how_far_that_is() -> None:
     checking = download(QWEN, 1.0, state="checking", checked=QWEN.size // 4)
     assert words.share(checking) == pytest.approx(0.25)
-    assert "checking" in words.state(checking)
+    assert "Verifying" in words.state(checking)
 
 
 def test_the_hint_stands_with_the_problem_and_nothing_steers_the_terminal() -> None:
     failed: Download = download(QWEN, 0.2, state="failed", message="The hub said\x1b[2J no.", hint="Ask again.")
-    told = dict(words.about(failed))
+    told = dict(words.details(failed))
     assert told["problem"] == "The hub said␛[2J no. Ask again."
-    assert told["is"].startswith("failed; 937 MB of 4.7 GB")
+    assert told["state"].startswith("failed; 937 MB of 4.7 GB")
     assert "path" not in told
 
 
 def test_parts_of_a_split_one_are_counted() -> None:
-    told = dict(words.about(download(model("F16", 15_000_000_000, parts=4))))
-    assert told["file"] == "Qwen2.5-7B-Instruct-F16-00001-of-00004.gguf and 3 parts more"
+    told = dict(words.details(download(model("F16", 15_000_000_000, parts=4))))
+    assert told["file"] == "Qwen2.5-7B-Instruct-F16-00001-of-00004.gguf and 3 more parts"

@@ -54,3 +54,14 @@ def test_counts_have_five_characters_at_most(number: int, words: str) -> None:
 )  # fmt: skip
 def test_when_that_was(then: float, words: str) -> None:
     assert units.ago(then, NOW) == words
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_960, "100 kB"), (999_600, "1.0 MB"), (18_100_000, "18.1 MB"),
+        (1_500_000_000, "1.5 GB"), (621_000_000_000, "621 GB"), (2_400_000_000_000, "2.4 TB"),
+    ],
+)  # fmt: skip
+def test_sizes(n_bytes: int, text: str) -> None:
+    assert units.size(n_bytes) == text

@@ -85,8 +85,8 @@ async def test_a_stop_before_the_load_changes_nothing(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize(("stage", "lost", "words"), [
-    ("before", True, "The settings are as they were before. No model is loaded now."),
-    ("after", False, "Everything is as it was before."),
+    ("before", True, "Settings unchanged. No model is loaded now."),
+    ("after", False, "Nothing was changed."),
 ])  # fmt: skip
 async def test_a_worker_killed_in_the_middle_is_told_and_the_chat_can_go_on(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, stage: str, lost: bool, words: str

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cpuchat.conversation import Conversation
 from cpuchat.errors import ChatsChanged, ChatsError, CpuchatError
+from cpuchat.present import answers
 from cpuchat.protocol import (
     AnyEvent,
     ContextTrimmed,
@@ -19,7 +20,6 @@ from cpuchat.protocol import (
     TextDelta,
     Unloaded,
 )
-from cpuchat.tui import wording
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.markdown.drafted import Spans
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
@@ -121,9 +121,9 @@ class Answering:
                 self._transcript.append(event.text, event.channel, event.drafter)
             case PrefillProgress():
                 if not self._written:
-                    self._transcript.set_pending(wording.prefill(event))
+                    self._transcript.set_pending(answers.prefill_progress(event))
             case LoadProgress():
-                self._status.show_state(wording.loading(self.loading or "the model", event))
+                self._status.show_state(answers.load_progress(self.loading or "the model", event))
                 if self._open:  # a dead worker is started again before it answers
                     self._transcript.set_pending("starting the model again …")
             case ModelLoaded():
@@ -131,10 +131,10 @@ class Answering:
                 self._status.show_model(event.model)
                 self._show_notes(event.model)
             case ContextTrimmed():
-                self._left_out = wording.left_out(event)
-                self._tell(wording.trimmed(event), WARNING)
+                self._left_out = answers.left_out(event)
+                self._tell(answers.context_trimmed(event), WARNING)
             case GenerationFinished():
-                note = wording.finished(event.timings, event.stop_reason)
+                note = answers.summary(event.timings, event.stop_reason)
                 self._close(" · ".join(filter(None, (note, self._left_out))))
             case Failed():
                 self._close("")
@@ -160,7 +160,7 @@ class Answering:
         title = {"worker_died": "The model stopped working", "does_not_fit": "Not enough memory"}.get(
             event.code, "That did not work"
         )
-        self._transcript.add_message(TranscriptMessage(role="notice", title=title, content=wording.failure(event)))
+        self._transcript.add_message(TranscriptMessage(role="notice", title=title, content=answers.failure(event)))
 
     def _show_notes(self, model: ModelInfo) -> None:
         for note in model.notes:

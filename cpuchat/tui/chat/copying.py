@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from textual.app import App
 
-from cpuchat.tui import wording
+from cpuchat.telemetry import units
 from cpuchat.tui.markdown.transcript import Transcript
 
 
@@ -43,4 +43,4 @@ class Copying:
 
     def _copy(self, text: str, what: str) -> None:
         self._app.copy_to_clipboard(text)
-        self._tell(f"Copied {wording.plural(len(text), 'character')}{what}.")
+        self._tell(f"Copied {units.plural(len(text), 'character')}{what}.")

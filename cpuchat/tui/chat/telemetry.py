@@ -17,12 +17,12 @@ from textual.renderables.digits import Digits
 from textual.strip import Strip
 from textual.widget import Widget
 
+from cpuchat.present.answers import stop_reason
 from cpuchat.telemetry import units
 from cpuchat.tui.chat.drafting import drafting, drafting_in_line, drafting_in_short, speed_up
 from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, Section, WhyMissing, fit, rate
 from cpuchat.tui.chat.roofline import bandwidth_in_line, roofline, roofline_in_short
 from cpuchat.tui.widgets.charts import braille, nice_max, over_time
-from cpuchat.tui.wording import stopped
 
 if TYPE_CHECKING:
     from cpuchat.telemetry.meter import Figures
@@ -63,7 +63,7 @@ def _state(frame: Frame) -> Line:
     words = {"loading": "loading", "prefill": "reading the prompt", "decoding": "writing", "done": "done"}
     text = words.get(figures.phase, figures.phase)
     if figures.phase == "done":
-        text = " · ".join(filter(None, (text, stopped(figures.stop_reason or "failed"))))
+        text = " · ".join(filter(None, (text, stop_reason(figures.stop_reason or "failed"))))
     elif figures.phase == "idle" and (why := frame.why("live_tok_s")):
         text += f" · {why}"
     return [frame.text("label", fit(text, frame.width))]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.table import Table
 from rich.text import Text
 from textual.widgets import Static
 
 from cpuchat.hardware.machine_reader import MachineFacts
-from cpuchat.present import machine as machine_words
+from cpuchat.present import machine
 from cpuchat.present.machine import Now
+from cpuchat.telemetry.units import gigabytes
 
-_LABEL, _BEFORE_BAR, _LONGEST_BAR = 8, 60, 48
+if TYPE_CHECKING:
+    from cpuchat.hardware.bandwidth.memory_modules import Theoretical
+    from cpuchat.hardware.bandwidth.survey import Survey
+
+_LABEL, _BEFORE_BAR, _LONGEST_BAR = 16, 68, 48
 
 
 class FactsTable(Static):
@@ -31,41 +36,31 @@ class FactsTable(Static):
 
     def show(self, facts: MachineFacts, now: Now, measuring: str = "", advice: str = "") -> None:
         """`measuring` says what is measured just now instead of the read bandwidth."""
-        rows: list[tuple[str, str | Text]] = [
-            machine_words.cores(facts, now),
-            *([("reading", measuring)] if measuring else self._reading(facts)),
-            machine_words.theoretical(facts),
-            *machine_words.nodes(facts),
-            machine_words.weights(now),
-            machine_words.policy(facts, now),
-            machine_words.traffic(now),
-            machine_words.power(now),
-        ]
-        rows += [("" if number else "note", note) for number, note in enumerate(facts.topology.notes)]
-        if advice:
-            rows.append(("advice", advice))
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
         table.add_column(width=_LABEL, no_wrap=True, style="dim")
         table.add_column(ratio=1, overflow="fold")
-        for label, text in rows:
-            table.add_row(Text(label), Text(text) if isinstance(text, str) else text)
+        for label, text in machine.rows(facts, now) + ([("advice", advice)] if advice else []):
+            if label != machine.READ_BANDWIDTH:
+                table.add_row(Text(label), Text(text))
+            elif measuring or facts.survey is None or not self.has_class("-bars"):
+                table.add_row(Text(label), Text(measuring or text))
+            else:
+                for number, bar in enumerate(self._bars(facts.survey, facts.theoretical)):
+                    table.add_row(Text("" if number else label), bar)
         self.update(table)
 
-    def _reading(self, facts: MachineFacts) -> list[tuple[str, str | Text]]:
-        found = machine_words.measured(facts)
-        if not found or not self.has_class("-bars"):
-            return [("reading", machine_words.reading(facts))]
+    def _bars(self, survey: Survey, theoretical: Theoretical | None) -> list[Text]:
         fill, track, dim = (self.get_component_rich_style(f"facts--{part}") for part in ("fill", "track", "dim"))
-        share = machine_words.of_theoretical(facts)
-        most = found[-1][1] if share is None else found[-1][1] / share
-        of = "measured" if share is None else f"{100 * share:.0f} % of {machine_words.gigabytes(most)}, measured"
+        share = machine.share_of_peak(survey, theoretical)
+        most = survey.all_cores.bytes_per_s / (share or 1.0)
+        of = "measured" if share is None else f"{100 * share:.0f} % of {gigabytes(most)}, measured"
         width = max(min(self.size.width - _BEFORE_BAR, _LONGEST_BAR), 8)
-        names = max(len(name) for name, _ in found) + 1
-        rows: list[tuple[str, str | Text]] = []
-        for number, (name, value) in enumerate(found):
-            filled = min(max(round(value / most * width), 1), width)
-            words = f"{name:<{names}}{machine_words.gigabytes(value):>5} GB/s  "
-            behind = f"  {of}" if number == len(found) - 1 else ""
-            text = Text.assemble(words, ("━" * filled, fill), ("─" * (width - filled), track), (behind, dim))
-            rows.append(("" if number else "reading", text))
-        return rows + [("", Text(words, dim)) for words in [machine_words.knee(facts)] if words]
+        sets = machine.measured_sets(survey)
+        names = max(len(name) for name, _ in sets) + 1
+        bars: list[Text] = []
+        for name, one in sets:
+            filled = min(max(round(one.bytes_per_s / most * width), 1), width)
+            words = f"{name:<{names}}{gigabytes(one.bytes_per_s):>5} GB/s  "
+            bars.append(Text.assemble(words, ("━" * filled, fill), ("─" * (width - filled), track)))
+        bars[-1].append(f"  {of}", dim)
+        return bars + [Text(words, dim) for words in [machine.knee(survey)] if words]

@@ -18,7 +18,7 @@ from textual.widgets import Footer, Input
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.hardware.machine_reader import MachineFacts, MachineReader
 from cpuchat.hardware.placement.resolve import Arrangement, Resolved, resolve
-from cpuchat.present import machine as machine_words
+from cpuchat.present import machine
 from cpuchat.tui import keys
 from cpuchat.tui.hardware.facts import FactsTable
 from cpuchat.tui.hardware.layouts import LayoutList, LayoutsPane, Offer
@@ -89,7 +89,7 @@ class HardwareScreen(MachineScreen):
 
     def facts_changed(self) -> None:
         assert self.facts is not None
-        self.query_one("#machine").border_title = Content(machine_words.title(self.facts))
+        self.query_one("#machine").border_title = Content(machine.title(self.facts))
         self._offer()
         self._show()
 

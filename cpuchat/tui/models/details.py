@@ -13,12 +13,10 @@ from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.model import LocalModel
-from cpuchat.present import downloads as download_words
-from cpuchat.present import prediction as outlook_words
+from cpuchat.present import downloads, prediction
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import tokens
 from cpuchat.text import clean_line
-from cpuchat.tui import wording
 from cpuchat.tui.models.entries import HubSearch, Subject, TypedFile
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ def rows(subject: Subject, look: Look, catalog: Catalog | None, loaded: Path | N
         case LocalModel() as model:
             found = _local(model, look, loaded)
         case Download() as download:
-            found = download_words.about(download)
+            found = downloads.details(download)
         case CatalogModel() as model:
             found = _catalog(model, look, catalog)
         case FoundRepository() as repository:
@@ -90,7 +88,7 @@ def _local(model: LocalModel, look: Look, loaded: Path | None) -> list[Row]:
     if model.damaged:
         return [
             ("problem", model.damaged),
-            ("size", wording.size(model.size) if model.size else ""),
+            ("size", units.size(model.size) if model.size else ""),
             *_place(model),
         ]
     kind = [f"{units.parameters(model.n_params)} parameters" if model.n_params else "", model.architecture]
@@ -112,7 +110,7 @@ def _local(model: LocalModel, look: Look, loaded: Path | None) -> list[Row]:
         ("speed", speed),
         ("draft", _draft(look, is_loaded=model.path == loaded)),
         ("reads", _reads(look)),
-        *_place(model, "now" if model.path == loaded else wording.ago(model.last_used, time.time())),
+        *_place(model, "now" if model.path == loaded else units.ago(model.last_used, time.time())),
     ]
 
 
@@ -132,13 +130,13 @@ def _reads(look: Look) -> str:
         return "reading the header …"
     if look.outlook is None:
         return ""
-    reads = [f"{wording.size(look.outlook.bytes_per_token)} per token" if look.outlook.bytes_per_token else ""]
-    reads.append(f"KV {wording.size(look.kv_per_token)} per token of context" if look.kv_per_token else "")
+    reads = [f"{units.size(look.outlook.bytes_per_token)} per token" if look.outlook.bytes_per_token else ""]
+    reads.append(f"KV {units.size(look.kv_per_token)} per token of context" if look.kv_per_token else "")
     return " · ".join(filter(None, reads))
 
 
 def _speed(look: Look) -> str:
-    return outlook_words.speed_and_why(look.outlook) if look.outlook is not None else ""
+    return prediction.speed_with_basis(look.outlook)
 
 
 def _draft(look: Look, *, is_loaded: bool) -> str:
@@ -154,7 +152,7 @@ def _catalog(model: CatalogModel, look: Look, catalog: Catalog | None) -> list[R
     if model.is_moe:
         kind[0] += f", {units.parameters(round(1e9 * model.active_params))} active"
     kind.append(f"{tokens(model.context)} context" if model.context else "")
-    sizes = [f"{name} {wording.size(round(size * 1e9))}" for name, size in model.sizes.items()]
+    sizes = [f"{name} {units.size(round(size * 1e9))}" for name, size in model.sizes.items()]
     drafts = [draft.name for draft in catalog.drafts_of(model)] if catalog is not None else []
     if sizes and model.quantization not in model.verified:
         sizes.append("estimated; its repository tells")
@@ -174,7 +172,7 @@ def _repository(found: FoundRepository) -> list[Row]:
     gated = "accept its terms on the hub first, then log in with `hf auth login`" if found.gated else ""
     return [
         ("model", " · ".join(filter(None, kind))),
-        ("asked for", f"{wording.count(found.downloads)} times in 30 days · {wording.plural(found.likes, 'like')}"),
+        ("asked for", f"{units.count(found.downloads)} times in 30 days · {units.plural(found.likes, 'like')}"),
         ("updated", found.updated),
         ("gated", gated),
         ("private", "only your token opens it" if found.private else ""),
@@ -201,8 +199,8 @@ def _search(search: HubSearch) -> list[Row]:
 
 def deletion_question(deletion: Deletion) -> str:
     """What goes, what that frees, and what stays."""
-    files = wording.plural(len(deletion.files), "file")
-    lines = [f"Delete {deletion.model.name}? {wording.size(deletion.freed)} become free ({files})."]
+    files = units.plural(len(deletion.files), "file")
+    lines = [f"Delete {deletion.model.name}? {units.size(deletion.freed)} become free ({files})."]
     lines += [paths.shown(file) for file in deletion.files[:_MOST_FILES]]
     if len(deletion.files) > _MOST_FILES:
         lines.append(f"and {len(deletion.files) - _MOST_FILES} more")

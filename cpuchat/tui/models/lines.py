@@ -12,11 +12,9 @@ from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.model import LocalModel
-from cpuchat.present import downloads as download_words
-from cpuchat.present import prediction as outlook_words
+from cpuchat.present import downloads, prediction
 from cpuchat.present.rows import ListRow
 from cpuchat.telemetry import units
-from cpuchat.tui import wording
 from cpuchat.tui.models.entries import Entry, HubSearch, Section, TypedFile
 
 if TYPE_CHECKING:
@@ -52,17 +50,17 @@ def row(entry: Entry, outlook: Prediction | None, loaded: Path | None) -> ListRo
         case LocalModel() as model:
             return _local(key, model, outlook, loaded)
         case Download() as download:
-            state = "paused" if download.state == "paused" else download_words.percent(download).strip()
-            columns = (download.model.quantization, wording.size(download.total), state, _speed(outlook))
-            mark, name = download_words.mark(download), download_words.name(download.model)
+            state = "paused" if download.state == "paused" else downloads.percent(download).strip()
+            columns = (download.model.quantization, units.size(download.total), state, _speed(outlook))
+            mark, name = downloads.mark(download), downloads.name(download.model)
             return ListRow(key, mark, name, columns)
         case CatalogModel() as model:
-            size = wording.size(model.size) if model.size else ""
+            size = units.size(model.size) if model.size else ""
             verdict = outlook.verdict if outlook is not None else ""
             return ListRow(key, NOT_HERE, model.name, (model.quantization, size, verdict, _speed(outlook)))
         case FoundRepository() as found:
             closed = " · asks for an account" if found.gated else " · private" if found.private else ""
-            note = f"{wording.count(found.downloads)} downloads" + (f" · {found.updated}" if found.updated else "")
+            note = f"{units.count(found.downloads)} downloads" + (f" · {found.updated}" if found.updated else "")
             return ListRow(key, NOT_HERE, found.id, note=note + closed)
         case TypedFile() as file:
             return ListRow(key, DAMAGED if file.problem else HERE, str(file.path), note=file.problem)
@@ -73,7 +71,7 @@ def row(entry: Entry, outlook: Prediction | None, loaded: Path | None) -> ListRo
 def _local(key: str, model: LocalModel, outlook: Prediction | None, loaded: Path | None) -> ListRow:
     if model.damaged and model.unfinished is None:
         return ListRow(key, DAMAGED if model.kind == "model" else NOT_ALONE, model.name, note=model.damaged, dim=True)
-    size = wording.size(model.size) if model.size else ""
+    size = units.size(model.size) if model.size else ""
     if model.unfinished is not None:
         state = f"{100 * model.unfinished:.0f} %" if model.unfinished >= 0 else "part"
         return ListRow(key, "↓", model.name, (model.quantization, size, state, ""), dim=True)
@@ -88,7 +86,7 @@ def _local(key: str, model: LocalModel, outlook: Prediction | None, loaded: Path
 
 def _speed(outlook: Prediction | None) -> str:
     """Predicted; "" while it cannot be told."""
-    return outlook_words.speed(outlook) if outlook is not None else ""
+    return prediction.speed(outlook)
 
 
 def _search(key: str, search: HubSearch) -> ListRow:

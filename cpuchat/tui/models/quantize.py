@@ -21,7 +21,7 @@ from cpuchat.models.library.model import LocalModel
 from cpuchat.models.quantize.make import Job
 from cpuchat.models.quantize.place import suggested_folder, suggested_path
 from cpuchat.models.quantize.types import TYPES, QuantType
-from cpuchat.present import quantize as words
+from cpuchat.present import quantize
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
@@ -51,16 +51,16 @@ class QuantizeScreen(ListScreen[Path | None]):
     class Foreseen(Message):
         """What one type would give, or why it cannot be made."""
 
-        def __init__(self, kind: QuantType, prospect: words.Prospect | str) -> None:
+        def __init__(self, kind: QuantType, found: quantize.TypePrediction | str) -> None:
             super().__init__()
             self.kind = kind
-            self.prospect = prospect
+            self.found = found
 
     def __init__(self, model: LocalModel) -> None:
         super().__init__()
         self._model = model
         self._source: GGUFHeader | None = None
-        self._prospects: dict[str, words.Prospect | str] = {}
+        self._predictions: dict[str, quantize.TypePrediction | str] = {}
         self._suggested = ""
         self._working = False
         self._outcome = ""
@@ -69,7 +69,7 @@ class QuantizeScreen(ListScreen[Path | None]):
     def compose(self) -> ComposeResult:
         with Horizontal(id="panes"):
             with Vertical(id="list") as pane:
-                pane.border_title = Content(words.title(self._model))
+                pane.border_title = Content(quantize.title(self._model))
                 yield ModelList(id="types")
             with Vertical(id="about"):
                 yield Labelled(id="details")
@@ -81,7 +81,7 @@ class QuantizeScreen(ListScreen[Path | None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.query_one(ModelList).show([words.row(kind, None) for kind in TYPES], _USUAL)
+        self.query_one(ModelList).show([quantize.row(kind, None) for kind in TYPES], _USUAL)
         self.chat_app.quantizing.changed.subscribe(self, self._work_changed)
         self._work_changed(None)
         self._foresee()
@@ -111,24 +111,24 @@ class QuantizeScreen(ListScreen[Path | None]):
                     except QuantizeFailed as error:  # its rows have a length that this type cannot hold
                         self.post_message(self.Foreseen(kind, error.message))
                         continue
-                    prospect = await asyncio.to_thread(
-                        words.prospect, self._source, forecast, machine, settings.load_options()
+                    found = await asyncio.to_thread(
+                        quantize.predict_type, self._source, forecast, machine, settings.load_options()
                     )
-                    self.post_message(self.Foreseen(kind, prospect))
+                    self.post_message(self.Foreseen(kind, found))
         except CpuchatError as error:
             self._say(error.message)
             self._warn(error)
 
     @on(Foreseen)
     def _foreseen(self, event: Foreseen) -> None:
-        self._prospects[event.kind.name] = event.prospect
+        self._predictions[event.kind.name] = event.found
         self._show_types()
-        done = len(self._prospects)
-        self._say(self._outcome or (words.foreseeing(done, len(TYPES)) if done < len(TYPES) else ""))
+        done = len(self._predictions)
+        self._say(self._outcome or (quantize.forecast_progress(done, len(TYPES)) if done < len(TYPES) else ""))
 
     def _show_types(self) -> None:
         rows = self.query_one(ModelList)
-        rows.show([words.row(kind, self._prospects.get(kind.name)) for kind in TYPES], rows.marked)
+        rows.show([quantize.row(kind, self._predictions.get(kind.name)) for kind in TYPES], rows.marked)
 
     @property
     def _kind(self) -> QuantType:
@@ -139,7 +139,7 @@ class QuantizeScreen(ListScreen[Path | None]):
     def _marked(self) -> None:
         kind = self._kind
         self.query_one("#about").border_title = kind.name
-        self.query_one(Labelled).show(words.details(kind, self._prospects.get(kind.name), self._model.size))
+        self.query_one(Labelled).show(quantize.details(kind, self._predictions.get(kind.name), self._model.size))
         self._suggest()
 
     def _suggest(self) -> None:
@@ -162,13 +162,13 @@ class QuantizeScreen(ListScreen[Path | None]):
     @work(exclusive=True, group="ask")
     async def action_make(self) -> None:
         """Ask what has to be asked, then make the file."""
-        prospect, out = self._prospects.get(self._kind.name), self._out()
-        if isinstance(prospect, str):
-            self.notify(clean_line(prospect), severity="warning", markup=False)
+        found, out = self._predictions.get(self._kind.name), self._out()
+        if isinstance(found, str):
+            self.notify(clean_line(found), severity="warning", markup=False)
             return
-        if prospect is None or out is None:
+        if found is None or out is None:
             return
-        forecast, kind = prospect.forecast, self._kind
+        forecast, kind = found.forecast, self._kind
         if forecast.needs_imatrix:
             self.notify(f"{kind.name} needs an importance matrix; `cpuchat models quantize` takes one.",
                         severity="warning", markup=False)  # fmt: skip

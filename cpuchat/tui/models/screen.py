@@ -20,8 +20,9 @@ from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion, delete
 from cpuchat.models.library.model import LocalModel
+from cpuchat.telemetry import units
 from cpuchat.text import clean_line
-from cpuchat.tui import keys, wording
+from cpuchat.tui import keys
 from cpuchat.tui.models import details, lines
 from cpuchat.tui.models.choice import choose
 from cpuchat.tui.models.details import Look
@@ -258,7 +259,7 @@ class ModelsScreen(ReadingScreen):
                 self._warn(deletion.refused)
             elif await self._agreed(deletion):
                 freed = await asyncio.to_thread(delete, deletion)
-                self.notify(clean_line(f"{model.name} is deleted: {wording.size(freed)} are free again."), markup=False)
+                self.notify(clean_line(f"{model.name} is deleted: {units.size(freed)} are free again."), markup=False)
                 self.look_again()
         except (CpuchatError, OSError) as error:
             self._warn(str(error))

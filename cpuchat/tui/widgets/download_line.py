@@ -11,7 +11,7 @@ from textual.app import RenderResult
 from textual.widget import Widget
 
 from cpuchat.models.downloads.state import RUNNING, Download
-from cpuchat.present import downloads as words
+from cpuchat.present import downloads
 from cpuchat.tui.widgets.charts import rule
 
 if TYPE_CHECKING:
@@ -87,14 +87,15 @@ class DownloadLine(Widget):
         if download is None:
             return Text()
         more = f" +{self._more}" if self._more else ""
-        head = Text(f" {words.mark(download)} ", self._style("failed" if download.state == "failed" else "dim"))
-        name = Text(words.title(download.model), self._style("name"), no_wrap=True)
+        head = Text(f" {downloads.mark(download)} ", self._style("failed" if download.state == "failed" else "dim"))
+        name = Text(downloads.title(download.model), self._style("name"), no_wrap=True)
         if download.state == "failed":
-            line = Text.assemble(head, name, ("  ", ""), (words.problem(download), self._style("failed")), no_wrap=True)
+            problem = (downloads.problem(download), self._style("failed"))
+            line = Text.assemble(head, name, ("  ", ""), problem, no_wrap=True)
             line.truncate(max(width - 14 - len(more), 1), overflow="ellipsis", pad=True)
             return line.append(f"{more}  Ctrl+G more ", self._style("dim"))
-        percent, amount, state = (words.percent(download), "figure"), (words.amount(download), "dim"), (
-            words.state(download), "figure")  # fmt: skip
+        percent, amount, state = (downloads.percent(download), "figure"), (downloads.amount(download), "dim"), (
+            downloads.state(download), "figure")  # fmt: skip
         # What matters least is left out first; the bar takes what the name leaves.
         for parts in ((percent, amount, state), (percent, state), (percent,)):
             right = Text("  ").join(Text(text, self._style(part)) for text, part in parts).append(" ")
@@ -103,7 +104,7 @@ class DownloadLine(Widget):
                 break
         name.truncate(max(room, 1), overflow="ellipsis")
         cells = min(_SHORTEST_BAR + max(room, 1) - name.cell_len, _LONGEST_BAR)
-        filled = [(text, self._style(part)) for text, part in rule(words.share(download), cells)]
+        filled = [(text, self._style(part)) for text, part in rule(downloads.share(download), cells)]
         line = Text.assemble(head, name, (more, self._style("dim")), "  ", *filled, " ", right, no_wrap=True)
         line.truncate(width)
         return line

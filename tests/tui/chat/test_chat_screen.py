@@ -293,10 +293,10 @@ async def test_prefill_is_shown_where_the_answer_will_be() -> None:
         await app.ready()
         await app.send("Read this", wait=False)
         await app.until(gate.reached.is_set)
-        await app.until(lambda: "reading the prompt · 2,000 of 2,000 tokens" in app.screen_text)
+        await app.until(lambda: "processing the prompt · 2,000 of 2,000 tokens" in app.screen_text)
         gate.open()
         await app.until(lambda: not app.chat.busy)
-        assert "reading the prompt" not in app.screen_text
+        assert "processing the prompt" not in app.screen_text
 
 
 async def test_again_replaces_the_last_answer() -> None:
@@ -367,7 +367,7 @@ async def test_a_dead_worker_is_a_message_and_the_next_one_goes_on() -> None:
         failure = app.transcript.messages[-1]
         assert failure.role == "notice"
         assert "GGML_ASSERT(x) failed" in failure.content
-        assert "your next message starts the model again" in failure.content
+        assert "Your next message restarts the model" in failure.content
         backend.die()
         await app.send("And now?")
         assert app.transcript.messages[-1].content == "Whole."

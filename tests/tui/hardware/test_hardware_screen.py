@@ -157,7 +157,7 @@ async def test_without_a_measurement_the_prediction_says_so(tmp_path: Path) -> N
     async with running(backend_on(root)) as app:
         screen = await opened(app, FixtureReader(root))
         assert "as nothing is measured" in said(screen)
-        assert "no survey yet" in app.screen_text
+        assert "not measured" in app.screen_text
 
 
 async def test_words_are_checked_where_they_are_typed(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ async def test_what_is_no_faster_is_not_kept_unless_asked_for(tmp_path: Path, ra
         screen = await opened(app, FixtureReader(root))
         await app.press("down", "enter")
         await app.until(lambda: not app.chat.busy and "before" in said(screen))
-        assert words in said(screen) and "back to the previous layout" in said(screen)
+        assert words in said(screen) and "previous placement restored" in said(screen)
         assert [load[1].draft_cores for load in backend.loads] == ["auto", "l3:7", "auto"]
         assert app.conversation.settings.speculation.draft_cores == settings.load().speculation.draft_cores == "auto"
         assert "all cores, in turn  in use" in app.screen_text
@@ -267,7 +267,7 @@ async def test_a_load_that_fails_goes_back_with_the_reason(tmp_path: Path) -> No
         screen = await opened(app, FixtureReader(root))
         await type_into(app, screen, "cores", backend.bad_cores)
         await app.press("enter")
-        await app.until(lambda: not app.chat.busy and "as it was before" in said(screen))
+        await app.until(lambda: not app.chat.busy and "nothing was changed" in said(screen))
         assert "These cores cannot be used." in said(screen)
         assert backend.loads[-1][1].cores == "auto"
         assert app.conversation.settings.engine.cores == settings.load().engine.cores == "auto"
@@ -321,7 +321,7 @@ async def test_a_lost_draft_model_goes_back(tmp_path: Path) -> None:
         await app.until(gate.reached.is_set)
         backend.load_steps = with_draft
         gate.open()
-        await app.until(lambda: not app.chat.busy and "as it was before" in said(screen))
+        await app.until(lambda: not app.chat.busy and "nothing was changed" in said(screen))
         assert "The draft model was not loaded." in said(screen)
         assert app.conversation.model is not None and app.conversation.model.draft
 
@@ -394,7 +394,7 @@ async def test_measuring_the_bandwidth_can_be_stopped(tmp_path: Path) -> None:
         await app.press("escape")
         await app.until(lambda: not app.chat.busy)
         assert app.app.screen is screen
-        assert "no survey yet" in app.screen_text
+        assert "not measured" in app.screen_text
 
 
 async def test_quitting_ends_what_is_measured(tmp_path: Path) -> None:
@@ -517,7 +517,7 @@ async def test_a_real_chat_goes_on_with_what_it_remembers(quick_loads: None) -> 
         await app.press("enter")
         await app.until(lambda: said(screen).startswith("before ") and not app.chat.busy)
         assert " tok/s  " in said(screen), said(screen)
-        if "back to the previous layout" in said(screen):  # whether one core is faster depends on the machine
+        if "previous placement restored" in said(screen):  # whether one core is faster depends on the machine
             await app.press("u")
             await app.until(lambda: said(screen).startswith("In use now") and not app.chat.busy)
         model = app.conversation.model

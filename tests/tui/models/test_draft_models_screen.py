@@ -76,8 +76,8 @@ async def test_what_is_here_is_checked_and_enter_loads_the_pair(tmp_path: Path) 
     other = write_tiny_gguf(tmp_path / "other.gguf")
     async with running(backend(), model=TARGET, folders=(tmp_path,)) as app:
         await opened(app)
-        assert states(app)[str(DRAFT)] == "fits"
-        assert states(app)[str(other)] == "does not"
+        assert states(app)[str(DRAFT)] == "compatible"
+        assert states(app)[str(other)] == "mismatch"
         await mark(app, str(DRAFT))
         await app.until(lambda: "yes, the vocabularies agree" in app.screen_text)
         await app.press("enter")
@@ -152,7 +152,7 @@ async def test_one_key_downloads_one_from_the_hub_and_activates_it(hub_server: H
     async with running(backend(), model=TARGET) as app:
         await opened(app)
         key = f"{HUB_REPO}:Q8_0"
-        assert states(app)[key] == "fits"  # by its header, read from the hub
+        assert states(app)[key] == "compatible"  # by its header, read from the hub
         await mark(app, key)
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2)
@@ -209,7 +209,7 @@ async def test_without_a_connection_those_on_the_hub_are_listed_unchecked() -> N
     async with running(backend(), model=TARGET) as app:
         await opened(app)
         key = f"{HUB_REPO}:Q8_0"
-        assert states(app)[key] == "no answer" and states(app)[str(DRAFT)] == "fits"
+        assert states(app)[key] == "unknown" and states(app)[str(DRAFT)] == "compatible"
         await mark(app, key)
         await app.until(lambda: "not known:" in app.screen_text)
         await app.press("enter")
@@ -264,6 +264,6 @@ async def test_snapshots(name: str, size: tuple[int, int], tmp_path: Path) -> No
         await app.ready()
         reader = FixtureDrafts(shelf_reader(tmp_path), WITH_DRAFT, lambda: app.app.hub)
         await app.app.push_screen(DraftModelsScreen(reader))
-        await app.until(lambda: list(states(app).values()) == ["fits", "does not", "fits", "no answer"])
+        await app.until(lambda: list(states(app).values()) == ["compatible", "mismatch", "compatible", "unknown"])
         await app.pilot.pause()
         snapshot(app.app, f"draft-models-{name}")

@@ -65,8 +65,8 @@ async def test_a_model_is_downloaded_and_then_loaded(hub_server: HubServer, tiny
         (row,) = lines(app, "Q8_0")
         assert "474 kB" in row and "fits" in row
         await app.press("enter")
-        await app.until(lambda: any("here" in line for line in lines(app, " Q8_0 ")))
-        assert "Enter loads it" in app.screen_text
+        await app.until(lambda: any("downloaded" in line for line in lines(app, " Q8_0 ")))
+        assert "Enter load" in app.screen_text
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2)
         path = app.backend.loads[1][0]
@@ -81,7 +81,7 @@ async def test_what_is_here_already_is_marked_and_loaded(hub_server: HubServer, 
     async with running() as app:
         app.app.library = Library()
         await opened(app, TINY)
-        assert any(line.startswith("│ ○") and "here" in line for line in lines(app, " F32 "))
+        assert any(line.startswith("│ ○") and "downloaded" in line for line in lines(app, " F32 "))
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2)
         assert app.backend.loads[1][0] == here
@@ -95,7 +95,7 @@ async def test_what_an_earlier_download_left_is_told(hub_server: HubServer, tiny
     part.write_bytes(content[: len(content) // 2])
     async with running(size=SMALL) as app:
         await opened(app, TINY)
-        assert "50 % here" in lines(app, " Q8_0 ")[0] or "49 % here" in lines(app, " Q8_0 ")[0]
+        assert "paused 50 %" in lines(app, " Q8_0 ")[0] or "paused 49 %" in lines(app, " Q8_0 ")[0]
         assert "goes on with its download" in app.screen_text.replace("\n", " ")
 
 
@@ -103,7 +103,7 @@ async def test_a_gated_one_says_how_it_opens(hub_server: HubServer, tiny_model: 
     hub_server.add(TINY, {"tiny-Q8_0.gguf": tiny_model}, gated=True)
     async with running() as app:
         await opened(app, TINY)
-        assert "closed" in lines(app, " Q8_0 ")[0] and "gated" in app.screen_text
+        assert "no access" in lines(app, " Q8_0 ")[0] and "gated" in app.screen_text
         await app.press("enter")
         await app.until(lambda: any(f"{hub_server.endpoint}/{TINY}" in notice for notice in app.notices))
         assert any("hf auth login" in notice for notice in app.notices)
@@ -172,7 +172,7 @@ async def test_the_draft_model_is_in_the_sum(machine: None) -> None:
         screen = await opened(app)
         assert "draft 0." in app.screen_text and "big 0.5b Q8_0" in app.screen_text
         assert screen._state is not None
-        known = {one.model.quantization: one.outlook for one in screen._known() if one.outlook is not None}
+        known = {one.model.quantization: one.prediction for one in screen._known() if one.prediction is not None}
         assert known["Q8_0"].draft_need is not None
         # A draft model that is not here makes no model too large.
         assert known["F16"].draft_need is None and known["F16"].verdict == "too large"
@@ -197,11 +197,11 @@ async def test_only_the_marked_header_is_read_and_the_others_are_estimated(machi
 async def test_details_that_are_too_long_are_scrolled_by_keys(machine: None) -> None:
     async with running(size=(60, 20), hub=ShownHub(MODELS)) as app:
         await opened(app)
-        assert "made from" not in app.screen_text
+        assert "base model" not in app.screen_text
         await app.press(*["shift+down"] * 8)
-        assert "made from" in app.screen_text
+        assert "base model" in app.screen_text
         await app.press(*["shift+up"] * 8)
-        assert "made from" not in app.screen_text and "size" in app.screen_text
+        assert "base model" not in app.screen_text and "size" in app.screen_text
 
 
 async def test_the_wanted_quantization_is_marked(machine: None) -> None:
@@ -261,7 +261,7 @@ async def test_a_projector_is_apart_and_only_downloaded(machine: None) -> None:
         await app.press("enter")
         await app.until(lambda: len(shown.all()) == 1)
         shown.put(download(MODELS[6], 1.0, id=shown.all()[0].id, state="done", path="/models/mmproj.gguf"))
-        await app.until(lambda: "here" in lines(app, "mmproj")[0])
+        await app.until(lambda: "downloaded" in lines(app, "mmproj")[0])
         await app.press("enter")
         assert app.app.screen is screen
 
@@ -296,11 +296,11 @@ def test_which_one_is_marked_first() -> None:
 
 def test_nothing_is_estimated_before_a_header_was_asked_for() -> None:
     state = RepositoryState(Repository(id=REPO, revision=COMMIT, models=MODELS), MACHINE, {})
-    assert all(known.outlook is None for known in state.known([], None))
+    assert all(known.prediction is None for known in state.known([], None))
     state.judged[MODELS[1].files[0].path] = AccessDenied("closed")
     judged = {known.model.quantization: known for known in state.known([], None)}
-    assert judged["Q8_0"].outlook is not None and not judged["Q8_0"].outlook.exact
-    assert judged["f16"].outlook is None
+    assert judged["Q8_0"].prediction is not None and not judged["Q8_0"].prediction.exact
+    assert judged["f16"].prediction is None
     assert isinstance(judged["Q4_K_M"].problem, AccessDenied)
 
 

@@ -10,7 +10,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from cpuchat.models.downloads.state import Download
-from cpuchat.present import downloads as words
+from cpuchat.present import downloads
 from cpuchat.tui.widgets.charts import rule
 
 _LEAST_BAR, _MOST_BAR = 8, 60
@@ -77,11 +77,11 @@ class DownloadList(OptionList):
             self.get_component_rich_style(f"downloads--{part}", partial=True)
             for part in ("fill", "track", "dim", "failed")
         )
-        name = Text(words.title(download.model), no_wrap=True)
-        name.truncate(max(width - 2 - 2 - words.STATE, 8), overflow="ellipsis", pad=True)
-        state = Text(words.state(download), failed if download.state == "failed" else "")
-        first = Text.assemble(f"{words.mark(download)} ", name, "  ", state)
-        figures = f"  {words.percent(download)}  {words.amount(download)}"
+        name = Text(downloads.title(download.model), no_wrap=True)
+        name.truncate(max(width - 2 - 2 - downloads.STATE, 8), overflow="ellipsis", pad=True)
+        state = Text(downloads.state(download), failed if download.state == "failed" else "")
+        first = Text.assemble(f"{downloads.mark(download)} ", name, "  ", state)
+        figures = f"  {downloads.percent(download)}  {downloads.amount(download)}"
         cells = max(min(width - 2 - len(figures), _MOST_BAR), _LEAST_BAR)
-        parts = [(text, fill if part == "fill" else track) for text, part in rule(words.share(download), cells)]
+        parts = [(text, fill if part == "fill" else track) for text, part in rule(downloads.share(download), cells)]
         return Text.assemble(first, "\n  ", *parts, (figures, dim), no_wrap=True, overflow="crop")

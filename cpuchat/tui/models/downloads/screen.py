@@ -12,8 +12,9 @@ from textual.containers import Vertical
 from textual.widgets import Footer, OptionList
 
 from cpuchat.models.downloads.state import RUNNING, Download
-from cpuchat.present import downloads as download_words
-from cpuchat.tui import keys, wording
+from cpuchat.present import downloads
+from cpuchat.telemetry import units
+from cpuchat.tui import keys
 from cpuchat.tui.downloading import Downloading
 from cpuchat.tui.models.choice import choose
 from cpuchat.tui.models.downloads.list import DownloadList
@@ -68,7 +69,7 @@ class DownloadsScreen(DetailsScreen[Path | None]):
     @on(OptionList.OptionHighlighted)
     def _show_details(self) -> None:
         download = self._marked
-        self.query_one(Labelled).show(download_words.about(download) if download is not None else [])
+        self.query_one(Labelled).show(downloads.details(download) if download is not None else [])
         enabled = [self.check_action(action, ()) for action in _MARKED_ACTIONS]
         if enabled != self._enabled:  # the footer is laid out anew then
             self._enabled = enabled
@@ -116,7 +117,7 @@ class DownloadsScreen(DetailsScreen[Path | None]):
             self._downloading.cancel(download.id, discard=download.state != "done")
             return
         question = (
-            f"{download_words.title(download.model)}: {wording.size(download.done)} of {wording.size(download.total)} "
+            f"{downloads.title(download.model)}: {units.size(download.done)} of {units.size(download.total)} "
             "have arrived. What becomes of them? Kept, a later download goes on from there."
         )
         answer = await self.app.push_screen_wait(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuchat.errors import CpuchatError
 from cpuchat.models.drafts.choice import choose_draft
-from cpuchat.present import drafts as draft_words
+from cpuchat.present import drafts
 from cpuchat.text import clean_line
 from cpuchat.tui.settings.form import with_changes
 from cpuchat.tui.threads import apart
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def use(app: ChatApp, wanted: str) -> None:
-    """Take `wanted` (the path of a file, draft_words.AUTO or NONE) as draft model from the next load on.
+    """Take `wanted` (the path of a file, drafts.AUTO or NONE) as draft model from the next load on.
 
     Drafting with a model is switched on if the settings have it off.
     """
     conversation = app.conversation
     changes: dict[str, dict[str, Any]] = {
-        "speculation": {"draft_model": "" if wanted == draft_words.AUTO else wanted}
+        "speculation": {"draft_model": "" if wanted == drafts.AUTO else wanted}
     }  # fmt: skip
-    if wanted != draft_words.NONE and conversation.settings.speculation.drafters not in ("auto", "draft"):
+    if wanted != drafts.NONE and conversation.settings.speculation.drafters not in ("auto", "draft"):
         changes["speculation"]["drafters"] = "auto"
     conversation.settings = with_changes(conversation.settings, changes)
     app.save_settings(changes)

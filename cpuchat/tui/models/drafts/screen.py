@@ -15,7 +15,7 @@ from textual.widgets import Footer
 
 from cpuchat.errors import CpuchatError
 from cpuchat.models.drafts.candidates import Candidate, recommended
-from cpuchat.present import drafts as draft_words
+from cpuchat.present import drafts
 from cpuchat.present.rows import ListRow
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
@@ -88,9 +88,9 @@ class DraftModelsScreen(ListScreen[Path | None]):
             return
         found = self._found
         loaded = next((key for key, one in found.items() if self._reader.is_loaded(one.name, one.quantization)), "")
-        wanted = self._app.conversation.settings.speculation.wanted_draft or draft_words.AUTO
+        wanted = self._app.conversation.settings.speculation.wanted_draft or drafts.AUTO
         mark = listed.marked if listed.moved else loaded or next(iter(found), "")
-        listed.show(draft_words.rows(found, loaded, wanted), mark)
+        listed.show(drafts.rows(found, loaded, wanted), mark)
         if not found and not self._problem:
             self.query_one("#list").border_subtitle = "no smaller model is here, and the catalog names none"
 
@@ -102,10 +102,10 @@ class DraftModelsScreen(ListScreen[Path | None]):
         one = (self._found or {}).get(key)
         is_loaded = one is not None and self._reader.is_loaded(one.name, one.quantization)
         is_best = one is not None and one is recommended((self._found or {}).values())
-        rows = draft_words.details(key, one, is_loaded=is_loaded, is_best=is_best)
+        rows = drafts.details(key, one, is_loaded=is_loaded, is_best=is_best)
         pane = self.query_one("#about")
         pane.border_title = Content(clean_line(one.name) if one is not None else "About")
-        pane.border_subtitle = draft_words.keys(one, is_loaded=is_loaded)
+        pane.border_subtitle = drafts.keys(one, is_loaded=is_loaded)
         problem = [("problem", clean_line(self._problem))] if self._problem else []
         self.query_one(Labelled).show([*problem, *rows])
 

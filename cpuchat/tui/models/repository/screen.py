@@ -16,8 +16,7 @@ from textual.widgets import Footer
 from cpuchat.errors import AccessDenied, CpuchatError
 from cpuchat.models.downloads.state import RUNNING
 from cpuchat.models.hub.repository import RepoModel, Repository
-from cpuchat.present import downloads as download_words
-from cpuchat.present import repository as repository_words
+from cpuchat.present import downloads, repository
 from cpuchat.present.repository import Known
 from cpuchat.present.rows import ListRow
 from cpuchat.text import clean_line
@@ -119,7 +118,7 @@ class RepositoryScreen(ListScreen[Path | None]):
             self._show()
             return
         self._problem, self._state = None, event.answer
-        self.query_one("#list").border_subtitle = Content(repository_words.heading(event.answer.repository))
+        self.query_one("#list").border_subtitle = Content(repository.heading(event.answer.repository))
         self._show(mark=self._marked_key or event.answer.first_mark(self._quantization))
 
     def _judge(self) -> None:
@@ -164,7 +163,7 @@ class RepositoryScreen(ListScreen[Path | None]):
 
     def _show(self, mark: str = "") -> None:
         if self._state is not None:
-            rows = repository_words.rows(self._known()) or [ListRow(note="there is no GGUF file in this repository")]
+            rows = repository.rows(self._known()) or [ListRow(note="there is no GGUF file in this repository")]
         elif self._problem is not None:
             rows = [ListRow(note=f"! {clean_line(self._problem.message)}")]
         else:
@@ -174,7 +173,7 @@ class RepositoryScreen(ListScreen[Path | None]):
     @on(ModelList.Marked)
     def _show_details(self) -> None:
         known = self._marked
-        lines = repository_words.details(known, self._state.repository) if known is not None and self._state else []
+        lines = repository.details(known, self._state.repository) if known is not None and self._state else []
         if self._problem is not None:
             lines = [("problem", clean_line(self._problem.message)), ("what to do", clean_line(self._problem.hint))]
         self.query_one(Labelled).show(lines)
@@ -229,9 +228,9 @@ class RepositoryScreen(ListScreen[Path | None]):
 
     async def _wanted(self, known: Known) -> bool:
         """Ask before something is downloaded that can't be loaded here."""
-        if known.outlook is None or known.outlook.verdict != "too large":
+        if known.prediction is None or known.prediction.verdict != "too large":
             return True
-        question = f"{download_words.title(known.model)}: {known.outlook.explained}. Download it all the same?"
+        question = f"{downloads.title(known.model)}: {known.prediction.explained}. Download it all the same?"
         return bool(
             await self.app.push_screen_wait(ConfirmScreen("Too large", question, "Download", "Leave it", danger=False))
         )
@@ -255,7 +254,7 @@ class RepositoryScreen(ListScreen[Path | None]):
 
         known, state = self._marked, self._state
         if known is not None and state is not None and known.model.kind == "model":
-            title = f"{self._repo} · {download_words.title(known.model)}"
+            title = f"{self._repo} · {downloads.title(known.model)}"
             self.app.push_screen(InspectionScreen(title, lambda: self._reader.header(state.repository, known.model)))
 
     def action_again(self) -> None:

@@ -1,0 +1,143 @@
+"""JSON lines, prompts and what reaches a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import sys
+import tty
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.cli.ask import compose
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal
+from cpuchat.errors import UsageError
+from cpuchat.protocol import LoadProgress
+
+
+@given(st.text())
+def test_a_json_line_is_one_line_without_control_characters(text: str) -> None:
+    line = json_line({"text": text})
+    assert json.loads(line) == {"text": text}
+    assert not any(ord(c) < 32 or 0x7F <= ord(c) < 0xA0 for c in line)
+
+
+@pytest.mark.parametrize(
+    ("question", "material", "raw", "prompt"),
+    [
+        ("Why?", "", False, "Why?"),
+        ("", "Why?\n", False, "Why?"),
+        ("Sum up:", "\n  a\n  b\n\n", False, "Sum up:\n\n  a\n  b"),
+        ("", "Once upon ", True, "Once upon "),
+        ("", "Once upon\n", True, "Once upon"),
+        ("\n", "", True, "\n"),
+    ],
+)
+def test_question_and_material_make_the_prompt(question: str, material: str, raw: bool, prompt: str) -> None:
+    assert compose(question, material, raw=raw) == prompt
+
+
+def test_nothing_is_no_question() -> None:
+    with pytest.raises(UsageError, match="no question"):
+        compose(" ", "\n\n", raw=False)
+
+
+class Screen:
+    """A real pseudo-terminal whose output can be read back."""
+
+    _END = "\x00end\x00"
+
+    def __init__(self) -> None:
+        self._reader, writer = pty.openpty()
+        tty.setraw(writer)
+        self.stream = os.fdopen(writer, "w", encoding="utf-8")
+
+    def text(self) -> str:
+        """All that was written; a terminal hands it over in pieces, so a mark at the end tells when it is there."""
+        self.stream.write(self._END)
+        self.stream.flush()
+        data = b""
+        while not data.endswith(self._END.encode()):
+            data += os.read(self._reader, 65536)
+        return data.decode().removesuffix(self._END)
+
+    def close(self) -> None:
+        self.stream.close()
+        os.close(self._reader)
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch):
+    screen = Screen()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    yield screen
+    screen.close()
+
+
+def test_escape_characters_of_an_answer_never_reach_the_terminal(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", screen.stream)
+    terminal = Terminal()
+    terminal.answer("\x1b]0;owned\x07 hello \x1b")
+    terminal.answer("[2J")
+    terminal.end_answer()
+    assert screen.text() == "␛]0;owned␇ hello ␛[2J\n"
+
+
+def test_a_pipe_gets_the_answer_cleaned_or_as_it_is_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for raw, got in ((False, "a␛[1m\nb\n"), (True, "a\x1b[1m\r\nb\n")):
+        out = io.StringIO()
+        monkeypatch.setattr(sys, "stdout", out)
+        terminal = Terminal(quiet=True, raw=raw)
+        for piece in ("a\x1b", "[1m\r", "\nb"):
+            terminal.answer(piece)
+        terminal.end_answer()
+        assert out.getvalue() == got
+
+
+def test_reasoning_is_dim_on_the_terminals_stderr_and_the_answer_starts_on_a_new_line(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", screen.stream)
+    terminal = Terminal()
+    terminal.reasoning("hm\x1b")
+    terminal.answer("42")
+    terminal.end_answer()
+    assert out.getvalue() == "42\n"
+    assert screen.text() == "\x1b[2mhm␛\x1b[22m\n\n"
+
+
+def test_no_color_is_respected(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys, "stderr", screen.stream)
+    terminal = Terminal()
+    terminal.reasoning("hm")
+    assert screen.text() == "hm"
+
+
+def test_progress_is_one_line_that_goes_away(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", screen.stream)
+    terminal = Terminal()
+    terminal.progress(LoadProgress(phase="reading", done=1, total=2))
+    terminal.answer("hi")
+    assert screen.text() == "\r\x1b[2Kreading the model 50 %\r\x1b[2K"
+
+
+def test_no_progress_when_quiet_or_piped(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    err = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
+    Terminal().progress(LoadProgress(phase="reading", done=1, total=2))
+    assert err.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", screen.stream)
+    Terminal(quiet=True).progress(LoadProgress(phase="reading", done=1, total=2))
+    assert screen.text() == ""

@@ -1,0 +1,171 @@
+"""Figures of an answer in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from cpuchat.cli.output import json_line
+from cpuchat.present.answers import full_summary, roofline_json, summary, timings_json
+from cpuchat.protocol import ModelInfo, Traffic
+from cpuchat.telemetry.roofline import after_answer
+from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
+
+FULL = Timings(
+    cache_n=1024, prompt_n=512, prompt_ms=1954.2, predicted_n=412, predicted_ms=9951.6, ttft_ms=210.0, seed=7
+)
+
+
+def test_the_summary_has_every_figure_with_its_unit() -> None:
+    assert full_summary(FULL, "end") == (
+        "412 tokens · 41.3 tok/s · first token 0.21 s · prompt 262 tok/s (512 new, 1,024 cached)"
+    )
+
+
+def test_the_summary_of_one_token_has_no_rate() -> None:
+    text = full_summary(Timings(predicted_n=1, prompt_n=0, cache_n=5, ttft_ms=3.0), "max_tokens")
+    assert text == "1 token · first token 3 ms · prompt 0 new, 5 cached · token limit reached"
+
+
+def test_the_summary_of_an_answer_that_was_stopped_before_its_first_token() -> None:
+    assert "first token" not in full_summary(Timings(prompt_n=12, prompt_ms=40.0), "cancelled")
+
+
+def test_the_line_under_an_answer_has_its_speed_and_why_it_ended() -> None:
+    assert summary(FULL, "end") == "412 tokens · 41.3 tok/s · first token 0.21 s"
+    assert summary(DRAFTED, "cancelled") == "412 tokens · 41.3 tok/s · 1.42× vs plain · first token 0.21 s · stopped"
+    assert summary(None, "worker_died") == "worker crashed"
+
+
+def test_json_timings_carry_llama_servers_names_and_our_definition_of_the_rate() -> None:
+    fields = timings_json(FULL)
+    assert list(fields) == [
+        "cache_n",
+        "prompt_n",
+        "prompt_ms",
+        "prompt_per_token_ms",
+        "prompt_per_second",
+        "predicted_n",
+        "predicted_ms",
+        "predicted_per_token_ms",
+        "predicted_per_second",
+    ]
+    assert fields["predicted_per_second"] == pytest.approx(411 / 9.9516)
+    assert fields["predicted_per_token_ms"] == pytest.approx(9951.6 / 411)
+    assert fields["prompt_per_token_ms"] == pytest.approx(1954.2 / 512)
+
+
+def test_json_timings_with_a_draft_model() -> None:
+    fields = timings_json(Timings(draft_n=100, draft_n_accepted=74))
+    assert (fields["draft_n"], fields["draft_n_accepted"]) == (100, 74)
+    assert fields["predicted_per_second"] is None
+
+
+DRAFTED = msgspec.structs.replace(
+    FULL,
+    draft_n=410,
+    draft_n_accepted=295,
+    speculation=SpeculationFigures(
+        passes=133,
+        draft_n=410,
+        draft_n_accepted=295,
+        by_position=((133, 110), (110, 90)),
+        by_drafter=(
+            DrafterCount(name="draft", draft_n=400, draft_n_accepted=290),
+            DrafterCount(name="suffix", draft_n=10, draft_n_accepted=5),
+        ),
+        drafter="draft",
+        depth=4,
+        draft_ms=1200.0,
+        plain_ms=34.4,
+    ),
+)
+
+
+def off(reason: str, **figures: Any) -> Timings:
+    return msgspec.structs.replace(FULL, speculation=SpeculationFigures(passes=412, reason=reason, **figures))
+
+
+def test_the_summary_tells_how_drafting_went() -> None:
+    assert " · 72 % of 410 drafted accepted (3.1 per pass, 1.42× vs plain)" in full_summary(DRAFTED, "end")
+    unknown = msgspec.structs.replace(
+        DRAFTED, speculation=SpeculationFigures(passes=133, draft_n=410, draft_n_accepted=295)
+    )
+    assert full_summary(unknown, "end").endswith(" · 72 % of 410 drafted accepted (3.1 per pass)")
+    bare = msgspec.structs.replace(DRAFTED, speculation=None)
+    assert full_summary(bare, "end").endswith(" · 72 % of 410 drafted accepted")
+
+
+def test_the_summary_says_why_nothing_was_drafted() -> None:
+    reason = "off: at 31 % acceptance plain decoding is 12 % faster on these cores"
+    text = full_summary(off(reason), "end")
+    assert text.endswith(" · speculation off: at 31 % acceptance plain decoding is 12 % faster on these cores")
+    assert "speculation" not in full_summary(off(""), "end")
+    assert "speculation" not in full_summary(FULL, "end")
+
+
+def test_the_summary_has_the_figures_and_no_reason_when_drafting_was_off_only_for_a_while() -> None:
+    mixed = msgspec.structs.replace(
+        DRAFTED, speculation=SpeculationFigures(passes=133, draft_n=410, draft_n_accepted=295, reason="off: for now")
+    )
+    assert "drafted accepted" in full_summary(mixed, "end")
+    assert "off" not in full_summary(mixed, "end")
+
+
+def test_json_timings_carry_everything_about_drafting() -> None:
+    fields = json.loads(json_line(timings_json(DRAFTED)))
+    assert (fields["draft_n"], fields["draft_n_accepted"]) == (410, 295)
+    drafting = fields["speculation"]
+    assert drafting["tokens_per_pass"] == pytest.approx(411 / 133)
+    assert drafting["speed_up"] == pytest.approx(411 / 9951.6 * 34.4)
+    assert drafting["by_position"] == [
+        {"draft_n": 133, "draft_n_accepted": 110},
+        {"draft_n": 110, "draft_n_accepted": 90},
+    ]
+    assert drafting["drafters"] == [
+        {"name": "draft", "draft_n": 400, "draft_n_accepted": 290},
+        {"name": "suffix", "draft_n": 10, "draft_n_accepted": 5},
+    ]
+    assert drafting["reason"] == ""
+
+
+def test_json_timings_say_why_nothing_was_drafted() -> None:
+    fields = timings_json(off("off: nothing is predictable here"))
+    assert "draft_n" not in fields
+    assert fields["speculation"]["reason"] == "off: nothing is predictable here"
+    assert fields["speculation"]["speed_up"] is None
+    assert "speculation" not in timings_json(FULL)
+
+
+MODEL = ModelInfo(
+    path="m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=8192,
+    n_ctx_train=8192, n_vocab=1, n_layer=1, n_threads=2, cpus=(0, 1), peak_read=51e9, cache_bytes=32 << 20,
+    traffic=Traffic(weights=1_000_000_000),
+)  # fmt: skip
+
+
+def test_the_summary_has_the_bandwidth_where_there_is_a_peak() -> None:
+    text = full_summary(FULL, "end", after_answer(MODEL, FULL))
+    assert text.endswith(" · 41 of 51 GB/s (81 %)")  # 41.3 tok/s x 1 GB
+    unmeasured = msgspec.structs.replace(MODEL, peak_read=0.0)
+    assert "GB/s" not in full_summary(FULL, "end", after_answer(unmeasured, FULL))
+    small = msgspec.structs.replace(MODEL, traffic=Traffic(weights=8_000_000))
+    assert full_summary(FULL, "end", after_answer(small, FULL)).endswith(" · weights fit in L3: no memory limit")
+    slow = msgspec.structs.replace(MODEL, peak_read=20e9)
+    assert "(206 %, calibration is off · " in full_summary(FULL, "end", after_answer(slow, FULL))
+
+
+def test_json_carries_the_bandwidth_and_what_it_is_held_against() -> None:
+    found = json.loads(json_line(roofline_json(after_answer(MODEL, FULL))))
+    assert found["bandwidth"] == pytest.approx(1e9 * 411 / 9.9516)
+    assert found["utilization"] == pytest.approx(found["bandwidth"] / 51e9)
+    assert (found["peak"], found["peak_source"], found["bytes_per_pass"]) == (51e9, "measured, 2 cores", 1e9)
+    assert found["ceilings"]["no_draft"] == pytest.approx(51)
+    assert found["ceilings"]["this_acceptance"] is None
+    assert found["limit"] == "memory"
+    unmeasured = roofline_json(after_answer(msgspec.structs.replace(MODEL, peak_read=0.0), FULL))
+    assert unmeasured["utilization"] is None
+    assert unmeasured["note"] == "no peak · run cpuchat probe"
