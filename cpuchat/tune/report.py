@@ -36,8 +36,8 @@ def outcome(outcome: Outcome) -> str:
         kept = "The new placement is saved; u reverts it" if outcome.applied else "Settings unchanged"
         lines.append(f"{kept}. No model is loaded now.")
     elif outcome.applied:
-        lines.append("Significantly faster, applied; u reverts it." if outcome.verdict else "Applied; u reverts it.")
-    elif (found := outcome.verdict) is not None and not outcome.problem:
+        lines.append("Significantly faster, applied; u reverts it." if outcome.comparison else "Applied; u reverts it.")
+    elif (found := outcome.comparison) is not None and not outcome.problem:
         slower = found.gain < -found.needed
         why = "Slower" if slower else f"No significant gain (threshold {100 * found.needed:.0f} %)"
         lines.append(f"{why}: previous placement restored. u applies the new one anyway.")

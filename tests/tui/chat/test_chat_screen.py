@@ -349,7 +349,7 @@ async def test_a_trimmed_context_is_told() -> None:
         await app.ready()
         await app.send("Still there?")
         assert (
-            "The oldest 4 messages (1,203 tokens) no longer fit the 8,192-token context and were left out; "
+            "The oldest 4 messages (1,203 tokens) no longer fit in the 8,192-token context and were left out; "
             "they stay in the chat." in app.notices
         )
         assert "without the oldest 4 messages" in app.transcript.messages[-1].note

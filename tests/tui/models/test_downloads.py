@@ -180,7 +180,7 @@ async def test_space_pauses_and_lets_go_on() -> None:
     async with running(downloads=shown.opener) as app:
         await opened(app, RUNS)
         await app.press("space")
-        await app.until(lambda: "paused" in app.screen_text.splitlines()[1])
+        await app.until(lambda: "Paused" in app.screen_text.splitlines()[1])
         await app.press("space")
         await app.until(lambda: shown.asked == [(RUNS.id, "paused"), (RUNS.id, "running", "", "", "")])
 

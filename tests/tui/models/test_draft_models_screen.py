@@ -79,7 +79,7 @@ async def test_what_is_here_is_checked_and_enter_loads_the_pair(tmp_path: Path) 
         assert states(app)[str(DRAFT)] == "compatible"
         assert states(app)[str(other)] == "mismatch"
         await mark(app, str(DRAFT))
-        await app.until(lambda: "yes, the vocabularies agree" in app.screen_text)
+        await app.until(lambda: "compatible." in app.screen_text)
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2 and app.app.screen is app.chat and not app.chat.busy)
         path, options = app.backend.loads[1]
@@ -211,7 +211,7 @@ async def test_without_a_connection_those_on_the_hub_are_listed_unchecked() -> N
         key = f"{HUB_REPO}:Q8_0"
         assert states(app)[key] == "unknown" and states(app)[str(DRAFT)] == "compatible"
         await mark(app, key)
-        await app.until(lambda: "not known:" in app.screen_text)
+        await app.until(lambda: "unknown:" in app.screen_text)
         await app.press("enter")
         await app.until(lambda: any("ffline" in notice for notice in app.notices))
         assert len(app.backend.loads) == 1

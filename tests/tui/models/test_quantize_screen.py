@@ -66,7 +66,7 @@ class Opened:
 
     async def known(self, name: str = "Q4_K_M") -> None:
         """The figures of one type are there."""
-        await self.app.until(lambda: name in self.screen._prospects)
+        await self.app.until(lambda: name in self.screen._predictions)
 
     async def mark(self, name: str) -> None:
         names = [kind.name for kind in TYPES]
@@ -76,7 +76,7 @@ class Opened:
 
     async def foreseen(self) -> None:
         """All figures are there."""
-        await self.app.until(lambda: len(self.screen._prospects) == len(TYPES) and not self.state)
+        await self.app.until(lambda: len(self.screen._predictions) == len(TYPES) and not self.state)
 
 
 async def opened(app: RunningApp, model: LocalModel) -> Opened:
@@ -154,7 +154,7 @@ async def test_it_asks_before_it_loses_quality_twice(half: Path, tmp_path: Path)
         screen = await opened(app, local(coarse))
         await screen.known("Q3_K_M")
         await screen.mark("Q3_K_M")
-        assert "loses quality twice" in " ".join(app.screen_text.split())
+        assert "requantized from" in " ".join(app.screen_text.split())
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("y")

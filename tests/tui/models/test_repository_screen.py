@@ -96,7 +96,7 @@ async def test_what_an_earlier_download_left_is_told(hub_server: HubServer, tiny
     async with running(size=SMALL) as app:
         await opened(app, TINY)
         assert "paused 50 %" in lines(app, " Q8_0 ")[0] or "paused 49 %" in lines(app, " Q8_0 ")[0]
-        assert "goes on with its download" in app.screen_text.replace("\n", " ")
+        assert "Enter resume the download" in app.screen_text.replace("\n", " ")
 
 
 async def test_a_gated_one_says_how_it_opens(hub_server: HubServer, tiny_model: Path) -> None:
@@ -314,7 +314,7 @@ async def test_snapshots(machine: None, name: str, size: tuple[int, int]) -> Non
         await opened(app)
         app.app.downloading.start(REPO, COMMIT, MODELS[2])
         shown.put(download(MODELS[2], 0.61, id=MODELS[2].name, state="checking", checked=2_000_000_000))
-        await app.until(lambda: "checking" in lines(app, " Q6_K ")[0])
+        await app.until(lambda: "verifying" in lines(app, " Q6_K ")[0])
         await app.pilot.pause()
         snapshot(app.app, f"repository-{name}")
 
