@@ -16,6 +16,7 @@ from pairs import Shapes, Text
 from product import GREEDY, PLAIN, Answer, answer, worker
 
 from cpuchat.backend.local import LocalBackend
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import LoadOptions, ModelInfo, Sampling, Speculation
 from cpuchat.timings import DrafterName, SpeculationFigures
 
@@ -90,13 +91,12 @@ class Workers:
         """
         options = LoadOptions(
             n_ctx=n_ctx,
-            n_threads=self._threads,
             draft_path=str(draft) if draft else "",
-            draft_cores=cores,
             calibrate=calibrate,
         )
         say(f"loading {model.name}" + (f" with {draft.name}, draft cores: {cores}" if draft else ""))
-        return self._runner.run(self._stack.enter_async_context(worker(model, options)))
+        spec = PlacementSpec(threads=self._threads, draft_cores=cores)
+        return self._runner.run(self._stack.enter_async_context(worker(model, options, spec)))
 
     def run(self, request: Any) -> Answer:
         """Wait for a coroutine of `product`."""

@@ -17,10 +17,10 @@ from pathlib import Path
 import models
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main, say
 from opponents import llama_bench
-from product import answer, worker
+from product import answer, default_threads, worker
 from terminal import tui_answers
 
-from cpuchat.hardware.cpus import default_threads
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import LoadOptions
 
 DEPTH = 32
@@ -35,9 +35,9 @@ HEADLESS, WITH_TUI = Target(0.98), Target(0.95)
 
 async def _headless(file: Path, threads: int, n_decode: int, reps: int) -> dict[str, float]:
     """One worker process: medians of `reps` prefills and `reps` decodes, after one warm-up of each."""
-    options = LoadOptions(n_ctx=1024, n_threads=threads)
+    options = LoadOptions(n_ctx=1024)
     prefill, decode = [], []
-    async with worker(file, options) as backend:
+    async with worker(file, options, PlacementSpec(threads=threads)) as backend:
         for rep in range(reps + 1):
             timings = (await answer(backend, models.words(PREFILL, salt=2 * rep), 1)).timings
             _expect("prefill tokens", timings.prompt_n, PREFILL)

@@ -29,6 +29,7 @@ from product import GREEDY, answer, worker
 from cpuchat.backend.local import LocalBackend
 from cpuchat.engine.engine import Engine
 from cpuchat.engine.prompt.disk_writer import WriteBudget
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol import Event, Failed, Generate, GenerationFinished, LoadModel, LoadOptions
 from cpuchat.timings import Timings
 
@@ -75,7 +76,8 @@ class _Engine:
         self.last: Event | None = None
         self._folder = folder
         self._engine = Engine(self._take, WriteBudget(clock=lambda: self.now))
-        self._engine.load(LoadModel(path=str(file), options=LoadOptions(n_ctx=N_CTX), state_dir=str(folder)))
+        options = LoadOptions(n_ctx=N_CTX)
+        self._engine.load(LoadModel(path=str(file), cpus=own_cpus(), options=options, state_dir=str(folder)))
         self._check()
 
     def _take(self, event: Event) -> None:

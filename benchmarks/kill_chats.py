@@ -28,6 +28,7 @@ from common import MeasureError, Row, Target, arguments, machine, report, run_ma
 
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import AnyEvent, EngineInfo, Generate, GenerationFinished, LoadOptions, ModelInfo, TextDelta
 from cpuchat.settings import Settings
 from cpuchat.timings import Timings
@@ -49,7 +50,7 @@ class Paced:
         self._n_words = n_words
         self._folder = folder
 
-    async def load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
+    async def load(self, path: Path, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
         raise NotImplementedError
         yield
 

@@ -21,12 +21,13 @@ from pathlib import Path
 import msgspec
 import psutil
 from common import WORK, MeasureError, Row, Target, arguments, machine, report, run_main, say
+from cpuchat.hardware.cpus import default_threads
 from models import FOLDER, model, words
-from product import answer, worker
+from product import answer, default_threads, worker
 
 from cpuchat.hardware.bandwidth.measuring import measure
-from cpuchat.hardware.cpus import default_threads
 from cpuchat.hardware.memory import available_bytes, total_bytes
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import ASSUMED_REACH, Machine, given_back
@@ -56,9 +57,9 @@ class Case:
     def header(self) -> GGUFHeader:
         return read_model(self.file)
 
-    def options(self, n_threads: int) -> LoadOptions:
+    def options(self) -> LoadOptions:
         draft = str(self.draft) if self.draft is not None else ""
-        return LoadOptions(n_ctx=N_CTX, n_threads=n_threads, draft_path=draft)
+        return LoadOptions(n_ctx=N_CTX, draft_path=draft)
 
 
 @dataclass
@@ -91,8 +92,8 @@ def cases(quantization: str) -> list[Case]:
 
 async def observe(case: Case, told: Told, reach: float | None, number: int, n_tokens: int, n_threads: int) -> float:
     """One round of one model; returns the share of the bandwidth that its answer came to."""
-    options = case.options(n_threads)
-    async with worker(case.file, options) as backend:
+    options = case.options()
+    async with worker(case.file, options, PlacementSpec(threads=n_threads)) as backend:
         info = backend.model
         if info is None or backend.pid is None:
             raise MeasureError("the worker is gone")

@@ -10,7 +10,8 @@ from drafting import ADAPTIVE, Section, Setup, Side, Table, compare, figures, mo
 from pairs import typical_texts
 from product import answer
 
-from cpuchat.hardware.cpus import allowed_physical_cores
+from cpuchat.hardware.placement.cores import choose_cores
+from cpuchat.hardware.topology import read_topology
 
 ALPHA = 0.9
 QUANTIZATIONS = ("Q8_0", "F16")
@@ -19,7 +20,7 @@ HEADS = ("target", "cores", "speed", "against plain on all cores", "tokens per p
 
 def overlap(setup: Setup) -> Section:
     """With the draft on a core of its own the target computes on one core less."""
-    cores = allowed_physical_cores()
+    cores = choose_cores(read_topology(), "all").cpus
     if len(cores) < 2:
         raise MeasureError("overlap takes two cores")
     own = str(cores[-1])

@@ -11,7 +11,10 @@ from pathlib import Path
 
 from common import MeasureError
 
+from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.backend.local import LocalBackend
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol import (
     Failed,
     Generate,
@@ -26,6 +29,11 @@ from cpuchat.timings import Timings
 
 GREEDY = Sampling(temperature=0.0, seed=1)
 PLAIN = Speculation()
+
+
+def default_threads() -> int:
+    """How many threads a worker computes with when nobody says."""
+    return len(place(read_topology(), PlacementSpec()).cpus)
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Answer:
 
 @contextlib.asynccontextmanager
 async def worker(
-    model: Path, options: LoadOptions, *, state_dir: Path | None = None
+    model: Path, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT, *, state_dir: Path | None = None
 ) -> AsyncGenerator[LocalBackend, None]:
     """A worker process with the model loaded; ended at the end.
 
@@ -56,7 +64,7 @@ async def worker(
     with tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as logs:
         backend = LocalBackend(state_dir=state_dir, log_dir=Path(logs))
         try:
-            async for event in backend.load(model, options):
+            async for event in backend.load(model, options, spec):
                 if isinstance(event, Failed):
                     raise MeasureError(f"{event.message} {event.hint}")
             if backend.model is None:

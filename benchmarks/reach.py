@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import WORK, MeasureError, Row, Target, arguments, machine, report, run_main, say
+from cpuchat.hardware.cpus import default_threads
 from models import model, words
-from product import GREEDY
+from product import GREEDY, default_threads
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.hardware.bandwidth.measuring import measure
-from cpuchat.hardware.cpus import default_threads
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import Failed, Generate, GenerationFinished, LoadOptions, ModelInfo, TextDelta
 from cpuchat.telemetry.meter import Figures, Meter
 
@@ -120,8 +121,8 @@ async def reach(quantization: str, rounds: int, n_tokens: int, n_threads: int) -
 
 
 async def _load(backend: LocalBackend, meter: Meter, file: Path, n_threads: int) -> ModelInfo:
-    options = LoadOptions(n_ctx=1024, n_threads=n_threads, probe=True, calibrate=True)
-    async for event in backend.load(file, options):
+    options = LoadOptions(n_ctx=1024, probe=True, calibrate=True)
+    async for event in backend.load(file, options, PlacementSpec(threads=n_threads)):
         meter.observe(event, time.monotonic())
         if isinstance(event, Failed):
             raise MeasureError(f"{event.message} {event.hint}")

@@ -22,6 +22,7 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import (
     AnyEvent,
@@ -100,7 +101,7 @@ def files(run: Run, folder: Path) -> tuple[Path, Path | None]:
 async def record(name: str, run: Run, folder: Path) -> Recorded:
     target, draft = files(run, folder)
     options = LoadOptions(
-        n_ctx=run.n_ctx, draft_path=str(draft or ""), draft_cores="shared", probe=run.probe,
+        n_ctx=run.n_ctx, draft_path=str(draft or ""), probe=run.probe,
         calibrate=bool(run.speculation.drafters),
     )  # fmt: skip
     backend, recorded = LocalBackend(), Recorded(name, run.speculation, [])
@@ -113,7 +114,7 @@ async def record(name: str, run: Run, folder: Path) -> Recorded:
             recorded.events.append((round(time.monotonic() - began, 4), event))
 
     try:
-        async for event in backend.load(target, options):
+        async for event in backend.load(target, options, PlacementSpec(draft_cores="shared")):
             keep(event)
         text = "one two three four five six seven eight nine ten " * (run.prompt // 10)
         for _ in range(run.answers):

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from product import GREEDY, answer, worker
 
 from cpuchat.engine.decoding.sampling import Sampler
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import LoadOptions, Sampling
 
 N_VOCAB = 151_936
@@ -43,7 +44,7 @@ async def _real(file: Path, tokens: int, threads: int) -> dict[str, float]:
     It is wall time: whoever takes the core away in the middle is in it.
     """
     found = {}
-    async with worker(file, LoadOptions(n_ctx=1024, n_threads=threads)) as backend:
+    async with worker(file, LoadOptions(n_ctx=1024), PlacementSpec(threads=threads)) as backend:
         if backend.model is None or backend.model.n_vocab < N_VOCAB:
             raise MeasureError(f"{file.name} has too small a vocabulary for this")
         await answer(backend, models.words(16, salt=1), 8)

@@ -28,9 +28,8 @@ from free_drafters import copy, prose
 from overlap import overlap
 from pairs import Shapes
 from plots import COLOURS, INK, PALE, Chart, Dot, Line, Panel
+from product import default_threads
 from same_pair import server
-
-from cpuchat.hardware.cpus import default_threads
 
 NAME = "speculation"
 SECTIONS: dict[str, Callable[[Setup], Section]] = {

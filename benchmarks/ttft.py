@@ -20,10 +20,10 @@ from pathlib import Path
 import models
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main, say
 from opponents import LlamaServer, llama_server
-from product import Answer, answer, worker
+from product import Answer, answer, default_threads, worker
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.hardware.cpus import default_threads
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import LoadOptions
 
 HISTORY, NEW, FIRST_ANSWER, SHORT = 2000, 32, 16, 4
@@ -62,7 +62,7 @@ def second_turn(file: Path, threads: int, rounds: int, history: int) -> Row:
         asyncio.Runner() as runner,
         llama_server(file, threads=threads, n_ctx=N_CTX, log=Path(folder) / "server.log") as server,
     ):
-        context = worker(file, LoadOptions(n_ctx=N_CTX, n_threads=threads))
+        context = worker(file, LoadOptions(n_ctx=N_CTX), PlacementSpec(threads=threads))
         backend = runner.run(context.__aenter__())
         try:
             first = runner.run(answer(backend, prompt, FIRST_ANSWER))
@@ -96,7 +96,7 @@ def _range(counts: list[int]) -> str:
 
 async def _fresh(file: Path, threads: int, prompt: str, tokens: int, state: Path) -> Answer:
     """A new worker that keeps its KV in `state`; one answer of the chat; ended (and saved) after it."""
-    async with worker(file, LoadOptions(n_ctx=N_CTX, n_threads=threads), state_dir=state) as backend:
+    async with worker(file, LoadOptions(n_ctx=N_CTX), PlacementSpec(threads=threads), state_dir=state) as backend:
         return await answer(backend, prompt, tokens, chat_id=CHAT)
 
 

@@ -20,6 +20,7 @@ from cpuchat.chats.records import Chat, SearchHit, StoredMessage, storable
 from cpuchat.chats.saving import AnswerSaver
 from cpuchat.chats.store import ChatStore
 from cpuchat.errors import ChatsChanged, ChatsError, CpuchatError, UsageError
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.drafts.choice import NO_DRAFT, choose_draft
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import UsageLog
@@ -208,7 +209,7 @@ class Conversation:
             yield Unloaded()
             return
         failed: Failed | None = None
-        async with contextlib.aclosing(self.backend.load(path, options)) as events:
+        async with contextlib.aclosing(self.backend.load(path, options, PlacementSpec.of(self.settings))) as events:
             async for event in events:
                 if isinstance(event, Failed) and draft is not None:
                     failed = event
@@ -222,7 +223,7 @@ class Conversation:
         # Which of the two was at fault the failure does not tell; if it was the model, it fails again.
         note = f"Loaded without the draft model {draft.stem if draft else ''}: {failed.message}"
         options = msgspec.structs.replace(options, draft_path="")
-        async with contextlib.aclosing(self.backend.load(path, options)) as events:
+        async with contextlib.aclosing(self.backend.load(path, options, PlacementSpec.of(self.settings))) as events:
             async for event in events:
                 yield await self._noted(event, note, path, None)
 

@@ -52,26 +52,18 @@ MIN_CTX: Final = 256
 class LoadOptions(Data, frozen=True):
     """How a model is loaded. 0 or None means "choose for me".
 
-    `n_ctx` in tokens; `n_batch`/`n_ubatch` tokens per decode call / per graph; `cpus` are logical CPU numbers
-    (None: what `cores` says); `poll` is how hard idle threads spin, 0-100; `use_repack` allows
-    llama.cpp to keep a rearranged private copy of the weights that computes faster. `n_experts` is how many experts a
-    token uses in a mixture of experts; fewer than the model was trained with change its quality.
+    `n_ctx` in tokens; `n_batch`/`n_ubatch` tokens per decode call / per graph; `poll` is how hard idle threads spin,
+    0-100; `use_repack` allows llama.cpp to keep a repacked private copy of the weights that computes faster.
+    `n_experts` is how many experts a token uses in a mixture of experts; fewer than the model was trained with change
+    its quality. `draft_path` is a draft model to load beside it ("" = none).
 
-    `cores` says which cores compute (hardware.placement) and `n_threads` how many of them; `cpus` overrules both.
-    `memory` is the NUMA policy of the worker (hardware.numa.mempolicy). `probe`: measure the read bandwidth of the
-    cores in use, unless that was done before.
-
-    `draft_path` is a draft model to load beside it ("" = none). `draft_cores` is where it computes: "shared" (all
-    cores, in turn with the target), cores of its own in the words of `cores`, such as "6,7" or "l3:0" (at the same
-    time as the target, which gets the others), or "auto" (whichever is measured to be faster). `calibrate`: measure
-    what passes cost, for adaptive draft depth, unless that was done before.
+    `probe`: measure the read bandwidth of the CPUs in use, `calibrate`: measure what passes cost, for adaptive draft
+    depth; each unless that was done before.
     """
 
     n_ctx: int = 0
     n_batch: int = 512
     n_ubatch: int = 512
-    n_threads: int = 0
-    cpus: tuple[int, ...] | None = None
     poll: int = 50
     type_k: CacheType = "f16"
     type_v: CacheType = "f16"
@@ -80,11 +72,8 @@ class LoadOptions(Data, frozen=True):
     mlock: bool = False
     use_repack: bool = True
     n_experts: int = 0
-    cores: str = "auto"
-    memory: str = "auto"
     probe: bool = False
     draft_path: str = ""
-    draft_cores: str = "auto"
     calibrate: bool = False
 
 
@@ -201,10 +190,14 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class LoadModel(Command, frozen=True):
     """Load `path`, replacing the model in use.
 
-    `state_dir` is where saved KV lives, `calibration_dir` where measured costs do ("" = keep none).
+    `cpus` has one logical CPU for each thread of the target, ascending. `draft_cpus` are the draft model's: () computes
+    on `cpus`, sequentially; other CPUs, concurrently; some of `cpus`, whichever is measured to be faster. `state_dir`
+    is where saved KV lives, `calibration_dir` where measured costs do ("" = keep none).
     """
 
     path: str
+    cpus: tuple[int, ...]
+    draft_cpus: tuple[int, ...] = ()
     options: LoadOptions = LoadOptions()
     request_id: int = 0
     state_dir: str = ""

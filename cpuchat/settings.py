@@ -74,7 +74,7 @@ class ModelSection(Section):
 class EngineSection(Section):
     """How models are loaded; 0 means "choose for me". `experts`: how many a token uses in a mixture of experts.
 
-    `cores` and `memory` are in the words of protocol.LoadOptions.
+    `cores` and `memory` are in the words of hardware.placement and hardware.numa.mempolicy.
     """
 
     threads: Count = 0
@@ -104,7 +104,6 @@ class EngineSection(Section):
             n_ctx=self.ctx,
             n_batch=self.batch,
             n_ubatch=min(self.ubatch, self.batch),
-            n_threads=self.threads,
             poll=self.poll,
             type_k=self.cache_type_k,
             type_v=self.cache_type_v,
@@ -113,8 +112,6 @@ class EngineSection(Section):
             mlock=self.mlock,
             use_repack=self.repack,
             n_experts=self.experts,
-            cores=self.cores,
-            memory=self.memory,
         )
 
 
@@ -123,7 +120,7 @@ class SpeculationSection(Section):
 
     `drafters` "auto" is suffix decoding, prompt lookup and the draft model if one is loaded; "free" is what needs no
     model. `draft_model` "" is the one that belongs to the model, if that is known; "none"; or what --model takes.
-    `depth` 0 is adaptive. `draft_cores` see protocol.LoadOptions.
+    `depth` 0 is adaptive. `draft_cores` see hardware.placement.PlacementSpec.
     """
 
     drafters: Drafters = "auto"
@@ -209,7 +206,6 @@ class Settings(Section):
         return msgspec.structs.replace(
             self.engine.load_options(),
             draft_path=draft_path,
-            draft_cores=self.speculation.draft_cores,
             calibrate=self.speculation.drafters != "off",
             probe=self.hardware.probe,
         )

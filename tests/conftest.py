@@ -11,8 +11,8 @@ import pytest
 
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
-from cpuchat.hardware.cpus import allowed_cpus
 from cpuchat.hardware.instructions import Instructions
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.paths import cache_dir
 from tests.support.hub_server import HubServer
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -39,7 +39,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def bandwidth_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """What a machine whose read bandwidth was measured before keeps of it: 40 GB/s, of all its CPUs and of each."""
-    cpus = allowed_cpus()
+    cpus = own_cpus()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path_factory.mktemp("measured")))
         for some in {tuple(cpus), *((cpu,) for cpu in cpus)}:

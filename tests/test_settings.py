@@ -12,6 +12,7 @@ import pytest
 from cpuchat import paths, settings
 from cpuchat.errors import SettingsError
 from cpuchat.files import file_lock
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import LoadOptions, Speculation
 from cpuchat.settings import Settings, parse
 
@@ -47,8 +48,8 @@ def test_every_value_of_the_section_reaches_the_engine() -> None:
     asked = chosen.speculation.speculation()
     assert (asked.depth, asked.min_probability, asked.across_chats) == (7, 0.25, True)
     options = chosen.load_options("draft.gguf")
-    assert (options.draft_path, options.draft_cores, options.calibrate) == ("draft.gguf", "6,7", True)
-    assert (options.n_experts, options.n_threads) == (4, 2)
+    assert (options.draft_path, options.calibrate, options.n_experts) == ("draft.gguf", True, 4)
+    assert PlacementSpec.of(chosen) == PlacementSpec(draft_cores="6,7", threads=2)
 
 
 def test_nothing_is_measured_when_nothing_is_to_be_drafted() -> None:
@@ -65,7 +66,7 @@ def test_the_defaults_are_those_of_the_protocol() -> None:
     "cores", ["auto", "shared", "0", "4-7", "0,2,4-6", "3-3", "l3:0", "l3:0,2-3", "node:1", "socket:0"]
 )
 def test_draft_cores_are_a_word_or_a_list_of_cpus(cores: str) -> None:
-    assert parse(f'[speculation]\ndraft_cores = "{cores}"').load_options().draft_cores == cores
+    assert parse(f'[speculation]\ndraft_cores = "{cores}"').speculation.draft_cores == cores
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_wrong_draft_cores_are_named(cores: str) -> None:
 
 @pytest.mark.parametrize("cores", ["auto", "all", "0-7", "l3:0,2-3", "node:0", "socket:1", "4/l3"])
 def test_cores_are_words_places_or_a_list(cores: str) -> None:
-    assert parse(f'[engine]\ncores = "{cores}"').load_options().cores == cores
+    assert parse(f'[engine]\ncores = "{cores}"').engine.cores == cores
 
 
 @pytest.mark.parametrize("cores", ["", "shared", "some", "l3:0;1", "4/node", "/l3", "7-4", "node:3-1", "0-99999999999"])

@@ -37,6 +37,7 @@ from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
 from cpuchat.cli.main import main as cpuchat
 from cpuchat.errors import CpuchatError
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.gguf.checks import check_header
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.places import DEMO_FILES
@@ -160,11 +161,11 @@ class Reader:
 
 async def load(backend: LocalBackend, path: Path) -> str:
     """What became of a load and an answer: "answered", the code of a failure, or "hang"."""
-    options = LoadOptions(n_threads=1, n_ctx=256, n_batch=64, n_ubatch=32, calibrate=False, probe=False)
+    options = LoadOptions(n_ctx=256, n_batch=64, n_ubatch=32, calibrate=False, probe=False)
     last: object = None
     try:
         async with asyncio.timeout(SECONDS + 10):
-            async for event in backend.load(path, options):
+            async for event in backend.load(path, options, PlacementSpec(threads=1)):
                 last = event
             if isinstance(last, ModelLoaded):
                 request = Generate(messages=(Message(role="user", content="Hello"),), max_tokens=4)

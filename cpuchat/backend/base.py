@@ -6,7 +6,10 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Protocol
 
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import AnyEvent, EngineInfo, Generate, LoadOptions, ModelInfo
+
+DEFAULT_PLACEMENT = PlacementSpec()
 
 
 class Backend(Protocol):
@@ -27,8 +30,13 @@ class Backend(Protocol):
         """Process that computes, for memory figures; None when it is not on this machine or not running."""
         ...
 
-    def load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
-        """Start a worker if needed and load; ends with `ModelLoaded`, `Unloaded` (cancelled) or `Failed`."""
+    def load(
+        self, path: Path, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
+    ) -> AsyncGenerator[AnyEvent, None]:
+        """Start a worker if needed and load, placed as `spec` says.
+
+        Ends with `ModelLoaded`, `Unloaded` (cancelled) or `Failed`.
+        """
         ...
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:

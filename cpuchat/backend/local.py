@@ -16,9 +16,12 @@ from pathlib import Path
 import msgspec
 
 from cpuchat import paths
+from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.backend.process import Spawner, WorkerProcess
 from cpuchat.errors import CpuchatError, Interrupted
-from cpuchat.hardware.numa.mempolicy import allowed_nodes, choose_policy, current
+from cpuchat.hardware.numa.mempolicy import current
+from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol import (
     AnyEvent,
     Cancel,
@@ -55,7 +58,7 @@ class LocalBackend:
         self._request_ids = itertools.count(1)
         self._engine: EngineInfo | None = None
         self._model: ModelInfo | None = None
-        self._wanted: tuple[Path, LoadOptions] | None = None
+        self._wanted: tuple[Path, LoadOptions, PlacementSpec] | None = None
         self._starting = asyncio.Lock()
         self._request_id = 0  # what the worker is at
         self._cancelled = False
@@ -86,19 +89,21 @@ class LocalBackend:
         """Start the worker without a model, to ask for its `engine`; returns what went wrong, if anything did."""
         return None if self._alive else await self._ensure_started("local")
 
-    def load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
+    def load(
+        self, path: Path, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
+    ) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled = False  # at once: a cancel may come before the first event is asked for
-        return self._load(path, options)
+        return self._load(path, options, spec)
 
-    async def _load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
-        self._wanted = (path, options)
+    async def _load(self, path: Path, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
+        self._wanted = (path, options, spec)
         self._model = None
         try:
-            memory = await asyncio.to_thread(_memory_policy, options)
+            placement = await asyncio.to_thread(_place, spec, bool(options.draft_path))
         except CpuchatError as error:
             yield Failed(code=error.code, message=error.message, hint=error.hint)
             return
-        failure = await self._ensure_started(memory)
+        failure = await self._ensure_started(placement.memory.words)
         if failure is not None:
             yield failure
             return
@@ -108,6 +113,8 @@ class LocalBackend:
         command = LoadModel(
             request_id=next(self._request_ids),
             path=str(path),
+            cpus=placement.cpus,
+            draft_cpus=placement.draft_cpus,
             options=options,
             state_dir=str(self._state_dir) if self._state_dir else "",
             state_limit=self._state_limit,
@@ -116,22 +123,22 @@ class LocalBackend:
         async with contextlib.aclosing(self._stream(command, (ModelLoaded, Unloaded, Failed))) as events:
             async for event in events:
                 if isinstance(event, ModelLoaded):
-                    event = self._with_note(event)
+                    event = self._described(event, placement)
                     self._model = event.model
                 elif isinstance(event, Failed) and event.code == "worker_died":
                     hint = f"The file may be damaged or too much for this machine: choose another. Log: {self.log_file}"
                     event = msgspec.structs.replace(event, hint=hint)
                 yield event
 
-    def _with_note(self, event: ModelLoaded) -> ModelLoaded:
-        """Where the cache folder cannot be written, everything works but what it would spare the next time."""
-        if self._log is None or self._log.parent == self._log_dir:
-            return event
-        note = (
-            f"{paths.shown(self._log_dir)} cannot be written: the log is {self._log}, and measurements and saved chats "
-            "may not be kept."
-        )
-        return ModelLoaded(model=msgspec.structs.replace(event.model, notes=(*event.model.notes, note)))
+    def _described(self, event: ModelLoaded, placement: Placement) -> ModelLoaded:
+        """`event` with what the worker cannot know: why it computes where it does, and what cannot be kept."""
+        model, notes = event.model, (*placement.notes, *event.model.notes)
+        if self._log is not None and self._log.parent != self._log_dir:
+            notes += (
+                f"Cannot write to {paths.shown(self._log_dir)}: the log is {self._log}, and measurements and saved "
+                "chats may not be kept.",
+            )
+        return ModelLoaded(model=msgspec.structs.replace(model, cores_reason=placement.reason, notes=notes))
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled = False
@@ -258,22 +265,9 @@ class LocalBackend:
         return event if isinstance(event, Failed) else Failed(code="error", message=f"Worker began with {event!r}.")
 
 
-def _memory_policy(options: LoadOptions) -> str:
-    """The policy for the worker, in words; "local" also stands for one that this process was started under.
-
-    Raises:
-        UsageError: words that mean nothing on this machine.
-    """
-    if options.memory == "auto":
-        inherited = current()
-        if inherited is None or inherited.places or len(allowed_nodes()) < 2:
-            return "local"
-    from cpuchat.hardware.placement.cores import choose_cores  # not needed where there is nothing to choose from
-    from cpuchat.hardware.topology import read_topology
-
-    topology = read_topology()
-    cpus = options.cpus or choose_cores(topology, options.cores, options.n_threads).cpus
-    if options.draft_path and options.draft_cores not in ("auto", "shared"):  # it reads from cores of its own
-        cpus = (*cpus, *choose_cores(topology, options.draft_cores).cpus)
-    policy, _ = choose_policy(topology, options.memory, cpus)
-    return policy.words
+def _place(spec: PlacementSpec, with_draft: bool) -> Placement:
+    """Raises UsageError for a placement that this machine does not allow."""
+    inherited = current()
+    return place(
+        read_topology(), spec, with_draft=with_draft, inherits_policy=inherited is None or bool(inherited.places)
+    )

@@ -93,14 +93,13 @@ def _measure(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
     from cpuchat.errors import CpuchatError
     from cpuchat.hardware.bandwidth.peaks import remember
     from cpuchat.hardware.bandwidth.survey import survey
-    from cpuchat.hardware.numa.mempolicy import choose_policy
-    from cpuchat.hardware.placement.cores import choose_cores
+    from cpuchat.hardware.placement.placement import PlacementSpec, place
 
     try:
-        cpus = choose_cores(topology, wanted.cores, wanted.threads).cpus
-        memory = choose_policy(topology, wanted.memory, cpus)[0].words
+        placement = place(topology, PlacementSpec(wanted.cores, memory=wanted.memory, threads=wanted.threads))
     except CpuchatError:
         return {}
+    memory = placement.memory.words
     click.echo("cpuchat: measuring the read bandwidth (up to 15 seconds)", err=True)
-    found = survey(topology, cpus=cpus, memory=memory, root=ROOT)
+    found = survey(topology, cpus=placement.cpus, memory=memory, root=ROOT)
     return {"survey": found, "peak": remember(found.all_cores, memory, root=ROOT)}

@@ -52,21 +52,20 @@ def probe(as_json: bool, **values: Any) -> int:
     from cpuchat.cli.terminal import Terminal
     from cpuchat.hardware.bandwidth.memory_modules import theoretical
     from cpuchat.hardware.bandwidth.survey import survey
-    from cpuchat.hardware.numa.mempolicy import choose_policy
-    from cpuchat.hardware.placement.cores import choose_cores
+    from cpuchat.hardware.placement.placement import PlacementSpec, place
     from cpuchat.hardware.topology import read_topology
 
     engine = laid_over(values).engine
     topology = read_topology()
-    cpus = choose_cores(topology, engine.cores, 0 if values.get("engine__cores") else engine.threads).cpus
-    memory = choose_policy(topology, engine.memory, cpus)[0].words
+    threads = 0 if values.get("engine__cores") else engine.threads
+    placement = place(topology, PlacementSpec(engine.cores, memory=engine.memory, threads=threads))
     terminal = Terminal()
 
     def progress(done: int, total: int, what: str) -> None:
         terminal.status(f"measuring {what} ({done + 1} of {total})")
 
     try:
-        found = survey(topology, progress, cpus=cpus, memory=memory)
+        found = survey(topology, progress, cpus=placement.cpus, memory=placement.memory.words)
     finally:
         terminal.clear_progress()
     limit = theoretical(topology)

@@ -13,6 +13,7 @@ from typing import Protocol, Self
 from cpuchat.backend.local import LocalBackend
 from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import CpuchatError, Interrupted, WorkerDied, from_code
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol import (
     AnyEvent,
@@ -84,7 +85,7 @@ class Session:
         self._cancelling.add(task)
         task.add_done_callback(self._cancelling.discard)
 
-    async def load(self, path: Path, options: LoadOptions) -> ModelInfo:
+    async def load(self, path: Path, options: LoadOptions, spec: PlacementSpec) -> ModelInfo:
         """Start the worker and load a model.
 
         Raises:
@@ -92,7 +93,7 @@ class Session:
             CpuchatError: whatever the engine has against the model.
         """
         info: ModelInfo | None = None
-        async with self._watched(self._backend.load(path, options)) as events:
+        async with self._watched(self._backend.load(path, options, spec)) as events:
             async for event in events:
                 match event:
                     case LoadProgress():

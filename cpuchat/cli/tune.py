@@ -125,13 +125,10 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
 
 def _target_cpus(topology: Topology, chosen: Settings) -> tuple[int, ...]:
     """CPUs of the target while the settings give the draft model cores of its own; () when they don't."""
-    from cpuchat.hardware.placement.cores import choose_cores
+    from cpuchat.hardware.placement.placement import PlacementSpec, place
 
-    words = chosen.speculation.draft_cores
-    if words in ("auto", "shared"):
-        return ()
-    draft = choose_cores(topology, words).cpus
-    return choose_cores(topology, chosen.engine.cores, chosen.engine.threads, without=draft).cpus
+    spec = PlacementSpec.of(chosen)
+    return place(topology, spec, with_draft=True).cpus if spec.names_draft_cores else ()
 
 
 def _change_rows(made: Plan) -> list[tuple[str, ...]]:
@@ -192,6 +189,7 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
     from cpuchat.cli.options import model_path
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import Terminal
+    from cpuchat.hardware.placement.placement import PlacementSpec
     from cpuchat.hardware.tuning import store
     from cpuchat.hardware.tuning.plan import effect
     from cpuchat.telemetry import units
@@ -204,7 +202,7 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
     label = _label(saved, label) if saved is not None else None
     terminal = Terminal()
     options = msgspec.structs.replace(chosen.load_options(""), calibrate=False, probe=False)
-    info, measured = asyncio.run(measure_model(path, options, terminal.progress))
+    info, measured = asyncio.run(measure_model(path, options, PlacementSpec.of(chosen), terminal.progress))
     terminal.clear_progress()
     result: dict[str, Any] = {"model": info.name, **msgspec.to_builtins(measured)}
     lines = [f"{info.name or path.stem}: {units.rate(measured.tok_s)} tok/s (spread {units.rate(measured.spread)})"]

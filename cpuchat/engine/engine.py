@@ -10,7 +10,7 @@ from time import perf_counter
 
 from cpuchat.engine.answer import Answer
 from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
-from cpuchat.engine.drafting.speculation_setup import SpeculationSetup, leave_draft_cores, set_up_speculation
+from cpuchat.engine.drafting.speculation_setup import SpeculationSetup, set_up_speculation
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.limits import available_for_model, describe_with_limits
@@ -111,7 +111,8 @@ class Engine:
             available = available_for_model()
             model = Model.load(
                 Path(command.path),
-                leave_draft_cores(command.options),
+                command.options,
+                command.cpus,
                 on_progress=progress,
                 abort=self._abort,
                 visible_markers=tuple(sorted(MARKER_TOKENS)),

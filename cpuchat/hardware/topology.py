@@ -134,6 +134,10 @@ class Topology:
         core = self.core_of(cpu)
         return self.l3_groups[core.l3] if core is not None and core.l3 is not None else None
 
+    def l3_bytes(self, cpus: Collection[int]) -> int:
+        """Return the size in bytes of the L3 caches of these logical CPUs together; 0 when it is not known."""
+        return sum({group.index: group.size for cpu in cpus if (group := self.l3_of(cpu)) is not None}.values())
+
     def node_of(self, cpu: int) -> int | None:
         """The number of the NUMA node of a logical CPU; None when it is not online."""
         core = self.core_of(cpu)

@@ -74,7 +74,6 @@ def this_machine(
         loaded: a model that is to be thought away; its header is read.
         root: replaces `/` in tests.
     """
-    from cpuchat.hardware.cpus import l3_bytes
     from cpuchat.hardware.memory import available_bytes, available_on, total_bytes
     from cpuchat.hardware.topology import read_topology
 
@@ -97,7 +96,7 @@ def this_machine(
         peak=peak.bytes_per_s if peak is not None else 0.0,
         peak_words=peak.source if peak is not None else problem or NOT_MEASURED,
         reaches=tuple(UsageLog().read().reaches()),
-        cache_bytes=l3_bytes(topology, cpus),
+        cache_bytes=topology.l3_bytes(cpus),
     )
 
 
@@ -130,12 +129,10 @@ def given_back(loaded: ModelInfo, options: LoadOptions) -> int:
 
 def _place(settings: Settings, topology: Topology) -> tuple[tuple[int, ...], Policy | None, str]:
     """The CPUs that would compute and where memory would be, or what is wrong with the settings."""
-    from cpuchat.hardware.numa.mempolicy import choose_policy
-    from cpuchat.hardware.placement.cores import choose_cores
+    from cpuchat.hardware.placement.placement import PlacementSpec, place
 
-    engine = settings.engine
     try:
-        cpus = choose_cores(topology, engine.cores, engine.threads).cpus
-        return cpus, choose_policy(topology, engine.memory, cpus)[0], ""
+        placement = place(topology, PlacementSpec.of(settings))
+        return placement.cpus, placement.memory, ""
     except UsageError as error:
         return (), None, str(error)

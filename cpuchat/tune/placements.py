@@ -1,12 +1,14 @@
-"""How fast a loaded model should be in each layout of this machine, as far as that can be told beforehand."""
+"""How fast a loaded model should be in each placement that this machine allows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cpuchat.hardware.placement.candidates import Layout, Prediction, layouts, predict, recommend
-from cpuchat.hardware.placement.resolve import Arrangement, Resolved, resolve
+from cpuchat.errors import UsageError
+from cpuchat.hardware.placement.candidates import Candidate, candidates
+from cpuchat.hardware.placement.ceiling import Ceiling, ceiling
+from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
 from cpuchat.hardware.topology import Topology
 from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry import units
@@ -24,27 +26,32 @@ _WORTH = 1.02
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One layout. `speed` is the prediction in a few words, "" without one; `about` is a few lines."""
+class PlacementOption:
+    """One placement to choose. `speed` is its ceiling in a few words, "" without one; `about` is a few lines."""
 
     name: str
-    arrangement: Arrangement
+    spec: PlacementSpec
     recommended: bool
-    prediction: Prediction | None
+    ceiling: Ceiling | None
     speed: str
     about: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
-    """All layouts, and one sentence of advice, "" without."""
+    """All placements, and one sentence of advice, "" without."""
 
-    choices: tuple[Choice, ...]
+    options: tuple[PlacementOption, ...]
     advice: str = ""
 
-    def choice(self, arrangement: Arrangement) -> Choice | None:
-        """The layout with these words."""
-        return next((c for c in self.choices if c.arrangement == arrangement), None)
+    def find(self, spec: PlacementSpec) -> PlacementOption | None:
+        """Return the placement with these words."""
+        return next((option for option in self.options if option.spec == spec), None)
+
+    @property
+    def recommended(self) -> PlacementOption | None:
+        """The one to begin with; what is really fastest is measured."""
+        return next((option for option in self.options if option.recommended), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,34 +75,41 @@ def compare_placements(
     theoretical: Theoretical | None,
     model: ModelInfo | None,
     figures: Figures,
-    in_use: Arrangement,
+    in_use: PlacementSpec,
 ) -> PlacementOptions:
-    """Every layout that this machine has, with what is to be expected of `model` in it."""
-    best = recommend(topology)
-    now = resolve(in_use, topology)
+    """Return every placement that this machine allows, with the most to be expected of `model` in it."""
+    now = _placed(topology, in_use)
     basis, why_not = _basis(survey, theoretical, model, figures)
-    choices: list[Choice] = []
+    options: list[PlacementOption] = []
     taken = False
-    for layout in layouts(topology):
-        arrangement = Arrangement(layout.cores, layout.draft_cores, layout.memory)
-        if not taken and _same(resolve(arrangement, topology), now):
-            arrangement, taken = in_use, True  # other words for the same
-        prediction = _predict(layout, topology, basis, model) if basis is not None else None
-        choices.append(
-            Choice(
-                layout.name,
-                arrangement,
-                layout.name == best.name,
-                prediction,
-                _speed(layout, prediction, model),
-                _about(layout, prediction, basis, why_not, model),
+    for candidate in candidates(topology):
+        spec = candidate.spec
+        if not taken and now is not None and _same(candidate.placement, now):
+            spec, taken = in_use, True  # other words for the same
+        most = _ceiling(candidate, topology, basis, model) if basis is not None else None
+        options.append(
+            PlacementOption(
+                candidate.name,
+                spec,
+                not options,
+                most,
+                _speed(candidate, most, model),
+                _about(candidate, most, basis, why_not, model),
             )
         )
-    return PlacementOptions(tuple(choices), _advice(choices, in_use, best))
+    return PlacementOptions(tuple(options), _advice(options, in_use))
 
 
-def _same(one: Resolved, other: Resolved) -> bool:
-    return (one.target, one.draft, one.memory) == (other.target, other.draft, other.memory)
+def _placed(topology: Topology, spec: PlacementSpec) -> Placement | None:
+    """What `spec` means with a draft model loaded; None for one that is not possible here."""
+    try:
+        return place(topology, spec, with_draft=spec.names_draft_cores)
+    except UsageError:
+        return None
+
+
+def _same(one: Placement, other: Placement) -> bool:
+    return (one.cpus, one.draft_cpus, one.memory) == (other.cpus, other.draft_cpus, other.memory)
 
 
 def _basis(
@@ -140,11 +154,11 @@ def _basis(
     ), ""
 
 
-def _predict(layout: Layout, topology: Topology, basis: _Basis, model: ModelInfo | None) -> Prediction | None:
-    if layout.draft is not None and (model is None or not model.draft):
+def _ceiling(candidate: Candidate, topology: Topology, basis: _Basis, model: ModelInfo | None) -> Ceiling | None:
+    if candidate.placement.is_split and (model is None or not model.draft):
         return None
-    return predict(
-        layout,
+    return ceiling(
+        candidate,
         topology,
         target_bytes=basis.target_bytes,
         draft_bytes=basis.draft_bytes,
@@ -153,45 +167,45 @@ def _predict(layout: Layout, topology: Topology, basis: _Basis, model: ModelInfo
         one_core=basis.one_core,
         tokens_per_pass=basis.tokens_per_pass,
         depth=basis.depth,
-        overlap=layout.draft is not None,
+        overlap=candidate.placement.is_split,
     )
 
 
-def _speed(layout: Layout, prediction: Prediction | None, model: ModelInfo | None) -> str:
-    if prediction is not None:
-        return f"≤ {units.rate(prediction.tok_s)} tok/s"
-    return "needs a draft" if layout.draft is not None and model is not None and not model.draft else ""
+def _speed(candidate: Candidate, most: Ceiling | None, model: ModelInfo | None) -> str:
+    if most is not None:
+        return f"≤ {units.rate(most.tok_s)} tok/s"
+    return "needs a draft" if candidate.placement.is_split and model is not None and not model.draft else ""
 
 
 def _about(
-    layout: Layout, prediction: Prediction | None, basis: _Basis | None, why_not: str, model: ModelInfo | None
+    candidate: Candidate, most: Ceiling | None, basis: _Basis | None, why_not: str, model: ModelInfo | None
 ) -> str:
     lines: list[str] = []
     remarks: tuple[str, ...] = ()
-    if prediction is not None and basis is not None:
-        draft = f" + {1e3 * prediction.t_draft_s:.1f} ms draft" if prediction.t_draft_s else ""
+    if most is not None and basis is not None:
+        draft = f" + {1e3 * most.t_draft_s:.1f} ms draft" if most.t_draft_s else ""
         lines.append(
-            f"At most {units.rate(prediction.tok_s)} tok/s: {1e3 * prediction.t_target_s:.1f} ms target{draft} per "
-            f"pass. Limit: {prediction.limit}. From {basis.source}."
+            f"At most {units.rate(most.tok_s)} tok/s: {1e3 * most.t_target_s:.1f} ms target{draft} per "
+            f"pass. Limit: {most.limit}. From {basis.source}."
         )
         if basis.computing:
             lines.append("That is by bandwidth alone: compute is the limit now, so expect less.")
-        remarks = prediction.remarks
-    elif layout.draft is not None and model is not None and not model.draft:
+        remarks = most.remarks
+    elif candidate.placement.is_split and model is not None and not model.draft:
         lines.append("It needs a draft model, and none is loaded.")
     elif why_not:
         lines.append(why_not)
-    return "\n".join([*lines, layout.reason, *remarks])
+    return "\n".join([*lines, candidate.reason, *remarks])
 
 
-def _advice(choices: list[Choice], in_use: Arrangement, best: Layout) -> str:
-    now = next((c for c in choices if c.arrangement == in_use), None)
-    wanted = next((c for c in choices if c.recommended), None)
+def _advice(options: list[PlacementOption], in_use: PlacementSpec) -> str:
+    now = next((option for option in options if option.spec == in_use), None)
+    wanted = next((option for option in options if option.recommended), None)
     if wanted is None or wanted is now:
         return ""
-    if now is not None and now.prediction and wanted.prediction:
-        factor = wanted.prediction.tok_s / now.prediction.tok_s
+    if now is not None and now.ceiling and wanted.ceiling:
+        factor = wanted.ceiling.tok_s / now.ceiling.tok_s
         if factor < _WORTH:
             return ""
-        return f"“{wanted.name}” is predicted {units.factor(factor)} as fast as now · t marks it, Enter tries it"
-    return f"“{wanted.name}” is recommended · t marks it, Enter tries it"
+        return f"“{wanted.name}” is predicted {units.factor(factor)} as fast as now · t selects it, Enter tries it"
+    return f"“{wanted.name}” is recommended · t selects it, Enter tries it"

@@ -8,12 +8,16 @@ from pathlib import Path
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.errors import from_code
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import Failed, LoadOptions, LoadProgress, ModelInfo
 from cpuchat.tune.measure import DecodeRate, MeasureFailed, measure_decode
 
 
 async def measure_model(
-    path: Path, options: LoadOptions, on_progress: Callable[[LoadProgress], None] | None = None
+    path: Path,
+    options: LoadOptions,
+    spec: PlacementSpec,
+    on_progress: Callable[[LoadProgress], None] | None = None,
 ) -> tuple[ModelInfo, DecodeRate]:
     """Load a model, measure how fast it decodes, and let it go.
 
@@ -23,7 +27,7 @@ async def measure_model(
     """
     backend = LocalBackend()
     try:
-        async with contextlib.aclosing(backend.load(path, options)) as events:
+        async with contextlib.aclosing(backend.load(path, options, spec)) as events:
             async for event in events:
                 if isinstance(event, Failed):
                     raise from_code(event.code, event.message, event.hint)

@@ -16,7 +16,7 @@ import msgspec
 
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
-from cpuchat.hardware.placement.resolve import Arrangement
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import AnyEvent, Failed, Generate, LoadProgress, ModelInfo, ModelLoaded, TextDelta, Unloaded
 from cpuchat.tune.compare import Comparison, compare
 from cpuchat.tune.measure import DecodeRate, measure_decode
@@ -66,7 +66,7 @@ class Outcome:
 
 
 class Trial:
-    """One change of the arrangement. `run` once, from the conversation's event loop.
+    """One change of the placement. `run` once, from the conversation's event loop.
 
     The settings of the conversation are those of the outcome afterwards; writing them to disk is the caller's.
 
@@ -78,13 +78,13 @@ class Trial:
     def __init__(
         self,
         conversation: Conversation,
-        wanted: Arrangement,
+        wanted: PlacementSpec,
         tell: Callable[[Step], None] = lambda _: None,
         *,
         measure: bool = True,
     ) -> None:
         self.wanted = wanted
-        self.previous = Arrangement.of(conversation.settings)
+        self.previous = PlacementSpec.of(conversation.settings)
         self._conversation = conversation
         self._tell = tell
         self._measure = measure
@@ -134,7 +134,7 @@ class Trial:
         return Outcome(True, before, after)
 
     async def _back(self, before: DecodeRate | None, problem: str, after: DecodeRate | None = None) -> Outcome:
-        self._conversation.settings = self.previous.put_into(self._conversation.settings)
+        self._conversation.settings = self.previous.applied_to(self._conversation.settings)
         stopped = self._stopped and not problem
         if not self._left:
             again = await self._load(self.previous, "back", None)
@@ -142,10 +142,10 @@ class Trial:
                 problem = f"{problem} The model could not be loaded as before either: {again}".strip()
         return Outcome(False, before, after, problem=problem, stopped=stopped)
 
-    async def _load(self, arrangement: Arrangement, stage: Stage, before: ModelInfo | None) -> str:
+    async def _load(self, spec: PlacementSpec, stage: Stage, before: ModelInfo | None) -> str:
         """Load the model again; returns what went wrong, "" also when it was stopped."""
         conversation = self._conversation
-        conversation.settings = arrangement.put_into(conversation.settings)
+        conversation.settings = spec.applied_to(conversation.settings)
         self._tell(Step(stage))
         problem = ""
         try:

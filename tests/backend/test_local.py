@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from cpuchat.backend import local
 from cpuchat.backend.local import LocalBackend
 from cpuchat.backend.process import Spawner, WorkerProcess
-from cpuchat.hardware.topology import read_topology
+from cpuchat.hardware.numa.mempolicy import parse_policy
+from cpuchat.hardware.placement.placement import Placement, PlacementSpec
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol import Failed, LoadOptions, ModelLoaded, WorkerReady
-from tests.hardware.trees import make_tree
 from tests.support.chatting import chat, collect
 
 # Niceness can only be raised, so a process of its own does it. The main thread lowers itself before each start.
@@ -78,15 +78,18 @@ async def test_another_policy_starts_the_worker_again_and_the_chat_goes_on(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On one node every policy is resolved to none; here they shall differ.
-    monkeypatch.setattr(local, "_memory_policy", lambda options: options.memory)
+    def placed(spec: PlacementSpec, with_draft: bool) -> Placement:
+        return Placement(own_cpus()[:1], (), parse_policy(spec.memory), "", "")
+
+    monkeypatch.setattr(local, "_place", placed)
     backend = LocalBackend(state_dir=tmp_path / "kv")
     request = chat("hello there, this is a chat that has some text in it", chat_id="one")
     try:
-        first = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512, n_threads=1, memory="local")))
+        first = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory="local")))
         assert isinstance(first.events[-1], ModelLoaded)
         before = backend.pid
         await collect(backend.generate(request))
-        again = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512, n_threads=1, memory="bind:0")))
+        again = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory="bind:0")))
         assert not any(isinstance(event, Failed) for event in again.events)
         assert backend.pid != before
         assert backend.engine is not None
@@ -94,7 +97,7 @@ async def test_another_policy_starts_the_worker_again_and_the_chat_goes_on(
         finished = (await collect(backend.generate(request))).finished
         assert finished.timings.cache_n > 0
         same = backend.pid
-        await collect(backend.load(tiny_model, LoadOptions(n_ctx=512, n_threads=1, memory="bind:0")))
+        await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory="bind:0")))
         assert backend.pid == same
     finally:
         await backend.close()
@@ -103,7 +106,7 @@ async def test_another_policy_starts_the_worker_again_and_the_chat_goes_on(
 async def test_a_policy_that_makes_no_sense_here_is_a_failed_load(tiny_model: Path) -> None:
     backend = LocalBackend()
     try:
-        failed = (await collect(backend.load(tiny_model, LoadOptions(memory="bind:77")))).failed
+        failed = (await collect(backend.load(tiny_model, LoadOptions(), PlacementSpec(memory="bind:77")))).failed
         assert failed.code == "usage"
         assert "77" in failed.message
     finally:
@@ -113,18 +116,3 @@ async def test_a_policy_that_makes_no_sense_here_is_a_failed_load(tiny_model: Pa
 async def test_workers_are_not_as_nice_as_their_parent_became(tmp_path: Path) -> None:
     before, first, second = (await run(sys.executable, "-c", _NICE, str(tmp_path))).split()
     assert before == first == second
-
-
-def test_memory_is_placed_for_the_cores_of_both_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    topology = read_topology(make_tree(tmp_path, "2x-epyc-7543"))
-    monkeypatch.setattr("cpuchat.hardware.topology.read_topology", lambda: topology)
-    monkeypatch.setattr(local, "allowed_nodes", lambda: (0, 1))
-    for cores, draft_cores, words, alone in (
-        ("socket:0", "auto", "preferred:0", "preferred:0"),
-        ("socket:0", "socket:1", "interleave:0-1", "preferred:0"),
-        ("l3:0", "l3:1", "preferred:0", "preferred:0"),
-        ("auto", "l3:15", "interleave:0-1", "interleave:0-1"),
-    ):
-        options = LoadOptions(cores=cores, draft_path="draft.gguf", draft_cores=draft_cores)
-        assert local._memory_policy(options) == words
-        assert local._memory_policy(msgspec.structs.replace(options, draft_path="")) == alone

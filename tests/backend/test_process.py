@@ -15,6 +15,7 @@ import pytest
 from cpuchat.backend import process
 from cpuchat.backend.local import LocalBackend
 from cpuchat.backend.process import Spawner, WorkerProcess
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol import (
     AnyEvent,
     Cancel,
@@ -30,7 +31,7 @@ from cpuchat.protocol import (
 )
 from tests.support.chatting import chat, collect
 
-OPTIONS = LoadOptions(n_ctx=512, n_threads=1)
+OPTIONS = LoadOptions(n_ctx=512)
 _STUCK = 120.0  # seconds after which a test that waits for ever fails
 
 
@@ -175,7 +176,7 @@ async def test_a_stop_before_the_first_event_is_asked_for_is_heard(backend: Loca
 async def test_a_cancel_concerns_one_request(tmp_path: Path, tiny_model: Path) -> None:
     """Neither the one that runs when it comes too late, nor the one after that which it was meant for."""
     async with started(tmp_path) as worker:
-        worker.send(LoadModel(path=str(tiny_model), options=OPTIONS, request_id=1))
+        worker.send(LoadModel(path=str(tiny_model), cpus=own_cpus()[:1], options=OPTIONS, request_id=1))
         for number in (2, 3, 4):
             worker.send(Generate(request_id=number, prompt="abc", max_tokens=40))
         worker.send(Cancel(request_id=3))
@@ -265,7 +266,7 @@ async def test_a_cache_folder_that_cannot_be_written_is_a_note(tiny_model: Path,
     backend = LocalBackend(log_dir=tmp_path / "in the way" / "log", state_dir=tmp_path / "in the way" / "kv")
     try:
         loaded = await rest(backend.load(tiny_model, OPTIONS))
-        assert isinstance(loaded, ModelLoaded) and "cannot be written" in " ".join(loaded.model.notes)
+        assert isinstance(loaded, ModelLoaded) and "Cannot write to" in " ".join(loaded.model.notes)
         assert isinstance(await rest(backend.generate(chat("hello"))), GenerationFinished)
     finally:
         await backend.close()

@@ -15,7 +15,7 @@ from cpuchat.hardware import topology as topologies
 from cpuchat.hardware.bandwidth import survey as surveying
 from cpuchat.hardware.bandwidth.measuring import ProbeFailed, ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import known_peak
-from cpuchat.hardware.cpus import allowed_cpus
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
 from tests.hardware.trees import make_tree
 
@@ -45,7 +45,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
 
 
 def test_this_machine_is_really_measured() -> None:
-    cpu = allowed_cpus()[0]
+    cpu = own_cpus()[0]
     found = json.loads(run("--cores", str(cpu), "--json").stdout)
     assert found["all_cores"]["cpus"] == [cpu]
     assert found["all_cores"]["bytes_per_s"] == max(found["all_cores"]["rounds"]) > 1e8

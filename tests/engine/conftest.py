@@ -10,9 +10,10 @@ import pytest
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.protocol import LoadOptions
+from tests.support.pairs import ONE_CPU
 from tests.support.tiny_gguf import write_tiny_gguf
 
-OPTIONS = LoadOptions(n_threads=1, n_ctx=512, n_batch=64, n_ubatch=32)
+OPTIONS = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=32)
 
 
 @pytest.fixture
@@ -26,7 +27,8 @@ def load(abort: AbortFlag) -> Iterator[Callable[..., Model]]:
     models: list[Model] = []
 
     def _load(path: Path, options: LoadOptions = OPTIONS, **more: object) -> Model:
-        model = Model.load(path, options, abort=abort, **{"on_progress": lambda *_: None, **more})  # type: ignore[arg-type]
+        more = {"on_progress": lambda *_: None, "threads": ONE_CPU, **more}
+        model = Model.load(path, options, abort=abort, **more)  # type: ignore[arg-type]
         models.append(model)
         return model
 

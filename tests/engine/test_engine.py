@@ -17,6 +17,7 @@ from cpuchat.engine.engine import Engine
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.prompt.disk_writer import WriteBudget
 from cpuchat.errors import GenerationFailed
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol import (
     ContextTrimmed,
     Event,
@@ -36,6 +37,7 @@ from cpuchat.protocol import (
 )
 from cpuchat.timings import Timings
 from tests.engine.conftest import OPTIONS
+from tests.support.pairs import ONE_CPU
 from tests.support.tiny_gguf import write_tiny_gguf
 
 E = TypeVar("E", bound=Event)
@@ -58,9 +60,15 @@ class Chat:
     def of(self, kind: type[E]) -> list[E]:
         return [e for e in self.events if isinstance(e, kind)]
 
-    def load(self, path: Path, options: LoadOptions = OPTIONS, state_dir: Path | None = None) -> ModelInfo:
+    def load(
+        self,
+        path: Path,
+        options: LoadOptions = OPTIONS,
+        state_dir: Path | None = None,
+        cpus: tuple[int, ...] = ONE_CPU,
+    ) -> ModelInfo:
         self.events.clear()
-        self.engine.load(LoadModel(path=str(path), options=options, state_dir=str(state_dir or "")))
+        self.engine.load(LoadModel(path=str(path), cpus=cpus, options=options, state_dir=str(state_dir or "")))
         loaded = self.events[-1]
         assert isinstance(loaded, ModelLoaded), loaded
         return loaded.model
@@ -120,7 +128,7 @@ def test_load(chat: Chat, tiny_model: Path) -> None:
 
 
 def test_failed_load(chat: Chat, tmp_path: Path) -> None:
-    chat.engine.load(LoadModel(path=str(tmp_path / "none.gguf")))
+    chat.engine.load(LoadModel(path=str(tmp_path / "none.gguf"), cpus=ONE_CPU))
     assert chat.failure.code == "model_not_found"
     chat.request(messages=(user("Hello"),))
     assert chat.failure.code == "usage" and "No model" in chat.failure.message
@@ -128,7 +136,7 @@ def test_failed_load(chat: Chat, tmp_path: Path) -> None:
 
 def test_cancelled_load(chat: Chat, tiny_model: Path) -> None:
     chat.react = lambda e: chat.engine.cancel() if isinstance(e, LoadProgress) else None
-    chat.engine.load(LoadModel(path=str(tiny_model), options=OPTIONS))
+    chat.engine.load(LoadModel(path=str(tiny_model), cpus=ONE_CPU, options=OPTIONS))
     assert isinstance(chat.events[-1], Unloaded)
     chat.engine.clear_cancel()
     chat.react = lambda _: None
@@ -399,7 +407,7 @@ def test_nothing_is_left_behind(tiny_model: Path) -> None:
         chat.ask(user("Hello"))
     chat.engine.close()
     threads = listed_threads()
-    chat.load(tiny_model, msgspec.structs.replace(OPTIONS, n_threads=min(2, len(os.sched_getaffinity(0)))))
+    chat.load(tiny_model, cpus=own_cpus()[:2])
     chat.ask(user("Hello"))
     chat.engine.close()
     chat.engine.close()

@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 
+from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.memory_modules import Theoretical
 from cpuchat.hardware.bandwidth.survey import Cell, Survey, default_cpus
 from cpuchat.hardware.machine_reader import MachineFacts, MachineReader
 from cpuchat.hardware.numa.residency import Residency
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import Topology
 from cpuchat.protocol import (
     AnyEvent,
@@ -90,13 +92,16 @@ class OnMachine(ScriptedBackend):
     def pid(self) -> int | None:
         return os.getpid()
 
-    async def load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
-        if options.cores == self.bad_cores:
+    async def load(
+        self, path: Path, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
+    ) -> AsyncGenerator[AnyEvent, None]:
+        if spec.cores == self.bad_cores:
             self.loads.append((path, options))
+            self.specs.append(spec)
             self._model = None
             yield Failed(code="usage", message="These cores cannot be used.", hint="Choose others.")
             return
-        async for event in super().load(path, options):
+        async for event in super().load(path, options, spec):
             yield event
 
     @property

@@ -21,6 +21,7 @@ from cpuchat.engine.llama.model import Model
 from cpuchat.engine.text.detokenizer import Detokenizer
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol import Event, LoadOptions, Sampling, Speculation, TextDelta
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
@@ -30,7 +31,8 @@ from cpuchat.synthetic.pair import write_pair
 from cpuchat.timings import SpeculationFigures
 
 N_VOCAB = 2048
-OPTIONS = LoadOptions(n_threads=1, n_ctx=512, n_batch=64, n_ubatch=64)
+ONE_CPU = own_cpus()[:1]
+OPTIONS = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64)
 GREEDY = Sampling(temperature=0.0)
 ROUNDING = 2e-2
 """How far two evaluations of a row of logits may be apart when the batches differ."""

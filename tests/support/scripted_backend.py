@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from cpuchat.backend.base import DEFAULT_PLACEMENT
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import (
     AnyEvent,
     Channel,
@@ -199,6 +201,7 @@ class ScriptedBackend:
         )
         self.requests: list[Generate] = []
         self.loads: list[tuple[Path, LoadOptions]] = []
+        self.specs: list[PlacementSpec] = []
         self.draft_failure = draft_failure
         self.closed = False
         self.forgotten: list[str] = []
@@ -221,8 +224,11 @@ class ScriptedBackend:
         """As if the worker had ended."""
         self._model = None
 
-    def load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
+    def load(
+        self, path: Path, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
+    ) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled.clear()
+        self.specs.append(spec)
         return self._load(path, options)
 
     async def _load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:

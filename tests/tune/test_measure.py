@@ -96,7 +96,7 @@ async def test_a_bad_end_is_a_typed_error(event: AnyEvent, words: str) -> None:
 async def test_a_real_model_is_measured(tiny_model: Path) -> None:
     backend = LocalBackend()
     try:
-        async with contextlib.aclosing(backend.load(tiny_model, LoadOptions(n_threads=1, n_ctx=256))) as events:
+        async with contextlib.aclosing(backend.load(tiny_model, LoadOptions(n_ctx=256))) as events:
             assert isinstance([event async for event in events][-1], ModelLoaded)
         measured = await measure_decode(backend.generate, n_tokens=24, rounds=2)
     finally:

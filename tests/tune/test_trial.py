@@ -15,7 +15,7 @@ from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
-from cpuchat.hardware.placement.resolve import Arrangement
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import AnyEvent, Generate, ModelLoaded, TextDelta
 from cpuchat.settings import Settings
 from cpuchat.tune import report
@@ -46,7 +46,7 @@ async def test_it_measures_loads_and_measures_again(tiny_model: Path) -> None:
         await collect(core.send("hello there, how are you doing on this fine day?"))
         figures = core.figures().predicted_n
         cpu = core.model.cpus[-1] if core.model else 0
-        outcome = await Trial(core, Arrangement(cores=str(cpu)), steps.append).run()
+        outcome = await Trial(core, PlacementSpec(cores=str(cpu)), steps.append).run()
         assert outcome.problem == ""
         assert outcome.before and outcome.after and outcome.comparison
         assert outcome.applied == outcome.comparison.keep
@@ -63,7 +63,7 @@ async def test_it_measures_loads_and_measures_again(tiny_model: Path) -> None:
 async def test_cores_that_are_not_there_go_back(tiny_model: Path) -> None:
     async with conversation(tiny_model) as core:
         before = core.model
-        outcome = await Trial(core, Arrangement(cores="l3:4096"), measure=False).run()
+        outcome = await Trial(core, PlacementSpec(cores="l3:4096"), measure=False).run()
         assert not outcome.applied
         assert "4096" in outcome.problem
         assert core.settings.engine.cores == "auto"
@@ -77,7 +77,7 @@ async def test_a_stop_before_the_load_changes_nothing(tiny_model: Path) -> None:
         def stop(step: Step) -> None:
             trial.leave()
 
-        trial = Trial(core, Arrangement(cores=str(loaded.cpus[0] if loaded else 0)), stop)
+        trial = Trial(core, PlacementSpec(cores=str(loaded.cpus[0] if loaded else 0)), stop)
         outcome = await trial.run()
         assert outcome.stopped and not outcome.applied
         assert core.model is loaded
@@ -109,7 +109,7 @@ async def test_a_worker_killed_in_the_middle_is_told_and_the_chat_can_go_on(
 
         monkeypatch.setattr(core, "aside", dies)
         cpu = str(core.model.cpus[0] if core.model else 0)
-        outcome = await Trial(core, Arrangement(cores=cpu), steps.append).run()
+        outcome = await Trial(core, PlacementSpec(cores=cpu), steps.append).run()
         assert killed
         assert (outcome.applied, outcome.lost, outcome.stopped) == (False, lost, False)
         assert "killed" in outcome.problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import (
     ContextTrimmed,
     Generate,
@@ -216,12 +217,12 @@ async def test_cancelled_load_leaves_a_usable_worker(tiny_model: Path) -> None:
 
 async def test_options_that_do_not_go_together_are_refused_before_the_load(tiny_model: Path) -> None:
     async with worker() as backend:
-        for options, word in (
-            (LoadOptions(type_v="q8_0", flash_attn="off"), "flash"),
-            (LoadOptions(n_threads=100_000), "threads"),
-            (LoadOptions(n_batch=32, n_ubatch=64), "batch"),
+        for options, spec, word in (
+            (LoadOptions(type_v="q8_0", flash_attn="off"), PlacementSpec(), "flash"),
+            (LoadOptions(), PlacementSpec(threads=100_000), "threads"),
+            (LoadOptions(n_batch=32, n_ubatch=64), PlacementSpec(), "batch"),
         ):
-            failed = (await collect(backend.load(tiny_model, options))).failed
+            failed = (await collect(backend.load(tiny_model, options, spec))).failed
             assert failed.code == "usage"
             assert word in failed.message
         assert (await load(backend, tiny_model)).n_ctx == 4096
@@ -231,8 +232,6 @@ async def test_weights_can_be_read_into_memory(tiny_model: Path) -> None:
     async with worker(tiny_model) as mapped, worker(tiny_model, load_mode="read") as read:
         from_map = await collect(mapped.generate(chat("hello")))
         assert (await collect(read.generate(chat("hello")))).text == from_map.text
-
-
 
 
 async def test_a_deleted_chat_leaves_nothing_on_disk(tiny_model: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import (
     Generate,
@@ -28,6 +29,7 @@ from tests.support.pairs import pair_files
 ALL = ("draft", "suffix", "lookup")
 PLAIN = Speculation()
 DRAFT = Speculation(drafters=("draft",), depth=4)
+ONE_THREAD = PlacementSpec(threads=1, draft_cores="shared")
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +40,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 async def load(
     backend: LocalBackend, path: Path, draft: Path | None = None, **more: object
 ) -> tuple[ModelInfo, Answer]:
-    options = {"n_threads": 1, "n_ctx": 1024, "draft_path": str(draft or ""), "draft_cores": "shared", **more}
-    answer = await collect(backend.load(path, LoadOptions(**options)))  # type: ignore[arg-type]
+    options = {"n_ctx": 1024, "draft_path": str(draft or ""), **more}
+    answer = await collect(backend.load(path, LoadOptions(**options), ONE_THREAD))  # type: ignore[arg-type]
     last = answer.events[-1]
     assert isinstance(last, ModelLoaded), last
     return last.model, answer
@@ -161,9 +163,9 @@ async def test_calibration_is_shown_and_kept(files: tuple[Path, Path]) -> None:
 async def test_cancel_while_it_calibrates(files: tuple[Path, Path]) -> None:
     """Gives a model that answers, without adaptive speculation; the next load measures again."""
     async with worker() as backend:
-        options = LoadOptions(n_threads=1, n_ctx=1024, draft_path=str(files[1]), draft_cores="shared", calibrate=True)
+        options = LoadOptions(n_ctx=1024, draft_path=str(files[1]), calibrate=True)
         events = []
-        async for event in backend.load(files[0], options):
+        async for event in backend.load(files[0], options, ONE_THREAD):
             events.append(event)
             if isinstance(event, LoadProgress) and event.phase == "calibrating":
                 await backend.cancel()

@@ -54,7 +54,7 @@ class PrefillChunking:
                 if tensor.n_elements * share > largest:
                     largest, is_float = tensor.n_elements * share, tensor.type in _FLOATS
         attention = 2.0 * header.n_head * (header.key_length + header.value_length)
-        return cls(2 * largest, attention, model.plan.n_threads, "AVX512" in features, is_float)
+        return cls(2 * largest, attention, model.pool.n_threads, "AVX512" in features, is_float)
 
     def size(self, n_past: int, most: int) -> int:
         """Tokens for one batch after `n_past`, at most `most`."""

@@ -46,8 +46,8 @@ class DraftThread:
         self._shared = target.pool
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="draft")
         poll = target.options.poll
-        self._pool = self._executor.submit(ThreadPool, cpus, len(cpus), poll).result()
-        self._target_pool = ThreadPool(target_cpus, len(target_cpus), poll) if target_cpus is not None else None
+        self._pool = self._executor.submit(ThreadPool, cpus, poll).result()
+        self._target_pool = ThreadPool(target_cpus, poll) if target_cpus is not None else None
         self._shared.attach(target.sequence.context)  # making a pool has pinned this thread
         self._ahead: Future[list[int]] | None = None
         self._stop = threading.Event()

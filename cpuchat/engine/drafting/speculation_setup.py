@@ -15,14 +15,11 @@ from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.limits import traffic
 from cpuchat.engine.llama.model import Model, Progress
 from cpuchat.engine.llama.sequence import Aborted
-from cpuchat.engine.llama.threads import usable_topology
-from cpuchat.errors import CpuchatError, GenerationFailed, Interrupted, UsageError
-from cpuchat.hardware.placement.cores import choose_cores
-from cpuchat.hardware.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
+from cpuchat.errors import CpuchatError, GenerationFailed, Interrupted
 from cpuchat.models.drafts.calibrations import implausible
 from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf.header import read_model
-from cpuchat.protocol import LoadModel, LoadOptions
+from cpuchat.protocol import LoadModel
 from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.speculation.depth.disabled_reason import DISTURBED, SKIPPED, UNCALIBRATED
 from cpuchat.speculation.depth.overlap import overlap_pays
@@ -46,70 +43,6 @@ class SpeculationSetup:
             self.draft = None
 
 
-def leave_draft_cores(options: LoadOptions) -> LoadOptions:
-    """Options for the target: without the cores that are named for the draft model, which end up as a list of CPUs.
-
-    Called before anything is pinned: afterwards this thread no longer sees all its CPUs.
-
-    Raises:
-        UsageError: the words are no words for cores, name cores that are not allowed, or leave none for the target.
-    """
-    mine = draft_cpus(options)
-    if mine is None or not options.draft_path:
-        return options
-    topology = usable_topology()
-    wrong = [c for c in mine if c not in topology.allowed]
-    if wrong:
-        raise _wrong_cores(options, f"CPU {wrong[0]} is not allowed for this process")
-    if options.cpus is not None:
-        left = tuple(c for c in options.cpus if c not in mine)
-    else:
-        left = _left(topology, options, mine)
-    if not left:
-        raise UsageError(
-            f"The draft cores {options.draft_cores} leave no core for the target model.",
-            "Name fewer, or use --draft-cores shared.",
-        )
-    n_threads = min(options.n_threads, len(left))
-    return msgspec.structs.replace(options, cpus=left, n_threads=n_threads, draft_cores=format_cpu_list(mine))
-
-
-def _left(topology: Topology, options: LoadOptions, mine: tuple[int, ...]) -> tuple[int, ...]:
-    """The CPUs of the target's threads on the cores that the draft model leaves; () if there are none."""
-    # What is wrong with the words themselves is told as such, not as a fault of the draft model.
-    choose_cores(topology, options.cores, options.n_threads)
-    try:
-        every = choose_cores(topology, options.cores, without=mine).cpus
-    except UsageError:
-        return ()
-    if not options.n_threads or options.n_threads >= len(every):
-        return every
-    return choose_cores(topology, options.cores, options.n_threads, without=mine).cpus
-
-
-def draft_cpus(options: LoadOptions) -> tuple[int, ...] | None:
-    """The cores that `draft_cores` names; None when it leaves the choice to what is measured, or shares.
-
-    Raises:
-        UsageError: neither a word nor a list of CPUs, or a place that this machine does not have.
-    """
-    if options.draft_cores in ("auto", "shared"):
-        return None
-    if options.draft_cores.startswith(("l3:", "node:", "socket:")):
-        return choose_cores(usable_topology(), options.draft_cores).cpus
-    cpus = parse_cpu_list(options.draft_cores)
-    if not cpus:
-        raise _wrong_cores(options, "it is no list of CPUs")
-    return cpus
-
-
-def _wrong_cores(options: LoadOptions, why: str) -> UsageError:
-    return UsageError(
-        f"The draft cores are {options.draft_cores!r}: {why}.",
-        'Give "auto", "shared", a list such as 6,7, or l3:0, node:0, socket:0.',
-    )
-
-
 def set_up_speculation(
     target: Model, command: LoadModel, available: int, on_progress: Progress, abort: AbortFlag
 ) -> SpeculationSetup:
@@ -130,7 +63,7 @@ def set_up_speculation(
     try:
         if draft is not None:
             drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens))
-            thread = _draft_thread(target, draft, drafter, target.options)
+            thread = _draft_thread(target, draft, drafter, command.draft_cpus)
         max_depth = min(MAX_DEPTH, target.sequence.max_draft)
         costs, uncalibrated = None, ""
         if max_depth:
@@ -159,32 +92,12 @@ def set_up_speculation(
     return SpeculationSetup(speculator, draft, thread)
 
 
-def _draft_thread(target: Model, draft: Model, drafter: DraftModel, options: LoadOptions) -> DraftThread | None:
-    """Cores of its own for the draft model: those that were named, or some to try whether that is faster."""
-    named = draft_cpus(options)
-    if named is not None:
-        return DraftThread(target, draft, drafter, named, None)
-    cores = target.pool.cpus
-    if options.draft_cores == "shared" or len(cores) < 2:
+def _draft_thread(target: Model, draft: Model, drafter: DraftModel, cpus: tuple[int, ...]) -> DraftThread | None:
+    """A thread on CPUs of its own for the draft model: for good, or to find out whether that is faster."""
+    if not cpus:
         return None
-    own = own_cores(read_topology(allowed=cores), cores)
-    return DraftThread(target, draft, drafter, own, tuple(cpu for cpu in cores if cpu not in own))
-
-
-def own_cores(topology: Topology, cores: tuple[int, ...]) -> tuple[int, ...]:
-    """Which of the CPUs `cores` the draft model gets when it is to compute at the same time as the target.
-
-    Those of the last L3 group, so that the two share neither a cache nor a link to memory; where there is only one
-    group, every eighth.
-    """
-    groups: dict[int, list[int]] = {}
-    for cpu in cores:
-        group = topology.l3_of(cpu)
-        if group is not None:
-            groups.setdefault(group.index, []).append(cpu)
-    if len(groups) > 1:
-        return tuple(groups[max(groups)])
-    return cores[-max(1, len(cores) // 8) :]
+    left = tuple(cpu for cpu in target.pool.cpus if cpu not in cpus)
+    return DraftThread(target, draft, drafter, cpus, left if len(left) < len(target.pool.cpus) else None)
 
 
 def _load_draft(
@@ -200,18 +113,14 @@ def _load_draft(
             notes.append(f"No draft model: {verdict.reason} {verdict.hint}".strip())
             return None
         trained = header.n_ctx_train or target.sequence.n_ctx
-        # It computes on the target's threads. Named ones could not be checked here: this thread is pinned already.
         options = msgspec.structs.replace(
             command.options,
             n_ctx=min(target.sequence.n_ctx, trained),
-            n_threads=0,
-            cpus=None,
-            cores="auto",
             n_experts=0,
             draft_path="",
         )
         draft = Model.load(
-            path, options, on_progress=on_progress, abort=abort, pool=target.pool, available=max(available, 0)
+            path, options, target.pool, on_progress=on_progress, abort=abort, available=max(available, 0)
         )
     except Interrupted:
         raise

@@ -8,7 +8,6 @@ from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model, Progress
 from cpuchat.errors import Interrupted
 from cpuchat.hardware.bandwidth.peaks import known_peak, peak_of, should_measure
-from cpuchat.hardware.cpus import l3_bytes
 from cpuchat.hardware.memory import available_bytes, available_on
 from cpuchat.hardware.numa.mempolicy import allowed_nodes, current
 from cpuchat.hardware.topology import read_topology
@@ -66,5 +65,5 @@ def describe_with_limits(model: Model, on_progress: Progress, abort: AbortFlag) 
         traffic=traffic(model),
         peak_read=peak.bytes_per_s if peak is not None else 0.0,
         # The calling thread is pinned, so what it may use says nothing.
-        cache_bytes=l3_bytes(read_topology(allowed=cpus), cpus),
+        cache_bytes=read_topology(allowed=cpus).l3_bytes(cpus),
     )

@@ -12,10 +12,7 @@ from typing import Final
 import msgspec
 
 from cpuchat.engine.llama import bindings
-from cpuchat.engine.llama.threads import usable_topology
 from cpuchat.errors import ModelUnsupported, UsageError
-from cpuchat.hardware.cpus import validate_threads
-from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
 from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import GGUFHeader
@@ -38,17 +35,11 @@ _LOAD_MODE: Final = {("read", False): 0, ("mmap", False): 1, ("read", True): 2, 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Options as llama.cpp takes them (its enum values), and what they cost. `notes` are for the user.
-
-    `cpus` has one CPU for each thread; `cores_reason` says in a sentence why these.
-    """
+    """Options as llama.cpp takes them (its enum values), and what they cost. `notes` are for the user."""
 
     n_ctx: int
     n_batch: int
     n_ubatch: int
-    n_threads: int
-    cpus: tuple[int, ...]
-    poll: int
     type_k: int
     type_v: int
     flash_attn: int
@@ -58,7 +49,6 @@ class LoadPlan:
     n_rs_seq: int = 0
     """Snapshots of a recurrent state to ask for (`rollback.Bounded`)."""
     notes: tuple[str, ...] = ()
-    cores_reason: str = ""
     experts: tuple[str, int] | None = None
     """Header value to override so that a token uses another number of experts."""
 
@@ -77,8 +67,7 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
         )
     check_numbers(options)
     check_cache_types(header, options)
-    cores = _threads(options)
-    notes = list(cores.notes)
+    notes: list[str] = []
     experts = None
     if options.n_experts and header.number("expert_count") < 2:  # a setting that was made for another model
         notes.append("This model is no mixture of experts: the setting for the number of experts has no effect.")
@@ -101,10 +90,6 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
         n_ctx=n_ctx,
         n_batch=min(options.n_batch, n_ctx),
         n_ubatch=min(options.n_ubatch, options.n_batch, n_ctx),
-        n_threads=len(cores.cpus),
-        cpus=cores.cpus,
-        cores_reason=cores.reason,
-        poll=options.poll,
         type_k=_CACHE_TYPES[options.type_k],
         type_v=_CACHE_TYPES[options.type_v],
         flash_attn=_FLASH[options.flash_attn],
@@ -208,31 +193,6 @@ def check_cache_types(header: GGUFHeader, options: LoadOptions) -> None:
             f"This model needs the same type for K and V, not {options.type_k} and {options.type_v}.",
             "Set both cache types to the same value.",
         )
-
-
-def _threads(options: LoadOptions) -> CoreChoice:
-    """The CPU of each thread."""
-    if options.cpus is None:
-        return choose_cores(usable_topology(), options.cores, options.n_threads)
-    return _listed(options.cpus, options)
-
-
-def _listed(listed: tuple[int, ...], options: LoadOptions) -> CoreChoice:
-    """As many of the CPUs that a caller listed as there are threads, in its order."""
-    allowed = usable_topology().allowed
-    cpus = tuple(dict.fromkeys(listed))
-    wrong = [c for c in cpus if c not in allowed]
-    if wrong or not cpus:
-        named = f"CPU {wrong[0]} is not allowed for this process" if wrong else "The list of CPUs is empty"
-        raise UsageError(f"{named}.", f"Choose from {', '.join(map(str, allowed))}.")
-    n_threads = validate_threads(options.n_threads) if options.n_threads else len(cpus)
-    if n_threads > len(cpus):
-        raise UsageError(
-            f"{n_threads} threads do not fit on {len(cpus)} CPUs.", "Name as many CPUs as threads, or more."
-        )
-    if options.draft_path and options.draft_cores not in ("auto", "shared"):
-        return CoreChoice(cpus[:n_threads], f"What the draft model leaves: CPUs {options.draft_cores} are its own.")
-    return CoreChoice(cpus[:n_threads], "As listed.")
 
 
 def _check_lock(size: int) -> None:

@@ -68,18 +68,19 @@ class Model:
         cls,
         path: Path,
         options: LoadOptions,
+        threads: tuple[int, ...] | ThreadPool,
         *,
         on_progress: Progress,
         abort: AbortFlag,
         visible_markers: tuple[str, ...] = (),
         on_vocab: Callable[[GGUFHeader, Vocab], None] = lambda *_: None,
-        pool: ThreadPool | None = None,
         available: int | None = None,
     ) -> Model:
         """Load a GGUF file (any part of a split one).
 
         Args:
-            pool: threads of another model to compute on, in turn with it; its owner frees it after this model.
+            threads: CPUs to start one thread each on, or the threads of another model to compute on, sequentially with
+                it; its owner frees them after this model.
             available: bytes of memory that the model may take; None asks the system.
             on_vocab: called as soon as the vocabulary is there, while context and warm-up are still to come and the
                 calling thread is not pinned yet.
@@ -102,7 +103,7 @@ class Model:
             model._load_weights(on_progress)
             model.vocab = Vocab(model._model, visible_markers, spm_coverage(header), special_types(header))
             on_vocab(header, model.vocab)
-            model._make_context(pool)
+            model._make_context(threads)
             model._warm_up()
             model._describe(1e3 * (perf_counter() - started))
         except Aborted:
@@ -147,7 +148,7 @@ class Model:
                 "Choose a decoder-only model.",
             )
 
-    def _make_context(self, pool: ThreadPool | None) -> None:
+    def _make_context(self, threads: tuple[int, ...] | ThreadPool) -> None:
         plan = self.plan
         params = llama.llama_context_default_params()
         params.n_ctx = plan.n_ctx
@@ -156,7 +157,9 @@ class Model:
         params.n_seq_max = 1
         # 0 would reserve one row of logits for every token of a batch.
         params.n_outputs_max = N_OUTPUTS_MAX
-        params.n_threads = params.n_threads_batch = pool.n_threads if pool else plan.n_threads
+        params.n_threads = params.n_threads_batch = (
+            threads.n_threads if isinstance(threads, ThreadPool) else len(threads)
+        )
         params.flash_attn_type = plan.flash_attn
         params.type_k, params.type_v = plan.type_k, plan.type_v
         # A window-sized cache would lose the tokens that a rolled back sequence attends to.
@@ -171,10 +174,11 @@ class Model:
                 f"{self.header.path.name} keeps no memory of a text, so it cannot chat.",
                 "Choose a text generation model.",
             )
-        if pool is None:
-            pool = self._own_pool = ThreadPool(plan.cpus, plan.n_threads, plan.poll)
-        self.pool = pool
-        self.use_pool(pool)
+        if isinstance(threads, ThreadPool):
+            self.pool = threads
+        else:
+            self.pool = self._own_pool = ThreadPool(threads, self.options.poll)
+        self.use_pool(self.pool)
         self.sequence = Sequence(self._context, n_vocab=self.vocab.n_tokens, abort=self._abort)
 
     def use_pool(self, pool: ThreadPool) -> None:
@@ -225,9 +229,8 @@ class Model:
             n_ctx_train=header.n_ctx_train,
             n_vocab=self.vocab.n_tokens,
             n_layer=header.n_layer,
-            n_threads=plan.n_threads,
-            cpus=plan.cpus,
-            cores_reason=plan.cores_reason,
+            n_threads=self.pool.n_threads,
+            cpus=self.pool.cpus,
             kv_size=plan.need.kv,
             has_template=bool(header.chat_template),
             load_ms=load_ms,

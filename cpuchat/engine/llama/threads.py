@@ -4,33 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import llama
-from cpuchat.errors import GenerationFailed, UsageError
-from cpuchat.hardware.topology import Topology, read_topology
-
-MAX_CPUS: Final = 512
-"""GGML_MAX_N_THREADS, the length of a CPU mask: threads cannot be pinned to CPUs with higher numbers."""
-
-
-def usable_topology() -> Topology:
-    """The machine, with those CPUs as allowed ones that threads can be pinned to.
-
-    Raises:
-        UsageError: there is none.
-    """
-    topology = read_topology()
-    cpus = tuple(cpu for cpu in topology.allowed if cpu < MAX_CPUS)
-    if not cpus:
-        raise UsageError(
-            f"This process may only use CPUs from number {MAX_CPUS} on, which llama.cpp cannot use.",
-            "Start it on others, as with `taskset -c 0-31 cpuchat`.",
-        )
-    return topology if cpus == topology.allowed else replace(topology, allowed=cpus)
+from cpuchat.errors import GenerationFailed
 
 
 def cpu_wait_seconds() -> float | None:
@@ -51,23 +30,23 @@ class ThreadPool:
     would go on spinning for a while on the cores that the first one needs.
 
     Args:
-        cpus: logical CPUs, at least `n_threads`; thread j gets the j-th.
+        cpus: logical CPUs below 512 (GGML_MAX_N_THREADS, the length of a mask), one for each thread.
         poll: how hard idle threads spin before they sleep, 0-100.
     """
 
-    def __init__(self, cpus: tuple[int, ...], n_threads: int, poll: int) -> None:
-        self.n_threads = n_threads
-        self.cpus = cpus[:n_threads]
+    def __init__(self, cpus: tuple[int, ...], poll: int) -> None:
+        self.n_threads = len(cpus)
+        self.cpus = cpus
         # Pinning the caller outlives the pool: put back what it had.
         self._affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-        params = bindings.threadpool_params_default(n_threads)
+        params = bindings.threadpool_params_default(self.n_threads)
         for cpu in self.cpus:
             params.cpumask[cpu] = True
         params.strict_cpu = True
         params.poll = poll
         self._pool = bindings.threadpool_new(ctypes.byref(params))
         if not self._pool:
-            raise GenerationFailed(f"The {n_threads} compute threads cannot be started.", "Use fewer threads.")
+            raise GenerationFailed(f"The {self.n_threads} compute threads cannot be started.", "Use fewer threads.")
         self._pinned = os.sched_getaffinity(0) if self._affinity is not None else None
 
     def attach(self, context: Any) -> None:

@@ -62,15 +62,12 @@ def choose_cores(
     quota = None if topology.quota is None else max(math.floor(topology.quota), 1) - taken
     if quota is not None and quota < 1:
         raise UsageError(
-            f"The control group grants the time of {topology.quota:g} CPUs, which leaves none beside the CPUs "
-            f"{format_cpu_list(without)}.",
-            "Let both models compute in turn on the same cores.",
+            f"The cgroup CPU quota is {topology.quota:g}, which leaves nothing beside CPUs {format_cpu_list(without)}.",
+            "Let both models share the same cores.",
         )
     if n_threads < 0 or n_threads > most or (quota is not None and n_threads > quota):
         raise _too_many(topology, spec, n_threads, most, quota, named)
     wanted = n_threads or len(named.cpus)
-    if spec == "auto" and not n_threads:
-        wanted = max(wanted - leave_for_ui(wanted), 1)
     capped = quota is not None and wanted > quota
     n = min(wanted, quota) if quota is not None else wanted
     cpus = spread(topology, named.cpus, n)
@@ -78,19 +75,26 @@ def choose_cores(
     notes = list(named.notes)
     if siblings := _shared_cores(topology, cpus):
         notes.append(
-            f"{_count(siblings, 'thread')} of {len(cpus)} share a core with another one, which makes decoding slower, "
-            "not faster."
+            f"{_count(siblings, 'thread')} of {len(cpus)} share a core with another one, which makes decoding slower."
         )
     return CoreChoice(cpus, _reason(topology, named, cpus, asked=bool(n_threads), capped=capped), tuple(notes))
 
 
-def leave_for_ui(n_cores: int) -> int:
-    """Cores to keep free for the user interface out of `n_cores`: none.
+def check_thread_count(n: int, topology: Topology) -> int:
+    """Return `n` threads for work that is not pinned to cores, or one for each physical core if `n` is 0.
 
-    Measured on two cores, two threads beside the interface are 1.3 times as fast as one (benchmarks/README.md).
-    Larger machines have not been measured.
+    Raises:
+        UsageError: negative, or more than the CPUs or the cgroup quota allow (threads that wait spin).
     """
-    return 0
+    cpus, cores = len(topology.allowed), len(topology.allowed_cores)
+    if n == 0:
+        return cores
+    most, why = cpus, f"this process may use {_count(cpus, 'CPU')} ({_count(cores, 'physical core')})"
+    if topology.quota is not None and max(math.floor(topology.quota), 1) < most:
+        most, why = max(math.floor(topology.quota), 1), f"the cgroup CPU quota is {topology.quota:g}"
+    if 1 <= n <= most:
+        return n
+    raise UsageError(f"Cannot use {_count(n, 'thread')}: {why}.", f"Choose 1 to {most}, or 0 for the default.")
 
 
 def spread(topology: Topology, cpus: Collection[int], n: int) -> tuple[int, ...]:
@@ -127,7 +131,7 @@ def _named(topology: Topology, spec: str) -> _Named:
         return _listed(topology, spec)
     match = re.fullmatch(rf"(l3|node|socket):({_LIST})", spec)
     if match is None:
-        raise UsageError(f"The cores are {spec!r}, which names none.", f"Give {WORDS}.")
+        raise UsageError(f"{spec!r} does not name any cores.", f"Give {WORDS}.")
     return _placed(topology, match[1], _numbers(spec, match[2]))
 
 
@@ -135,7 +139,7 @@ def _numbers(spec: str, text: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         if last and int(last) < int(first):
-            raise UsageError(f"The cores are {spec!r}: the range {part} runs backwards.", f"Give {last}-{first}.")
+            raise UsageError(f"The range {part} in {spec!r} is reversed.", f"Give {last}-{first}.")
     return parse_cpu_list(text)
 
 
@@ -159,7 +163,7 @@ def _auto(topology: Topology) -> _Named:
 
 def _all(topology: Topology) -> _Named:
     cores = topology.allowed_cores
-    why = "a second thread on a core makes decoding no faster" if any(len(core.cpus) > 1 for core in cores) else ""
+    why = "SMT siblings make decoding no faster" if any(len(core.cpus) > 1 for core in cores) else ""
     what = _count(len(cores), "physical core")
     if len(cores) < len(topology.cores):
         what += f" that this process may use (the machine has {len(topology.cores)})"
@@ -170,10 +174,8 @@ def _listed(topology: Topology, spec: str) -> _Named:
     cpus = _numbers(spec, spec)
     wrong = [cpu for cpu in cpus if cpu not in topology.allowed]
     if wrong:
-        there = "is not allowed for this process" if wrong[0] in topology.online else "is not there or not online"
-        raise UsageError(
-            f"The cores are {spec!r}: CPU {wrong[0]} {there}.", f"Choose from {format_cpu_list(topology.allowed)}."
-        )
+        why = "is not allowed for this process" if wrong[0] in topology.online else "does not exist or is offline"
+        raise UsageError(f"CPU {wrong[0]} {why}.", f"Choose from {format_cpu_list(topology.allowed)}.")
     return _Named(cpus, f"{_count(len(cpus), 'CPU')} in the list {spec}")
 
 
@@ -190,12 +192,12 @@ def _placed(topology: Topology, kind: str, numbers: tuple[int, ...]) -> _Named:
     }
     name, of = names[kind], place[kind]
     if not there[kind]:
-        raise UsageError(f"This machine does not tell its {name}s.", "Give a list of CPUs such as 0-7.")
+        raise UsageError(f"The {name}s of this machine are not known.", "Give a list of CPUs such as 0-7.")
     allowed = topology.allowed_cores
     usable = sorted({number for core in allowed if (number := of(core)) is not None})
     for number in numbers:
         if number not in usable:
-            why = "has no core that this process may use" if number in there[kind] else "is not there"
+            why = "has no core that this process may use" if number in there[kind] else "does not exist"
             raise UsageError(
                 f"{name[0].upper()}{name[1:]} {number} {why}.", f"Choose from {kind}:{format_cpu_list(usable)}."
             )
@@ -211,11 +213,11 @@ def _of_each_l3(topology: Topology, n: int) -> _Named:
         if core.l3 is not None:
             groups.setdefault(core.l3, []).append(core)
     if not groups:
-        raise UsageError("This machine does not tell its L3 groups.", "Give a list of CPUs such as 0-7.")
+        raise UsageError("The L3 groups of this machine are not known.", "Give a list of CPUs such as 0-7.")
     most = max(len(cores) for cores in groups.values())
     if not 1 <= n <= most:
         raise UsageError(
-            f"{n}/l3 cannot be used: an L3 group has {_count(most, 'core')} that this process may use.",
+            f"Cannot use {n}/l3: an L3 group has {_count(most, 'core')} that this process may use.",
             f"Choose 1/l3 to {most}/l3.",
         )
     notes = [
@@ -247,7 +249,7 @@ def _without(topology: Topology, named: _Named, taken: Collection[int]) -> _Name
         cpus, spare = spare or left(named.cpus, False), ()
     if not cpus:
         raise UsageError(
-            f"The CPUs {format_cpu_list(taken)} are taken, which leaves no core of {named.what}.", "Leave some free."
+            f"CPUs {format_cpu_list(taken)} are taken, which leaves no core of {named.what}.", "Leave some free."
         )
     what = named.what if len(cpus) == len(named.cpus) else f"{_count(len(cpus), 'core')} that the draft model leaves"
     return _Named(cpus, what, named.why, spare, named.notes)
@@ -256,17 +258,15 @@ def _without(topology: Topology, named: _Named, taken: Collection[int]) -> _Name
 def _too_many(topology: Topology, spec: str, n: int, most: int, quota: int | None, named: _Named) -> UsageError:
     cpus, more = len(topology.allowed), ""
     if quota is not None and quota < most:
-        why, most = f"the control group grants the time of {topology.quota:g} CPUs", quota
+        why, most = f"the cgroup CPU quota is {topology.quota:g}", quota
     elif spec in ("auto", "all"):
         why = f"this process may use {_count(cpus, 'CPU')} ({_count(most, 'physical core')})"
         if most < n <= cpus:
             every = format_cpu_list(topology.allowed)
-            more = f" The other CPUs are second threads of the same cores; --cores {every} takes them."
+            more = f" The other CPUs are SMT siblings; --cores {every} uses them."
     else:
         why = f"the cores {spec} are {_count(most, 'CPU')}"
-    return UsageError(
-        f"{_count(n, 'thread')} cannot be used: {why}.", f"Choose 1 to {most}, or 0 to have it chosen.{more}"
-    )
+    return UsageError(f"Cannot use {_count(n, 'thread')}: {why}.", f"Choose 1 to {most}, or 0 for the default.{more}")
 
 
 def _shared_cores(topology: Topology, cpus: Collection[int]) -> int:
@@ -278,9 +278,7 @@ def _shared_cores(topology: Topology, cpus: Collection[int]) -> int:
 def _reason(topology: Topology, named: _Named, cpus: tuple[int, ...], *, asked: bool, capped: bool) -> str:
     used = len(cpus)
     if capped:
-        return f"{used} of {named.what}: the control group grants the time of {topology.quota:g} CPUs."
-    if not asked and used < len(named.cpus):
-        return f"{used} of {named.what}: the interface has the others."
+        return f"{used} of {named.what}: the cgroup CPU quota is {topology.quota:g}."
     if asked and used > len(named.cpus):
         return (
             f"{_count(used, 'core')} as asked for, {used - len(named.cpus)} of them efficient ones, which are slower."

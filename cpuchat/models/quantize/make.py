@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.errors import CpuchatError, QuantizeFailed, UsageError
-from cpuchat.hardware.cpus import allowed_physical_cores, validate_threads
+from cpuchat.hardware.placement.cores import check_thread_count
+from cpuchat.hardware.topology import read_topology
 from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.quantize.forecast import Forecast, foresee, source_header
 from cpuchat.models.quantize.messages import Begun, Made, Make
@@ -62,7 +63,7 @@ async def quantize(job: Job, progress: Callable[[QuantizeProgress], None] | None
         DiskFull: there is not enough room, or no more.
         QuantizeFailed: llama.cpp gave up, or what it wrote is not what it announced.
     """
-    threads = validate_threads(job.threads) if job.threads else len(allowed_physical_cores())
+    threads = check_thread_count(job.threads, read_topology())
     source = await source_header(job.source)
     check_place(job.out, source, force=job.force)
     async with QuantizeProcess() as process:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpuchat.conversation import Conversation
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def color(app: ChatApp, transcript: Transcript) -> str:
 
 def load_again_for(before: Settings, after: Settings) -> bool:
     """Whether something changed that takes effect only when a model is loaded."""
-    return before.load_options() != after.load_options() or (
-        before.speculation.wanted_draft != after.speculation.wanted_draft
+    return (
+        before.load_options() != after.load_options()
+        or PlacementSpec.of(before) != PlacementSpec.of(after)
+        or before.speculation.wanted_draft != after.speculation.wanted_draft
     )

@@ -8,7 +8,7 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from cpuchat.conversation import Conversation
-from cpuchat.hardware.cpus import allowed_cpus
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.telemetry.process import process_memory
 from cpuchat.tui.chat.machine_watch import MachineWatch
 from cpuchat.tui.chat.status import StatusLine
@@ -60,7 +60,7 @@ class LiveFigures:
     def share_the_cores(self) -> None:
         """Choose how often to draw by whether the model leaves a core free."""
         model = self._conversation.model
-        crowded = model is not None and model.n_threads >= len(allowed_cpus())
+        crowded = model is not None and model.n_threads >= len(own_cpus())
         self._screen.query_one(Transcript).min_interval = CROWDED_INTERVAL if crowded else MIN_INTERVAL
         self._timer.stop()
         self._timer = self._every(CROWDED_FIGURES_HZ if crowded else FIGURES_HZ)

@@ -14,10 +14,10 @@ from textual.message import Message
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from cpuchat.tune.trial import Arrangement
+from cpuchat.hardware.placement.placement import PlacementSpec
 
 _OWN = "in your own words, below"
-# Name of the attribute of `Arrangement`, label.
+# Name of the attribute of `PlacementSpec`, label.
 FIELDS = (
     ("cores", "cores"),
     ("draft_cores", "draft"),
@@ -37,7 +37,7 @@ class Offer:
     """One line of the list. `speed` stands at the right ("~32.1 tok/s"), `mark` behind the name ("recommended")."""
 
     name: str
-    arrangement: Arrangement
+    arrangement: PlacementSpec
     speed: str = ""
     mark: str = ""
 
@@ -56,7 +56,7 @@ class LayoutsPane(Vertical):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._offers: tuple[Offer, ...] = ()
-        self._in_use = Arrangement()
+        self._in_use = PlacementSpec()
         self._filling = False
 
     def compose(self) -> ComposeResult:
@@ -72,7 +72,7 @@ class LayoutsPane(Vertical):
     def on_mount(self) -> None:
         self.border_title = "Where it computes"
 
-    def offer(self, offers: Sequence[Offer], in_use: Arrangement) -> None:
+    def offer(self, offers: Sequence[Offer], in_use: PlacementSpec) -> None:
         """Show these layouts and mark the one that is in use; the fields keep what was typed."""
         typed = self.words() if self._offers else None
         keep = typed is not None and typed != self._words_of(self._in_use)
@@ -81,7 +81,7 @@ class LayoutsPane(Vertical):
         self._fill(wanted)
         self._list(wanted)
 
-    def reset(self, in_use: Arrangement) -> None:
+    def reset(self, in_use: PlacementSpec) -> None:
         """Show what is in use now."""
         self._in_use = in_use
         self._fill(self._words_of(in_use))
@@ -124,7 +124,7 @@ class LayoutsPane(Vertical):
         """Go to the fields."""
         self.query_one("#field-cores", Input).focus()
 
-    def mark(self, arrangement: Arrangement) -> None:
+    def mark(self, arrangement: PlacementSpec) -> None:
         """Mark a layout as if the arrow keys had been used."""
         self._fill(self._words_of(arrangement))
         self._list(self._words_of(arrangement))
@@ -136,7 +136,7 @@ class LayoutsPane(Vertical):
         return (focused.id or "").removeprefix("field-") if isinstance(focused, Input) else ""
 
     @staticmethod
-    def _words_of(arrangement: Arrangement) -> dict[str, str]:
+    def _words_of(arrangement: PlacementSpec) -> dict[str, str]:
         return {name: str(getattr(arrangement, name)) for name, _ in FIELDS}
 
     def _fill(self, words: dict[str, str]) -> None:

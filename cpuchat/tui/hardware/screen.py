@@ -17,7 +17,7 @@ from textual.widgets import Footer, Input
 
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.hardware.machine_reader import MachineFacts, MachineReader
-from cpuchat.hardware.placement.resolve import Arrangement, Resolved, resolve
+from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
 from cpuchat.present import machine
 from cpuchat.tui import keys
 from cpuchat.tui.hardware.facts import FactsTable
@@ -55,7 +55,7 @@ class HardwareScreen(MachineScreen):
         super().__init__(reader)
         self._trial: Trial | None = None
         self._measuring: threading.Event | None = None  # set to cancel
-        self._before: Arrangement | None = None  # where `u` goes: the layout that was left last
+        self._before: PlacementSpec | None = None  # where `u` goes: the layout that was left last
         self._told = ""
         self._about: dict[str, str] | None = None  # the words that the lines at the bottom are about
         self._outlook: PlacementOptions | None = None
@@ -79,8 +79,8 @@ class HardwareScreen(MachineScreen):
             self._measuring.set()
 
     @property
-    def _in_use(self) -> Arrangement:
-        return Arrangement.of(self.chat_app.conversation.settings)
+    def _in_use(self) -> PlacementSpec:
+        return PlacementSpec.of(self.chat_app.conversation.settings)
 
     @property
     def working(self) -> bool:
@@ -122,8 +122,8 @@ class HardwareScreen(MachineScreen):
         if model is not None and model.cpus and (arrangement is None or arrangement == self._in_use):
             use = Use.of(model.cpus, model.draft_cpus)
         else:
-            meant = resolve(arrangement or self._in_use, facts.topology)
-            use = Use.of(meant.target, meant.draft)
+            meant = self._placement(arrangement or self._in_use)
+            use = Use.of(meant.cpus, meant.draft_cpus) if meant is not None else Use()
         self.query_one(MachinePicture).show(facts.topology, use)
 
     def _offer(self) -> None:
@@ -135,24 +135,37 @@ class HardwareScreen(MachineScreen):
         conversation = self.chat_app.conversation
         self._outlook = compare_placements(facts.topology, facts.survey, facts.theoretical, conversation.model,
                                    conversation.figures(), self._in_use)  # fmt: skip
-        offers = [Offer(c.name, c.arrangement, c.speed, "recommended" if c.recommended else "")
-                  for c in self._outlook.choices]  # fmt: skip
+        offers = [Offer(c.name, c.spec, c.speed, "recommended" if c.recommended else "")
+                  for c in self._outlook.options]  # fmt: skip
         self.query_one(LayoutsPane).offer(offers, self._in_use)
         self._about = None
         self._edited()
 
     # Choosing
 
-    def _arrangement(self) -> tuple[Arrangement | None, dict[str, str]]:
+    def _arrangement(self) -> tuple[PlacementSpec | None, dict[str, str]]:
         """What the fields say, and what is wrong with it."""
         words = self.query_one(LayoutsPane).words()
         threads = words.pop("threads") or "0"
         if not threads.isdecimal() or len(threads) > 5:
             return None, {"threads": "needs a whole number; 0 = one per core"}
-        arrangement = Arrangement(**{name: text or "auto" for name, text in words.items()}, threads=int(threads))
+        arrangement = PlacementSpec(**{name: text or "auto" for name, text in words.items()}, threads=int(threads))
+        try:
+            self._placement(arrangement, strict=True)
+        except PlacementError as error:
+            return arrangement, error.problems
+        return arrangement, {}
+
+    def _placement(self, spec: PlacementSpec, strict: bool = False) -> Placement | None:
+        """What `spec` means on this machine; None while that is not known, and where it cannot be (unless `strict`)."""
         if self.facts is None:
-            return arrangement, {}
-        return arrangement, dict(resolve(arrangement, self.facts.topology).problems)
+            return None
+        try:
+            return place(self.facts.topology, spec, with_draft=spec.names_draft_cores)
+        except PlacementError:
+            if strict:
+                raise
+            return None
 
     @on(LayoutsPane.Edited)
     def _edited(self) -> None:
@@ -166,14 +179,14 @@ class HardwareScreen(MachineScreen):
             self._tell_about(arrangement, problems)
         self.refresh_bindings()
 
-    def _tell_about(self, arrangement: Arrangement | None, problems: dict[str, str]) -> None:
-        if self.facts is None or arrangement is None or problems:
+    def _tell_about(self, arrangement: PlacementSpec | None, problems: dict[str, str]) -> None:
+        meant = self._placement(arrangement) if arrangement is not None else None
+        if self.facts is None or arrangement is None or meant is None or problems:
             self.query_one(LayoutsPane).tell("")
             return
-        meant: Resolved = resolve(arrangement, self.facts.topology)
-        choice = self._outlook.choice(arrangement) if self._outlook is not None else None
+        choice = self._outlook.find(arrangement) if self._outlook is not None else None
         lines = [choice.about] if choice is not None else [meant.reason]
-        lines += [*meant.notes, *([f"memory: {meant.memory}, {meant.memory_reason}"] if len(
+        lines += [*meant.notes, *([f"memory: {meant.memory.words}, {meant.memory_reason}"] if len(
             self.facts.topology.nodes) > 1 else [])]  # fmt: skip
         self.query_one(LayoutsPane).tell(Text("\n".join(filter(None, lines))))
 
@@ -223,15 +236,15 @@ class HardwareScreen(MachineScreen):
             self._try(before, measure=False)
 
     def action_recommended(self) -> None:
-        choice = next((c for c in self._outlook.choices if c.recommended), None) if self._outlook else None
+        choice = self._outlook.recommended if self._outlook is not None else None
         if choice is not None:
-            self.query_one(LayoutsPane).mark(choice.arrangement)
+            self.query_one(LayoutsPane).mark(choice.spec)
 
-    def _try(self, arrangement: Arrangement, measure: bool) -> None:
+    def _try(self, arrangement: PlacementSpec, measure: bool) -> None:
         conversation = self.chat_app.conversation
         if conversation.model is None:
             self._before = self._in_use
-            conversation.settings = arrangement.put_into(conversation.settings)
+            conversation.settings = arrangement.applied_to(conversation.settings)
             self.chat_app.save_settings(arrangement.changes())
             self.look_again()
             self._tell("Saved. It takes effect when a model is loaded.")
@@ -282,7 +295,8 @@ class HardwareScreen(MachineScreen):
         problem = ""
         try:
             # As the worker places its memory: on one node there is nothing to place.
-            memory = resolve(self._in_use, facts.topology).memory if len(facts.topology.nodes) > 1 else ""
+            meant = self._placement(self._in_use)
+            memory = meant.memory.words if meant is not None and len(facts.topology.nodes) > 1 else ""
             survey = await asyncio.to_thread(self.reader.survey, facts.topology, memory, progress, cancelled.is_set)
         except Interrupted:
             pass

@@ -10,9 +10,9 @@ import pytest
 from cpuchat import paths
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
-from cpuchat.hardware.cpus import allowed_cpus
 from cpuchat.hardware.memory import total_bytes
 from cpuchat.hardware.placement.cores import choose_cores
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.machine import ASSUMED_REACH
@@ -88,7 +88,7 @@ def test_without_a_measured_bandwidth_the_list_says_how_to_get_speeds() -> None:
 
 
 def test_the_speed_comes_from_the_measured_bandwidth() -> None:
-    cores = choose_cores(read_topology(allowed=allowed_cpus()), "auto").cpus
+    cores = choose_cores(read_topology(allowed=own_cpus()), "auto").cpus
     remember(ReadBandwidth(cpus=cores, bytes_per_s=50e9, rounds=(50e9,)))
     write_catalog(("big", "Big", 4.0, []))
     user = paths.user_catalog()

@@ -79,7 +79,7 @@ def test_prefill_reports_every_batch(model: Model) -> None:
 def test_batch_size_does_not_change_the_result(load: Callable[..., Model], tiny_model: Path) -> None:
     rows = []
     for n_batch, n_ubatch in ((512, 512), (64, 16), (7, 5)):
-        model = load(tiny_model, LoadOptions(n_threads=1, n_ctx=512, n_batch=n_batch, n_ubatch=n_ubatch))
+        model = load(tiny_model, LoadOptions(n_ctx=512, n_batch=n_batch, n_ubatch=n_ubatch))
         rows.append(prefill(model.sequence, PROMPT, PrefillChunking.of(model), _none).row)
     np.testing.assert_allclose(rows[1], rows[0], atol=2e-3)
     np.testing.assert_allclose(rows[2], rows[0], atol=2e-3)

@@ -40,7 +40,7 @@ def pair(load: Load, files: dict[float, tuple[Path, Path]]) -> Callable[..., Tal
 
     def _pair(alpha: float, options: LoadOptions = OPTIONS, **more: object) -> Talker:
         target = load(files[alpha][0], options)
-        return Talker(target, load(files[alpha][1], options, pool=target.pool), **more)  # type: ignore[arg-type]
+        return Talker(target, load(files[alpha][1], options, threads=target.pool), **more)  # type: ignore[arg-type]
 
     return _pair
 
@@ -55,7 +55,7 @@ def plain(load: Load, files: dict[float, tuple[Path, Path]]) -> Talker:
 def echo(load: Load, tiny_model: Path) -> Talker:
     """Random weights, and the same model as its own draft: right where the sampler takes the likeliest token."""
     target = load(tiny_model, OPTIONS)
-    return Talker(target, load(tiny_model, OPTIONS, pool=target.pool))
+    return Talker(target, load(tiny_model, OPTIONS, threads=target.pool))
 
 
 def chain(token: int, n: int) -> list[int]:
@@ -225,9 +225,9 @@ def test_stop_string_completed_inside_a_draft(pair: Callable[..., Talker], plain
 
 
 def test_context_full_inside_a_draft(load: Load, files: dict[float, tuple[Path, Path]]) -> None:
-    options = LoadOptions(n_threads=1, n_ctx=256, n_batch=64, n_ubatch=64)
+    options = LoadOptions(n_ctx=256, n_batch=64, n_ubatch=64)
     plain = Talker(load(files[1.0][0], options))
-    drafted = Talker(plain.target, load(files[1.0][1], options, pool=plain.target.pool))
+    drafted = Talker(plain.target, load(files[1.0][1], options, threads=plain.target.pool))
     n_ctx = plain.target.sequence.n_ctx
     for left in (1, 2, 5, 9, 10, 40):
         prompt = chain(700, n_ctx - left)
@@ -307,7 +307,7 @@ def test_end_that_is_sampled(load: Load, tmp_path: Path) -> None:
     """A model that may end anywhere; the end may be what its draft proposed or not."""
     file = write_tiny_gguf(tmp_path / "ending.gguf", eos_bias=1.0)
     plain, target = Talker(load(file, OPTIONS)), load(file, OPTIONS)
-    drafted = Talker(target, load(file, OPTIONS, pool=target.pool))
+    drafted = Talker(target, load(file, OPTIONS, threads=target.pool))
     reasons = set()
     for seed in range(8):
         sampling = Sampling(seed=seed, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -321,10 +321,10 @@ def test_end_that_is_sampled(load: Load, tmp_path: Path) -> None:
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(seed=3)], ids=["greedy", "sampled"])
 def test_demo_pair(load: Load, sampling: Sampling) -> None:
     """Quantised weights, real text, an end that the model writes itself."""
-    options = LoadOptions(n_threads=1, n_ctx=512, n_batch=64, n_ubatch=64)
+    options = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64)
     file = paths.demo_dir() / DEMO_FILES["demo"]
     plain, target = Talker(load(file, options)), load(file, options)
-    drafted = Talker(target, load(paths.demo_dir() / DEMO_FILES["demo-draft"], options, pool=target.pool))
+    drafted = Talker(target, load(paths.demo_dir() / DEMO_FILES["demo-draft"], options, threads=target.pool))
     for question in ("What is a draft model?", "Tell me a story about a fox."):
         text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         prompt = target.vocab.tokenize_prompt(text.encode())

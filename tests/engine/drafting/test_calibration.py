@@ -19,7 +19,7 @@ from cpuchat.engine.drafting.overlap import DraftThread
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
-from cpuchat.hardware.cpus import allowed_cpus
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol import LoadOptions
 from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts
 from cpuchat.synthetic.pair import write_pair
@@ -45,7 +45,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def models(load: Load, files: tuple[Path, Path]) -> tuple[Model, Model]:
     target = load(files[0], OPTIONS)
-    return target, load(files[1], OPTIONS, pool=target.pool)
+    return target, load(files[1], OPTIONS, threads=target.pool)
 
 
 def saved_file(folder: Path) -> Path:
@@ -111,11 +111,11 @@ def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Mod
         {"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "q8_0"}, {"flash_attn": "off"}, {"use_repack": False},
         {"n_ubatch": 32},
     ]  # fmt: skip
-    if len(allowed_cpus()) > 1:
+    if len(own_cpus()) > 1:
         # The thread of this test is pinned by now: before the next model is loaded it must be free again.
         draft.free()
         target.free()
-        changes += [{"n_threads": 2}, {"n_threads": 0, "cpus": allowed_cpus()[-1:]}]
+        changes += [{"n_threads": 2}, {"n_threads": 0, "cpus": own_cpus()[-1:]}]
     path = target.header.path
     for change in changes:
         model = load(path, msgspec.structs.replace(OPTIONS, **change))
@@ -152,17 +152,17 @@ def test_small_batches(load: Load, files: tuple[Path, Path], sizes: dict[str, in
     """No pass is longer than a batch may be."""
     options = msgspec.structs.replace(OPTIONS, **sizes)
     target = load(files[0], options)
-    costs = calibration.measure(target, load(files[1], options, pool=target.pool), None, lambda *_: None)
+    costs = calibration.measure(target, load(files[1], options, threads=target.pool), None, lambda *_: None)
     assert costs.verify_ms[31] > 0 and target.sequence.max_draft == sizes["n_ubatch"] - 1
 
 
 @pytest.mark.parametrize("budget", [0.0, 12.0])
 def test_measuring_both_at_once(load: Load, files: tuple[Path, Path], budget: float) -> None:
-    cpus = allowed_cpus()
+    cpus = own_cpus()
     if len(cpus) < 2:
         pytest.skip("one core cannot do two things at once")
-    target = load(files[0], LoadOptions(cpus=cpus[:1], n_ctx=512, n_batch=64, n_ubatch=64))
-    draft = load(files[1], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), pool=target.pool)
+    target = load(files[0], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), threads=cpus[:1])
+    draft = load(files[1], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), threads=target.pool)
     thread = DraftThread(target, draft, DraftModel(draft.sequence, N_VOCAB), cpus[1:2], cpus[:1])
     try:
         costs = calibration.measure(target, draft, thread, lambda *_: None, budget=budget)
@@ -179,12 +179,11 @@ def test_measuring_both_at_once(load: Load, files: tuple[Path, Path], budget: fl
 @pytest.mark.parametrize("at", [1, 20, 60])
 @pytest.mark.parametrize("is_apart", [False, True])
 def test_stopping_it(load: Load, files: tuple[Path, Path], abort: AbortFlag, at: int, is_apart: bool) -> None:
-    cpus = allowed_cpus()
+    cpus = own_cpus()
     if is_apart and len(cpus) < 2:
         pytest.skip("one core cannot do two things at once")
-    options = LoadOptions(cpus=cpus[:1], n_ctx=512, n_batch=64, n_ubatch=64)
-    target = load(files[0], options)
-    draft = load(files[1], msgspec.structs.replace(options, cpus=None), pool=target.pool)
+    target = load(files[0], OPTIONS)
+    draft = load(files[1], OPTIONS, threads=target.pool)
     thread = DraftThread(target, draft, DraftModel(draft.sequence, N_VOCAB), cpus[1:2], cpus[:1]) if is_apart else None
     was_stopped = is_apart or at < 48  # 16 points three times, then those of both at once
     try:

@@ -33,7 +33,7 @@ def draft_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small(load: Load, draft_file: Path) -> Model:
     """What it says after a token is that token's entry in `TABLE`. 256 tokens of context."""
-    return load(draft_file, LoadOptions(n_threads=1, n_ctx=256, n_batch=64, n_ubatch=32))
+    return load(draft_file, LoadOptions(n_ctx=256, n_batch=64, n_ubatch=32))
 
 
 @pytest.fixture

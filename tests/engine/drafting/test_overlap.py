@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.engine.drafting.speculation_setup import leave_draft_cores
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.model import Model
-from cpuchat.errors import UsageError
-from cpuchat.hardware.cpus import allowed_cpus, parse_cpu_list
-from cpuchat.protocol import LoadOptions, Speculation
+from cpuchat.hardware.lists import parse_cpu_list
+from cpuchat.hardware.sysfs import own_cpus
+from cpuchat.protocol import Speculation
 from cpuchat.synthetic.pair import draft_token_table, next_token_table
-from tests.support.pairs import N_VOCAB, Always, Talker, Wandering, pair_files
+from tests.support.pairs import N_VOCAB, OPTIONS, Always, Talker, Wandering, pair_files
 
 Load = Callable[..., Model]
 
@@ -40,10 +39,8 @@ def apart(load: Load, files: dict[float, tuple[Path, Path]]) -> Iterator[Callabl
 
     def _apart(alpha: float, *, always: bool = True) -> Talker:
         mine, its = two_cores()
-        options = LoadOptions(cpus=(mine,), n_ctx=512, n_batch=64, n_ubatch=64)
-        target = load(files[alpha][0], options)
-        # On the target's threads at first; its own options could not be checked, this thread is pinned already.
-        draft = load(files[alpha][1], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), pool=target.pool)
+        target = load(files[alpha][0], OPTIONS, threads=(mine,))
+        draft = load(files[alpha][1], OPTIONS, threads=target.pool)
         made.append(Talker(target, draft, cpus=((its,), None if always else (mine,))))
         return made[-1]
 
@@ -54,10 +51,8 @@ def apart(load: Load, files: dict[float, tuple[Path, Path]]) -> Iterator[Callabl
 
 
 def two_cores() -> tuple[int, int]:
-    cpus = allowed_cpus()
+    cpus = own_cpus()
     if len(cpus) < 2:
-        with pytest.raises(UsageError, match="leave no core"):
-            leave_draft_cores(LoadOptions(draft_path="draft.gguf", draft_cores=str(cpus[0])))
         pytest.skip("one core cannot do two things at once")
     return cpus[0], cpus[1]
 
@@ -180,8 +175,8 @@ def test_cores_are_apart_while_both_compute_and_free_when_closed(
 ) -> None:
     mine, its = two_cores()
     before, known = cpus_of(threading.get_native_id()), set(draft_threads())
-    target = load(files[1.0][0], LoadOptions(cpus=(mine,), n_ctx=512, n_batch=64, n_ubatch=64))
-    draft = load(files[1.0][1], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), pool=target.pool)
+    target = load(files[1.0][0], OPTIONS, threads=(mine,))
+    draft = load(files[1.0][1], OPTIONS, threads=target.pool)
     talker = Talker(target, draft, cpus=((its,), None if always else (mine,)))
     assert talker.thread is not None and talker.thread.is_on is always
     [worker] = set(draft_threads()) - known
@@ -213,9 +208,8 @@ def test_after_an_overlapped_answer_the_target_has_all_its_cores(
 ) -> None:
     """The next prefill computes on all of them, and so do answers without drafts."""
     mine, its = two_cores()
-    options = LoadOptions(cpus=(mine, its), n_ctx=512, n_batch=64, n_ubatch=64)
-    target = load(files[1.0][0], options)
-    draft = load(files[1.0][1], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), pool=target.pool)
+    target = load(files[1.0][0], OPTIONS, threads=(mine, its))
+    draft = load(files[1.0][1], OPTIONS, threads=target.pool)
     talker = Talker(target, draft, cpus=((its,), (mine,)))
     assert talker.thread is not None and talker.drafter is not None
     while_drafting: list[int] = []

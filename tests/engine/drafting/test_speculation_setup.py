@@ -14,20 +14,13 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.engine import engine
-from cpuchat.engine.drafting import calibration, speculation_setup
-from cpuchat.engine.drafting.speculation_setup import (
-    SpeculationSetup,
-    draft_cpus,
-    leave_draft_cores,
-    set_up_speculation,
-)
+from cpuchat.engine.drafting import calibration
+from cpuchat.engine.drafting.speculation_setup import SpeculationSetup, set_up_speculation
 from cpuchat.engine.engine import Engine
 from cpuchat.engine.llama import limits
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
-from cpuchat.errors import UsageError
-from cpuchat.hardware.cpus import allowed_cpus
-from cpuchat.hardware.topology import Core, L3Group, Node, Topology, read_topology
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.drafts import calibrations
 from cpuchat.models.drafts.calibrations import target_costs
 from cpuchat.models.library.places import DEMO_FILES
@@ -37,7 +30,6 @@ from cpuchat.protocol import (
     Generate,
     GenerationFinished,
     LoadModel,
-    LoadOptions,
     LoadProgress,
     ModelInfo,
     ModelLoaded,
@@ -52,8 +44,7 @@ from cpuchat.synthetic.pair import write_pair
 from cpuchat.synthetic.shapes import SHAPES
 from cpuchat.telemetry.machine import Peak
 from cpuchat.timings import Timings
-from tests.hardware.trees import make_tree
-from tests.support.pairs import N_VOCAB, OPTIONS, pair_files
+from tests.support.pairs import N_VOCAB, ONE_CPU, OPTIONS, pair_files
 from tests.support.tiny_gguf import write_tiny_gguf
 
 Load = Callable[..., Model]
@@ -76,7 +67,8 @@ class Chat:
         self.react(event)
 
     def command(self, path: Path, **more: Any) -> Event:
-        fields = {"calibration_dir": more.pop("calibration_dir", "")}
+        fields = {name: more.pop(name) for name in ("calibration_dir", "draft_cpus") if name in more}
+        fields = {"cpus": more.pop("cpus", ONE_CPU), **fields}
         options = msgspec.structs.replace(OPTIONS, **more)
         self.events.clear()
         self.engine.load(LoadModel(path=str(path), options=options, **fields))
@@ -123,7 +115,7 @@ def assert_answers(chat: Chat) -> None:
 
 
 def test_a_pair(chat: Chat, files: tuple[Path, Path]) -> None:
-    info = chat.load(files[0], draft_path=str(files[1]), draft_cores="shared")
+    info = chat.load(files[0], draft_path=str(files[1]))
     assert info.draft and info.draft_quantization == "Q8_0" and info.draft_cpus == info.cpus
     assert info.no_speculation == "" and info.notes == ()
     plain, _ = chat.ask()
@@ -131,19 +123,17 @@ def test_a_pair(chat: Chat, files: tuple[Path, Path]) -> None:
     assert drafted == plain and timings.draft_n_accepted
 
 
-@pytest.mark.parametrize("change", ["n_threads", "cpus"])
-def test_threads_that_were_named_serve_both(chat: Chat, files: tuple[Path, Path], change: str) -> None:
-    """The engine's thread is pinned when the draft model is loaded: only the target's options can be checked."""
-    cpus = allowed_cpus()[:2]
-    more = {"cpus": cpus, "n_threads": 0} if change == "cpus" else {"n_threads": len(cpus)}
+def test_threads_of_the_target_serve_both(chat: Chat, files: tuple[Path, Path]) -> None:
+    """The engine's thread is pinned when the draft model is loaded."""
+    cpus = own_cpus()[:2]
     for _ in range(2):
-        info = chat.load(files[0], draft_path=str(files[1]), draft_cores="shared", **more)
-        assert info.notes == () and info.draft and info.draft_cpus == info.cpus and len(info.cpus) == len(cpus)
+        info = chat.load(files[0], draft_path=str(files[1]), cpus=cpus)
+        assert info.notes == () and info.draft and info.draft_cpus == info.cpus == cpus
 
 
 def test_demo_pair(chat: Chat) -> None:
     demo, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
-    info = chat.load(demo, draft_path=str(draft), draft_cores="shared")
+    info = chat.load(demo, draft_path=str(draft))
     assert info.notes == ()
     plain, _ = chat.ask(prompt="A draft model is", max_tokens=60)
     drafted, timings = chat.ask(ALL, prompt="A draft model is", max_tokens=60)
@@ -154,7 +144,7 @@ def test_draft_of_another_vocabulary(chat: Chat, files: tuple[Path, Path], tiny_
     small = tmp_path / "small.gguf"
     write_pair(small, None, 0.5, target="tiny", n_vocab=1024)
     for draft, reason in ((tiny_model, "tokenizer"), (small, "1,024 tokens")):
-        info = chat.load(files[0], draft_path=str(draft), draft_cores="shared")
+        info = chat.load(files[0], draft_path=str(draft))
         [note] = info.notes
         assert note.startswith("No draft model: ") and reason in note
         assert info.draft == "" and info.draft_cpus == ()
@@ -166,7 +156,7 @@ def test_draft_that_has_a_few_tokens_less(chat: Chat, tmp_path: Path) -> None:
     target, draft = tmp_path / "target.gguf", tmp_path / "draft.gguf"
     write_pair(target, None, 1.0, target="tiny", n_vocab=N_VOCAB)
     write_pair(tmp_path / "other.gguf", draft, 1.0, target="tiny", draft="tiny", n_vocab=N_VOCAB - 100)
-    info = chat.load(target, draft_path=str(draft), draft_cores="shared")
+    info = chat.load(target, draft_path=str(draft))
     assert info.draft
     plain, _ = chat.ask(max_tokens=200)
     drafted, timings = chat.ask(ALL, max_tokens=200)
@@ -178,7 +168,7 @@ def test_draft_that_is_none(chat: Chat, files: tuple[Path, Path], tmp_path: Path
     file = {"itself": files[0], "folder": tmp_path}.get(kind, tmp_path / "draft.gguf")
     if kind == "damaged":
         file.write_bytes(files[1].read_bytes()[:2000])
-    info = chat.load(files[0], draft_path=str(file), draft_cores="shared")
+    info = chat.load(files[0], draft_path=str(file))
     [note] = info.notes
     assert note.startswith("No draft model: ")
     assert_answers(chat)
@@ -186,8 +176,8 @@ def test_draft_that_is_none(chat: Chat, files: tuple[Path, Path], tmp_path: Path
 
 def test_draft_that_does_not_fit(load: Load, files: tuple[Path, Path], abort: AbortFlag) -> None:
     target = load(files[0], OPTIONS)
-    options = msgspec.structs.replace(OPTIONS, draft_path=str(files[1]), draft_cores="shared")
-    command = LoadModel(path=str(files[0]), options=options)
+    options = msgspec.structs.replace(OPTIONS, draft_path=str(files[1]))
+    command = LoadModel(path=str(files[0]), cpus=ONE_CPU, options=options)
     for available in (1 << 20, 0, -5):
         companions = set_up_speculation(target, command, available, lambda *_: None, abort)
         assert companions.draft is None and companions.thread is None
@@ -198,7 +188,7 @@ def test_draft_that_does_not_fit(load: Load, files: tuple[Path, Path], abort: Ab
 
 
 def test_recurrent_draft(chat: Chat, tiny_model: Path, recurrent_model: Path) -> None:
-    info = chat.load(tiny_model, draft_path=str(recurrent_model), draft_cores="shared")
+    info = chat.load(tiny_model, draft_path=str(recurrent_model))
     [note] = info.notes
     assert "recurrent" in note or "running state" in note
     assert info.draft == ""
@@ -207,7 +197,7 @@ def test_recurrent_draft(chat: Chat, tiny_model: Path, recurrent_model: Path) ->
 
 def test_recurrent_target(chat: Chat, recurrent_model: Path, tiny_model: Path) -> None:
     """Whether it drafts or says why not, the text is the same."""
-    info = chat.load(recurrent_model, draft_path=str(tiny_model), draft_cores="shared")
+    info = chat.load(recurrent_model, draft_path=str(tiny_model))
     plain, _ = chat.ask()
     drafted, timings = chat.ask(ALL)
     assert drafted == plain
@@ -218,7 +208,7 @@ def test_recurrent_target(chat: Chat, recurrent_model: Path, tiny_model: Path) -
 
 
 def test_one_token_batches_cannot_verify(chat: Chat, files: tuple[Path, Path]) -> None:
-    info = chat.load(files[0], draft_path=str(files[1]), draft_cores="shared", n_batch=1, n_ubatch=1)
+    info = chat.load(files[0], draft_path=str(files[1]), n_batch=1, n_ubatch=1)
     assert info.no_speculation and info.draft == ""
     assert_answers(chat)
 
@@ -226,107 +216,21 @@ def test_one_token_batches_cannot_verify(chat: Chat, files: tuple[Path, Path]) -
 # --- cores ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["some", "", "1;2", "-", "-3"])
-def test_cores_that_are_no_list(text: str) -> None:
-    with pytest.raises(UsageError, match="no list of CPUs"):
-        draft_cpus(LoadOptions(draft_cores=text))
-
-
-def test_cores_that_are_not_there(chat: Chat, files: tuple[Path, Path]) -> None:
-    failed = chat.command(files[0], draft_path=str(files[1]), draft_cores=f"{max(allowed_cpus()) + 1000}")
-    assert isinstance(failed, Failed) and failed.code == "usage"
-    assert "not allowed" in failed.message and "shared" in failed.hint
-
-
-def test_cores_that_leave_none(chat: Chat, files: tuple[Path, Path]) -> None:
-    everything = ",".join(map(str, allowed_cpus()))
-    failed = chat.command(files[0], draft_path=str(files[1]), draft_cores=everything)
-    assert isinstance(failed, Failed) and failed.code == "usage" and "leave no core" in failed.message
-    # Without a draft model nobody needs them.
-    assert chat.load(files[0], draft_cores=everything).draft == ""
-
-
-def test_words_and_lists() -> None:
-    assert draft_cpus(LoadOptions(draft_cores="auto")) is None is draft_cpus(LoadOptions(draft_cores="shared"))
-    assert draft_cpus(LoadOptions(draft_cores="3,1-2")) == (1, 2, 3)
-    options = LoadOptions(draft_cores="shared", draft_path="d.gguf", n_threads=1)
-    assert leave_draft_cores(options) is options
-
-
-def two_groups(monkeypatch: pytest.MonkeyPatch, mine: int, its: int) -> None:
-    """A machine of two L3 groups of one core each."""
-    topology = Topology(
-        cores=(Core(0, (mine,), 0, 0, 0), Core(1, (its,), 0, 0, 1)),
-        l3_groups=tuple(L3Group(n, n, (cpu,), (n,), 32 << 20, 16, 0, 0, n) for n, cpu in enumerate((mine, its))),
-        fabric_links=((0,), (1,)),
-        nodes=(Node(0, (mine, its), {0: 10}, 0),),
-        online=(mine, its),
-        allowed=(mine, its),
-    )
-    monkeypatch.setattr(speculation_setup, "usable_topology", lambda: topology)
-
-
-def test_an_l3_group_of_its_own(chat: Chat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    cpus = allowed_cpus()
-    if len(cpus) < 2:  # one core cannot do two things at once
-        failed = chat.command(files[0], draft_path=str(files[1]), draft_cores="socket:0")
-        assert isinstance(failed, Failed) and "leave no core" in failed.message
-        return
-    mine, its = cpus[0], cpus[-1]
-    two_groups(monkeypatch, mine, its)
-    assert draft_cpus(LoadOptions(draft_cores="l3:1")) == (its,)
-    with pytest.raises(UsageError, match=r"L3 group 2 is not there\. Choose from l3:0-1"):
-        draft_cpus(LoadOptions(draft_cores="l3:2"))
-    info = chat.load(files[0], draft_path=str(files[1]), draft_cores="l3:1", n_threads=0)
-    assert (info.draft_cpus, info.cpus) == ((its,), (mine,))
-    assert info.cores_reason == f"What the draft model leaves: CPUs {its} are its own."
-    plain, _ = chat.ask()
-    drafted, timings = chat.ask(ALL)
-    assert drafted == plain and timings.draft_n_accepted
-    # The thread that loads is pinned by now and must see all CPUs again.
-    assert chat.load(files[0], draft_path=str(files[1]), draft_cores="l3:0", n_threads=0).draft_cpus == (mine,)
-
-
-def test_cores_of_the_target_and_of_the_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, its = 4, 9
-    two_groups(monkeypatch, mine, its)
-    options = LoadOptions(draft_path="d.gguf", draft_cores="l3:1", cores="1/l3")
-    assert leave_draft_cores(options).cpus == (mine,) and leave_draft_cores(options).draft_cores == str(its)
-    for target, draft in (("l3:1", "l3:1"), ("auto", "node:0"), (str(its), str(its))):
-        with pytest.raises(UsageError, match="leave no core"):
-            leave_draft_cores(msgspec.structs.replace(options, cores=target, draft_cores=draft))
-    with pytest.raises(UsageError, match=r"2/l3 cannot be used"):
-        leave_draft_cores(msgspec.structs.replace(options, cores="2/l3"))
-
-
-@pytest.mark.parametrize(
-    ("tree", "cores", "own"),
-    [
-        ("epyc-9354", tuple(range(32)), (28, 29, 30, 31)),  # the last of eight L3 groups
-        ("epyc-9354", tuple(range(8, 16)), (12, 13, 14, 15)),
-        ("epyc-9354", (0, 1, 2, 3), (3,)),  # one group only
-        ("vm", (0, 1), (1,)),
-    ],
-)
-def test_cores_to_try_overlap_with(tree: str, cores: tuple[int, ...], own: tuple[int, ...], tmp_path: Path) -> None:
-    assert speculation_setup.own_cores(read_topology(make_tree(tmp_path, tree)), cores) == own
-
-
 def test_cores_of_its_own(chat: Chat, files: tuple[Path, Path]) -> None:
-    cpus = allowed_cpus()
-    its = cpus[-1]
-    result = chat.command(files[0], draft_path=str(files[1]), draft_cores=str(its), n_threads=0)
+    cpus = own_cpus()
     if len(cpus) < 2:
-        assert isinstance(result, Failed) and "leave no core" in result.message
-        return
-    assert isinstance(result, ModelLoaded), result
-    info = result.model
-    assert info.draft_cpus == (its,) and its not in info.cpus and info.n_threads == len(info.cpus)
+        pytest.skip("one core cannot do two things at once")
+    mine, its = cpus[:1], cpus[-1:]
+    info = chat.load(files[0], draft_path=str(files[1]), cpus=mine, draft_cpus=its)
+    assert (info.draft_cpus, info.cpus, info.n_threads) == (its, mine, 1)
     plain, _ = chat.ask()
     drafted, timings = chat.ask(ALL)
     assert drafted == plain and timings.draft_n_accepted
-    # And all cores again without it.
-    assert its in chat.load(files[0], n_threads=0, cpus=cpus).cpus
+    # The thread that loads is pinned by now and must reach all CPUs again.
+    info = chat.load(files[0], draft_path=str(files[1]), cpus=its, draft_cpus=mine)
+    assert (info.draft_cpus, info.cpus) == (mine, its)
+    # And all of them without a draft model.
+    assert chat.load(files[0], cpus=cpus).cpus == cpus
 
 
 def test_utilization_is_of_what_the_cores_of_both_models_read(
@@ -337,15 +241,15 @@ def test_utilization_is_of_what_the_cores_of_both_models_read(
 
     monkeypatch.setattr(limits, "known_peak", known)
     monkeypatch.setattr(limits, "should_measure", lambda _: False)
-    cpus = allowed_cpus()
+    cpus = own_cpus()
     if len(cpus) > 1:
-        its = str(cpus[-1])
-        info = chat.load(files[0], draft_path=str(files[1]), draft_cores=its, n_threads=1, cpus=cpus[:1])
+        its = cpus[-1:]
+        info = chat.load(files[0], draft_path=str(files[1]), cpus=cpus[:1], draft_cpus=its)
         assert (info.peak_read, info.compute_cpus) == (2e9, (cpus[0], cpus[-1]))
         # A draft model that cannot be used does not compute.
-        info = chat.load(files[0], draft_path=str(tiny_model), draft_cores=its, n_threads=1, cpus=cpus[:1])
+        info = chat.load(files[0], draft_path=str(tiny_model), cpus=cpus[:1], draft_cpus=its)
         assert (info.draft, info.peak_read, info.compute_cpus) == ("", 1e9, cpus[:1])
-    assert chat.load(files[0], n_threads=1).peak_read == 1e9
+    assert chat.load(files[0]).peak_read == 1e9
 
 
 def test_a_fault_at_the_end_of_a_load_leaves_nothing_half_loaded(
@@ -395,7 +299,7 @@ def test_costs_are_measured_once(
     chat: Chat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "costs"
-    more = {"draft_path": str(files[1]), "draft_cores": "shared", "calibration_dir": str(folder)}
+    more = {"draft_path": str(files[1]), "calibration_dir": str(folder)}
     assert chat.load(files[0], **more).pass_ms == ()  # not asked for
     monkeypatch.setattr(calibrations, "DEAREST", math.inf)  # else a busy machine decides whether it is kept
     monkeypatch.setattr(calibrations, "LEAST", 0.0)
@@ -418,7 +322,7 @@ def test_costs_are_measured_once(
 def test_a_disturbed_calibration_is_said_and_made_again(
     chat: Chat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = {"draft_path": str(files[1]), "draft_cores": "shared", "calibration_dir": str(tmp_path), "calibrate": True}
+    more = {"draft_path": str(files[1]), "calibration_dir": str(tmp_path), "calibrate": True}
     quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
     disturbed = replace(quiet, verify_ms=(5.0, 34.0, *quiet.verify_ms[2:]))
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: disturbed)
@@ -444,7 +348,7 @@ def test_a_stop_skips_the_measurement(chat: Chat, files: tuple[Path, Path], tmp_
             chat.engine.cancel()
 
     chat.react = stop
-    more = {"draft_path": str(files[1]), "draft_cores": "shared", "calibration_dir": str(tmp_path), "calibrate": True}
+    more = {"draft_path": str(files[1]), "calibration_dir": str(tmp_path), "calibrate": True}
     info = chat.load(files[0], **more)
     chat.react = lambda _: None
     [note] = info.notes
@@ -470,7 +374,7 @@ def test_a_stop_while_the_draft_is_read_stops_the_load(chat: Chat, files: tuple[
                 chat.engine.cancel()
 
     chat.react = stop
-    assert isinstance(chat.command(files[0], draft_path=str(files[1]), draft_cores="shared"), Unloaded)
+    assert isinstance(chat.command(files[0], draft_path=str(files[1])), Unloaded)
     chat.react = lambda _: None
     chat.load(files[0])
     assert chat.ask()[0]
@@ -478,8 +382,9 @@ def test_a_stop_while_the_draft_is_read_stops_the_load(chat: Chat, files: tuple[
 
 def test_freeing_twice(load: Load, files: tuple[Path, Path], abort: AbortFlag) -> None:
     target = load(files[0], OPTIONS)
-    options = msgspec.structs.replace(OPTIONS, draft_path=str(files[1]), draft_cores="shared")
-    companions = set_up_speculation(target, LoadModel(path="", options=options), PLENTY, lambda *_: None, abort)
+    options = msgspec.structs.replace(OPTIONS, draft_path=str(files[1]))
+    command = LoadModel(path="", cpus=ONE_CPU, options=options)
+    companions = set_up_speculation(target, command, PLENTY, lambda *_: None, abort)
     assert isinstance(companions, SpeculationSetup) and companions.draft is not None
     companions.free()
     companions.free()

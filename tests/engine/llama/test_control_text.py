@@ -17,6 +17,7 @@ from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.protocol import Event, Failed, Generate, GenerationFinished, LoadModel, Message, Sampling
 from tests.engine.conftest import OPTIONS
 from tests.engine.llama.test_spm_coverage import sentences
+from tests.support.pairs import ONE_CPU
 from tests.support.tiny_gguf import SPECIALS, vocabulary, write_tiny_gguf
 
 START, END = vocabulary().index("<|im_start|>"), vocabulary().index("<|im_end|>")
@@ -32,7 +33,7 @@ class Prompts:
         self.engine = Engine(self.events.append)
 
     def load(self, path: Path) -> Model:
-        self.engine.load(LoadModel(path=str(path), options=OPTIONS))
+        self.engine.load(LoadModel(path=str(path), cpus=ONE_CPU, options=OPTIONS))
         assert self.engine._loaded is not None, self.events
         return self.engine._loaded.model
 
@@ -65,7 +66,7 @@ def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Voca
     folder = tmp_path_factory.mktemp("vocabularies")
     bpe = write_tiny_gguf(folder / "bpe.gguf")
     spm = sentences(bpe, folder / "spm.gguf", more=[f"<0x{b:02X}>" for b in range(256)])
-    models = [Model.load(file, OPTIONS, on_progress=lambda *_: None, abort=AbortFlag()) for file in (bpe, spm)]
+    models = [Model.load(file, OPTIONS, ONE_CPU, on_progress=lambda *_: None, abort=AbortFlag()) for file in (bpe, spm)]
     yield [model.vocab for model in models]
     for model in reversed(models):
         model.free()

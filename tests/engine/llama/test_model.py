@@ -27,10 +27,9 @@ from cpuchat.errors import (
     UsageError,
 )
 from cpuchat.hardware.numa.page_cache import evict
-from cpuchat.hardware.placement.cores import choose_cores
-from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol import LoadOptions
 from tests.engine.conftest import OPTIONS
+from tests.support.pairs import ONE_CPU
 from tests.support.tiny_gguf import write_tiny_gguf
 
 Load = Callable[..., Model]
@@ -108,7 +107,7 @@ def test_only_what_is_not_in_memory_is_read_before_mapping(load: Load, tmp_path:
 
 def test_affinity_is_restored(tiny_model: Path, abort: AbortFlag) -> None:
     before = os.sched_getaffinity(0)
-    model = Model.load(tiny_model, OPTIONS, on_progress=lambda *_: None, abort=abort)
+    model = Model.load(tiny_model, OPTIONS, ONE_CPU, on_progress=lambda *_: None, abort=abort)
     assert os.sched_getaffinity(0) <= before
     model.free()
     model.free()
@@ -119,7 +118,7 @@ def test_threads_have_a_cpu_each(load: Load, tiny_model: Path) -> None:
     cpus = sorted(os.sched_getaffinity(0))[:2]
     if len(cpus) < 2:
         pytest.skip("one CPU only")
-    model = load(tiny_model, msgspec.structs.replace(OPTIONS, n_threads=2, cpus=tuple(cpus)))
+    model = load(tiny_model, threads=tuple(cpus))
     model.sequence.step(65)
     masks = []
     for task in Path("/proc/self/task").iterdir():
@@ -129,20 +128,8 @@ def test_threads_have_a_cpu_each(load: Load, tiny_model: Path) -> None:
     assert model.info.cpus == tuple(cpus)
 
 
-def test_cores_by_word_and_why(load: Load, tiny_model: Path) -> None:
-    cpu = max(os.sched_getaffinity(0))
-    info = load(tiny_model, LoadOptions(n_ctx=256, cores=str(cpu))).info
-    assert (info.cpus, info.n_threads, info.cores_reason) == ((cpu,), 1, f"1 CPU in the list {cpu}.")
-
-
-def test_cores_left_to_the_app(load: Load, tiny_model: Path) -> None:
-    chosen = choose_cores(read_topology())
-    info = load(tiny_model, LoadOptions(n_ctx=256)).info
-    assert (info.cpus, info.cores_reason) == (chosen.cpus, chosen.reason)
-
-
 def test_default_context_follows_the_training(load: Load, tiny_model: Path) -> None:
-    assert load(tiny_model, LoadOptions(n_threads=1)).info.n_ctx == 4096
+    assert load(tiny_model, LoadOptions()).info.n_ctx == 4096
 
 
 def test_longer_context_than_trained_is_noted(load: Load, tiny_model: Path) -> None:
@@ -179,14 +166,6 @@ def test_options_that_work(load: Load, tmp_path: Path, changes: dict[str, object
         ({"n_ctx": 1 << 30}, "context size"),
         ({"n_batch": 0}, "batch size is 0"),
         ({"n_ubatch": 128, "n_batch": 64}, "larger than the batch size"),
-        ({"n_threads": 4096}, "4096 threads"),
-        ({"n_threads": -1}, "-1 thread"),
-        ({"cpus": (4095,)}, "CPU 4095 is not allowed"),
-        ({"cpus": ()}, "list of CPUs is empty"),
-        ({"cores": "few"}, "names none"),
-        ({"cores": "l3:999"}, "L3 group"),
-        ({"cores": "node:9999"}, "NUMA node 9999 is not there"),
-        ({"cores": "4095"}, "CPU 4095 is not there"),
         ({"poll": 101}, "poll is 101"),
         ({"type_v": "q8_0", "flash_attn": "off"}, "needs flash attention"),
         ({"type_k": "q8_0"}, "heads of this model have 16"),
@@ -209,7 +188,7 @@ def test_lock_beyond_the_limit_is_refused(load: Load, tiny_model: Path, monkeypa
 def test_context_too_large_for_memory(load: Load, tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", n_embd=1024, n_layer=4, n_ff=64, n_ctx_train=1 << 24)
     with pytest.raises(DoesNotFit, match="KV cache") as caught:
-        load(path, LoadOptions(n_threads=1, n_ctx=1 << 24))
+        load(path, LoadOptions(n_ctx=1 << 24))
     assert "--ctx" in caught.value.hint
 
 
@@ -234,6 +213,7 @@ import numpy as np
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.errors import CpuchatError
+from tests.support.pairs import ONE_CPU
 from tests.engine.conftest import OPTIONS
 
 source, path = Path(sys.argv[1]), Path(sys.argv[2])
@@ -245,7 +225,7 @@ for at in [*range(24), *rng.integers(24, 9000, 60)]:
     child = os.fork()
     if child == 0:
         try:
-            Model.load(path, OPTIONS, on_progress=lambda *_: None, abort=AbortFlag()).free()
+            Model.load(path, OPTIONS, ONE_CPU, on_progress=lambda *_: None, abort=AbortFlag()).free()
         except CpuchatError as error:
             os._exit(2 if error.message else 3)
         except BaseException:

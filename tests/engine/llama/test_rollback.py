@@ -33,7 +33,7 @@ KINDS: dict[Architecture, str] = {
     "qwen35": "bounded",
 }
 # An F32 cache: what remains is the rounding of passes of different lengths, 1e-2 of logits in the hundreds.
-OPTIONS = LoadOptions(n_threads=1, n_ctx=512, n_batch=64, n_ubatch=32, type_k="f32", type_v="f32", flash_attn="off")
+OPTIONS = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=32, type_k="f32", type_v="f32", flash_attn="off")
 TOLERANCE = 0.02
 PROMPT = list(b"The quick brown fox jumps over")
 LENGTH = 160
@@ -328,7 +328,7 @@ def test_without_snapshots_or_a_second_sequence_nothing_is_drafted(contexts: Cal
 
 
 def test_batches_too_short_for_a_draft(files: dict[str, Path], load: Callable[..., Model]) -> None:
-    sequence = load(files["mamba"], LoadOptions(n_threads=1, n_ctx=256, n_batch=4, n_ubatch=4)).sequence
+    sequence = load(files["mamba"], LoadOptions(n_ctx=256, n_batch=4, n_ubatch=4)).sequence
     assert (sequence.rollback.kind, sequence.max_draft) == ("none", 0)
 
 

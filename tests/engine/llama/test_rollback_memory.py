@@ -13,6 +13,7 @@ from cpuchat.engine.llama.model import Model
 from cpuchat.models import fit
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol import LoadOptions
+from tests.support.pairs import ONE_CPU
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
 ARCHITECTURES: tuple[Architecture, ...] = ("llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35")
@@ -39,7 +40,7 @@ def _logged(lines: list[str], what: str) -> float:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_memory_is_what_llama_cpp_says(arch: Architecture, load: Callable[..., Model], tmp_path: Path) -> None:
     file = write_tiny_gguf(tmp_path / "wide-F32.gguf", arch=arch, n_layer=6, n_embd=256, n_ff=256)
-    model = load(file, LoadOptions(n_threads=1, n_ctx=1024, n_batch=64, n_ubatch=64))
+    model = load(file, LoadOptions(n_ctx=1024, n_batch=64, n_ubatch=64))
     lines, need = bindings.log.lines(), model.plan.need
     assert need.kv == pytest.approx(_logged(lines, "KV") + _logged(lines, "RS"), abs=0.02 * 2**20)
     compute, estimate = _logged(lines, "compute"), need.compute - fit.PROCESS_BYTES
@@ -70,12 +71,14 @@ def test_snapshots_must_not_slow_down_plain_passes(files: dict[str, Path], monke
 
 
 def test_snapshots_give_way_when_memory_is_short(files: dict[str, Path], abort: AbortFlag) -> None:
-    options = LoadOptions(n_threads=1, n_ctx=512, n_batch=64, n_ubatch=64)
+    options = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64)
     header = read_model(files["nemotron_h"])
     enough = fit.required_memory(header, options, 512, 32, 31).least
     least = fit.required_memory(header, options, 512, 32, 3).least
     for available, most in ((enough, 31), (enough - 1, 15), (least, 3)):
-        model = Model.load(files["nemotron_h"], options, on_progress=lambda *_: None, abort=abort, available=available)
+        model = Model.load(
+            files["nemotron_h"], options, ONE_CPU, on_progress=lambda *_: None, abort=abort, available=available
+        )
         try:
             assert model.plan.n_rs_seq == model.sequence.max_draft == most
         finally:

@@ -14,6 +14,7 @@ from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.errors import GenerationFailed
 from cpuchat.prefix import common_prefix
 from cpuchat.protocol import LoadOptions
+from tests.support.pairs import ONE_CPU
 
 
 def held(model: Model) -> int:
@@ -166,8 +167,8 @@ class StopsAfter(AbortFlag):
 @pytest.mark.parametrize("n", [0, 150, 400])
 def test_finished_part_of_a_stopped_batch_is_kept(tiny_model: Path, n: int) -> None:
     flag = StopsAfter(1 << 30)
-    options = LoadOptions(n_threads=1, n_ctx=512, n_batch=512, n_ubatch=16)
-    model = Model.load(tiny_model, options, on_progress=lambda *_: None, abort=flag)
+    options = LoadOptions(n_ctx=512, n_batch=512, n_ubatch=16)
+    model = Model.load(tiny_model, options, ONE_CPU, on_progress=lambda *_: None, abort=flag)
     try:
         sequence = model.sequence
         tokens = [65 + i % 26 for i in range(500)]

@@ -23,13 +23,13 @@ from cpuchat.hardware.bandwidth import measuring, peaks, read_probe
 from cpuchat.hardware.bandwidth import survey as surveying
 from cpuchat.hardware.bandwidth.measuring import ProbeFailed, ReadBandwidth, buffer_bytes, measure
 from cpuchat.hardware.bandwidth.survey import Survey, cached_survey, survey
-from cpuchat.hardware.cpus import allowed_cpus
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
 from tests.hardware.trees import Machine, make_tree, server, write
 
 MIB = 1 << 20
-CPU, *_ = allowed_cpus()
-CPUS = allowed_cpus()[:2]
+CPU, *_ = own_cpus()
+CPUS = own_cpus()[:2]
 
 
 @pytest.fixture

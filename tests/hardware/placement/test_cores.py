@@ -10,8 +10,7 @@ import pytest
 
 from cpuchat.errors import UsageError
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
-from cpuchat.hardware.placement import cores
-from cpuchat.hardware.placement.cores import choose_cores, spread
+from cpuchat.hardware.placement.cores import check_thread_count, choose_cores, spread
 from cpuchat.hardware.topology import Topology
 from tests.hardware.trees import NAMES
 
@@ -26,11 +25,11 @@ def per_group(topology: Topology, cpus: tuple[int, ...]) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "cpus", "reason"),
     [
-        ("epyc-9334", "0-31", "The 32 physical cores: a second thread on a core makes decoding no faster."),
-        ("epyc-9354p-nps4", "0-31", "The 32 physical cores: a second thread on a core makes decoding no faster."),
-        ("epyc-9654", "0-95", "The 96 physical cores: a second thread on a core makes decoding no faster."),
-        ("epyc-9754", "0-127", "The 128 physical cores: a second thread on a core makes decoding no faster."),
-        ("2x-epyc-7543", "0-63", "The 64 physical cores: a second thread on a core makes decoding no faster."),
+        ("epyc-9334", "0-31", "The 32 physical cores: SMT siblings make decoding no faster."),
+        ("epyc-9354p-nps4", "0-31", "The 32 physical cores: SMT siblings make decoding no faster."),
+        ("epyc-9654", "0-95", "The 96 physical cores: SMT siblings make decoding no faster."),
+        ("epyc-9754", "0-127", "The 128 physical cores: SMT siblings make decoding no faster."),
+        ("2x-epyc-7543", "0-63", "The 64 physical cores: SMT siblings make decoding no faster."),
         ("offline", "0-27", "The 28 physical cores."),
         ("vm", "0-7", "The 8 physical cores."),
         ("vm-without-caches", "0-3", "The 4 physical cores."),
@@ -40,8 +39,8 @@ def per_group(topology: Topology, cpus: tuple[int, ...]) -> list[int]:
         ),
         (
             "container", "8-10,12-14",
-            "6 of 8 physical cores that this process may use (the machine has 32): the control group grants the time "
-            "of 6.5 CPUs.",
+            "6 of 8 physical cores that this process may use (the machine has 32): the cgroup CPU quota is "
+            "6.5.",
         ),
     ],
 )  # fmt: skip
@@ -62,7 +61,7 @@ def test_every_count_that_is_possible_is_spread_and_allowed(machine: Machine, na
         assert set(choice.cpus) <= set(topology.allowed) and choice.reason.endswith(".")
         assert len({topology.core_of(cpu) for cpu in choice.cpus}) == n, "a core each"
     for n in (-1, most + 1, 100_000):
-        with pytest.raises(UsageError, match=rf"cannot be used: .*Choose 1 to {most}, or 0"):
+        with pytest.raises(UsageError, match=rf"Cannot use .*Choose 1 to {most}, or 0"):
             choose_cores(topology, "auto", n)
 
 
@@ -110,7 +109,7 @@ def test_spreading_takes_second_threads_last(machine: Machine) -> None:
         ("epyc-9654", "4/l3", "0-3,8-11,16-19,24-27,32-35,40-43,48-51,56-59,64-67,72-75,80-83,88-91",
          "The 48 cores, 4 of each L3 group: each group has its own way to memory."),
         ("hybrid-desktop", "all", "0,2,4,6,8,10,12,14,16-19",
-         "The 12 physical cores: a second thread on a core makes decoding no faster."),
+         "The 12 physical cores: SMT siblings make decoding no faster."),
         ("container", "l3:3", "12-15", "The 4 cores of L3 group 3."),
         ("epyc-9334", "7", "7", "1 CPU in the list 7."),
     ],
@@ -123,22 +122,22 @@ def test_places(machine: Machine, name: str, spec: str, cpus: str, what: str) ->
 @pytest.mark.parametrize(
     ("name", "spec", "message"),
     [
-        ("epyc-9354", "some", "names none.*l3:0"),
-        ("epyc-9354", "", "names none"),
-        ("epyc-9354", "l3:", "names none"),
-        ("epyc-9354", "1;2", "names none"),
-        ("epyc-9354", "l3:8", r"L3 group 8 is not there\. Choose from l3:0-7"),
-        ("epyc-9354", "node:1", r"NUMA node 1 is not there\. Choose from node:0"),
-        ("epyc-9354", "socket:0-1", r"Socket 1 is not there\. Choose from socket:0"),
-        ("epyc-9354", "7-4", r"7-4 runs backwards\. Give 4-7"),
-        ("epyc-9354", "60-64", r"CPU 64 is not there or not online\. Choose from 0-63"),
-        ("offline", "30", "CPU 30 is not there or not online"),
+        ("epyc-9354", "some", "does not name any cores.*l3:0"),
+        ("epyc-9354", "", "does not name any cores"),
+        ("epyc-9354", "l3:", "does not name any cores"),
+        ("epyc-9354", "1;2", "does not name any cores"),
+        ("epyc-9354", "l3:8", r"L3 group 8 does not exist\. Choose from l3:0-7"),
+        ("epyc-9354", "node:1", r"NUMA node 1 does not exist\. Choose from node:0"),
+        ("epyc-9354", "socket:0-1", r"Socket 1 does not exist\. Choose from socket:0"),
+        ("epyc-9354", "7-4", r"7-4 in .7-4. is reversed\. Give 4-7"),
+        ("epyc-9354", "60-64", r"CPU 64 does not exist or is offline\. Choose from 0-63"),
+        ("offline", "30", "CPU 30 does not exist or is offline"),
         ("container", "0-3", r"CPU 0 is not allowed for this process\. Choose from 8-15,40-47"),
         ("container", "l3:0", r"L3 group 0 has no core that this process may use\. Choose from l3:2-3"),
         ("epyc-9354", "5/l3", r"an L3 group has 4 cores that this process may use\. Choose 1/l3 to 4/l3"),
         ("epyc-9354", "0/l3", "Choose 1/l3 to 4/l3"),
-        ("vm-without-caches", "l3:0", "does not tell its L3 groups"),
-        ("vm-without-caches", "2/l3", "does not tell its L3 groups"),
+        ("vm-without-caches", "l3:0", "L3 groups of this machine are not known"),
+        ("vm-without-caches", "2/l3", "L3 groups of this machine are not known"),
     ],
 )
 def test_what_is_not_there_is_named(machine: Machine, name: str, spec: str, message: str) -> None:
@@ -153,10 +152,10 @@ def test_what_is_not_there_is_named(machine: Machine, name: str, spec: str, mess
             "epyc-9354",
             "auto",
             33,
-            r"may use 64 CPUs \(32 physical cores\).*second threads of the same cores; --cores 0-63",
+            r"may use 64 CPUs \(32 physical cores\).*SMT siblings; --cores 0-63",
         ),
         ("epyc-9354", "l3:0", 5, "the cores l3:0 are 4 CPUs. Choose 1 to 4"),
-        ("container", "auto", 7, r"grants the time of 6\.5 CPUs\. Choose 1 to 6"),
+        ("container", "auto", 7, r"cgroup CPU quota is 6\.5\. Choose 1 to 6"),
         ("hybrid-desktop", "auto", 13, r"\(12 physical cores\)"),
     ],
 )
@@ -221,15 +220,19 @@ def test_the_time_of_the_draft_model_counts_against_the_quota(machine: Machine) 
     topology = machine("container")
     assert choose_cores(topology, "auto", without=(12, 13, 14, 15)).cpus == (8, 9)
     assert len(choose_cores(replace(topology, quota=0.5)).cpus) == 1
-    with pytest.raises(UsageError, match="the time of 2 CPUs, which leaves none beside the CPUs 12-15"):
+    with pytest.raises(UsageError, match="quota is 2, which leaves nothing beside CPUs 12-15"):
         choose_cores(replace(topology, quota=2.0), "auto", without=range(12, 16))
     assert choose_cores(replace(topology, quota=2.0), "auto", without=(15,)).cpus == (8,)
 
 
-def test_cores_can_be_left_for_the_interface(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    topology = machine("offline")
-    assert cores.leave_for_ui(2) == 0, "measured"
-    monkeypatch.setattr(cores, "leave_for_ui", lambda n: 1)
-    assert choose_cores(topology).reason == "27 of 28 physical cores: the interface has the others."
-    assert len(choose_cores(topology, "all").cpus) == len(choose_cores(topology, "auto", 28).cpus) == 28
-    assert len(choose_cores(replace(topology, allowed=(3,))).cpus) == 1
+def test_threads_that_are_not_pinned(machine: Machine) -> None:
+    topology = machine("container")  # 8 cores and 16 CPUs, a quota of 6.5
+    assert check_thread_count(0, topology) == 8
+    assert check_thread_count(6, topology) == 6
+    for wrong in (-1, 7, 100_000):
+        with pytest.raises(UsageError, match=r"cgroup CPU quota is 6\.5.*Choose 1 to 6"):
+            check_thread_count(wrong, topology)
+    n_cpus = len(topology.allowed)
+    assert check_thread_count(n_cpus, replace(topology, quota=None)) == n_cpus
+    with pytest.raises(UsageError, match=r"physical core"):
+        check_thread_count(n_cpus + 1, replace(topology, quota=None))

@@ -8,6 +8,7 @@ import pytest
 from cpuchat import paths, settings
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import (
     AnyEvent,
     ContextTrimmed,
@@ -156,10 +157,10 @@ async def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before() -> No
         good, backend.load_steps = backend.load_steps, [Failed(code="model_unsupported", message="Unknown: lhama.")]
         load = backend.load
 
-        def second_time(path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
+        def second_time(path: Path, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
             if str(path) == MODEL.path:
                 backend.load_steps = good
-            return load(path, options)
+            return load(path, options, spec)
 
         backend.load = second_time  # type: ignore[method-assign]
         app.chat.load_model(Path("/models/other.gguf"))

@@ -224,7 +224,7 @@ async def test_settings_of_the_draft_model_offer_to_load_again() -> None:
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("y")
         await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        assert app.backend.loads[1][1].draft_cores == "6,7"
+        assert app.backend.specs[1].draft_cores == "6,7"
 
 
 async def test_the_depth_takes_effect_without_loading_again() -> None:

@@ -166,11 +166,11 @@ async def test_words_are_checked_where_they_are_typed(tmp_path: Path) -> None:
     async with running(backend) as app:
         screen = await opened(app, FixtureReader(root))
         for name, text, problem in (
-            ("cores", "l3:9", "! cores: L3 group 9 is not there"),
+            ("cores", "l3:9", "! cores: L3 group 9 does not exist"),
             ("draft_cores", "banana", "! draft: "),
             ("memory", "bind:3", "! memory: Node 3 has no memory"),
             ("threads", "many", "! threads: needs a whole number"),
-            ("threads", "33", "! threads: 33 threads cannot be used"),
+            ("threads", "33", "! threads: Cannot use 33 threads"),
         ):
             await type_into(app, screen, name, text)
             await app.until(lambda problem=problem: problem in app.screen_text)
@@ -194,7 +194,7 @@ async def test_enter_does_not_overtake_the_words_typed_before_it(tmp_path: Path)
         for key in (*"l3:0", "enter"):  # as they come from a fast typist while the app is busy
             app.app.simulate_key(key)
         await app.until(lambda: not app.chat.busy and "tok/s" in said(screen))
-        assert [load[1].cores for load in backend.loads] == ["auto", "l3:0"]
+        assert [spec.cores for spec in backend.specs] == ["auto", "l3:0"]
 
 
 async def test_rows_of_layouts_end_in_one_column(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ async def test_a_layout_is_tried_kept_and_taken_back(tmp_path: Path) -> None:
         await app.until(lambda: not app.chat.busy and "tok/s" in said(screen))
         assert "12.1 → 15.1 tok/s  1.25×  (spread 0.2 tok/s)" in said(screen)
         assert "Significantly faster, applied" in said(screen)
-        assert [load[1].draft_cores for load in backend.loads] == ["auto", "l3:7"]
+        assert [spec.draft_cores for spec in backend.specs] == ["auto", "l3:7"]
         assert all(request.chat_id == "" for request in backend.requests)
         assert {request.speculation.drafters for request in backend.requests} == {("draft",)}
         await app.until(lambda: settings.load().speculation.draft_cores == "l3:7")
@@ -223,8 +223,8 @@ async def test_a_layout_is_tried_kept_and_taken_back(tmp_path: Path) -> None:
         await app.press("u")
         await app.until(lambda: len(backend.loads) == 3 and not app.chat.busy)
         await app.until(lambda: settings.load().speculation.draft_cores == "auto")
-        assert backend.loads[2][1].draft_cores == "auto"
-        assert "all cores, in turn  in use" in app.screen_text
+        assert backend.specs[2].draft_cores == "auto"
+        assert "all cores, shared  in use" in app.screen_text
         assert app.conversation.messages == []
 
 
@@ -237,12 +237,12 @@ async def test_what_is_no_faster_is_not_kept_unless_asked_for(tmp_path: Path, ra
         await app.press("down", "enter")
         await app.until(lambda: not app.chat.busy and "tok/s" in said(screen))
         assert words in said(screen) and "previous placement restored" in said(screen)
-        assert [load[1].draft_cores for load in backend.loads] == ["auto", "l3:7", "auto"]
+        assert [spec.draft_cores for spec in backend.specs] == ["auto", "l3:7", "auto"]
         assert app.conversation.settings.speculation.draft_cores == settings.load().speculation.draft_cores == "auto"
-        assert "all cores, in turn  in use" in app.screen_text
+        assert "all cores, shared  in use" in app.screen_text
         await app.press("u")
         await app.until(lambda: settings.load().speculation.draft_cores == "l3:7" and not app.chat.busy)
-        assert backend.loads[-1][1].draft_cores == "l3:7"
+        assert backend.specs[-1].draft_cores == "l3:7"
 
 
 async def test_escape_while_the_new_layout_is_measured_goes_back(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ async def test_escape_while_the_new_layout_is_measured_goes_back(tmp_path: Path)
         await app.until(gate.reached.is_set)
         await app.press("escape")
         await app.until(lambda: not app.chat.busy and "Cancelled" in said(screen))
-        assert [load[1].draft_cores for load in backend.loads] == ["auto", "l3:7", "auto"]
+        assert [spec.draft_cores for spec in backend.specs] == ["auto", "l3:7", "auto"]
         assert settings.load().speculation.draft_cores == "auto"
 
 
@@ -269,7 +269,7 @@ async def test_a_load_that_fails_goes_back_with_the_reason(tmp_path: Path) -> No
         await app.press("enter")
         await app.until(lambda: not app.chat.busy and "othing was changed" in said(screen))
         assert "These cores cannot be used." in said(screen)
-        assert backend.loads[-1][1].cores == "auto"
+        assert backend.specs[-1].cores == "auto"
         assert app.conversation.settings.engine.cores == settings.load().engine.cores == "auto"
         assert app.conversation.model is not None
         assert field(screen, "cores").value == "auto"
@@ -305,7 +305,7 @@ async def test_escape_during_the_load_goes_back(tmp_path: Path) -> None:
         backend.load_steps = loaded
         await app.press("escape")
         await app.until(lambda: not app.chat.busy and "Cancelled" in said(screen))
-        assert [load[1].cores for load in backend.loads] == ["auto", "2/l3", "auto"]
+        assert [spec.cores for spec in backend.specs] == ["auto", "2/l3", "auto"]
         assert app.conversation.model is not None
 
 

@@ -117,7 +117,7 @@ async def test_engine_settings_offer_to_load_again() -> None:
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("y")
         await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        assert app.backend.loads[1][1].n_threads == 3
+        assert app.backend.specs[1].threads == 3
 
 
 async def test_ctrl_d_puts_a_field_back() -> None:

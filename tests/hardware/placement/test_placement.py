@@ -1,0 +1,145 @@
+"""What the words of a placement mean on made-up machines, and what is said about words that mean nothing there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cpuchat import settings
+from cpuchat.errors import UsageError
+from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, cpus_to_try, place
+from cpuchat.hardware.topology import Core, Node, Topology, read_topology
+from cpuchat.settings import Settings
+from tests.hardware.trees import make_tree
+
+
+@pytest.fixture
+def topology(tmp_path: Path) -> Topology:
+    """A machine of 32 cores in eight L3 groups."""
+    return read_topology(make_tree(tmp_path, "epyc-9354"))
+
+
+def cpus(placement: Placement) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return placement.cpus, placement.draft_cpus
+
+
+def test_words_become_cores_and_nodes(tmp_path: Path) -> None:
+    topology = read_topology(make_tree(tmp_path, "2x-epyc-7543"))
+    found = place(topology, PlacementSpec())
+    assert (found.cpus, found.draft_cpus, found.memory.words) == (tuple(range(64)), (), "interleave:0-1")
+    found = place(topology, PlacementSpec(cores="socket:0", draft_cores="socket:1"), with_draft=True)
+    assert cpus(found) == (tuple(range(32)), tuple(range(32, 64)))
+
+
+def test_cores_of_the_draft_model(topology: Topology) -> None:
+    every = tuple(range(32))
+    apart = place(topology, PlacementSpec(draft_cores="l3:7"), with_draft=True)
+    assert cpus(apart) == (every[:28], every[28:]) and apart.is_split
+    # Without a draft model nobody needs them.
+    assert cpus(place(topology, PlacementSpec(draft_cores="l3:7"))) == (every, ())
+    shared = place(topology, PlacementSpec(draft_cores="shared"), with_draft=True)
+    assert cpus(shared) == (every, ()) and not shared.is_split
+    tried = place(topology, PlacementSpec(), with_draft=True)
+    assert cpus(tried) == (every, every[28:]) and not tried.is_split
+    assert cpus(place(topology, PlacementSpec(cores="5"), with_draft=True)) == ((5,), ())
+
+
+@pytest.mark.parametrize(
+    ("tree", "some", "own"),
+    [
+        ("epyc-9354", tuple(range(32)), (28, 29, 30, 31)),  # the last of eight L3 groups
+        ("epyc-9354", tuple(range(8, 16)), (12, 13, 14, 15)),
+        ("epyc-9354", (0, 1, 2, 3), (3,)),  # one group only
+        ("vm", (0, 1), (1,)),
+    ],
+)
+def test_cores_to_try_overlap_with(tree: str, some: tuple[int, ...], own: tuple[int, ...], tmp_path: Path) -> None:
+    assert cpus_to_try(read_topology(make_tree(tmp_path, tree)), some) == own
+
+
+def test_threads_are_no_more_than_the_draft_model_leaves(topology: Topology) -> None:
+    spec = PlacementSpec(cores="l3:6-7", draft_cores="l3:7", threads=8)
+    assert cpus(place(topology, spec, with_draft=True)) == (tuple(range(24, 28)), tuple(range(28, 32)))
+    few = place(topology, replace(spec, threads=2), with_draft=True)
+    assert len(few.cpus) == 2 and set(few.cpus) < set(range(24, 28))
+
+
+@pytest.mark.parametrize(
+    ("spec", "part", "says"),
+    [
+        (PlacementSpec(cores="l3:9"), "cores", "L3 group 9 does not exist"),
+        (PlacementSpec(cores="few"), "cores", "'few' does not name any cores"),
+        (PlacementSpec(cores="7-4"), "cores", "reversed"),
+        (PlacementSpec(cores="99999"), "cores", ""),
+        (PlacementSpec(draft_cores="node:4"), "draft_cores", "NUMA node 4"),
+        (PlacementSpec(draft_cores="600"), "draft_cores", "CPU 600"),
+        (PlacementSpec(draft_cores=""), "draft_cores", "does not name any cores"),
+        (PlacementSpec(draft_cores="0-31"), "draft_cores", "leave no core for the target"),
+        (PlacementSpec(cores="l3:1", draft_cores="l3:1"), "draft_cores", "leave no core for the target"),
+        (PlacementSpec(cores="9/l3", draft_cores="l3:1"), "cores", "9/l3"),
+        (PlacementSpec(memory="bind:3"), "memory", "Node 3 has no memory"),
+        (PlacementSpec(threads=33), "threads", "Cannot use 33 threads"),
+        (PlacementSpec(threads=-1), "threads", "-1 thread"),
+    ],
+)
+def test_what_is_wrong_is_told_by_its_part(topology: Topology, spec: PlacementSpec, part: str, says: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        place(topology, spec, with_draft=True)
+    ((name, problem),) = caught.value.problems.items()
+    assert name == part and says in problem and str(caught.value) == problem
+
+
+def test_everything_that_is_wrong_is_told_at_once(topology: Topology) -> None:
+    with pytest.raises(PlacementError) as caught:
+        place(topology, PlacementSpec(cores="l3:9", draft_cores="l3:9", memory="bind:9"), with_draft=True)
+    assert set(caught.value.problems) == {"cores", "draft_cores", "memory"}
+
+
+def test_memory_is_placed_for_the_cores_of_both_models(tmp_path: Path) -> None:
+    topology = read_topology(make_tree(tmp_path, "2x-epyc-7543"))
+    for cores, draft_cores, policy, alone in (
+        ("socket:0", "auto", "preferred:0", "preferred:0"),
+        ("socket:0", "socket:1", "interleave:0-1", "preferred:0"),
+        ("l3:0", "l3:1", "preferred:0", "preferred:0"),
+        ("auto", "l3:15", "interleave:0-1", "interleave:0-1"),
+    ):
+        spec = PlacementSpec(cores, draft_cores)
+        assert place(topology, spec, with_draft=True).memory.words == policy
+        assert place(topology, spec).memory.words == alone
+    # The policy that this process was started under stays, unless another one is asked for.
+    assert place(topology, PlacementSpec(), inherits_policy=True).memory.words == "local"
+    assert place(topology, PlacementSpec(memory="bind:1"), inherits_policy=True).memory.words == "bind:1"
+
+
+def many_cores(allowed: range) -> Topology:
+    """A machine of 768 cores of which this process may use some."""
+    everything = tuple(range(768))
+    return Topology(
+        cores=tuple(Core(cpu, (cpu,), 0, 0, None) for cpu in everything),
+        nodes=(Node(0, everything, {0: 10}, 0),),
+        online=everything,
+        allowed=tuple(allowed),
+    )
+
+
+def test_threads_stay_below_the_end_of_the_cpu_masks() -> None:
+    topology = many_cores(range(768))
+    assert len(place(topology, PlacementSpec(threads=64)).cpus) == 64
+    assert place(topology, PlacementSpec()).cpus == tuple(range(512))
+    with pytest.raises(UsageError, match="Cannot use 768 threads"):
+        place(topology, PlacementSpec(threads=768))
+    with pytest.raises(UsageError, match="CPU 600 is not allowed"):
+        place(topology, PlacementSpec(draft_cores="600-603"), with_draft=True)
+    for spec in (PlacementSpec(), PlacementSpec(cores="600")):
+        with pytest.raises(UsageError, match=r"CPUs 600-639.*below 512") as caught:
+            place(many_cores(range(600, 640)), spec)
+        assert "taskset" in caught.value.hint
+
+
+def test_it_is_what_the_settings_say() -> None:
+    spec = PlacementSpec("4/l3", "l3:0", "interleave", 8)
+    assert PlacementSpec.of(spec.applied_to(Settings())) == spec
+    settings.update(spec.changes())
+    assert PlacementSpec.of(settings.load()) == spec
