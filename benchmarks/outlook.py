@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 import psutil
 from common import WORK, MeasureError, Row, Target, arguments, machine, report, run_main, say
-from cpuchat.hardware.cpus import default_threads
 from models import FOLDER, model, words
 from product import answer, default_threads, worker
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import WORK, MeasureError, Row, Target, arguments, machine, report, run_main, say
-from cpuchat.hardware.cpus import default_threads
 from models import model, words
 from product import GREEDY, default_threads
 
