@@ -28,6 +28,7 @@ from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
 if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
     from cpuchat.cli.terminal import Terminal
+    from cpuchat.hardware.placement.placement import PlacementSpec
     from cpuchat.protocol import Generate, LoadOptions
     from cpuchat.settings import Settings
 
@@ -121,6 +122,7 @@ def ask(
     prompt = compose(" ".join(question), _standard_input(quiet), raw=raw)
 
     from cpuchat.cli.terminal import Terminal
+    from cpuchat.hardware.placement.placement import PlacementSpec
 
     request = _request(prompt, system=system, raw=raw, stop=stop, chosen=chosen)
     path = model_path(model, chosen)
@@ -132,7 +134,7 @@ def ask(
     options = msgspec.structs.replace(chosen.load_options(draft), probe=False)
     if not calibrate:
         options = msgspec.structs.replace(options, calibrate=False)
-    return asyncio.run(_answer(path, options, request, terminal, note, as_json=as_json))
+    return asyncio.run(_answer(path, options, PlacementSpec.of(chosen), request, terminal, note, as_json=as_json))
 
 
 def compose(question: str, material: str, *, raw: bool) -> str:
@@ -218,7 +220,14 @@ class _Silent:
 
 
 async def _answer(
-    path: Path, options: LoadOptions, request: Generate, terminal: Terminal, note: str, *, as_json: bool
+    path: Path,
+    options: LoadOptions,
+    spec: PlacementSpec,
+    request: Generate,
+    terminal: Terminal,
+    note: str,
+    *,
+    as_json: bool,
 ) -> int:
     """`note` is about the draft model of `options`; when the engine leaves that out, it says why itself."""
     from cpuchat.cli.output import error_json, json_line
@@ -229,7 +238,7 @@ async def _answer(
     answer = Answer()
     try:
         async with Session(terminal) as session:
-            info = await session.load(path, options)
+            info = await session.load(path, options, spec)
             told = (note,) if note and (info.draft or not options.draft_path) else ()
             for one in (*told, *info.notes):
                 terminal.note(f"cpuchat: {one}")

@@ -60,6 +60,7 @@ async def _plain(chosen: Settings) -> int:
     """Each question is a chat of its own, sampled as in the app."""
     from cpuchat.cli.session import Answer, Session
     from cpuchat.cli.terminal import Terminal
+    from cpuchat.hardware.placement.placement import PlacementSpec
     from cpuchat.present.answers import full_summary
     from cpuchat.protocol import Generate, Message
 
@@ -67,7 +68,7 @@ async def _plain(chosen: Settings) -> int:
     path = model_path(DEMO, chosen)
     draft, _ = draft_of(path, chosen, strict=False)
     async with Session(terminal) as session:
-        info = await session.load(path, chosen.load_options(draft))
+        info = await session.load(path, chosen.load_options(draft), PlacementSpec.of(chosen))
         terminal.line(f"{info.name}, {info.quantization}, {info.n_threads} threads, context {info.n_ctx:,}")
         for question in QUESTIONS:
             terminal.line()
