@@ -52,7 +52,7 @@ def test_the_installed_program_answers_and_finds_what_it_brings(
 ) -> None:
     program = "from cpuchat.cli.main import main; main()"
     assert run_installed(site, tmp_path, program, "--version").startswith("cpuchat ")
-    assert "Qwen" in run_installed(site, tmp_path, program, "models", "catalog")
+    assert "qwen3-8b" in run_installed(site, tmp_path, program, "models", "catalog")
     assert run_installed(site, tmp_path, program, "ask", "--max-tokens", "4", "Hello").strip()
     places = "from cpuchat import paths; print(paths.packaged_themes_dir(), paths.demo_dir())"
     assert run_installed(site, tmp_path, places).split() == [
