@@ -7,14 +7,20 @@ unpleasant cases.
 
 from __future__ import annotations
 
+import atexit
 import os
+import re
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 GIB = 1 << 30
 CPUS = "sys/devices/system/cpu"
 NODES = "sys/devices/system/node"
+_CPU = re.compile(r"cpu\d+")
 _ZEN4 = (
     "fpu sse2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512_bf16 avx512_vnni cat_l3 cqm_mbm_total cqm_mbm_local"
 )
@@ -71,10 +77,21 @@ def write(root: Path, files: dict[str, str]) -> Path:
         folder = f"{root}/{name.rpartition('/')[0]}"
         if folder not in made:
             made.add(folder)
+            _unlink_cpu(root, name)
             os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - thousands of files: pathlib takes twice as long
         with open(f"{root}/{name}", "w") as file:  # noqa: PTH123
             file.write(text + "\n")
     return root
+
+
+def _unlink_cpu(root: Path, name: str) -> None:
+    """Give a tree its own copy of the CPU's folder that the file `name` is in, if it is a link (see `make_tree`)."""
+    inside = name.removeprefix(f"{CPUS}/").split("/")[0]
+    cpu = root / CPUS / inside
+    if name.startswith(f"{CPUS}/cpu") and cpu.is_symlink():
+        original = cpu.readlink()
+        cpu.unlink()
+        shutil.copytree(original, cpu)
 
 
 def numbers(values: tuple[int, ...] | range | list[int]) -> str:
@@ -323,8 +340,32 @@ _OTHERS: dict[str, Callable[[Path], Path]] = {
 NAMES = (*_MACHINES, *_OTHERS)
 
 
-def make_tree(tmp_path: Path, name: str) -> Path:
-    """Write the machine called `name` (one of NAMES) below `tmp_path`; returns the root."""
-    root = tmp_path / name
-    root.mkdir(parents=True, exist_ok=True)
+@cache
+def _original(name: str) -> Path:
+    """The tree of `name`, written once for all tests of this process."""
+    folder = tempfile.TemporaryDirectory(prefix="cpuchat-trees-")
+    atexit.register(folder.cleanup)
+    root = Path(folder.name)
     return _OTHERS[name](root) if name in _OTHERS else server(root, _MACHINES[name])
+
+
+def make_tree(tmp_path: Path, name: str) -> Path:
+    """Put the machine called `name` (one of NAMES) below `tmp_path`; returns the root.
+
+    The folders of its CPUs, thousands of files, are links to those of other tests: change them with `write` only.
+    """
+    root = tmp_path / name
+    original = _original(name)
+
+    def linked(folder: str, names: list[str]) -> list[str]:
+        """The CPUs' folders are left out of the copy, and linked to instead."""
+        if folder != f"{original}/{CPUS}":
+            return []
+        cpus = [name for name in names if _CPU.fullmatch(name)]
+        (root / CPUS).mkdir(parents=True)
+        for cpu in cpus:
+            (root / CPUS / cpu).symlink_to(f"{folder}/{cpu}")
+        return cpus
+
+    shutil.copytree(original, root, ignore=linked, dirs_exist_ok=True)
+    return root
