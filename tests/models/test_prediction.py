@@ -28,10 +28,10 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 MACHINE = Machine(available=20_000_000_000, total=25_000_000_000, peak=50e9, peak_words="measured, 2 cores")
 ENGINE_OPTIONS = [
-    LoadOptions(n_threads=1),
-    LoadOptions(n_threads=1, n_ctx=1234, type_k="f32", type_v="bf16", n_ubatch=128),
-    LoadOptions(n_threads=1, flash_attn="off", use_repack=False),
-    LoadOptions(n_threads=1, mlock=True),
+    LoadOptions(),
+    LoadOptions(n_ctx=1234, type_k="f32", type_v="bf16", n_ubatch=128),
+    LoadOptions(flash_attn="off", use_repack=False),
+    LoadOptions(mlock=True),
 ]
 
 
@@ -76,7 +76,7 @@ def test_memory_is_what_the_engine_counts(
 
 
 def test_the_draft_model_counts(headers: dict[str, GGUFHeader]) -> None:
-    options = LoadOptions(n_threads=1, n_ctx=1024)
+    options = LoadOptions(n_ctx=1024)
     alone = predict(headers["dense"], options, MACHINE)
     both = predict(headers["dense"], options, MACHINE, draft=headers["draft"])
     assert both.draft_need == plan_load(headers["draft"], options, MACHINE.available).need

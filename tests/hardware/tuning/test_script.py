@@ -247,15 +247,15 @@ def test_the_preference_changes_while_the_other_governor_is_in_force(root: Path)
 
 def test_the_way_back_is_saved_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
-    really = store._write
+    really = store.write_atomically
 
-    def full_disk(path: Path, text: str, mode: int) -> None:
+    def full_disk(path: Path, content: str | bytes, **more: int) -> None:
         if written:
             raise OSError(28, "No space left on device", str(path))
         written.append(path.name)
-        really(path, text, mode)
+        really(path, content, **more)
 
-    monkeypatch.setattr(store, "_write", full_disk)
+    monkeypatch.setattr(store, "write_atomically", full_disk)
     with pytest.raises(CpuchatError, match="No space left on device"):
         saved_plan(root, "governor")
     assert written == ["revert.sh"]
