@@ -40,7 +40,7 @@ _DRAFTERS: dict[Drafters, tuple[DrafterName, ...]] = {
     "free": ("suffix", "lookup"),
 }
 # For values whose rule msgspec can only show as a regular expression.
-_WANTED = {
+WANTED = {
     "engine.cores": "must be auto, all, a list of CPUs such as 0-7, l3:0-3, node:0, socket:0, or 4/l3",
     "engine.memory": "must be auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers)",
     "speculation.draft_cores": "must be auto, shared, a list of CPUs such as 4-7 or 2,3, l3:0, node:0 or socket:0",
@@ -286,7 +286,7 @@ def explained(error: msgspec.ValidationError) -> tuple[str, str]:
     if colon and field.isidentifier():  # a rule of a whole section, which names the field
         key, reason = f"{key}.{field}".lstrip("."), rest
     if "matching regex" in reason:
-        reason = _WANTED.get(key, reason)
+        reason = WANTED.get(key, reason)
     return key, f"{reason[:1].lower()}{reason[1:]}"
 
 

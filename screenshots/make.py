@@ -79,7 +79,7 @@ async def repository(pilot: Any) -> None:
     from tests.support.downloads import REPO
 
     await until(pilot, lambda: pilot.app.conversation.model is not None)
-    pilot.app.push_screen(RepositoryScreen(REPO))
+    pilot.app.push_screen(RepositoryScreen(pilot.app.services, REPO))
     await pilot.pause(2.5)
 
 
@@ -159,7 +159,7 @@ def stand_in(name: str, conversation: Any, library: Any) -> Any:
         running = download(offered[0], 0.61, state="running", speed=38e6, seconds_left=47.0)
         listed = [running, paused, download(offered[2], 1.0, state="checking", checked=5_000_000_000)]
     app = ChatApp(conversation, library, library.resolve("demo"), downloads=left_by_the_last_run(*listed).opener)
-    app.hub = ShownHub(offered)  # type: ignore[assignment]
+    app.services.hub = ShownHub(offered)  # type: ignore[assignment]
     return app
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.survey import Survey
-    from cpuchat.hardware.monitor import Monitor
     from cpuchat.hardware.numa.residency import Residency
     from cpuchat.hardware.topology import Topology
 
@@ -66,9 +65,3 @@ class MachineReader:
         from cpuchat.hardware.bandwidth.survey import survey
 
         return survey(topology, progress, memory=memory, cancelled=cancelled, root=self._root)
-
-    def monitor(self, topology: Topology, pid: int | None) -> Monitor:
-        """Counters of memory traffic and power."""
-        from cpuchat.hardware.monitor import Monitor
-
-        return Monitor(topology, pid, self._root)

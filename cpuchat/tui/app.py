@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from textual import on
 from textual.app import SystemCommand
@@ -20,26 +17,20 @@ from textual.filter import LineFilter
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
-from cpuchat import settings
 from cpuchat.conversation import Conversation
-from cpuchat.errors import CpuchatError
 from cpuchat.models.library.library import Library
 from cpuchat.text import clean, clean_line
 from cpuchat.tui import commands, keys, themes
 from cpuchat.tui.chat.screen import ChatScreen
-from cpuchat.tui.downloading import Downloading, Opener, open_downloads
-from cpuchat.tui.quantizing import Quantizing
-from cpuchat.tui.settings.form import with_changes
+from cpuchat.tui.downloading import Opener, open_downloads
+from cpuchat.tui.navigation import Navigator
+from cpuchat.tui.services import Services
 from cpuchat.tui.terminal import crash
 from cpuchat.tui.terminal.gate import Gate
 from cpuchat.tui.terminal.guarded import GuardedApp
 from cpuchat.tui.terminal.key_order import OrderedKeys
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
-if TYPE_CHECKING:
-    from cpuchat.models.hub.client import Hub
-
-NICENESS = 10
 _TWICE_SECONDS = 3.0
 _TWICE_LATE_SECONDS = 1.0
 """After the second wish to leave, until it is done the hard way."""
@@ -71,7 +62,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     TITLE = "cpuchat"
     ENABLE_COMMAND_PALETTE = True
     PAUSE_GC_ON_SCROLL = True
-    COMMANDS = OrderedKeys.COMMANDS | {commands.ChatProvider}
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("app")
 
     def __init__(
@@ -86,16 +76,12 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._gate = Gate()
         super().__init__()
         self.conversation = conversation
-        self.library = conversation.library = library
-        self.downloading = Downloading(self, downloads)
-        self.quantizing = Quantizing(self)
-        self.leaving = False
+        self.services = Services(self, conversation, library, downloads)
+        self.services.navigation = Navigator(self, self.services)
         self.saved = True
         """False when the last answer could not be written down at the end."""
-        self._chat_screen = ChatScreen(conversation, initial_model, text)
-        self._saving = asyncio.Lock()
+        self._chat_screen = self.services.chat = ChatScreen(self.services, initial_model, text)
         self._ended = False
-        self._yielded = False
         self._ctrl_c_at = float("-inf")
         self._theme_before_preview: str | None = None
         self._loaded_themes = themes.load_themes()
@@ -129,10 +115,10 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
             self.theme = wanted
         else:
             self.theme = themes.DEFAULT_THEME if themes.DEFAULT_THEME in self.available_themes else "textual-dark"
-            problems.append(f"there is no theme “{wanted}”")
+            problems.append(f"no theme named “{wanted}”")
         if problems:
-            self.notify("\n".join(problems), title="Themes left out", severity="warning", timeout=10, markup=False)
-        self.call_after_refresh(self.downloading.restore)
+            self.notify("\n".join(problems), title="Themes skipped", severity="warning", timeout=10, markup=False)
+        self.call_after_refresh(self.services.downloading.restore)
 
     def on_resize(self) -> None:
         """Draw everything again: a terminal that was resized and resized back has cut its text, and Textual takes a
@@ -140,45 +126,9 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.refresh()
 
     @property
-    def own_themes(self) -> frozenset[str]:
-        """Names of the themes that come with cpuchat or from the user's folder."""
-        return frozenset(self._loaded_themes.themes)
-
-    @property
     def chat_screen(self) -> ChatScreen:
         """The chat, whatever lies on top of it."""
         return self._chat_screen
-
-    @cached_property
-    def hub(self) -> Hub:
-        """The Hugging Face hub. Its calls block, so it is used in threads; making it is cheap."""
-        from cpuchat.models.hub.client import Hub
-
-        return Hub()
-
-    def yield_to_inference(self) -> None:
-        """Let the worker's threads go first: a stalled one costs a token, a late paint does not.
-
-        Called when the worker runs already, because a process inherits its parent's niceness.
-        """
-        if not self._yielded:
-            self._yielded = True
-            with contextlib.suppress(OSError, AttributeError):
-                os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
-
-    # Settings
-
-    def save_settings(self, changes: dict[str, dict[str, Any]]) -> None:
-        """Write some settings in the background; a failure is told, not raised."""
-        self.run_worker(self._save_settings(changes), group="settings", name="settings")
-
-    async def _save_settings(self, changes: dict[str, dict[str, Any]]) -> None:
-        async with self._saving:
-            try:
-                await asyncio.to_thread(settings.update, changes)
-                self.conversation.settings = with_changes(self.conversation.settings, changes)
-            except (CpuchatError, OSError) as error:
-                self.notify(f"{error}", title="Settings not saved", severity="warning", timeout=10, markup=False)
 
     # Commands and themes
 
@@ -191,7 +141,8 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def action_change_theme(self) -> None:
         """Choose a theme; the marked one is shown at once, Esc goes back."""
         self._theme_before_preview = self.theme
-        self.push_screen(CommandPalette(providers=[commands.ThemeProvider], placeholder="Theme …"))
+        themes = commands.theme_provider(frozenset(self._loaded_themes.themes), self._use_theme)
+        self.push_screen(CommandPalette(providers=[themes], placeholder="Theme …"))
 
     @on(CommandPalette.OptionHighlighted)
     def _preview_theme(self, event: CommandPalette.OptionHighlighted) -> None:
@@ -208,10 +159,10 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         if before is not None and not event.option_selected:
             self.theme = before
 
-    def use_theme(self, name: str) -> None:
+    def _use_theme(self, name: str) -> None:
         """Switch to a theme and remember it."""
         self.theme = name
-        self.save_settings({"ui": {"theme": name}})
+        self.services.save_settings({"ui": {"theme": name}})
 
     # Help and the way out
 
@@ -240,18 +191,18 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     def action_leave(self) -> None:
         """Stop, keep what was said, end the worker, exit with 0. Asked for twice: leave at once."""
-        if self.leaving:
+        if self.services.leaving:
             self.conversation.backend.kill()  # with which the first leaving ends, unless something else hangs
             self.set_timer(_TWICE_LATE_SECONDS, lambda: self.exit(0))
             return
-        self.leaving = True
+        self.services.leaving = True
         self.run_worker(self._leave(), group="leave", name="leave")
 
     async def _leave(self) -> None:
-        if self.quantizing.job is not None and not await self.push_screen_wait(
-            ConfirmScreen("Quit", "A model is being quantized: what is written so far is thrown away.", "Quit", "Stay")
+        if self.services.quantizing.job is not None and not await self.push_screen_wait(
+            ConfirmScreen("Quit", "A model is being quantized; the partial file will be deleted.", "Quit", "Stay")
         ):
-            self.leaving = False
+            self.services.leaving = False
             return
         await self._last_words()
         await self._end()
@@ -264,7 +215,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def end_by(self, number: int) -> None:
         """Nothing is asked, and the terminal is given back first: its user may be waiting for a shell."""
         super().end_by(number)
-        self.leaving = True
+        self.services.leaving = True
 
     @property
     def resume(self) -> Resume:
@@ -283,7 +234,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         if self._ended:
             return
         self._ended = True
-        for close in (self.downloading.close, self.quantizing.close, self._close_conversation):
+        for close in (self.services.downloading.close, self.services.quantizing.close, self._close_conversation):
             try:
                 await close()
             except Exception as error:
@@ -291,8 +242,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
                 self.crash = self.crash or crash.record(error)
 
     async def _close_conversation(self) -> None:
-        async with self._saving:  # a setting that was just changed is written first
-            await self.conversation.close()
+        await self.services.close_conversation()
         self.saved = self.conversation.unsaved is None
 
     async def on_unmount(self) -> None:

@@ -155,9 +155,9 @@ class Downloading:
             return
         title = downloads.title(download.model)
         if download.state == "done":
-            self._tell("Downloaded", f"{title} is here. Ctrl+G and Enter load it.")
+            self._tell("Downloaded", f"{title}. Ctrl+G, Enter loads it.")
         elif download.state == "failed":
-            self._tell("Download failed", f"{title}: {clean_line(download.message)} Ctrl+G shows what to do.", "error")
+            self._tell("Download failed", f"{title}: {clean_line(download.message)} Ctrl+G shows details.", "error")
 
     def _tell(self, title: str, text: str, severity: SeverityLevel = "information") -> None:
         """Briefly: it covers a part of a chat, and the line and the list of downloads say it as well."""

@@ -15,51 +15,52 @@ from cpuchat.tui import keys
 from cpuchat.tui.widgets.dismissable import Dismissable
 
 FIGURES = (
-    ("tok/s", "speed of writing, over the last second while it writes; from first to last token afterwards"),
-    ("first token", "from sending to the first token's text"),
-    ("prefill", "speed of reading the prompt, counting only tokens that were really read"),
-    ("remembered", "tokens of the prompt that were still known from before and cost nothing"),
-    ("context", "tokens that the model sees now, of as many as it can; what no longer fits stays in the chat"),
-    ("private", "memory that only the model's process holds: KV cache, buffers, rearranged weights"),
-    ("shared", "weights mapped from the file; the system can drop and read them again"),
+    ("tok/s", "decoding speed over the last second; once the answer is done, from its first token to its last"),
+    ("first token", "time from sending to the first token"),
+    ("prefill", "prompt tokens evaluated per second; reused tokens do not count"),
+    ("reused", "prompt tokens found in the KV cache"),
+    ("context", "tokens in the context; older messages that no longer fit stay in the chat"),
+    ("private mem", "memory of the worker alone: KV cache, buffers, repacked weights"),
+    ("shared mem", "weights mapped from the file; the kernel can drop and read them again"),
 )
 DRAFTING = (
-    ("what it does", "drafters guess the next tokens; the model checks all of them in one pass and keeps those that it "
-     "would have written itself. So the answers are the model's own; they only come sooner"),
-    ("drafters", "suffix and lookup find how the chat went on where it was like this before, and cost next to nothing; "
-     "a draft model is a small model with the same vocabulary"),
-    ("depth", "how many tokens are guessed per pass. Adaptive measures what a pass costs on this machine and goes back "
-     "to plain decoding, depth 0, where drafting would be slower"),
-    ("acceptance", "share of the guessed tokens that were kept: of the last passes, and on average in this answer"),
-    ("per pass", "tokens written per pass of the model; 1.0 is plain decoding"),
-    ("by position", "acceptance of the first, second, ... token of a guess"),
-    ("no drafts", "speed of plain decoding here; 1.64× beside tok/s is the speed against it"),
-    ("% time", "share of the writing time in which the model waited for a drafter"),
+    ("drafting", "drafters propose the next tokens; the model verifies all of them in one pass and keeps those that it "
+     "would have sampled itself. The text is the same, it only comes faster"),
+    ("drafters", "suffix and lookup find repeated n-grams and cost next to nothing; a draft model is a smaller model "
+     "with the same vocabulary"),
+    ("depth", "tokens drafted per pass. Adaptive depth follows the measured cost of a pass, and is 0 where drafting "
+     "would be slower than plain decoding"),
+    ("acceptance", "share of drafted tokens that were accepted: in the last passes, and on average"),
+    ("per pass", "tokens per pass; 1.0 is plain decoding"),
+    ("by position", "acceptance of the first, second, … drafted token"),
+    ("no drafts", "plain decoding speed here; 1.64× beside tok/s is the speed-up over it"),
+    ("% time", "share of the decoding time spent waiting for drafts"),
 )  # fmt: skip
 MACHINE = (
-    ("bandwidth", "weights and KV cache that the writing reads per second, of the most that these cores can read. "
-     "≈ is worked out from the model; a counter's name in its place means that it was measured"),
-    ("peak", "read bandwidth of the cores in use, measured when the model was first loaded; ╎ marks it on the bar"),
-    ("no draft  ≤", "tok/s if memory were read at its peak and nothing else took time, without drafts"),
-    ("this acc. ≤", "the same with drafts, at the acceptance and depth of now"),
-    ("compute   ≤", "tok/s if only computing took time: the speed of prefill here"),
-    ("calibration is off", "more than 105 % of the peak: it was measured while something else ran. "
-     "cpuchat probe measures it again, for the next load"),
-    ("in use, go back", "a layout says which cores compute and where memory is; it is tried with short answers before "
-     "and after, and counts as faster only if it gains more than the answers differ among themselves"),
+    ("bandwidth", "weights and KV cache read per second, of the read bandwidth of these cores. ≈ is computed from the "
+     "model; otherwise the name of the hardware counter"),
+    ("peak", "read bandwidth of the cores in use, measured at the first load; ╎ marks it on the bar"),
+    ("no drafts ≤", "ceiling without drafts: peak bandwidth ÷ bytes per token"),
+    ("this acc. ≤", "ceiling at the current acceptance and depth"),
+    ("compute   ≤", "ceiling if only compute took time, from the prefill speed"),
+    ("calibration is off", "more than 105 % of the peak: it was measured while other programs ran. `cpuchat probe` "
+     "measures it again"),
+    ("placement", "which cores compute, and where memory is allocated. It is tried with short answers before and "
+     "after, and kept if the gain is significant"),
 )  # fmt: skip
 _GOOD_TO_KNOW = (
-    "Select with the mouse and press Ctrl+C to copy. Tab moves between the panes; the arrow keys scroll the one with "
-    "the bright border. Models and settings open with a key and close with Esc."
+    "Select with the mouse, Ctrl+C copies. Tab moves between panes; the arrow keys scroll the focused one. "
+    "Esc closes every screen."
 )
 
 
 class HelpScreen(Dismissable[None]):
-    """Generated from the key table, so it cannot lie."""
+    """Generated from the key table."""
 
     CSS_PATH = "help.tcss"
     AUTO_FOCUS = "#help"
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("help")
+    KEYS: ClassVar = "help"
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help") as pane:
@@ -68,16 +69,16 @@ class HelpScreen(Dismissable[None]):
                 rows = [(keys.display_all(k.keys) or "palette", k.help) for k in keys.KEYS if k.group == group]
                 rows = list(dict.fromkeys(rows))  # what several screens share is told once
                 if group == keys.APP:
-                    rows.append(("Tab", "Go to the next pane"))
+                    rows.append(("Tab", "Next pane"))
                 yield Static(group, classes="heading")
                 yield Static(self._rows(rows), classes="rows")
-            yield Static("What the figures mean", classes="heading")
+            yield Static("Figures", classes="heading")
             yield Static(self._rows(list(FIGURES)), classes="rows")
-            yield Static("Drafting (speculative decoding)", classes="heading")
+            yield Static("Speculative decoding", classes="heading")
             yield Static(self._rows(list(DRAFTING)), classes="rows")
-            yield Static("Memory and ceilings", classes="heading")
+            yield Static("Memory bandwidth and ceilings", classes="heading")
             yield Static(self._rows(list(MACHINE)), classes="rows")
-            yield Static("Good to know", classes="heading")
+            yield Static("Tips", classes="heading")
             yield Static(_GOOD_TO_KNOW, classes="rows", markup=False)
         yield Footer(show_command_palette=False)
 

@@ -34,16 +34,16 @@ def run(make: Callable[[Resume], ChatApp]) -> int:
         _run(app)
         not_saved = print_unsaved(app.conversation)
         if app.signalled:
-            _tell(f"ended by {signal_name(app.signalled)}. {_kept(app.saved)}")
+            _tell(f"killed by {signal_name(app.signalled)}. {_kept(app.saved)}")
             return 128 + app.signalled
         if app.crash is None:
             return app.return_code or not_saved
         last: LastResort | None = None
-        if not app.leaving:
+        if not app.services.leaving:
             last = LastResort(app.crash, app.saved)
             _run(last)
         if last is None or last.crash is not None or not last.return_value:
-            _tell(f"stopped on an internal error ({app.crash.what}). {_kept(app.saved)} {app.crash.log_words}")
+            _tell(f"internal error ({app.crash.what}). {_kept(app.saved)} {app.crash.log_words}")
             return 128 + last.signalled if last is not None and last.signalled else CpuchatError.exit_code
         resume = app.resume
 
@@ -53,14 +53,14 @@ def print_unsaved(conversation: Conversation) -> int:
     answer, problem = conversation.unsaved, conversation.save_problem
     if answer is None or problem is None:
         return 0
-    _tell(f"the last answer could not be saved. {problem} This is its text:")
+    _tell(f"could not save the last answer. {problem} Its text:")
     with contextlib.suppress(OSError, ValueError):
         print(clean(answer.content or answer.reasoning), flush=True)
     return problem.exit_code
 
 
 def _kept(saved: bool) -> str:
-    return "Your chat is saved." if saved else "The last answer may not be saved completely."
+    return "Your chat is saved." if saved else "The last answer may be incomplete on disk."
 
 
 def _tell(text: str) -> None:

@@ -64,14 +64,14 @@ class Quantizing:
         made: Path | None = None
         try:
             made = await quantize(job, self._told)
-            self._app.notify(f"{clean_line(paths.shown(made))} is written.", title="Quantized", markup=False)
+            self._app.notify(f"{clean_line(paths.shown(made))} written.", title="Quantized", markup=False)
         except CpuchatError as error:
             self.outcome = clean_line(error.message)
             self._app.notify(
                 clean_line(str(error)), title="Not quantized", severity="error", timeout=15, markup=False
             )  # fmt: skip
         except asyncio.CancelledError:
-            self.outcome = "Stopped; nothing was left behind."
+            self.outcome = "Stopped; the partial file was deleted."
             raise
         finally:
             self.job = self.progress = self._worker = None

@@ -79,7 +79,7 @@ def parse_theme(text: str) -> Theme:
         raise ThemeError(f"unknown key {unknown[0]!r}")
     name = data.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ThemeError("name: needs small letters, digits and dashes, at most 40")
+        raise ThemeError("name: needs lowercase letters, digits and dashes, at most 40")
     dark, ansi = (_flag(data, "dark", True), _flag(data, "ansi", False))
     colors = _table(data, "colors")
     variables = _table(data, "variables")

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def apart(function: Callable[[], T]) -> T:
+async def run_in_daemon_thread(function: Callable[[], T]) -> T:
     """What `function` returns or raises, from a thread of its own.
 
     Unlike those of an executor, the thread keeps nobody waiting: cancelled, this returns at once, and the program ends
@@ -36,5 +36,5 @@ async def apart(function: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, problem)
 
-    threading.Thread(target=run, name="apart", daemon=True).start()
+    threading.Thread(target=run, name="daemon-call", daemon=True).start()
     return await future

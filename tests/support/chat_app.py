@@ -17,6 +17,7 @@ from cpuchat.backend.base import Backend
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
 from cpuchat.models.library.library import Library
+from cpuchat.present.welcome import Welcome
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.prompt import Prompt
 from cpuchat.tui.chat.screen import ChatScreen
@@ -27,6 +28,9 @@ from tests.support.scripted_backend import MODEL, ScriptedBackend
 
 HANG_GUARD = 60.0
 WIDE, SMALL = (120, 40), (80, 24)
+WELCOME = Welcome(
+    "8 cores · 51 GB/s · a 4B model runs at about 15 tok/s here", "Qwen3 8B · Q4_K_M 5.0 GB · ≈7.9 tok/s here"
+)
 
 
 class RunningApp:
@@ -143,8 +147,9 @@ async def running(
     if prepare is not None:
         prepare(conversation)
     app = ChatApp(conversation, Library(folders, cache=paths.cache_dir() / "no-hub"), model, downloads=downloads)
+    app.services.describe_machine = lambda *_: WELCOME
     if hub is not None:
-        app.hub = hub
+        app.services.hub = hub
     seen = asyncio.Event()
 
     def hook(message: Message) -> None:

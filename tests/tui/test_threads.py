@@ -8,13 +8,13 @@ import threading
 import pytest
 
 from cpuchat.errors import HubOffline
-from cpuchat.tui.threads import apart
+from cpuchat.tui.threads import run_in_daemon_thread
 
 
 async def test_results_and_errors_come_back() -> None:
-    assert await apart(lambda: threading.current_thread() is threading.main_thread()) is False
+    assert await run_in_daemon_thread(lambda: threading.current_thread() is threading.main_thread()) is False
     with pytest.raises(HubOffline):
-        await apart(_fail)
+        await run_in_daemon_thread(_fail)
 
 
 def _fail() -> None:
@@ -29,7 +29,7 @@ def test_a_call_that_hangs_keeps_neither_its_caller_nor_the_program_waiting() ->
         never.wait()
 
     async def main() -> None:
-        task = asyncio.create_task(apart(hang))
+        task = asyncio.create_task(run_in_daemon_thread(hang))
         while not started.is_set():
             await asyncio.sleep(0)
         task.cancel()
@@ -37,5 +37,5 @@ def test_a_call_that_hangs_keeps_neither_its_caller_nor_the_program_waiting() ->
             await task
 
     asyncio.run(main())  # waits for the threads of its executor, before it returns
-    assert [thread.daemon for thread in threading.enumerate() if thread.name == "apart"] == [True]
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "daemon-call"] == [True]
     never.set()

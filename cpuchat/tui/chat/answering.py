@@ -68,13 +68,13 @@ class Answering:
             self._status.show_state("")
             self._status.show_model(self._conversation.model)
         if isinstance(last, Unloaded):
-            self._tell("Load stopped. Your next message starts it again; Ctrl+O opens the models.", PLAIN)
+            self._tell("Load stopped. Your next message restarts it; Ctrl+O opens the models.", PLAIN)
         if isinstance(last, ModelLoaded) and (problem := self._conversation.draft_problem):
             self._tell(problem, ERROR)
         return last
 
-    def look_again(self) -> None:
-        """The model was loaded again, or lost, by somebody else."""
+    def model_changed(self) -> None:
+        """Show the model that something else has loaded or unloaded."""
         model = self._conversation.model
         self._status.show_model(model)
         if model is not None:
@@ -88,7 +88,7 @@ class Answering:
         """
         drafted = bool(self._conversation.speculation.drafters)
         self._transcript.begin_answer(self._conversation.model_name or "Answer", drafted)
-        self._transcript.set_pending("thinking about it …")
+        self._transcript.set_pending("Waiting for the first token…")
         self._open, self._written, self._left_out, self._replaces = True, False, "", replaces
         try:
             return await self._consume(stream)
@@ -125,7 +125,7 @@ class Answering:
             case LoadProgress():
                 self._status.show_state(answers.load_progress(self.loading or "the model", event))
                 if self._open:  # a dead worker is started again before it answers
-                    self._transcript.set_pending("starting the model again …")
+                    self._transcript.set_pending("Restarting the worker…")
             case ModelLoaded():
                 self._status.show_state("")
                 self._status.show_model(event.model)
@@ -157,8 +157,8 @@ class Answering:
                 self._show_messages()
 
     def _fail(self, event: Failed) -> None:
-        title = {"worker_died": "The model stopped working", "does_not_fit": "Not enough memory"}.get(
-            event.code, "That did not work"
+        title = {"worker_died": "Worker crashed", "does_not_fit": "Not enough memory"}.get(
+            event.code, "Request failed"
         )
         self._transcript.add_message(TranscriptMessage(role="notice", title=title, content=answers.failure(event)))
 

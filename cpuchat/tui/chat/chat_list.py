@@ -112,7 +112,7 @@ class ChatList(Vertical):
             title = Text("▌" if here else " ", style="bold" if here else "", no_wrap=True, overflow="ellipsis")
             rows.append(Option(title.append(clean_line(chat.title) or "New chat"), id=chat.id))
         if not rows:
-            text = "nothing found" if self.searching else "no chats yet"
+            text = "no matches" if self.searching else "no chats yet"
             rows.append(Option(Text(f" {text}", style="dim italic"), disabled=True))
         options.clear_options()
         options.add_options(rows)

@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, rate
+from cpuchat.tui.widgets.charts import LEVELS
 
 if TYPE_CHECKING:
     from cpuchat.telemetry.speculation import Drafting
 
 SENTENCE_ROWS = 3
-_LEVELS = "▁▂▃▄▅▆▇█"
 _BY_POSITION = "by position"
 
 
 def drafting(frame: Frame) -> list[Line]:
-    """Seven rows; one when no drafters are chosen. While drafting is off, the last three say why."""
+    """Seven rows; one when no drafters are chosen. While drafting is off, the last three say why; a sentence alone
+    where nothing was drafted."""
     now = frame.figures.drafting
     if not now.wanted:
         return [_nothing_chosen(frame)]
+    if now.reason and now.acceptance is None:
+        return [*_sentence(frame, now.reason), *[[]] * 4]
     share = None if now.draft_share is None else _percent(now.draft_share)
     return [
         _acceptance(frame, now),
@@ -88,6 +91,8 @@ def _row(frame: Frame, label: str, field: str, number: str | None, unit: str) ->
     """As `Frame.row`, with the reasons of the drafting figures: only one that is not the same for all is told."""
     if number is not None:
         return frame.row(label, "", number, unit)
+    if frame.settled:
+        return []
     now = frame.figures.drafting
     why = now.why_missing(field)
     common = why in ("", now.why_missing("acceptance_now"), now.why_missing("tokens_per_pass"))
@@ -109,7 +114,7 @@ def _bars(frame: Frame, now: Drafting) -> Line:
         return []
     room = frame.width - len(_BY_POSITION) - 1
     levels = [
-        _LEVELS[min(len(_LEVELS) - 1, int(accepted / drafted * len(_LEVELS)))] if drafted else " "
+        LEVELS[min(len(LEVELS) - 1, int(accepted / drafted * len(LEVELS)))] if drafted else " "
         for drafted, accepted in now.by_position[:room]
     ]
     return [frame.text("fill", f"{''.join(levels):<{room}} "), frame.text("label", _BY_POSITION)]
@@ -138,6 +143,8 @@ def _depth(frame: Frame) -> Line:
     label = "adaptive depth" if now.adaptive else "fixed depth"
     head = frame.text("label", f"{label:<{LABEL + 2}}")
     width = NUMBER - 2
+    if now.depth is None and frame.settled:
+        return []
     if now.depth is None:
         return [head, frame.text("missing", f"{'n/a':>{width}}")]
     return [head, *_figure(frame, f"{now.depth:>{width}}", " tokens" if now.depth != 1 else " token")]

@@ -32,6 +32,11 @@ class Frame:
     styles: dict[str, Style]
     why_missing: WhyMissing
 
+    @property
+    def settled(self) -> bool:
+        """Nothing is being written: rows without a figure are left out. While an answer comes they keep their place."""
+        return self.figures.phase not in ("prefill", "decoding")
+
     def text(self, part: str, text: str) -> Segment:
         return Segment(text, self.styles[part])
 
@@ -40,10 +45,15 @@ class Frame:
         return replace(self, width=width)
 
     def row(self, label: str, field: str, number: str | None, unit: str) -> Line:
-        """`label`, number and unit in fixed columns; without a number "n/a" and why (told once if all share it)."""
+        """`label`, number and unit in fixed columns; without a number "n/a" and why (told once if all share it).
+
+        Empty without a number once the figures are settled.
+        """
         head = self.text("label", f"{label:<{LABEL}}")
         if number is not None:
             return [head, self.text("value", f"{number:>{NUMBER}}"), self.text("label", f" {unit}")]
+        if self.settled:
+            return []
         room = self.width - LABEL
         why = self.why(field)
         if not why or why == self.why("live_tok_s"):

@@ -50,7 +50,7 @@ class HistoryScreen(Screen[None]):
     @work(exclusive=True, group="open-chat")
     async def open_chat(self, chat_id: str) -> None:
         """Go on with a stored chat."""
-        if self.refuse_while_writing("Another chat can be opened when the answer is done"):
+        if self.refuse_while_writing("You can open another chat when the answer is done"):
             return
         with self._telling():
             await self.conversation.open_chat(chat_id)
@@ -58,7 +58,7 @@ class HistoryScreen(Screen[None]):
         self.list_chats()
 
     def action_new_chat(self) -> None:
-        if self.refuse_while_writing("A new chat can start when the answer is done"):
+        if self.refuse_while_writing("You can start a new chat when the answer is done"):
             return
         with self._telling():
             self.conversation.new_chat()
@@ -112,7 +112,7 @@ class HistoryScreen(Screen[None]):
     async def _rename(self, chat_id: str) -> None:
         with self._telling():
             chat = await self.conversation.stored_chat(chat_id)
-            title = await self.app.push_screen_wait(AskTextScreen("Rename the chat", chat.title))
+            title = await self.app.push_screen_wait(AskTextScreen("Rename chat", chat.title))
             if title:
                 await self.conversation.rename_chat(chat_id, title)
                 self.show_chat_title()
@@ -120,14 +120,14 @@ class HistoryScreen(Screen[None]):
 
     @work
     async def _delete(self, chat_id: str) -> None:
-        if self._is_open(chat_id) and self.refuse_while_writing("This chat can be deleted when the answer is done"):
+        if self._is_open(chat_id) and self.refuse_while_writing("You can delete this chat when the answer is done"):
             return
         with self._telling():
             title = (await self.conversation.stored_chat(chat_id)).title
             question = f"Delete “{title}” and all its messages? This cannot be undone."
-            if await self.app.push_screen_wait(ConfirmScreen("Delete the chat", question, "Delete", "Keep it")):
+            if await self.app.push_screen_wait(ConfirmScreen("Delete chat", question, "Delete", "Cancel")):
                 # The dialog may have been open while a queued message was sent.
-                if self._is_open(chat_id) and self.refuse_while_writing("It is being answered"):
+                if self._is_open(chat_id) and self.refuse_while_writing("An answer is being written"):
                     return
                 was_open = self._is_open(chat_id)
                 await self.conversation.delete_chat(chat_id)

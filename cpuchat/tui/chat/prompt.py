@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import ClassVar
 
+from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import TextArea
@@ -36,6 +37,24 @@ class Prompt(TextArea):
         self._history: list[str] = []
         self._position = 0  # into the history; its length means: what is being written
         self._draft = ""
+        self.suggestions: tuple[str, ...] = ()
+        """Typed by their numbers into an empty prompt."""
+        self._suggested = ("", "")  # the digit, and what it put here
+
+    async def _on_key(self, event: events.Key) -> None:
+        digit, text = self._suggested
+        self._suggested = ("", "")
+        if event.character and event.is_printable:
+            number = int(event.character) if event.character in "123456789" else 0
+            if digit and self.text == text:  # the digit was meant
+                self.put(digit)
+            elif not self.text and 0 < number <= len(self.suggestions):
+                event.stop()
+                event.prevent_default()
+                self._suggested = event.character, self.suggestions[number - 1]
+                self.put(self._suggested[1])
+                return
+        await super()._on_key(event)
 
     @property
     def draft(self) -> str:

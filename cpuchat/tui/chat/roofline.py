@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, fit, rate
+from cpuchat.tui.widgets.charts import LEVELS
 
 if TYPE_CHECKING:
     from cpuchat.telemetry.roofline import Roofline
@@ -16,13 +17,12 @@ SCALE = 1.1
 """The bar goes on beyond the peak: more than it is an error that has to be seen."""
 REMARK_ROWS = 2
 BAR = 8
-_LEVELS = "▁▂▃▄▅▆▇█"
 _LIMITS = {
-    "memory": "memory is the limit",
-    "compute": "compute is the limit",
-    "overhead": "well below all ceilings",
+    "memory": "memory-bound",
+    "compute": "compute-bound",
+    "overhead": "overhead-bound",
 }
-_CACHED = "fits in L3: no memory limit"
+_CACHED = "fits in L3: not memory-bound"
 _WIDTH = 28  # of the rows that have no unit in a fixed place
 
 
@@ -87,6 +87,8 @@ def _missing(frame: Frame, now: Roofline, label: str, field: str) -> Line:
     why = now.why_missing(field) if field == "bandwidth" else ""
     head = frame.text("label", f"{label:<{LABEL}}")
     if why in ("", "no answer yet", "no model loaded"):
+        if frame.settled:
+            return []
         return [head, frame.text("missing", f"{'n/a':>{NUMBER}}")]
     return [head, frame.text("missing", fit(why, frame.width - LABEL))]
 
@@ -95,6 +97,8 @@ def _bar(frame: Frame, now: Roofline) -> Line:
     if now.utilization is None:
         why = _CACHED if now.fits_cache else now.why_missing("utilization")
         known = now.has_model and why != "no answer yet"
+        if frame.settled and not known:
+            return []
         return [frame.text("missing", fit(why, frame.width))] if known else frame.gauge(0, "  n/a", peak=1 / SCALE)
     return frame.gauge(now.utilization / SCALE, f"{100 * now.utilization:3.0f} %", peak=1 / SCALE)
 
@@ -114,9 +118,11 @@ def _remarks(frame: Frame, now: Roofline) -> list[Line]:
 
 
 def _ceilings(frame: Frame, now: Roofline) -> list[Line]:
-    """Without drafts, at this acceptance, and what the cores can compute."""
+    """Without drafts, at this acceptance, and what the cores can compute; memory sets none where all fits in L3."""
+    if now.fits_cache:
+        return [_ceiling(frame, now, "compute   ≤", "ceiling_compute")]
     return [
-        _ceiling(frame, now, "no draft  ≤", "ceiling_plain"),
+        _ceiling(frame, now, "no drafts ≤", "ceiling_plain"),
         _ceiling(frame, now, "this acc. ≤", "ceiling_accepted"),
         _ceiling(frame, now, "compute   ≤", "ceiling_compute"),
     ]
@@ -135,7 +141,7 @@ def _per_l3(frame: Frame, now: Roofline) -> Line:
     most = max(values)
     label = f" ≤ {units.bandwidth(most)} GB/s"
     shown = values[: max(1, frame.width - 3 - len(label))]
-    levels = [_LEVELS[min(len(_LEVELS) - 1, int(v / most * len(_LEVELS)))] if most > 0 else " " for v in shown]
+    levels = [LEVELS[min(len(LEVELS) - 1, int(v / most * len(LEVELS)))] if most > 0 else " " for v in shown]
     return [frame.text("label", "L3 "), frame.text("fill", "".join(levels)), frame.text("label", label)]
 
 

@@ -60,7 +60,7 @@ class StatusLine(Widget):
         policy = engine.memory if engine is not None else ""
         words = "" if policy in ("", "local") else policy.replace(":", " ", 1)
         if engine is not None and engine.memory_refused:
-            words = "memory policy refused"
+            words = "memory policy rejected"
         if words != self._memory:
             self._memory = words
             self.refresh()

@@ -59,13 +59,13 @@ def _state(frame: Frame) -> Line:
         return frame.gauge(figures.load_fraction, f"{int(100 * figures.load_fraction):3d} %", "loading")
     if figures.phase == "prefill" and figures.prefill_total:
         done, total = figures.prefill_processed, figures.prefill_total
-        return frame.gauge(done / total, f"{done:>{len(str(total))}}/{total}", "reading")
-    words = {"loading": "loading", "prefill": "reading the prompt", "decoding": "writing", "done": "done"}
+        return frame.gauge(done / total, f"{done:>{len(str(total))}}/{total}", "prefill")
+    words = {"loading": "loading", "prefill": "prefill", "decoding": "decoding", "done": "done"}
     text = words.get(figures.phase, figures.phase)
     if figures.phase == "done":
         text = " · ".join(filter(None, (text, stop_reason(figures.stop_reason or "failed"))))
-    elif figures.phase == "idle" and (why := frame.why("live_tok_s")):
-        text += f" · {why}"
+    elif figures.phase == "idle":
+        text = "ready" if figures.n_ctx else frame.why("n_ctx")
     return [frame.text("label", fit(text, frame.width))]
 
 
@@ -75,6 +75,8 @@ def speed(frame: Frame) -> list[Line]:
     number, part = rate(figures.live_tok_s), "now"
     if number is None and figures.phase == "done":
         number, part = rate(figures.decode_tok_s), "value"
+    if number is None and frame.settled:
+        return [_state(frame)]
     if not frame.tall:
         head = frame.row("tok/s", "live_tok_s", number, "")
         if number is not None:
@@ -114,7 +116,7 @@ def context(frame: Frame) -> list[Line]:
     """Used and left of the context, in tokens."""
     used, size = frame.figures.n_past, frame.figures.n_ctx
     if not size or used is None:
-        return [frame.row("context", "n_past" if size else "n_ctx", None, ""), []]
+        return [frame.row("context", "n_past" if size else "n_ctx", None, "")]
     total = f"{used:,} of {size:,}"
     left = f"{max(0, size - used):,} left"
     return [
@@ -134,10 +136,10 @@ def context_in_short(frame: Frame) -> list[Line]:
 def memory(frame: Frame) -> list[Line]:
     """What the worker keeps for itself, and what it shares with the page cache (the mapped model file)."""
     if frame.memory is None:
-        return [[frame.text("label", f"{'memory':<{LABEL}}"), frame.text("missing", "n/a · no worker")], []]
+        return []
     return [
-        frame.row("mem. private", "", *_size(frame.memory.private)),
-        frame.row("mem. shared", "", *_size(frame.memory.shared)),
+        frame.row("private mem", "", *_size(frame.memory.private)),
+        frame.row("shared mem", "", *_size(frame.memory.shared)),
     ]
 
 
@@ -155,7 +157,7 @@ def timeline(frame: Frame, rows: int) -> list[Line]:
 def _curve(history: tuple[float, ...], width: int, rows: int) -> tuple[float, list[str]]:
     """The end of the scale, and the curve below it."""
     top = nice_max(max(history, default=0.0))
-    return top, braille(over_time(history, _MINUTE, 2 * width), width, rows, top, filled=True)
+    return top, braille(over_time(history, _MINUTE, 2 * width), width, rows, top)
 
 
 class _Figures(Widget):
@@ -237,15 +239,20 @@ def _replaced(
         if section is not long:
             found[section] = rows
         elif short is not None:
-            found[short] = list(short(frame))
+            found[short] = _rows(short, frame)
     return found
+
+
+def _rows(section: Section, frame: Frame) -> list[Line]:
+    return [row for row in section(frame) if row or not frame.settled]
 
 
 class TelemetryPanel(_Figures):
     """The figures of the running or last answer, one section under the other; made for 28 columns and more.
 
-    What does not fit is said shorter or left out, the least important first; that depends on the height and on what
-    the machine can tell, not on the figures of the moment, so that nothing jumps.
+    Sections that have nothing to say are left out, and so are rows without a figure unless an answer is being written:
+    then they keep their place, so that nothing jumps. What does not fit is said shorter or left out, the least
+    important first.
     """
 
     DEFAULT_CSS = f"TelemetryPanel {{ width: 32; {_CSS} }}"
@@ -266,7 +273,7 @@ class TelemetryPanel(_Figures):
     def compose_rows(self, frame: Frame, height: int) -> list[Line]:
         gap = int(frame.tall)
         least, most = _CURVE
-        drawn: dict[Section, list[Line]] = {section: list(section(frame)) for section in self.SECTIONS}
+        drawn = {section: rows for section in self.SECTIONS if (rows := _rows(section, frame))}
         for shorter, curve in ((self.FOR_THE_CURVE, 1 + least + gap), (self.TO_FIT, 0)):
             for long, short in shorter:
                 if sum(len(part) + gap for part in drawn.values()) - gap + curve <= height:
@@ -278,7 +285,8 @@ class TelemetryPanel(_Figures):
             if len(rows) + above + len(part) > height:
                 break
             rows += [*([[]] * above), *part]
-        if (room := height - len(rows) - 1 - frame.tall) >= least:
+        room = height - len(rows) - 1 - frame.tall
+        if room >= least and (frame.figures.history or not frame.settled):
             rows += [*([[]] if frame.tall else []), *timeline(frame, min(most, room))]
         return rows
 
@@ -294,15 +302,15 @@ class TelemetryLine(_Figures):
         number, part = rate(figures.live_tok_s), "now"
         if number is None and figures.phase == "done":
             number, part, average = average, "value", None
-        line: Line = [
-            frame.text(part if number else "missing", f"{number or 'n/a':>5}"),
-            frame.text("label", " tok/s"),
-        ]
-        if figures.drafting.speed_up is not None:
-            line += speed_up(frame, part)
+        line = _state(frame.narrow(30))
         parts: list[Line] = []
-        if figures.phase != "decoding":
-            parts.append(_state(frame.narrow(30)))
+        if number is not None or not frame.settled:
+            parts = [] if figures.phase == "decoding" else [line]
+            line = [
+                frame.text(part if number else "missing", f"{number or 'n/a':>5}"),
+                frame.text("label", " tok/s"),
+                *(speed_up(frame, part) if figures.drafting.speed_up is not None else []),
+            ]
         if drafted := drafting_in_line(frame):
             parts.append(drafted)
         if read := bandwidth_in_line(frame, bar=frame.width >= _BAR_FROM):

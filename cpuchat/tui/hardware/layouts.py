@@ -9,27 +9,22 @@ from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
-from textual.content import Content
 from textual.message import Message
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.tui.fields import field
 
-_OWN = "in your own words, below"
-# Name of the attribute of `PlacementSpec`, label.
-FIELDS = (
-    ("cores", "cores"),
-    ("draft_cores", "draft"),
-    ("memory", "memory"),
-    ("threads", "threads"),
+_OWN = "Custom"
+# Attribute of `PlacementSpec`, label, and the setting that it is.
+_FIELDS = (
+    ("cores", "cores", field("engine.cores")),
+    ("draft_cores", "draft", field("speculation.draft_cores")),
+    ("memory", "memory", field("engine.memory")),
+    ("threads", "threads", field("engine.threads")),
 )
-HELP = {
-    "cores": "auto, all, CPUs such as 0-7,16, l3:0-3, node:0, socket:0, or 4/l3",
-    "draft_cores": "auto, shared (in turn with the target), CPUs such as 6,7, l3:0, node:0 or socket:0",
-    "memory": "auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers)",
-    "threads": "how many of these cores compute; 0 = all of them",
-}
+_LABELS = {name: label for name, label, _ in _FIELDS}
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ class LayoutsPane(Vertical):
     def compose(self) -> ComposeResult:
         yield LayoutList(id="layouts", compact=True)
         with Horizontal(id="fields"):
-            for name, label in FIELDS:
+            for name, label in _LABELS.items():
                 with Horizontal(classes="field"):
                     yield Static(label, classes="label", markup=False)
                     yield Input(id=f"field-{name}", compact=True, select_on_focus=True)
@@ -70,7 +65,7 @@ class LayoutsPane(Vertical):
         yield Static(id="about", markup=False)
 
     def on_mount(self) -> None:
-        self.border_title = "Where it computes"
+        self.border_title = "Placement"
 
     def offer(self, offers: Sequence[Offer], in_use: PlacementSpec) -> None:
         """Show these layouts and mark the one that is in use; the fields keep what was typed."""
@@ -93,21 +88,21 @@ class LayoutsPane(Vertical):
 
     def show_problems(self, problems: dict[str, str]) -> None:
         """What is wrong, by field; below the fields, the one with the focus first."""
-        for name, _ in FIELDS:
+        for name in _LABELS:
             self.query_one(f"#field-{name}", Input).set_class(name in problems, "-invalid")
         line = self.query_one("#problem", Static)
         focused = self._focused_field
         first = focused if focused in problems else next(iter(problems), "")
         if first:
-            line.update(f"! {dict(FIELDS)[first]}: {problems[first]}")
+            line.update(f"! {_LABELS[first]}: {problems[first]}")
         else:
-            line.update(f"{dict(FIELDS)[focused]}: {HELP[focused]}" if focused else "")
+            line.update(f"{_LABELS[focused]}: {_rule(focused)}" if focused else "")
         line.set_class(bool(first), "-invalid")
         line.set_class(not first and not focused, "-empty")
 
     def words(self) -> dict[str, str]:
         """What stands in the fields."""
-        return {name: self.query_one(f"#field-{name}", Input).value.strip() for name, _ in FIELDS}
+        return {name: self.query_one(f"#field-{name}", Input).value.strip() for name in _LABELS}
 
     @property
     def marked(self) -> Offer | None:
@@ -137,11 +132,11 @@ class LayoutsPane(Vertical):
 
     @staticmethod
     def _words_of(arrangement: PlacementSpec) -> dict[str, str]:
-        return {name: str(getattr(arrangement, name)) for name, _ in FIELDS}
+        return {name: str(getattr(arrangement, name)) for name in _LABELS}
 
     def _fill(self, words: dict[str, str]) -> None:
         with self.prevent(Input.Changed):
-            for name, _ in FIELDS:
+            for name in _LABELS:
                 self.query_one(f"#field-{name}", Input).value = words[name]
 
     def _list(self, words: dict[str, str]) -> None:
@@ -193,6 +188,16 @@ class LayoutsPane(Vertical):
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         self.post_message(self.Edited())
 
-    def set_title(self, title: str) -> None:
-        """The border's title; names of models are shown as they are."""
-        self.border_title = Content(title)
+
+def spec_of(words: dict[str, str]) -> tuple[PlacementSpec | None, dict[str, str]]:
+    """What the words mean, and what is wrong with them, by field."""
+    threads = next(field for name, _, field in _FIELDS if name == "threads")
+    try:
+        number = threads.parse(words["threads"] or "0")
+    except ValueError as error:
+        return None, {"threads": str(error)}
+    return PlacementSpec(**{name: words[name] or "auto" for name in words if name != "threads"}, threads=number), {}
+
+
+def _rule(name: str) -> str:
+    return next(field.rule for known, _, field in _FIELDS if known == name)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.segment import Segment
 from textual.geometry import Size
 from textual.strip import Strip
+from textual.widget import Widget
 
-from cpuchat.tui.widgets.charts import _Chart
+from cpuchat.tui.widgets.charts import LEVELS
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Core, L3Group, Topology
@@ -21,8 +22,7 @@ Line = list[tuple[str, str]]
 """(text, part) in reading order; parts are the component classes of `MachinePicture` without their prefix."""
 
 CELLS = {"target": "▣", "draft": "▤", "free": "□", "off": "·"}
-NAMES = {"target": "target", "draft": "draft", "free": "free", "off": "not for us"}
-_LEVELS = "▁▂▃▄▅▆▇█"
+NAMES = {"target": "target", "draft": "draft", "free": "free", "off": "unavailable"}
 _GAP = 3
 _LEGEND_GAP = 3
 ROOMY_ROWS = 8
@@ -173,7 +173,7 @@ def _group_rows(
                  enumerate(lines)]  # fmt: skip
         if 0 <= group.index < len(per_l3) and top > 0:
             share = min(max(per_l3[group.index] / top, 0.0), 1.0)
-            lines[0].append((" " * (step % 2) + _LEVELS[round(share * (len(_LEVELS) - 1))], "now"))
+            lines[0].append((" " * (step % 2) + LEVELS[round(share * (len(LEVELS) - 1))], "now"))
         drawn.append((lines, max(_width(line) for line in lines)))
     widest = max((width for _, width in drawn), default=0)
     linked = max(Counter(group.fabric_link for group in block.groups if group.fabric_link >= 0).values(), default=1)
@@ -223,7 +223,7 @@ def legend(topology: Topology, use: Use, levels: bool = False) -> list[Line]:
     found = {use.part(core, allowed) for core in topology.cores}
     items: list[Line] = [[(f"{cell} ", part), (NAMES[part], "label")] for part, cell in CELLS.items() if part in found]
     if any(len(link) > 1 for link in topology.fabric_links):
-        items.append([("── ", "link"), ("one fabric link", "label")])
+        items.append([("── ", "link"), ("shared fabric link", "label")])
     if levels:
         items.append([("▆ ", "now"), ("memory traffic", "label")])
     return items
@@ -246,7 +246,7 @@ def with_legend(rows: list[Line], items: list[Line], width: int) -> list[Line]:
     return [*rows, [], below]
 
 
-class MachinePicture(_Chart):
+class MachinePicture(Widget):
     """The picture with its legend; as high as it needs at the width that it has."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"machine--{part}" for part in (*CELLS, "label", "link", "now")}
@@ -271,12 +271,13 @@ class MachinePicture(_Chart):
         self._per_l3: tuple[float, ...] = ()
         self._top = 0.0
         self._roomy_rows = ROOMY_ROWS
+        self._rows: list[Strip] | None = None  # drawn, until the figures or the size change
 
     def set_roomy_rows(self, rows: int) -> None:
         """How many rows there may be with cells drawn apart."""
         if rows != self._roomy_rows:
             self._roomy_rows = rows
-            self.redraw()
+            self._redraw()
             self.refresh(layout=True)
 
     def show(self, topology: Topology | None, use: Use) -> None:
@@ -284,7 +285,7 @@ class MachinePicture(_Chart):
         if (topology, use) != (self._topology, self._use):
             higher = topology is not self._topology
             self._topology, self._use = topology, use
-            self.redraw()
+            self._redraw()
             if higher:
                 self.refresh(layout=True)
 
@@ -293,22 +294,39 @@ class MachinePicture(_Chart):
         if tuple(per_l3) != self._per_l3 or top != self._top:
             taller = bool(per_l3) != bool(self._per_l3)
             self._per_l3, self._top = tuple(per_l3), top
-            self.redraw()
+            self._redraw()
             if taller:
                 self.refresh(layout=True)
 
     def _lines(self, width: int) -> list[Line]:
         if self._topology is None:
-            return [[("looking at the machine …", "label")]]
+            return [[("Reading the machine…", "label")]]
         rows = picture(self._topology, self._use, width, self._per_l3, self._top, self._roomy_rows)
         return with_legend(rows, legend(self._topology, self._use, bool(self._per_l3)), width)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return len(self._lines(width))
 
-    def draw(self, width: int, height: int) -> list[list[Segment]]:
-        return [[Segment(text, self.style_of(f"machine--{part}")) for text, part in line]
-                for line in self._lines(width)]  # fmt: skip
+    def _redraw(self) -> None:
+        self._rows = None
+        self.refresh()
+
+    def on_resize(self) -> None:
+        self._rows = None
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._rows = None
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        if self._rows is None:
+            self._rows = [self._strip(line, width) for line in self._lines(width)]
+        return self._rows[y] if y < len(self._rows) else Strip.blank(width, self.rich_style)
+
+    def _strip(self, line: Line, width: int) -> Strip:
+        segments = [Segment(text, self.get_component_rich_style(f"machine--{part}")) for text, part in line]
+        return Strip(segments).adjust_cell_length(width, self.rich_style)
 
     @property
     def text(self) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
-from textual import on
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
@@ -19,30 +21,54 @@ from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.hardware.machine_reader import MachineFacts, MachineReader
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
 from cpuchat.present import machine
+from cpuchat.present.machine import Now
 from cpuchat.tui import keys
 from cpuchat.tui.hardware.facts import FactsTable
-from cpuchat.tui.hardware.layouts import LayoutList, LayoutsPane, Offer
-from cpuchat.tui.hardware.machine import MachineScreen
+from cpuchat.tui.hardware.layouts import LayoutList, LayoutsPane, Offer, spec_of
 from cpuchat.tui.hardware.picture import ROOMY_ROWS, MachinePicture, Use
+from cpuchat.tui.services import Services
+from cpuchat.tui.widgets.dismissable import Dismissable
 from cpuchat.tune import report
 from cpuchat.tune.trial import Outcome, Step, Trial
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.survey import Survey
+    from cpuchat.hardware.numa.residency import Residency
     from cpuchat.tune.placements import PlacementOptions
 
+SAMPLE_SECONDS = 1.0
+_FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
 _ROOMY_ROWS_LOW = 4
 
 
-class HardwareScreen(MachineScreen):
-    """Layouts to choose from, tried and measured. Measuring and loading run as the stream of the chat, so that no
-    answer runs beside them."""
+class HardwareScreen(Dismissable[None]):
+    """Layouts to choose from, tried and measured. Measuring and loading run in the place of the chat's answers.
+
+    Threads read the machine and post messages; handlers keep what they found. `facts` is None while it is being read;
+    `now` follows the worker and the counters.
+    """
 
     CSS_PATH = "hardware.tcss"
     AUTO_FOCUS = "#layouts"
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("hardware")
+    KEYS: ClassVar = "hardware"
+
+    class FactsRead(Message):
+        """The machine was read."""
+
+        def __init__(self, facts: MachineFacts) -> None:
+            super().__init__()
+            self.facts = facts
+
+    class PlacementRead(Message):
+        """Where the memory of the worker `pid` is."""
+
+        def __init__(self, pid: int, placement: Residency | None) -> None:
+            super().__init__()
+            self.pid = pid
+            self.placement = placement
 
     class Measuring(Message):
         """`done` of `of` measurements of the read bandwidth; `what` comes next."""
@@ -51,8 +77,13 @@ class HardwareScreen(MachineScreen):
             super().__init__()
             self.done, self.of, self.what = done, of, what
 
-    def __init__(self, reader: MachineReader | None = None) -> None:
-        super().__init__(reader)
+    def __init__(self, services: Services, reader: MachineReader | None = None) -> None:
+        super().__init__()
+        self.reader = reader or MachineReader()
+        self.facts: MachineFacts | None = None
+        self.now = Now()
+        self._services = services
+        self._conversation = services.conversation
         self._trial: Trial | None = None
         self._measuring: threading.Event | None = None  # set to cancel
         self._before: PlacementSpec | None = None  # where `u` goes: the layout that was left last
@@ -70,6 +101,11 @@ class HardwareScreen(MachineScreen):
         yield LayoutsPane(id="where")
         yield Footer(show_command_palette=False)
 
+    def on_mount(self) -> None:
+        self._read_facts()
+        self.set_interval(SAMPLE_SECONDS, self._sample)
+        self.set_timer(_FIRST_SAMPLE_SECONDS, self._sample)
+
     def on_resize(self) -> None:
         self.query_one(MachinePicture).set_roomy_rows(_ROOMY_ROWS_LOW if self.size.height < 30 else ROOMY_ROWS)
         self.call_after_refresh(self._show)
@@ -80,21 +116,55 @@ class HardwareScreen(MachineScreen):
 
     @property
     def _in_use(self) -> PlacementSpec:
-        return PlacementSpec.of(self.chat_app.conversation.settings)
+        return PlacementSpec.of(self._services.settings)
 
     @property
     def working(self) -> bool:
         """Something is measured or loaded."""
         return self._trial is not None or self._measuring is not None
 
-    def facts_changed(self) -> None:
-        assert self.facts is not None
+    # Reading the machine
+
+    @work(thread=True, exclusive=True, group="facts")
+    def _read_facts(self) -> None:
+        self.post_message(self.FactsRead(self.reader.facts()))
+
+    @on(FactsRead)
+    def _facts_read(self, event: FactsRead) -> None:
+        self.facts = event.facts
+        self._refresh_now()
+
+    def _refresh_now(self) -> None:
+        """Ask the worker that runs now, and about it."""
+        backend, model = self._conversation.backend, self._conversation.model
+        counting = self._services.settings.hardware.counters
+        self.now = Now(model, backend.engine if backend.pid or model else None, counting=counting)
+        if self.facts is None:
+            return
+        self._sample()
+        if backend.pid is not None and model is not None:
+            self._read_placement(backend.pid, [Path(model.path)])
         self.query_one("#machine").border_title = Content(machine.title(self.facts))
         self._offer()
         self._show()
 
-    def figures_changed(self) -> None:
-        self._show()
+    @work(thread=True, exclusive=True, group="placement")
+    def _read_placement(self, pid: int, files: list[Path]) -> None:
+        self.post_message(self.PlacementRead(pid, self.reader.placement(pid, files)))
+
+    @on(PlacementRead)
+    def _placement_read(self, event: PlacementRead) -> None:
+        if event.pid == self._conversation.backend.pid:
+            self.now = dataclasses.replace(self.now, placement=event.placement, placed=True)
+            self._show()
+
+    def _sample(self) -> None:
+        if self.facts is None or not self.now.counting:
+            return
+        sample = self._services.machine_watch.sample(self._conversation.backend.pid)
+        if sample is not None and sample != self.now.sample:
+            self.now = dataclasses.replace(self.now, sample=sample)
+            self._show()
 
     # Showing
 
@@ -132,7 +202,7 @@ class HardwareScreen(MachineScreen):
             return
         from cpuchat.tune.placements import compare_placements
 
-        conversation = self.chat_app.conversation
+        conversation = self._conversation
         self._outlook = compare_placements(facts.topology, facts.survey, facts.theoretical, conversation.model,
                                    conversation.figures(), self._in_use)  # fmt: skip
         offers = [Offer(c.name, c.spec, c.speed, "recommended" if c.recommended else "")
@@ -145,16 +215,14 @@ class HardwareScreen(MachineScreen):
 
     def _arrangement(self) -> tuple[PlacementSpec | None, dict[str, str]]:
         """What the fields say, and what is wrong with it."""
-        words = self.query_one(LayoutsPane).words()
-        threads = words.pop("threads") or "0"
-        if not threads.isdecimal() or len(threads) > 5:
-            return None, {"threads": "needs a whole number; 0 = one per core"}
-        arrangement = PlacementSpec(**{name: text or "auto" for name, text in words.items()}, threads=int(threads))
+        spec, problems = spec_of(self.query_one(LayoutsPane).words())
+        if spec is None:
+            return None, problems
         try:
-            self._placement(arrangement, strict=True)
+            self._placement(spec, strict=True)
         except PlacementError as error:
-            return arrangement, error.problems
-        return arrangement, {}
+            return spec, error.problems
+        return spec, {}
 
     def _placement(self, spec: PlacementSpec, strict: bool = False) -> Placement | None:
         """What `spec` means on this machine; None while that is not known, and where it cannot be (unless `strict`)."""
@@ -205,7 +273,7 @@ class HardwareScreen(MachineScreen):
         return True
 
     def _refused(self, what: str) -> bool:
-        if self.chat_app.chat_screen.busy:
+        if self._services.chat.busy:
             self.notify(f"{what} when the answer is done (Esc in the chat stops it).", severity="warning")
             return True
         return False
@@ -226,13 +294,13 @@ class HardwareScreen(MachineScreen):
             self.notify(next(iter(problems.values())), severity="warning", markup=False)
             return
         if arrangement == self._in_use:
-            self._tell("That is in use already.")
-        elif not self._refused("The layout can be changed"):
+            self._tell("Already in use.")
+        elif not self._refused("You can change the placement"):
             self._try(arrangement, measure=True)
 
     def action_undo(self) -> None:
         before = self._before
-        if before is not None and not self._refused("The layout can be changed"):
+        if before is not None and not self._refused("You can change the placement"):
             self._try(before, measure=False)
 
     def action_recommended(self) -> None:
@@ -241,16 +309,16 @@ class HardwareScreen(MachineScreen):
             self.query_one(LayoutsPane).mark(choice.spec)
 
     def _try(self, arrangement: PlacementSpec, measure: bool) -> None:
-        conversation = self.chat_app.conversation
+        conversation = self._conversation
         if conversation.model is None:
             self._before = self._in_use
             conversation.settings = arrangement.applied_to(conversation.settings)
-            self.chat_app.save_settings(arrangement.changes())
-            self.look_again()
-            self._tell("Saved. It takes effect when a model is loaded.")
+            self._services.save_settings(arrangement.changes())
+            self._refresh_now()
+            self._tell("Saved. Takes effect on the next load.")
             return
         trial = self._trial = Trial(conversation, arrangement, self._step, measure=measure)
-        self.chat_app.chat_screen.run_apart(self._run_trial(trial), trial.leave)
+        self._services.chat.run_detached(self._run_trial(trial), trial.leave)
         self.refresh_bindings()
 
     async def _run_trial(self, trial: Trial) -> None:
@@ -260,7 +328,7 @@ class HardwareScreen(MachineScreen):
             self._trial = None
         if outcome.applied:
             self._before = trial.previous
-            self.chat_app.save_settings(trial.wanted.changes())
+            self._services.save_settings(trial.wanted.changes())
         elif outcome.comparison is not None and not outcome.problem:
             self._before = trial.wanted  # it brought nothing, but may be wanted for other reasons
         if self.is_mounted:
@@ -270,7 +338,7 @@ class HardwareScreen(MachineScreen):
         self.query_one(LayoutsPane).reset(self._in_use)
         if isinstance(self.focused, Input):
             self.query_one(LayoutList).focus()
-        self.look_again()
+        self._refresh_now()
         self._tell(report.outcome(outcome), strong=True)
         self.refresh_bindings()
 
@@ -279,11 +347,11 @@ class HardwareScreen(MachineScreen):
             self._tell(report.step(step))
 
     def action_measure(self) -> None:
-        if self.facts is None or self._refused("The read bandwidth can be measured"):
+        if self.facts is None or self._refused("You can measure the read bandwidth"):
             return
         self._measuring = threading.Event()
-        self._told = "measuring …"
-        self.chat_app.chat_screen.run_apart(self._run_survey(self.facts, self._measuring), self._measuring.set)
+        self._told = "Measuring…"
+        self._services.chat.run_detached(self._run_survey(self.facts, self._measuring), self._measuring.set)
         self._show()
         self.refresh_bindings()
 
@@ -316,12 +384,12 @@ class HardwareScreen(MachineScreen):
 
     @on(Measuring)
     def _measured(self, event: Measuring) -> None:
-        self._told = f"measuring {event.what} · {event.done + 1} of {event.of}"
+        self._told = f"Measuring {event.what} · {event.done + 1} of {event.of}"
         self._show()
 
     async def action_close(self) -> None:
         if self._trial is not None:
-            self._tell("stopping …")
+            self._tell("Stopping…")
             await self._trial.stop()
         elif self._measuring is not None:
             self._measuring.set()

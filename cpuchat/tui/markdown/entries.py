@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -74,6 +75,18 @@ class Entries(list[Entry]):
 
     def all_lines(self) -> list[Line]:
         return [line for entry in self for line in entry.lines]
+
+    def last_answer_text(self) -> str:
+        """The content of the last answer, "" if there is none."""
+        return next((entry.now.content for entry in reversed(self) if entry.message.role == "assistant"), "")
+
+    def outward(self, top: int | None) -> Iterator[int]:
+        """All indices: from `top` down, then from there up; None: from the last one up."""
+        if top is None:
+            yield from range(len(self) - 1, -1, -1)
+        else:
+            yield from range(top, len(self))
+            yield from range(top - 1, -1, -1)
 
     def open_index(self) -> int | None:
         """Index of the message that is being written."""

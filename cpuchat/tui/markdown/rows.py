@@ -203,3 +203,13 @@ def copied_text(lines: Sequence[Line], start: tuple[int, int], end: tuple[int, i
             parts.append(line.joint)
         parts.append(piece)
     return "".join(parts)
+
+
+def selected(strip: Strip, start: int, end: int, style: Style) -> Strip:
+    """`strip` with its characters from `start` to before `end` (-1: to the end) in `style`."""
+    text = strip.text
+    first = cell_len(text[:start])
+    last = strip.cell_length if end == -1 else cell_len(text[:end])
+    chosen = strip.crop(first, last)
+    chosen = Strip([Segment(part.text, (part.style or style) + style) for part in chosen], chosen.cell_length)
+    return Strip.join([strip.crop(0, first), chosen, strip.crop(last, strip.cell_length)])

@@ -7,11 +7,9 @@ inference. Here a finished message is a list of strips, and a streamed one rende
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from time import perf_counter
 from typing import ClassVar
 
-from rich.cells import cell_len
 from rich.segment import Segment
 from textual import events
 from textual.binding import Binding, BindingType
@@ -28,7 +26,7 @@ from cpuchat.tui.markdown.entries import Entries, Entry
 from cpuchat.tui.markdown.message_view import GUTTER, OpenMessage, TranscriptMessage, View
 from cpuchat.tui.markdown.parser import warm_up
 from cpuchat.tui.markdown.render import code_blocks
-from cpuchat.tui.markdown.rows import Line, copied_text
+from cpuchat.tui.markdown.rows import Line, copied_text, selected
 
 __all__ = ["Transcript", "TranscriptMessage"]
 
@@ -57,7 +55,7 @@ class Transcript(ScrollView, can_focus=True):
         Binding("j,alt+down", "next_message", "Message after", show=False, id="transcript.next"),
     ]
 
-    def __init__(self, *, empty_text: str = "", id: str | None = None, classes: str | None = None) -> None:
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self.min_interval = MIN_INTERVAL
         """Seconds between two drawings of the text that is being written, at least."""
@@ -65,7 +63,6 @@ class Transcript(ScrollView, can_focus=True):
         self._view: View | None = None
         self._show_reasoning = False
         self._color_drafts = False
-        self._empty_text = clean(empty_text)
         self._current: int | None = None
         self._follow = True
         self._steering = False
@@ -75,17 +72,6 @@ class Transcript(ScrollView, can_focus=True):
         self._not_before = 0.0
 
     # What is shown
-
-    @property
-    def empty_text(self) -> str:
-        """Shown in the middle while there are no messages."""
-        return self._empty_text
-
-    @empty_text.setter
-    def empty_text(self, text: str) -> None:
-        self._empty_text = clean(text)
-        if not self._entries:
-            self.refresh()
 
     @property
     def messages(self) -> list[TranscriptMessage]:
@@ -117,9 +103,6 @@ class Transcript(ScrollView, can_focus=True):
         if not self._entries:
             self._resized()
             self.refresh()
-
-    def clear(self) -> None:
-        self.set_messages([])
 
     def add_message(self, message: TranscriptMessage) -> None:
         """Show one more message below the others."""
@@ -163,7 +146,7 @@ class Transcript(ScrollView, can_focus=True):
         return entry.message
 
     def toggle_reasoning(self) -> bool:
-        """Fold or unfold what the model thought; returns True if it is shown now."""
+        """Toggle reasoning; returns True if it is shown now."""
         self._show_reasoning = not self._show_reasoning
         self._restyle()
         return self._show_reasoning
@@ -188,7 +171,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def last_answer_text(self) -> str:
         """The content of the last answer, "" if there is none."""
-        return next((e.now.content for e in reversed(self._entries) if e.message.role == "assistant"), "")
+        return self._entries.last_answer_text()
 
     def code_blocks(self) -> list[str]:
         """The code blocks of the last answer, as written."""
@@ -251,7 +234,7 @@ class Transcript(ScrollView, can_focus=True):
         offset, height = self.scroll_offset.y - self._entries.starts[top], max(1, len(self._entries[top].lines))
         room, budget = self.size.height, CHUNK
         left = False
-        for index in self._by_nearness(top):
+        for index in self._entries.outward(None if self._follow else top):
             entry = self._entries[index]
             if entry.view != view:
                 if room <= 0 and budget <= 0:
@@ -267,13 +250,6 @@ class Transcript(ScrollView, can_focus=True):
         if left:
             # A timer, not a callback: keys and other widgets have their turn in between.
             self._chunk_timer = self.set_timer(0.005, self._render_stale)
-
-    def _by_nearness(self, top: int) -> Iterator[int]:
-        if not self._follow:
-            yield from range(top, len(self._entries))
-            yield from range(top - 1, -1, -1)
-        else:
-            yield from range(len(self._entries) - 1, -1, -1)
 
     def _flush_soon(self) -> None:
         if self._flush_timer is None:
@@ -315,8 +291,6 @@ class Transcript(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         width = self.scrollable_content_region.width
         base = self._view.palette.base if self._view else self.rich_style
-        if not self._entries:
-            return self._empty_line(y)
         at = y + self.scroll_offset.y
         if at >= self._entries.height:
             return Strip.blank(width, base)
@@ -325,32 +299,10 @@ class Transcript(ScrollView, can_focus=True):
             marker = Strip([Segment("▌ ", base + self._view.palette.marker)], len(GUTTER))
             strip = Strip.join([marker, strip.crop(len(GUTTER))])
         if (selection := self.text_selection) is not None and (span := selection.get_span(at)) is not None:
-            strip = self._selected(strip, *span)
+            strip = selected(strip, *span, self.screen.get_component_rich_style("screen--selection"))
         if strip.cell_length != width:
             strip = strip.adjust_cell_length(width, base)
         return strip.apply_offsets(0, at)
-
-    def _selected(self, strip: Strip, start: int, end: int) -> Strip:
-        # Selections count characters, strips are cut by cells.
-        text = strip.text
-        first = cell_len(text[:start])
-        last = strip.cell_length if end == -1 else cell_len(text[:end])
-        style = self.screen.get_component_rich_style("screen--selection")
-        chosen = strip.crop(first, last)
-        chosen = Strip([Segment(part.text, (part.style or style) + style) for part in chosen], chosen.cell_length)
-        return Strip.join([strip.crop(0, first), chosen, strip.crop(last, strip.cell_length)])
-
-    def _empty_line(self, y: int) -> Strip:
-        width, height = self.size
-        base = self.rich_style
-        lines = self._empty_text.split("\n")
-        number = y - max(0, (height - len(lines)) // 2)
-        if not 0 <= number < len(lines) or self._view is None:
-            return Strip.blank(width, base)
-        text = lines[number]
-        left = max(0, (width - cell_len(text)) // 2)
-        style = base + self._view.palette.dim
-        return Strip([Segment(" " * left, base), Segment(text, style)]).adjust_cell_length(width, base)
 
     # Selecting with the mouse
 

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from cpuchat.errors import CpuchatError
 from cpuchat.text import clean_line
-from cpuchat.tui.threads import apart
+from cpuchat.tui.services import Services
+from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dismissable import Dismissable
 
-if TYPE_CHECKING:
-    from cpuchat.tui.app import ChatApp
 
-
-async def choose(screen: Dismissable[Path | None], path: Path) -> None:
+async def choose(screen: Dismissable[Path | None], services: Services, path: Path) -> None:
     """Let `screen` return `path`, or show there why it can't be loaded in the place of the loaded model."""
-    conversation = cast("ChatApp", screen.app).conversation
 
     def check() -> None:
         from cpuchat.models.machine import require_loadable
 
-        require_loadable(path, conversation.settings, conversation.model)
+        require_loadable(path, services.settings, services.conversation.model)
 
     try:
-        await apart(check)
+        await run_in_daemon_thread(check)
     except (CpuchatError, OSError) as error:
         screen.notify(clean_line(str(error)), title="Not loaded", severity="error", timeout=10, markup=False)
     else:

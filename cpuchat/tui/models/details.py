@@ -64,17 +64,17 @@ def keys(subject: Subject) -> str:
     """What can be done with it, for the edge of the pane."""
     match subject:
         case LocalModel(damaged=str()) as model:
-            return "Enter goes on with it · Del removes it" if resumable(model) else "Del removes it"
+            return "Enter resumes the download · Del deletes" if resumable(model) else "Del deletes"
         case LocalModel():
-            return "Enter load · F5 quantize · Del delete"
+            return "Enter loads · F5 quantizes · Del deletes"
         case Download() as download:
             return f"Enter {_download_key(download)}"
         case CatalogModel() | FoundRepository():
             return "Enter shows its files"
         case TypedFile(problem=""):
-            return "Enter loads it"
+            return "Enter loads"
         case HubSearch(running=False, found=None, problem=problem):
-            return "Enter tries again" if problem else "Enter opens it" if subject.is_link else "Enter searches"
+            return "Enter retries" if problem else "Enter opens" if subject.is_link else "Enter searches"
         case _:
             return ""
 
@@ -103,7 +103,7 @@ def _local(model: LocalModel, look: Look, loaded: Path | None) -> list[Row]:
             measured.append(f"{units.rate(model.drafted_tok_s)} with drafts")
         speed = f"{', '.join(measured)}: measured in the last chat"
     if not model.has_template:
-        kind.append("no chat template: it only continues text")
+        kind.append("no chat template: base model, continues text")
     return [
         ("model", " · ".join(filter(None, kind))),
         *_outlook(look),
@@ -127,7 +127,7 @@ def _outlook(look: Look) -> list[Row]:
 
 def _reads(look: Look) -> str:
     if look.reading:
-        return "reading the header …"
+        return "Reading the header…"
     if look.outlook is None:
         return ""
     reads = [f"{units.size(look.outlook.bytes_per_token)} per token" if look.outlook.bytes_per_token else ""]
@@ -144,7 +144,7 @@ def _draft(look: Look, *, is_loaded: bool) -> str:
         return "…"
     if look.problem:
         return ""
-    return look.draft or f"none: Ctrl+L shows what could draft{'' if is_loaded else ' when it is loaded'}"
+    return look.draft or f"none: Ctrl+L lists candidates{'' if is_loaded else ' when it is loaded'}"
 
 
 def _catalog(model: CatalogModel, look: Look, catalog: Catalog | None) -> list[Row]:
@@ -155,7 +155,7 @@ def _catalog(model: CatalogModel, look: Look, catalog: Catalog | None) -> list[R
     sizes = [f"{name} {units.size(round(size * 1e9))}" for name, size in model.sizes.items()]
     drafts = [draft.name for draft in catalog.drafts_of(model)] if catalog is not None else []
     if sizes and model.quantization not in model.verified:
-        sizes.append("estimated; its repository tells")
+        sizes.append("estimated")
     return [
         ("model", " · ".join(filter(None, (*kind, str(model.year), model.license)))),
         *_outlook(look),
@@ -169,38 +169,38 @@ def _catalog(model: CatalogModel, look: Look, catalog: Catalog | None) -> list[R
 
 def _repository(found: FoundRepository) -> list[Row]:
     kind = [f"{units.parameters(found.n_params)} parameters" if found.n_params else "", found.architecture]
-    gated = "accept its terms on the hub first, then log in with `hf auth login`" if found.gated else ""
+    gated = "accept its terms on huggingface.co, then run `hf auth login`" if found.gated else ""
     return [
         ("model", " · ".join(filter(None, kind))),
-        ("asked for", f"{units.count(found.downloads)} times in 30 days · {units.plural(found.likes, 'like')}"),
+        ("downloads", f"{units.count(found.downloads)} in 30 days · {units.plural(found.likes, 'like')}"),
         ("updated", found.updated),
         ("gated", gated),
-        ("private", "only your token opens it" if found.private else ""),
+        ("private", "needs your token" if found.private else ""),
     ]
 
 
 def _download_key(download: Download) -> str:
     if download.state in RUNNING:
         return "shows all downloads"
-    return "goes on with it" if download.state == "paused" else "tries again"
+    return "resumes" if download.state == "paused" else "retries"
 
 
 def _search(search: HubSearch) -> list[Row]:
     if search.running:
-        return [("", "asking the hub …")]
+        return [("", "Contacting Hugging Face…")]
     if search.problem:
         return [("problem", search.problem), ("what to do", search.hint)]
     if search.found is not None:
-        return [("", "The hub has no GGUF repository with these words.")]
+        return [("", "No GGUF repositories match.")]
     if search.is_link:
-        return [("", "Shows the files of the repository that this link names.")]
-    return [("", f"Looks for GGUF repositories with “{search.query}” in the name.")]
+        return [("", "Opens this repository.")]
+    return [("", f"Searches GGUF repositories for “{search.query}”.")]
 
 
 def deletion_question(deletion: Deletion) -> str:
     """What goes, what that frees, and what stays."""
     files = units.plural(len(deletion.files), "file")
-    lines = [f"Delete {deletion.model.name}? {units.size(deletion.freed)} become free ({files})."]
+    lines = [f"Delete {deletion.model.name}? {units.size(deletion.freed)} will be freed ({files})."]
     lines += [paths.shown(file) for file in deletion.files[:_MOST_FILES]]
     if len(deletion.files) > _MOST_FILES:
         lines.append(f"and {len(deletion.files) - _MOST_FILES} more")

@@ -84,8 +84,8 @@ class Shelf:
         sections = [
             Section("on this machine", tuple(self._local(words)), "" if words else self._local_note()),
             Section("downloads", tuple(self._downloads(words))),
-            Section("from the catalog: suits this machine", tuple(self._catalog(self.catalog.suits, words))),
-            Section("more from the catalog", tuple(self._catalog(self.catalog.others, words))),
+            Section("recommended for this machine", tuple(self._catalog(self.catalog.suits, words))),
+            Section("catalog", tuple(self._catalog(self.catalog.others, words))),
             Section("too large for this machine", tuple(self._catalog(self.catalog.too_large, words))),
             *self._hub(text.strip(), words),
         ]
@@ -93,7 +93,7 @@ class Shelf:
 
     def _local_note(self) -> str:
         if self.local is None:
-            return "looking …"
+            return "Reading…"
         return self.local_problem or "no models yet: choose one below, or paste the path of a GGUF file"
 
     def _local(self, words: list[str]) -> Iterator[Entry]:

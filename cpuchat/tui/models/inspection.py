@@ -20,7 +20,7 @@ from cpuchat.models.inspect import Inspection, inspect
 from cpuchat.present.inspection import sections
 from cpuchat.text import clean, clean_line
 from cpuchat.tui import keys
-from cpuchat.tui.threads import apart
+from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dismissable import Dismissable
 
 _LABEL = 22
@@ -43,7 +43,7 @@ class InspectionScreen(Dismissable[None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="inspection") as pane:
             pane.border_title = Content(self._about)
-            yield Static("reading the header …", id="waiting", markup=False)
+            yield Static("Reading the header…", id="waiting", markup=False)
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -52,7 +52,7 @@ class InspectionScreen(Dismissable[None]):
     @work
     async def _read(self) -> None:
         try:
-            self._show(await apart(lambda: inspect(self._read_header())))
+            self._show(await run_in_daemon_thread(lambda: inspect(self._read_header())))
         except (CpuchatError, OSError) as error:
             self.query_one("#waiting", Static).update(clean(str(error)))
 

@@ -59,7 +59,7 @@ def row(entry: Entry, outlook: Prediction | None, loaded: Path | None) -> ListRo
             verdict = outlook.verdict if outlook is not None else ""
             return ListRow(key, NOT_HERE, model.name, (model.quantization, size, verdict, _speed(outlook)))
         case FoundRepository() as found:
-            closed = " · asks for an account" if found.gated else " · private" if found.private else ""
+            closed = " · gated" if found.gated else " · private" if found.private else ""
             note = f"{units.count(found.downloads)} downloads" + (f" · {found.updated}" if found.updated else "")
             return ListRow(key, NOT_HERE, found.id, note=note + closed)
         case TypedFile() as file:
@@ -91,11 +91,11 @@ def _speed(outlook: Prediction | None) -> str:
 
 def _search(key: str, search: HubSearch) -> ListRow:
     if search.running:
-        return ListRow(key, "…", f"looking for “{search.query}”", note="Esc stops it")
+        return ListRow(key, "…", f"searching for “{search.query}”", note="Esc stops it")
     if search.problem:
         return ListRow(key, DAMAGED, search.problem, note=search.hint)
     if search.found is not None:
-        return ListRow(key, "·", f"nothing found for “{search.query}”")
+        return ListRow(key, "·", f"no matches for “{search.query}”")
     if search.is_link:
         return ListRow(key, "→", f"open {search.query}", note="Enter")
     return ListRow(key, "→", f"search Hugging Face for “{search.query}”", note="Enter")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on, work
@@ -24,6 +24,7 @@ from cpuchat.models.quantize.types import TYPES, QuantType
 from cpuchat.present import quantize
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
+from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import ListScreen
@@ -32,7 +33,6 @@ from cpuchat.tui.widgets.quantize_line import QuantizeLine
 
 if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
-    from cpuchat.tui.app import ChatApp
 
 _USUAL = "Q4_K_M"
 _BY_NAME = {kind.name: kind for kind in TYPES}
@@ -56,8 +56,9 @@ class QuantizeScreen(ListScreen[Path | None]):
             self.kind = kind
             self.found = found
 
-    def __init__(self, model: LocalModel) -> None:
+    def __init__(self, services: Services, model: LocalModel) -> None:
         super().__init__()
+        self._services = services
         self._model = model
         self._source: GGUFHeader | None = None
         self._predictions: dict[str, quantize.TypePrediction | str] = {}
@@ -77,18 +78,14 @@ class QuantizeScreen(ListScreen[Path | None]):
             target.border_title = "Write to"
             yield Input(id="out", compact=True)
         yield Static(id="state", markup=False)
-        yield QuantizeLine()
+        yield QuantizeLine(self._services.quantizing)
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self.query_one(ModelList).show([quantize.row(kind, None) for kind in TYPES], _USUAL)
-        self.chat_app.quantizing.changed.subscribe(self, self._work_changed)
+        self._services.quantizing.changed.subscribe(self, self._work_changed)
         self._work_changed(None)
         self._foresee()
-
-    @property
-    def chat_app(self) -> ChatApp:
-        return cast("ChatApp", self.app)
 
     # What each type would give
 
@@ -99,7 +96,7 @@ class QuantizeScreen(ListScreen[Path | None]):
         from cpuchat.models.quantize.forecast import foresee, source_header
         from cpuchat.models.quantize.process import QuantizeProcess
 
-        settings, loaded = self.chat_app.conversation.settings, self.chat_app.conversation.model
+        settings, loaded = self._services.settings, self._services.conversation.model
         machine = await asyncio.to_thread(this_machine, settings, loaded=loaded)
         try:
             self._source = await source_header(self._model.path)
@@ -147,7 +144,7 @@ class QuantizeScreen(ListScreen[Path | None]):
         box = self.query_one("#out", Input)
         if self._source is None or box.value != self._suggested:
             return
-        folder = suggested_folder(self._model.path, self.chat_app.library)
+        folder = suggested_folder(self._model.path, self._services.library)
         self._suggested = paths.shown(suggested_path(self._source, self._kind, folder))
         box.value = self._suggested
 
@@ -155,7 +152,7 @@ class QuantizeScreen(ListScreen[Path | None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """One model at a time is made."""
-        busy = self.chat_app.quantizing.job is not None
+        busy = self._services.quantizing.job is not None
         return None if (action == "make" and busy) or (action == "stop" and not busy) else True
 
     @on(ModelList.Chosen)
@@ -170,21 +167,21 @@ class QuantizeScreen(ListScreen[Path | None]):
             return
         forecast, kind = found.forecast, self._kind
         if forecast.needs_imatrix:
-            self.notify(f"{kind.name} needs an importance matrix; `cpuchat models quantize` takes one.",
+            self.notify(f"{kind.name} needs an importance matrix: use `cpuchat models quantize --imatrix FILE`.",
                         severity="warning", markup=False)  # fmt: skip
             return
-        again = f"It is quantized already ({', '.join(forecast.lossy)}): doing it again loses quality twice."
-        if forecast.lossy and not await self._sure("Quantize again", again, "Do it"):
+        again = f"Already quantized ({', '.join(forecast.lossy)}). Requantizing loses quality a second time."
+        if forecast.lossy and not await self._sure("Requantize", again, "Requantize"):
             return
         exists = out.exists()
-        if exists and not await self._sure("Replace a file", f"{out} is there already.", "Replace it"):
+        if exists and not await self._sure("Replace file", f"{out} exists.", "Replace"):
             return
-        if self.chat_app.quantizing.job is None:
-            self.chat_app.quantizing.start(
+        if self._services.quantizing.job is None:
+            self._services.quantizing.start(
                 Job(source=self._model.path, out=out, type=kind, requantize=bool(forecast.lossy), force=exists)
             )
 
-    async def _sure(self, title: str, question: str, yes: str, no: str = "Leave it") -> bool:
+    async def _sure(self, title: str, question: str, yes: str, no: str = "Cancel") -> bool:
         return await self.app.push_screen_wait(ConfirmScreen(title, clean_line(question), yes, no))
 
     def _out(self) -> Path | None:
@@ -208,7 +205,7 @@ class QuantizeScreen(ListScreen[Path | None]):
 
     def _work_changed(self, made: Path | None) -> None:
         """Something is made, goes on or has ended."""
-        now = self.chat_app.quantizing
+        now = self._services.quantizing
         before, self._working = self._working, now.job is not None
         if self._working != before:
             self._outcome = now.outcome
@@ -221,8 +218,8 @@ class QuantizeScreen(ListScreen[Path | None]):
 
     @work(exclusive=True, group="ask")
     async def action_stop(self) -> None:
-        if await self._sure("Stop", "What is written so far is thrown away.", "Stop it", "Go on"):
-            self.chat_app.quantizing.stop()
+        if await self._sure("Stop", "The partial file will be deleted.", "Stop", "Continue"):
+            self._services.quantizing.stop()
 
     def _say(self, text: str) -> None:
         line = Text(clean_line(text), no_wrap=True, overflow="ellipsis")

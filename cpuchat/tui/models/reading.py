@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from textual import on, work
 from textual.message import Message
@@ -19,14 +19,14 @@ from cpuchat.models.shortlist import Ranked, ranked
 from cpuchat.tui.models.details import Look
 from cpuchat.tui.models.entries import Entry, HubSearch, Shelf, Subject, catalog_key
 from cpuchat.tui.models.reader import ModelsReader
-from cpuchat.tui.threads import apart
+from cpuchat.tui.services import Services
+from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.list_screen import ListScreen
 
 if TYPE_CHECKING:
     from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
     from cpuchat.protocol import ModelInfo
-    from cpuchat.tui.app import ChatApp
 
 _LOADED_SECONDS = 0.5  # how often it is looked whether another model is loaded now
 
@@ -71,9 +71,10 @@ class ReadingScreen(ListScreen[Path | None]):
             self.key = key
             self.look = look
 
-    def __init__(self, reader: ModelsReader) -> None:
+    def __init__(self, services: Services, reader: ModelsReader | None = None) -> None:
         super().__init__()
-        self.reader = reader
+        self.services = services
+        self.reader = reader or ModelsReader(services.library, services.settings, services.conversation.model)
         self.shelf = Shelf()
         self.catalog: Catalog | None = None
         self.machine: Machine | None = None
@@ -83,17 +84,13 @@ class ReadingScreen(ListScreen[Path | None]):
         self._fresh: set[str] = set()  # keys of looks that need not be taken again
 
     def on_mount(self) -> None:
-        self.chat_app.downloading.changed.subscribe(self, self._download_changed)
-        self.chat_app.quantizing.changed.subscribe(self, self._model_made)
-        self._model = self.chat_app.conversation.model
+        self.services.downloading.changed.subscribe(self, self._download_changed)
+        self.services.quantizing.changed.subscribe(self, self._model_made)
+        self._model = self.services.conversation.model
         self.set_interval(_LOADED_SECONDS, self._follow_load)
         self._take_downloads()
         self._read_catalog()
         self._scan()
-
-    @property
-    def chat_app(self) -> ChatApp:
-        return cast("ChatApp", self.app)
 
     def shelf_changed(self) -> None:
         """Other entries, or more is known about them."""
@@ -121,7 +118,7 @@ class ReadingScreen(ListScreen[Path | None]):
 
     def _follow_load(self) -> None:
         """The load that was running when this screen was opened may end meanwhile."""
-        model = self.chat_app.conversation.model
+        model = self.services.conversation.model
         if model is not self._model:
             self._model, self.reader = model, dataclasses.replace(self.reader, loaded=model)
             self._fresh.clear()
@@ -139,7 +136,7 @@ class ReadingScreen(ListScreen[Path | None]):
     @on(Known)
     def _known(self, event: Known) -> None:
         if event.catalog.problems and self.catalog is None:
-            self.notify("\n".join(event.catalog.problems), title="Left out of the catalog", severity="warning",
+            self.notify("\n".join(event.catalog.problems), title="Catalog entries skipped", severity="warning",
                         timeout=10, markup=False)  # fmt: skip
         self.catalog, self.machine = event.catalog, event.machine
         self.outlooks.update(event.outlooks)
@@ -188,7 +185,7 @@ class ReadingScreen(ListScreen[Path | None]):
     # Downloads
 
     def _take_downloads(self) -> None:
-        self.shelf = dataclasses.replace(self.shelf, downloads=tuple(self.chat_app.downloading.all()))
+        self.shelf = dataclasses.replace(self.shelf, downloads=tuple(self.services.downloading.all()))
 
     def _download_changed(self, download: Download) -> None:
         self._take_downloads()
@@ -217,7 +214,7 @@ class ReadingScreen(ListScreen[Path | None]):
     @work(exclusive=True, group="search")
     async def _search(self, query: str) -> None:
         try:
-            found = tuple(await apart(lambda: self.chat_app.hub.search(query)))
+            found = tuple(await run_in_daemon_thread(lambda: self.services.hub.search(query)))
             search = HubSearch(query, found=found)
         except CpuchatError as error:
             search = HubSearch(query, problem=error.message, hint=error.hint)

@@ -29,7 +29,8 @@ from cpuchat.tui.models.details import Look
 from cpuchat.tui.models.entries import SEARCH, Entry, HubSearch, TypedFile
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.models.reading import ReadingScreen
-from cpuchat.tui.threads import apart
+from cpuchat.tui.services import Services
+from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.labelled import Labelled
@@ -54,9 +55,10 @@ class ModelsScreen(ReadingScreen):
     CSS_PATH = "models.tcss"
     AUTO_FOCUS = "#filter"
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("models")
+    KEYS: ClassVar = "models"
 
-    def __init__(self, reader: ModelsReader) -> None:
-        super().__init__(reader)
+    def __init__(self, services: Services, reader: ModelsReader | None = None) -> None:
+        super().__init__(services, reader)
         self._entries: dict[str, Entry] = {}
         self._look_timer: Timer | None = None
         self._new: Path | None = None
@@ -65,13 +67,13 @@ class ModelsScreen(ReadingScreen):
         with Horizontal(id="panes"):
             with Vertical(id="list") as pane:
                 pane.border_title = "Models"
-                yield FilterBox(placeholder="type to search, or paste the path of a GGUF file", id="filter",
+                yield FilterBox(placeholder="search, or paste the path of a GGUF file", id="filter",
                                 compact=True)  # fmt: skip
                 yield ModelList(id="rows")
             with Vertical(id="about"):
                 yield Labelled(id="details")
-        yield DownloadLine(id="download-line")
-        yield QuantizeLine()
+        yield DownloadLine(self.services.downloading)
+        yield QuantizeLine(self.services.quantizing)
         yield Footer(show_command_palette=False)
 
     # List
@@ -161,7 +163,7 @@ class ModelsScreen(ReadingScreen):
             case Download() as download if download.state in RUNNING:
                 self.action_downloads()
             case Download() as download:
-                self.chat_app.downloading.resume(download.id)
+                self.services.downloading.resume(download.id)
             case CatalogModel() as model:
                 self._open_repository(model.repos[0], model.quantization)
             case FoundRepository() as found:
@@ -173,13 +175,13 @@ class ModelsScreen(ReadingScreen):
 
     @work(exclusive=True, group="take")
     async def _take(self, path: Path) -> None:
-        await choose(self, path)
+        await choose(self, self.services, path)
 
     def action_search(self) -> None:
         if text := self._text.strip():
             self._ask_hub(HubSearch(text))
         else:
-            self.notify("Type what to search for first.")
+            self.notify("Type a search first.")
 
     def _ask_hub(self, search: HubSearch) -> None:
         if search.is_link:
@@ -193,7 +195,7 @@ class ModelsScreen(ReadingScreen):
         from cpuchat.models.hub.address import parse_address
 
         try:
-            address = await apart(lambda: parse_address(link))
+            address = await run_in_daemon_thread(lambda: parse_address(link))
         except CpuchatError as error:
             self._warn(str(error))
         else:
@@ -225,24 +227,20 @@ class ModelsScreen(ReadingScreen):
                 return model
             case TypedFile(problem="") as file if model := self.reader.library.at(file.path):
                 return model
-        self.notify(f"Only a model on this machine can be {what}. Enter shows what there is of this one.")
+        self.notify(f"Only a downloaded model can be {what}. Enter shows its files.")
         return None
 
     def action_inspect(self) -> None:
-        from cpuchat.tui.models.inspection import InspectionScreen
-
-        if model := self._marked_model("inspected here"):
-            self.app.push_screen(InspectionScreen(model.name, lambda: self.reader.header(model.path)))
+        if model := self._marked_model("inspected"):
+            self.services.navigation.inspection(model.name, lambda: self.reader.header(model.path))
 
     @work
     async def action_quantize(self) -> None:
-        from cpuchat.tui.models.quantize import QuantizeScreen
-
         model = self._marked_model("quantized")
         if model is not None and model.damaged:
             self._warn(model.damaged)
         elif model is not None:
-            self._new = await self.app.push_screen_wait(QuantizeScreen(model))
+            self._new = await self.services.navigation.quantize(model)
             if self._new is not None:
                 self.query_one("#filter", Input).value = ""
                 self.query_one(ModelList).moved = False
@@ -259,7 +257,7 @@ class ModelsScreen(ReadingScreen):
                 self._warn(deletion.refused)
             elif await self._agreed(deletion):
                 freed = await asyncio.to_thread(delete, deletion)
-                self.notify(clean_line(f"{model.name} is deleted: {units.size(freed)} are free again."), markup=False)
+                self.notify(clean_line(f"Deleted {model.name}, freed {units.size(freed)}."), markup=False)
                 self.look_again()
         except (CpuchatError, OSError) as error:
             self._warn(str(error))
@@ -267,37 +265,25 @@ class ModelsScreen(ReadingScreen):
 
     async def _agreed(self, deletion: Deletion) -> bool:
         question = details.deletion_question(deletion)
-        answer = await self.app.push_screen_wait(ConfirmScreen("Delete a model", question, "Delete it", "Keep it"))
+        answer = await self.app.push_screen_wait(ConfirmScreen("Delete model", question, "Delete", "Cancel"))
         return bool(answer)
 
     # Other screens
 
     @work
     async def _open_repository(self, repo: str, quantization: str) -> None:
-        from cpuchat.tui.models.repository.screen import RepositoryScreen
-
-        self._returned(await self.app.push_screen_wait(RepositoryScreen(repo, quantization=quantization)))
+        self._returned(await self.services.navigation.repository(repo, quantization))
 
     @work
     async def action_downloads(self) -> None:
-        from cpuchat.tui.models.downloads.screen import DownloadsScreen
-
-        self._returned(await self.app.push_screen_wait(DownloadsScreen()))
+        self._returned(await self.services.navigation.downloads())
 
     @work
     async def action_drafts(self) -> None:
-        from cpuchat.models.drafts.gain import measured_acceptance
-        from cpuchat.tui.models.drafts.reader import DraftReader
-        from cpuchat.tui.models.drafts.screen import DraftModelsScreen
-
-        loaded, app = self.reader.loaded, self.chat_app
-        if loaded is None:
-            self._warn("Load a model first: drafts are chosen for the loaded one.")
-            return
-        timings = next((m.timings for m in reversed(app.conversation.messages) if m.timings is not None), None)
-        acceptance = measured_acceptance(timings.speculation if timings is not None else None)
-        reader = DraftReader(self.reader, loaded, lambda: app.hub, acceptance)
-        self._returned(await self.app.push_screen_wait(DraftModelsScreen(reader)))
+        if self.services.conversation.model is None:
+            self._warn("Load a model first.")
+        else:
+            self._returned(await self.services.navigation.draft_models())
 
     def _returned(self, path: Path | None) -> None:
         if path is not None:

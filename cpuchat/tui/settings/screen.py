@@ -1,19 +1,19 @@
-"""All settings on one page, each checked as it is typed. Ctrl+S saves, Esc leaves."""
+"""All settings in tabs, each checked as it is typed. Ctrl+S saves, Esc leaves."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
 from textual.widget import Widget
-from textual.widgets import Checkbox, Footer, Input, Select, Static, TextArea
+from textual.widgets import Checkbox, Footer, Input, Select, Static, TabbedContent, TabPane, TextArea
 
 from cpuchat import paths
 from cpuchat import settings as settings_file
@@ -21,12 +21,10 @@ from cpuchat.errors import CpuchatError
 from cpuchat.settings import Settings
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
-from cpuchat.tui.settings.form import SECTIONS, Field, current, fields, with_changes
+from cpuchat.tui.fields import NOTES, TABS, Field, current, fields
+from cpuchat.tui.services import Services, with_changes
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.dismissable import Dismissable
-
-if TYPE_CHECKING:
-    from cpuchat.tui.app import ChatApp
 
 
 class OnOff(Checkbox):
@@ -137,23 +135,26 @@ class SettingsScreen(Dismissable[Settings | None]):
     AUTO_FOCUS = "SettingRow .editor"
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-wide")]
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("settings")
+    KEYS: ClassVar = "settings"
 
-    def __init__(self, settings: Settings, themes: Iterable[str]) -> None:
+    def __init__(self, services: Services, themes: Iterable[str]) -> None:
         super().__init__()
-        self._settings = settings
+        self._services = services
+        self._settings = services.settings
         self._themes = sorted(themes)
         self._theme_before = ""
         self._saving = False
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(id="form", can_focus=False) as form:
+        with Vertical(id="form") as form:
             form.border_title = "Settings"
-            section = ""
-            for field in fields():
-                if field.section != section:
-                    section = field.section
-                    yield Static(SECTIONS.get(section, section), classes="heading", markup=False)
-                yield SettingRow(field, current(self._settings, field), self._themes)
+            with TabbedContent():
+                for tab in TABS:
+                    with TabPane(tab, id=tab.lower()), VerticalScroll(can_focus=False):
+                        for field in fields(tab):
+                            yield SettingRow(field, current(self._settings, field), self._themes)
+                        if tab in NOTES:
+                            yield Static(NOTES[tab], classes="note", markup=False)
         yield Static(id="hint", markup=False)
         yield Footer(show_command_palette=False)
 
@@ -184,6 +185,19 @@ class SettingsScreen(Dismissable[Settings | None]):
         if event.row.field.kind == "theme" and event.row.content in self.app.available_themes:
             self.app.theme = event.row.content
 
+    def show_row(self, row: SettingRow) -> None:
+        """Go to its tab, and to its field."""
+        pane = next(node for node in row.ancestors if isinstance(node, TabPane))
+        self.query_one(TabbedContent).active = pane.id or ""
+        row.editor.focus()
+
+    def action_tab(self, step: int) -> None:
+        """Go to the next or the previous tab, and to its first field."""
+        tabs = self.query_one(TabbedContent)
+        names = [tab.lower() for tab in TABS]
+        tabs.active = names[(names.index(tabs.active) + step) % len(names)]
+        tabs.get_pane(tabs.active).query(".editor").first().focus()
+
     def action_defaults(self) -> None:
         focused = self.focused
         for row in self._rows:
@@ -193,7 +207,7 @@ class SettingsScreen(Dismissable[Settings | None]):
     def action_save(self) -> None:
         wrong = [row for row in self._rows if row.check()]
         if wrong:
-            wrong[0].editor.focus()
+            self.show_row(wrong[0])
             self.notify(f"{wrong[0].field.label} {wrong[0].check()}.", severity="warning", markup=False)
             return
         changes: dict[str, dict[str, Any]] = {}
@@ -211,8 +225,8 @@ class SettingsScreen(Dismissable[Settings | None]):
         try:
             await asyncio.to_thread(settings_file.update, changes)
             # Others may have changed while this form was open: only what was changed here is put into them.
-            app = cast("ChatApp", self.app)
-            self.dismiss(with_changes(app.conversation.settings, changes))
+            self.notify("Settings saved.")
+            self.dismiss(with_changes(self._services.settings, changes))
         except (CpuchatError, OSError) as error:
             self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)
         finally:
@@ -221,8 +235,8 @@ class SettingsScreen(Dismissable[Settings | None]):
     @work
     async def action_close(self) -> None:
         if any(row.changed for row in self._rows):
-            question = "There are changes that are not saved."
-            if not await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Discard them", "Go on")):
+            question = "There are unsaved changes."
+            if not await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Discard", "Keep editing")):
                 return
         self.app.theme = self._theme_before
         self.dismiss(None)

@@ -14,13 +14,10 @@ import sys
 import termios
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, Protocol, TextIO, cast
 
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
-
-if TYPE_CHECKING:
-    from cpuchat.tui.terminal.guarded import GuardedApp
 
 # Undoes all that the driver may have switched on: synchronized output, bracketed paste, no line wrap, resize reports,
 # mouse, keyboard protocol, alternate screen, hidden cursor, focus reports, colors.
@@ -29,6 +26,16 @@ _RESET = (
     "\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1004l\x1b[0m"
 )
 _WRITABLE_SECONDS = 0.5  # a terminal that takes nothing for so long gets no farewell
+
+
+class Job(Protocol):
+    """What the driver asks of the app that it serves."""
+
+    signalled: int
+
+    def worker_group(self) -> int | None: ...
+
+    def end_by(self, number: int) -> None: ...
 
 
 class _Output:
@@ -60,7 +67,7 @@ class _Output:
 class Terminal(LinuxDriver):
     """Textual's driver, which also stops the whole job on Ctrl+Z and notices that the terminal is gone.
 
-    `active` tells whether the terminal is taken over now. `app` is a GuardedApp.
+    `active` tells whether the terminal is taken over now. `app` is a `Job`.
     """
 
     active = False
@@ -76,8 +83,8 @@ class Terminal(LinuxDriver):
         threading.Thread(target=self._await_hangup, name="hangup", daemon=True).start()
 
     @property
-    def _guarded(self) -> GuardedApp[Any]:
-        return cast("GuardedApp[Any]", self._app)
+    def _job(self) -> Job:
+        return cast("Job", self._app)
 
     def _soon(self, callback: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -113,13 +120,13 @@ class Terminal(LinuxDriver):
             return
         self.suspend_application_mode()
         before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTSTP, signal.SIGCONT)}
-        worker = self._guarded.worker_group()
+        worker = self._job.worker_group()
         _signal_group(worker, signal.SIGSTOP)
         os.killpg(os.getpgrp(), signal.SIGTSTP)
         _signal_group(worker, signal.SIGCONT)
         for number, handler in before.items():
             signal.signal(number, handler)
-        if not self._guarded.signalled:  # else the terminal is the shell's
+        if not self._job.signalled:  # else the terminal is the shell's
             self._take_over()
 
     def _continued(self) -> None:
@@ -151,7 +158,7 @@ class Terminal(LinuxDriver):
         """On any thread: end the app as a SIGHUP would."""
         if not self._lost_once:
             self._lost_once = True
-            self._soon(lambda: self._guarded.end_by(signal.SIGHUP))
+            self._soon(lambda: self._job.end_by(signal.SIGHUP))
 
     # The last resort
 

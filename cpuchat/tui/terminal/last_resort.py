@@ -62,4 +62,4 @@ def words(saved: bool) -> str:
     """What became of the chat."""
     if saved:
         return "Your chat is saved. Restart starts the worker again and reopens the chat."
-    return "The last answer may not be saved completely. Restart reopens the chat as it was saved."
+    return "The last answer may be incomplete on disk. Restart reopens the chat as it was saved."

@@ -86,7 +86,7 @@ class ChoiceScreen(Dismissable[str | None], ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
             dialog.border_title = self._title
-            dialog.border_subtitle = "Enter chooses · Esc leaves it"
+            dialog.border_subtitle = "Enter chooses · Esc cancels"
             yield Label(self._question, id="question", markup=False)
             with Horizontal(id="buttons"):
                 for choice in self._choices:
@@ -117,7 +117,7 @@ class AskTextScreen(Dismissable[str | None], ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
             dialog.border_title = self._title
-            dialog.border_subtitle = "Enter keeps it · Esc leaves it"
+            dialog.border_subtitle = "Enter saves · Esc cancels"
             yield Input(self._value, max_length=self._max_length, compact=True)
 
     @on(Input.Submitted)

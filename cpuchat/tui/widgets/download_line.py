@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from rich.style import Style
 from rich.text import Text
@@ -12,10 +12,8 @@ from textual.widget import Widget
 
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.present import downloads
+from cpuchat.tui.downloading import Downloading
 from cpuchat.tui.widgets.charts import rule
-
-if TYPE_CHECKING:
-    from cpuchat.tui.app import ChatApp
 
 _LONG_NAME, _SHORTEST_BAR, _LONGEST_BAR = 32, 6, 40
 
@@ -31,7 +29,7 @@ def chosen(downloads: Sequence[Download]) -> tuple[Download | None, int]:
 
 
 class DownloadLine(Widget):
-    """Follows `ChatApp.downloading` by itself. Takes a line only while something runs or has failed (else it has the
+    """Follows the downloads by itself. Takes a line only while something runs or has failed (else it has the
     class `-idle`); counting never moves anything."""
 
     ALLOW_SELECT = False
@@ -54,18 +52,18 @@ class DownloadLine(Widget):
     }
     """
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id, classes="-idle")
+    def __init__(self, downloading: Downloading) -> None:
+        super().__init__(classes="-idle")
+        self._downloading = downloading
         self._download: Download | None = None
         self._more = 0
 
     def on_mount(self) -> None:
-        downloading = cast("ChatApp", self.app).downloading
-        downloading.changed.subscribe(self, lambda _: self._follow())
+        self._downloading.changed.subscribe(self, lambda _: self._follow())
         self._follow()
 
     def _follow(self) -> None:
-        now = chosen(cast("ChatApp", self.app).downloading.all())
+        now = chosen(self._downloading.all())
         if now != (self._download, self._more):
             self._download, self._more = now
             self.set_class(self._download is None, "-idle")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
 from rich.text import Text
@@ -12,18 +12,18 @@ from textual.widget import Widget
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 from cpuchat.text import clean_line
+from cpuchat.tui.quantizing import Quantizing
 from cpuchat.tui.widgets.charts import rule
 
 if TYPE_CHECKING:
     from cpuchat.models.quantize.make import QuantizeProgress
-    from cpuchat.tui.app import ChatApp
 
 _TENSOR, _SHORTEST_BAR, _LONGEST_BAR = 20, 6, 40  # cells
 _FIGURES, _SHORT_NAME = 56, 12  # cells
 
 
 class QuantizeLine(Widget):
-    """Follows `ChatApp.quantizing` by itself. Takes a line only while something is made (else it has the class
+    """Follows the work by itself. Takes a line only while something is made (else it has the class
     `-idle`); counting never moves anything."""
 
     ALLOW_SELECT = False
@@ -41,19 +41,20 @@ class QuantizeLine(Widget):
     }
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quantizing: Quantizing) -> None:
         super().__init__(classes="-idle")
+        self._quantizing = quantizing
 
     def on_mount(self) -> None:
-        cast("ChatApp", self.app).quantizing.changed.subscribe(self, lambda _: self._follow())
+        self._quantizing.changed.subscribe(self, lambda _: self._follow())
         self._follow()
 
     def _follow(self) -> None:
-        self.set_class(cast("ChatApp", self.app).quantizing.job is None, "-idle")
+        self.set_class(self._quantizing.job is None, "-idle")
         self.refresh()
 
     def render(self) -> RenderResult:
-        now = cast("ChatApp", self.app).quantizing
+        now = self._quantizing
         if now.job is None:
             return Text()
         width = self.size.width
@@ -71,7 +72,7 @@ class QuantizeLine(Widget):
 def working(progress: QuantizeProgress | None, width: int) -> list[tuple[str, str]]:
     """The line while it works, as (text, part of the bar or ""); every figure keeps its width."""
     if progress is None:
-        return [("checking the disk and the source …", "dim")]
+        return [("Checking disk space and source…", "dim")]
     share = min(progress.bytes_out / max(progress.total_out, 1), 1.0)
     left = units.time_left(progress.seconds_left) if progress.seconds_left is not None else ""
     figures = f" {int(100 * share):>3d} %  {size(progress.bytes_out):>7} of {size(progress.total_out)}  {left:>11}"

@@ -89,7 +89,7 @@ async def test_a_message_sent_while_loading_waits_for_the_model() -> None:
     async with running(backend) as app:
         await app.until(gate.reached.is_set)
         await app.send("Hello?", wait=False)
-        assert "Sent when the model is ready" in app.screen_text
+        assert "Queued: " in app.screen_text
         assert not backend.requests
         gate.open()
         await app.until(lambda: backend.requests and not app.chat.busy)
@@ -105,7 +105,7 @@ async def test_what_is_typed_after_a_queued_message_is_the_next_one() -> None:
         for key in (*"first", "enter", *"second"):
             app.app.simulate_key(key)
         await app.until(lambda: app.prompt.text == "second")
-        assert "Sent when the model is ready: first" in app.screen_text
+        assert "Queued: first" in app.screen_text
         await app.press("enter")  # one is queued already
         assert app.prompt.text == "second"
         await app.press("escape")
@@ -230,7 +230,7 @@ async def test_escape_takes_a_waiting_message_back_and_then_stops_the_load() -> 
         await app.until(gate.reached.is_set)
         await app.send("Hello?", wait=False)
         await app.press("escape")
-        assert "Sent when" not in app.screen_text
+        assert "Queued: " not in app.screen_text
         assert app.prompt.text == "Hello?"
         await app.press("escape")
         await app.until(lambda: not app.chat.busy)
@@ -327,7 +327,7 @@ async def test_editing_my_last_message_replaces_it_and_what_followed() -> None:
         await app.write("half a thought")
         await app.press("f4")
         assert app.prompt.text == "Two"
-        assert "Editing my last message" in app.screen_text
+        assert "Edit last message" in app.screen_text
         await app.press("!", "enter")
         await app.until(lambda: len(backend.requests) == 3 and not app.chat.busy)
         assert [m.content for m in app.transcript.messages] == ["One", "First.", "Two!", "Third."]

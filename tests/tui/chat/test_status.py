@@ -26,7 +26,7 @@ async def line(engine: EngineInfo | None, cpus: tuple[int, ...] = (), width: int
         (None, "8 cores · 0/8k ctx"),
         (EngineInfo(version="x", memory="local"), "8 cores · 0/8k ctx"),
         (EngineInfo(version="x", memory="interleave:0-1"), "8 cores · interleave 0-1 · 0/8k ctx"),
-        (EngineInfo(version="x", memory="", memory_refused="not here"), "8 cores · memory policy refused · 0/8k ctx"),
+        (EngineInfo(version="x", memory="", memory_refused="not here"), "8 cores · memory policy rejected · 0/8k ctx"),
     ],
 )
 async def test_where_it_computes_and_keeps_its_memory(engine: EngineInfo | None, words: str) -> None:

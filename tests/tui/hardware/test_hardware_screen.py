@@ -19,10 +19,10 @@ from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.library.library import Library
 from cpuchat.protocol import LoadProgress, ModelLoaded
 from cpuchat.telemetry.machine import Bandwidth, MachineSample
-from cpuchat.tui.chat.machine_watch import MachineWatch
 from cpuchat.tui.hardware.layouts import LayoutList
 from cpuchat.tui.hardware.picture import MachinePicture
 from cpuchat.tui.hardware.screen import HardwareScreen
+from cpuchat.tui.machine_watch import MachineWatch
 from tests.hardware.trees import make_tree
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.machines import (
@@ -47,7 +47,8 @@ async def opened(app: RunningApp, reader: FixtureReader | None = None) -> Hardwa
     if reader is None:
         await app.press("f12")
     else:
-        await app.app.push_screen(HardwareScreen(reader))
+        app.app.services.machine_watch = MachineWatch(lambda pid: reader.counters)
+        await app.app.push_screen(HardwareScreen(app.app.services, reader))
     await app.until(lambda: isinstance(app.app.screen, HardwareScreen) and app.app.screen.facts is not None)
     screen = app.app.screen
     assert isinstance(screen, HardwareScreen)
@@ -334,7 +335,7 @@ async def test_nothing_runs_beside_an_answer(tmp_path: Path) -> None:
         await app.ready()
         await app.send("Count", wait=False)
         await app.until(gate.reached.is_set)
-        app.app.push_screen(HardwareScreen(FixtureReader(root)))
+        app.app.push_screen(HardwareScreen(app.app.services, FixtureReader(root)))
         await app.until(lambda: isinstance(app.app.screen, HardwareScreen) and app.app.screen.facts is not None)
         await app.press("m")
         assert any("bandwidth can be measured when the answer is done" in notice for notice in app.notices)
@@ -349,7 +350,7 @@ async def test_without_a_model_the_words_are_saved(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "2x-epyc-7543")
     backend = ScriptedBackend()
     async with running(backend, model=None) as app:
-        app.app.push_screen(HardwareScreen(FixtureReader(root)))
+        app.app.push_screen(HardwareScreen(app.app.services, FixtureReader(root)))
         await app.until(lambda: isinstance(app.app.screen, HardwareScreen) and app.app.screen.facts is not None)
         screen = app.app.screen
         assert isinstance(screen, HardwareScreen)
@@ -466,36 +467,29 @@ async def test_counters_can_be_off(tmp_path: Path) -> None:
         assert app.screen_text.count("counters are off in the settings (F2)") == 2
 
 
-async def test_the_counters_are_given_back(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "epyc-9354")
-    reader = FixtureReader(root)
-    async with running(backend_on(root)) as app:
-        await opened(app, reader)
-        await app.press("escape")
-        await app.until(lambda: reader.counters.closed)
-
-
-async def test_only_one_of_two_screens_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_screens_share_the_counters(tmp_path: Path) -> None:
     """Two that count the same events take them from each other."""
     root = make_tree(tmp_path, "epyc-9354")
-    opened_by_chat: list[Counters] = []
+    opened_counters: list[Counters] = []
 
-    def open_monitor(pid: int) -> Counters:
-        opened_by_chat.append(Counters(SERVER_COUNTERS))
-        return opened_by_chat[-1]
+    def open_monitor(pid: int | None) -> Counters:
+        opened_counters.append(Counters(SERVER_COUNTERS))
+        return opened_counters[-1]
 
-    monkeypatch.setattr(MachineWatch.__init__, "__defaults__", (open_monitor,))
     gate = Gate()
     async with running(backend_on(root, answers=[answer("One two", gate=gate)])) as app:
+        app.app.services.machine_watch = MachineWatch(open_monitor)
         await app.ready()
         await app.send("Count", wait=False)
         await app.until(gate.reached.is_set)
-        await app.until(lambda: opened_by_chat)
-        await app.app.push_screen(HardwareScreen(FixtureReader(root)))
-        await app.until(lambda: all(counters.closed for counters in opened_by_chat))
+        await app.until(lambda: opened_counters)
+        screen = HardwareScreen(app.app.services, FixtureReader(root))
+        await app.app.push_screen(screen)
+        await app.until(lambda: screen.now.sample == SERVER_COUNTERS)
         gate.open()
         await app.until(lambda: not app.chat.busy)
-        assert all(counters.closed for counters in opened_by_chat)
+        assert len(opened_counters) == 1
+    assert opened_counters[0].closed
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def answered(text: str, reasoning: str = "", note: str = "") -> TranscriptMessag
 
 
 def host(**kwargs: Any) -> tuple[HostApp, Transcript]:
-    transcript = Transcript(empty_text="Ask something.\n\nEnter sends")
+    transcript = Transcript()
     return HostApp(transcript, **kwargs), transcript
 
 
@@ -58,17 +58,14 @@ def rendered(transcript: Transcript) -> bool:
 LONG = [message for n in range(40) for message in (said(f"question {n}"), answered(f"answer {n}\n\n- one\n- two"))]
 
 
-async def test_empty_state_is_centred() -> None:
+async def test_without_messages_nothing_is_shown() -> None:
     app, transcript = host()
     async with app.run_test(size=(40, 11)) as pilot:
         await pilot.pause()
-        assert shown(transcript)[4].strip() == "Ask something."
-        transcript.empty_text = "Other\x1b words"
-        assert "Other␛ words" in "".join(shown(transcript))
         transcript.add_message(said("hello"))
         assert shown(transcript)[:2] == ["  You", "  hello"]
-        transcript.clear()
-        assert "Other␛ words" in "".join(shown(transcript))
+        transcript.set_messages([])
+        assert not "".join(shown(transcript))
 
 
 async def test_prompt_of_the_user_is_shown_as_typed() -> None:

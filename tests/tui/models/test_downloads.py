@@ -68,7 +68,7 @@ async def test_the_line_comes_with_the_first_download_and_goes_with_the_last() -
     async with running(downloads=shown.opener) as app:
         await app.ready()
         assert not line(app).display
-        begun = app.app.downloading.start(REPO, "c" * 40, Q4)
+        begun = app.app.services.downloading.start(REPO, "c" * 40, Q4)
         await app.until(lambda: line(app).display)
         assert "Qwen2.5-7B-Instruct Q4_K_M" in line(app).text
         shown.put(msgspec.structs.replace(begun, state="done", path="/x.gguf"))
@@ -96,7 +96,7 @@ async def test_more_than_one_are_counted_and_a_failed_one_says_why() -> None:
         await app.until(lambda: line(app).display)
         assert "Q4_K_M +2" in line(app).text
         for one in ALL[:4]:
-            app.app.downloading.cancel(one.id)
+            app.app.services.downloading.cancel(one.id)
         await app.until(lambda: not line(app).display)
     failed = left_by_the_last_run(download(F16, 0.3, state="failed", **FULL))
     async with running(downloads=failed.opener) as app:
@@ -106,7 +106,7 @@ async def test_more_than_one_are_counted_and_a_failed_one_says_why() -> None:
 
 async def settled(app: RunningApp, layouts: list[Screen[Any]]) -> None:
     """Nothing is published or laid out any more."""
-    await app.until(lambda: app._footer_is_right() and app.app.downloading._timer is None)
+    await app.until(lambda: app._footer_is_right() and app.app.services.downloading._timer is None)
     layouts.append(app.app.screen)
     while layouts:
         layouts.clear()
@@ -122,11 +122,11 @@ async def test_progress_is_gathered_and_never_causes_a_layout(where: str, monkey
         if where == "downloads":
             await opened(app)
         elif where == "repository":
-            app.app.push_screen(screen := RepositoryScreen(REPO))
+            app.app.push_screen(screen := RepositoryScreen(app.app.services, REPO))
             await app.until(lambda: screen._state is not None and screen._state.judged)
         told: list[Download] = []
         layouts: list[Screen[Any]] = []
-        app.app.downloading.changed.subscribe(app.chat, told.append)
+        app.app.services.downloading.changed.subscribe(app.chat, told.append)
         refresh_layout = Screen._refresh_layout
 
         def counted(self: Screen[Any], *args: Any, **more: Any) -> None:
@@ -149,7 +149,7 @@ async def test_a_change_of_state_is_told_at_once() -> None:
     async with running(downloads=shown.opener) as app:
         await app.until(lambda: line(app).display)
         told: list[str] = []
-        app.app.downloading.changed.subscribe(app.chat, lambda d: told.append(d.state), immediate=True)
+        app.app.services.downloading.changed.subscribe(app.chat, lambda d: told.append(d.state), immediate=True)
         shown.put(msgspec.structs.replace(RUNS, state="checking"))
         shown.put(msgspec.structs.replace(RUNS, state="failed", **FULL))
         assert told == ["checking", "failed"]
@@ -250,11 +250,11 @@ async def started(app: RunningApp, hub: HubServer, content: Path, gate: Gate | N
     repository = Hub().repository("tiny/tiny-GGUF")
     if gate is not None:
         hub.fault("tiny/tiny-GGUF", NAME, Fault(gate=gate))
-    return app.app.downloading.start(repository.id, repository.revision, repository.models[0])
+    return app.app.services.downloading.start(repository.id, repository.revision, repository.models[0])
 
 
 def one(app: RunningApp) -> Download:
-    (download,) = app.app.downloading.all()
+    (download,) = app.app.services.downloading.all()
     return download
 
 
@@ -307,7 +307,7 @@ async def test_the_next_run_goes_on_where_this_one_ended(hub_server: HubServer, 
         await app.until(arrived(app))
     gate.open()
     async with running() as app:
-        await app.until(lambda: app.app.downloading.all() and one(app).state == "done")
+        await app.until(lambda: app.app.services.downloading.all() and one(app).state == "done")
         assert Path(one(app).path).read_bytes() == tiny_model.read_bytes()
     assert went_on(hub_server)
 
@@ -322,8 +322,8 @@ async def test_the_part_is_kept_or_thrown_away(hub_server: HubServer, tiny_model
         await app.press("delete")
         await app.until(lambda: isinstance(app.app.screen, ChoiceScreen))
         await app.press(*([key] if key == "enter" else [key, "enter"]))
-        await app.until(lambda: app.app.downloading.all() == [])
-        await app.app.downloading.close()
+        await app.until(lambda: app.app.services.downloading.all() == [])
+        await app.app.services.downloading.close()
         assert bool(list(hub_cache().rglob("*.incomplete"))) == kept
     gate.open()
 
@@ -331,7 +331,7 @@ async def test_the_part_is_kept_or_thrown_away(hub_server: HubServer, tiny_model
 async def test_a_failure_says_what_to_do_on_the_screen_and_at_once(hub_server: HubServer, tiny_model: Path) -> None:
     async with running() as app:
         begun = await started(app, hub_server, tiny_model)
-        app.app.downloading.cancel(begun.id, discard=True)
+        app.app.services.downloading.cancel(begun.id, discard=True)
         hub_server.fault("tiny/tiny-GGUF", NAME, Fault(content=b"x" * tiny_model.stat().st_size, times=-1))
         await started(app, hub_server, tiny_model)
         await app.until(lambda: one(app).state == "failed")

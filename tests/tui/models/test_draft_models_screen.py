@@ -167,7 +167,7 @@ async def test_one_that_was_paused_and_failed_on_its_way_is_used_when_it_has_com
     shown = ShownDownloads()
     async with running(backend(), model=TARGET, downloads=shown.opener) as app:
         await app.ready()
-        begun = app.app.downloading.start(HUB_REPO, "0" * 40, model("Q8_0", 1_000_000))
+        begun = app.app.services.downloading.start(HUB_REPO, "0" * 40, model("Q8_0", 1_000_000))
         app.app.run_worker(draft_choice.use_when_here(app.app, begun, TARGET))
         for state in ("paused", "running", "failed", "running"):
             shown.put(msgspec.structs.replace(begun, state=state))
@@ -184,7 +184,7 @@ async def test_one_that_turns_out_to_be_broken_is_told_and_not_used(tmp_path: Pa
     shown = ShownDownloads()
     async with running(backend(), model=TARGET, downloads=shown.opener) as app:
         await app.ready()
-        begun = app.app.downloading.start(HUB_REPO, "0" * 40, model("Q8_0", 1_000_000))
+        begun = app.app.services.downloading.start(HUB_REPO, "0" * 40, model("Q8_0", 1_000_000))
         app.app.run_worker(draft_choice.use_when_here(app.app, begun, TARGET))
         await app.pilot.pause()
         shown.put(msgspec.structs.replace(begun, state="done", path=str(cut)))
@@ -196,10 +196,10 @@ async def test_one_that_was_taken_off_the_list_is_not_waited_for() -> None:
     shown = ShownDownloads()
     async with running(backend(), model=TARGET, downloads=shown.opener) as app:
         await app.ready()
-        begun = app.app.downloading.start(HUB_REPO, "0" * 40, model("Q8_0", 1_000_000))
+        begun = app.app.services.downloading.start(HUB_REPO, "0" * 40, model("Q8_0", 1_000_000))
         waiting = app.app.run_worker(draft_choice.use_when_here(app.app, begun, TARGET))
         await app.pilot.pause()
-        app.app.downloading.cancel(begun.id)
+        app.app.services.downloading.cancel(begun.id)
         await app.until(lambda: waiting.is_finished)
         assert len(app.backend.loads) == 1 and settings.load().speculation.draft_model == ""
 
@@ -262,8 +262,8 @@ class FixtureDrafts(DraftReader):
 async def test_snapshots(name: str, size: tuple[int, int], tmp_path: Path) -> None:
     async with running(size=size) as app:
         await app.ready()
-        reader = FixtureDrafts(shelf_reader(tmp_path), WITH_DRAFT, lambda: app.app.hub)
-        await app.app.push_screen(DraftModelsScreen(reader))
+        reader = FixtureDrafts(shelf_reader(tmp_path), WITH_DRAFT, lambda: app.app.services.hub)
+        await app.app.push_screen(DraftModelsScreen(app.app.services, reader))
         await app.until(lambda: list(states(app).values()) == ["compatible", "mismatch", "compatible", "unknown"])
         await app.pilot.pause()
         snapshot(app.app, f"draft-models-{name}")

@@ -35,8 +35,8 @@ def test_what_is_here_comes_first_last_used_before_others_and_damaged_last() -> 
     sections = FULL.sections("")
     assert [section.heading for section in sections] == [
         "on this machine",
-        "from the catalog: suits this machine",
-        "more from the catalog",
+        "recommended for this machine",
+        "catalog",
         "too large for this machine",
     ]
     names = [Path(key).name for key in keys(sections[:1])]
@@ -105,8 +105,8 @@ def test_what_was_found_stays_while_more_is_typed() -> None:
 @pytest.mark.parametrize(
     ("search", "said"),
     [
-        (HubSearch("x", running=True), "looking for “x”"),
-        (HubSearch("x", found=()), "nothing found for “x”"),
+        (HubSearch("x", running=True), "searching for “x”"),
+        (HubSearch("x", found=()), "no matches for “x”"),
         (HubSearch("x", problem="No connection.", hint="Go online."), "No connection."),
     ],
 )

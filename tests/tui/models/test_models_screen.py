@@ -72,7 +72,7 @@ async def opened(app: RunningApp) -> ModelsScreen:
 async def opened_shelf(app: RunningApp, tmp_path: Path) -> ModelsScreen:
     """The screen over models that are the same everywhere."""
     await app.ready()
-    await app.app.push_screen(ModelsScreen(shelf_reader(tmp_path / "no-hub")))
+    await app.app.push_screen(ModelsScreen(app.app.services, shelf_reader(tmp_path / "no-hub")))
     return await settled(app)
 
 
@@ -129,7 +129,8 @@ async def test_what_is_known_of_the_marked_model_stands_beside_the_list(tiny_mod
 
 async def test_a_load_that_ends_meanwhile_is_seen(tmp_path: Path) -> None:
     async with running(model=None) as app:
-        await app.app.push_screen(ModelsScreen(dataclasses.replace(shelf_reader(tmp_path / "no-hub"), loaded=None)))
+        reader = dataclasses.replace(shelf_reader(tmp_path / "no-hub"), loaded=None)
+        await app.app.push_screen(ModelsScreen(app.app.services, reader))
         screen = await settled(app)
         assert "●" not in app.screen_text
         app.chat.load_model(Path(MODEL.path))
@@ -140,7 +141,7 @@ async def test_a_load_that_ends_meanwhile_is_seen(tmp_path: Path) -> None:
 async def test_the_first_picture_is_laid_out_for_the_width(tmp_path: Path) -> None:
     async with running(size=SMALL) as app:
         await app.ready()
-        screen = ModelsScreen(shelf_reader(tmp_path / "no-hub"))
+        screen = ModelsScreen(app.app.services, shelf_reader(tmp_path / "no-hub"))
         seen: list[bool] = []
         screen.screen_layout_refresh_signal.subscribe(app.chat, lambda _: seen.append(screen.has_class("-narrow")))
         await app.app.push_screen(screen)
@@ -335,7 +336,7 @@ async def test_nothing_here_and_enter_searches_the_hub(hub_server: HubServer) ->
         screen = await opened(app)
         await app.press(*"zzz-unheard-of", "enter")
         await app.until(lambda: screen.shelf.search is not None and not screen.shelf.search.running)
-        assert "nothing found for “zzz-unheard-of”" in app.screen_text
+        assert "no matches for “zzz-unheard-of”" in app.screen_text
 
 
 async def test_without_a_connection_it_says_so_in_place(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +357,7 @@ async def test_escape_leaves_a_search_that_takes_long(hub_server: HubServer) -> 
     async with running() as app:
         screen = await opened(app)
         await app.press(*"zzz", "ctrl+s")
-        await app.until(lambda: "looking for “zzz”" in app.screen_text)
+        await app.until(lambda: "searching for “zzz”" in app.screen_text)
         await app.press("escape")
         assert screen.shelf.search is None
         assert not [worker for worker in app.app.workers if worker.group == "search" and worker.is_running]
@@ -394,7 +395,7 @@ async def test_a_finished_download_is_found_among_the_files(tmp_path: Path, tiny
     shown, folder = ShownDownloads(), tmp_path / "models"
     folder.mkdir()
     async with running(folders=(folder,), downloads=shown.opener) as app:
-        begun = app.app.downloading.start(REPO, "0" * 40, model("Q5_K_M", 5_444_831_232))
+        begun = app.app.services.downloading.start(REPO, "0" * 40, model("Q5_K_M", 5_444_831_232))
         await opened(app)
         assert f"download {begun.id}" in keys(app)
         (folder / "come.gguf").write_bytes(tiny_model.read_bytes())
@@ -416,7 +417,7 @@ async def test_deleting_asks_says_what_is_freed_and_deletes(tmp_path: Path) -> N
         await app.until(lambda: marked(app) == f"local {file}")
         await app.press("end", "delete")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        assert "become free (1 file)" in app.screen_text
+        assert "will be freed (1 file)" in app.screen_text
         await app.press("n")
         await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
         assert file.exists()
@@ -424,7 +425,7 @@ async def test_deleting_asks_says_what_is_freed_and_deletes(tmp_path: Path) -> N
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("y")
         await app.until(lambda: not file.exists() and f"local {file}" not in keys(app))
-        assert any("are free again" in notice for notice in app.notices)
+        assert any("freed" in notice for notice in app.notices)
 
 
 async def test_what_is_loaded_is_not_deleted(tmp_path: Path) -> None:
@@ -499,7 +500,7 @@ async def test_what_needs_a_file_says_so_for_the_others(tmp_path: Path) -> None:
     async with running() as app:
         await opened_shelf(app, tmp_path)
         await app.press(*"gpt-oss", "f3")
-        await app.until(lambda: any("Only a model on this machine" in notice for notice in app.notices))
+        await app.until(lambda: any("Only a downloaded model" in notice for notice in app.notices))
         assert isinstance(app.app.screen, ModelsScreen)
 
 

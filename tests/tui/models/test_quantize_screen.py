@@ -81,7 +81,7 @@ class Opened:
 
 async def opened(app: RunningApp, model: LocalModel) -> Opened:
     await app.ready()
-    screen = QuantizeScreen(model)
+    screen = QuantizeScreen(app.app.services, model)
     returned: asyncio.Future[Path | None] = asyncio.get_running_loop().create_future()
     app.app.push_screen(screen, returned.set_result)
     await app.until(lambda: app.app.screen is screen)
@@ -190,7 +190,7 @@ async def begun(app: RunningApp, model: Path) -> tuple[Opened, int]:
     await screen.mark("IQ4_XS")
     before = set(children())
     await app.press("enter")
-    await app.until(lambda: app.app.quantizing.progress is not None)
+    await app.until(lambda: app.app.services.quantizing.progress is not None)
     (process,) = set(children()) - before
     os.kill(process, signal.SIGSTOP)
     return screen, process
@@ -214,7 +214,7 @@ async def test_work_that_ends_while_it_is_asked_whether_to_stop_it_ends_well(lar
         await app.press("f8")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         os.kill(process, signal.SIGCONT)
-        await app.until(lambda: app.app.quantizing.job is None)
+        await app.until(lambda: app.app.services.quantizing.job is None)
         assert isinstance(app.app.screen, ConfirmScreen)  # what is asked stays until it is answered
         await app.press("y")
         made = await asyncio.wait_for(screen.returned, 60)
@@ -244,7 +244,7 @@ async def test_the_work_goes_on_when_the_screen_is_left(large: Path) -> None:
         again = await opened(app, local(large))
         await again.known()
         await app.press("enter")  # one at a time
-        assert app.app.quantizing.job is not None and app.app.quantizing.job.type.name == "IQ4_XS"
+        assert app.app.services.quantizing.job is not None and app.app.services.quantizing.job.type.name == "IQ4_XS"
         os.kill(process, signal.SIGCONT)
         made = await asyncio.wait_for(again.returned, 120)
         assert made is not None and read_header(made).quantization == "IQ4_XS"
@@ -259,7 +259,7 @@ async def test_leaving_the_app_asks_and_leaves_nothing(large: Path, key: str) ->
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("n")
         await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
-        assert app.app.quantizing.job is not None
+        assert app.app.services.quantizing.job is not None
         await app.press("ctrl+q")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         app.press_last(key)
@@ -282,7 +282,7 @@ async def test_names_that_are_none_are_told(half: Path, name: str, word: str) ->
         screen.out.value = name
         await app.press("enter")
         await app.until(lambda: any(word in notice for notice in app.notices))
-        assert app.app.quantizing.job is None
+        assert app.app.services.quantizing.job is None
 
 
 async def test_a_file_that_cannot_be_written_is_told(half: Path) -> None:
@@ -358,7 +358,7 @@ async def test_snapshot_of_the_work(tmp_path: Path, elsewhere: None) -> None:
         await screen.foreseen()
         screen.out.value = "~/models/Qwen2.5-7B-Instruct-Q4_K_M.gguf"
         screen.out.cursor_blink = False
-        work = app.app.quantizing
+        work = app.app.services.quantizing
         work.job = Job(source=file, out=Path("Qwen2.5-7B-Instruct-Q4_K_M.gguf"), type=quant_type("Q4_K_M"))
         work.progress = QuantizeProgress(
             done_tensors=86, tensors=339, tensor="blk.7.ffn_down.weight", bytes_in=0, bytes_out=1_310_000_000,

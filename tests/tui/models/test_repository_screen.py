@@ -14,7 +14,7 @@ from cpuchat.models.library.places import hub_cache
 from cpuchat.models.machine import Machine
 from cpuchat.tui.models.downloads.screen import DownloadsScreen
 from cpuchat.tui.models.repository.screen import RepositoryScreen
-from cpuchat.tui.repository_state import RepositoryState
+from cpuchat.tui.models.repository.state import RepositoryState
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.downloads import COMMIT, REPO, ShownDownloads, download, model
@@ -44,7 +44,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, without_amx: None) -> None:
 async def opened(app: RunningApp, repo: str = REPO, **more: Any) -> RepositoryScreen:
     """The screen, settled: the header of the marked model was read."""
     await app.ready()
-    screen = RepositoryScreen(repo, **more)
+    screen = RepositoryScreen(app.app.services, repo, **more)
     app.app.push_screen(screen, lambda path: app.chat.load_model(path) if path is not None else None)
     await app.until(lambda: screen._problem is not None or (screen._state is not None and screen._state.judged))
     return screen
@@ -79,7 +79,7 @@ async def test_what_is_here_already_is_marked_and_loaded(hub_server: HubServer, 
     here.parent.mkdir(parents=True)
     here.write_bytes(tiny_model.read_bytes())
     async with running() as app:
-        app.app.library = Library()
+        app.app.services.library = Library()
         await opened(app, TINY)
         assert any(line.startswith("│ ○") and "downloaded" in line for line in lines(app, " F32 "))
         await app.press("enter")
@@ -107,7 +107,7 @@ async def test_a_gated_one_says_how_it_opens(hub_server: HubServer, tiny_model: 
         await app.press("enter")
         await app.until(lambda: any(f"{hub_server.endpoint}/{TINY}" in notice for notice in app.notices))
         assert any("hf auth login" in notice for notice in app.notices)
-        assert app.app.downloading.all() == []
+        assert app.app.services.downloading.all() == []
 
 
 async def test_offline_and_unknown_are_told_in_place_and_asked_again(
@@ -269,7 +269,7 @@ async def test_a_projector_is_apart_and_only_downloaded(machine: None) -> None:
 async def test_an_empty_repository_says_so(machine: None) -> None:
     async with running(hub=ShownHub(())) as app:
         await app.ready()
-        app.app.push_screen(RepositoryScreen(REPO))
+        app.app.push_screen(RepositoryScreen(app.app.services, REPO))
         await app.until(lambda: "there is no GGUF file" in app.screen_text)
         await app.press("enter", "down", "space", "escape")
         await app.until(lambda: app.app.screen is app.chat)
@@ -312,7 +312,7 @@ async def test_snapshots(machine: None, name: str, size: tuple[int, int]) -> Non
     shown = ShownDownloads()
     async with running(size=size, hub=ShownHub(MODELS), downloads=shown.opener) as app:
         await opened(app)
-        app.app.downloading.start(REPO, COMMIT, MODELS[2])
+        app.app.services.downloading.start(REPO, COMMIT, MODELS[2])
         shown.put(download(MODELS[2], 0.61, id=MODELS[2].name, state="checking", checked=2_000_000_000))
         await app.until(lambda: "verifying" in lines(app, " Q6_K ")[0])
         await app.pilot.pause()

@@ -13,19 +13,17 @@ from textual.widgets import Input
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.models.downloads.screen import DownloadsScreen
-from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.settings.screen import SettingsScreen
 from tests.support.chat_app import running
 
 
 def models(app: ChatApp) -> ModelsScreen:
-    conversation = app.conversation
-    return ModelsScreen(ModelsReader(app.library, conversation.settings, conversation.model))
+    return ModelsScreen(app.services)
 
 
 def settings(app: ChatApp) -> SettingsScreen:
-    return SettingsScreen(app.conversation.settings, app.available_themes)
+    return SettingsScreen(app.services, app.available_themes)
 
 
 async def test_text_after_a_key_that_opens_a_screen_goes_there() -> None:
@@ -40,7 +38,7 @@ async def test_text_after_a_key_that_opens_a_screen_goes_there() -> None:
 
 
 @pytest.mark.parametrize("make", [
-    models, settings, lambda _: DownloadsScreen(), lambda _: HardwareScreen(),
+    models, settings, lambda app: DownloadsScreen(app.services), lambda app: HardwareScreen(app.services),
 ], ids=["models", "settings", "downloads", "hardware"])  # fmt: skip
 async def test_a_screen_can_be_left_while_it_opens(make: Callable[[ChatApp], Screen[object]]) -> None:
     async with running() as run:

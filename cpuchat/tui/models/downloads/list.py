@@ -14,7 +14,7 @@ from cpuchat.present import downloads
 from cpuchat.tui.widgets.charts import rule
 
 _LEAST_BAR, _MOST_BAR = 8, 60
-_EMPTY = "Nothing is being downloaded. The models screen (Ctrl+O) finds models."
+_EMPTY = "No downloads. Ctrl+O in the chat finds models."
 
 
 class DownloadList(OptionList):

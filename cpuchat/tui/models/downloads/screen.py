@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -15,15 +15,12 @@ from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.present import downloads
 from cpuchat.telemetry import units
 from cpuchat.tui import keys
-from cpuchat.tui.downloading import Downloading
 from cpuchat.tui.models.choice import choose
 from cpuchat.tui.models.downloads.list import DownloadList
+from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Choice, ChoiceScreen
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import DetailsScreen
-
-if TYPE_CHECKING:
-    from cpuchat.tui.app import ChatApp
 
 _KEEP, _DISCARD = "keep", "discard"
 # What is done with the marked download.
@@ -36,9 +33,12 @@ class DownloadsScreen(DetailsScreen[Path | None]):
     CSS_PATH = "downloads.tcss"
     AUTO_FOCUS = "#downloads"
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("downloads")
+    KEYS: ClassVar = "downloads"
 
-    def __init__(self) -> None:
+    def __init__(self, services: Services) -> None:
         super().__init__()
+        self._services = services
+        self._downloading = services.downloading
         self._enabled: list[bool | None] = []
 
     def compose(self) -> ComposeResult:
@@ -53,10 +53,6 @@ class DownloadsScreen(DetailsScreen[Path | None]):
     def on_mount(self) -> None:
         self._downloading.changed.subscribe(self, lambda _: self._show())
         self.call_after_refresh(self._show)  # the list knows its width then
-
-    @property
-    def _downloading(self) -> Downloading:
-        return cast("ChatApp", self.app).downloading
 
     @property
     def _marked(self) -> Download | None:
@@ -98,7 +94,7 @@ class DownloadsScreen(DetailsScreen[Path | None]):
 
     @work(exclusive=True, group="take")
     async def _take(self, path: Path) -> None:
-        await choose(self, path)
+        await choose(self, self._services, path)
 
     @on(OptionList.OptionSelected)
     def _clicked(self) -> None:
@@ -118,11 +114,11 @@ class DownloadsScreen(DetailsScreen[Path | None]):
             return
         question = (
             f"{downloads.title(download.model)}: {units.size(download.done)} of {units.size(download.total)} "
-            "have arrived. What becomes of them? Kept, a later download goes on from there."
+            "downloaded. Keep the partial files to resume later?"
         )
         answer = await self.app.push_screen_wait(
-            ChoiceScreen("Cancel the download", question,
-                         [Choice(_KEEP, "Keep the part"), Choice(_DISCARD, "Throw it away", danger=True)])
+            ChoiceScreen("Cancel download", question,
+                         [Choice(_KEEP, "Keep"), Choice(_DISCARD, "Delete", danger=True)])
         )  # fmt: skip
         if answer is not None:
             self._downloading.cancel(download.id, discard=answer == _DISCARD)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuchat.models.drafts.candidates import Candidate, candidates, check
+from cpuchat.models.drafts.gain import measured_acceptance
 from cpuchat.protocol import ModelInfo
 from cpuchat.tui.models.reader import ModelsReader
+from cpuchat.tui.services import Services
 
 if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
@@ -28,6 +30,16 @@ class DraftReader:
     loaded: ModelInfo
     hub: Callable[[], Hub]
     acceptance: float | None = None
+
+    @classmethod
+    def of(cls, services: Services) -> DraftReader:
+        """For the loaded model (there must be one), with the acceptance of its last answer."""
+        conversation = services.conversation
+        assert conversation.model is not None
+        timings = next((m.timings for m in reversed(conversation.messages) if m.timings is not None), None)
+        acceptance = measured_acceptance(timings.speculation if timings is not None else None)
+        models = ModelsReader(services.library, services.settings, conversation.model)
+        return cls(models, conversation.model, lambda: services.hub, acceptance)
 
     def candidates(self) -> tuple[GGUFHeader, list[Candidate]]:
         """The target's header, and who may draft for it, unchecked.

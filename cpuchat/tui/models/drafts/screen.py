@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -21,14 +21,12 @@ from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.models.drafts import choice as draft_choice
 from cpuchat.tui.models.drafts.reader import DraftReader
-from cpuchat.tui.threads import apart
+from cpuchat.tui.services import Services
+from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import ListScreen
 from cpuchat.tui.widgets.model_list import ModelList
-
-if TYPE_CHECKING:
-    from cpuchat.tui.app import ChatApp
 
 
 class DraftModelsScreen(ListScreen[Path | None]):
@@ -38,10 +36,12 @@ class DraftModelsScreen(ListScreen[Path | None]):
     CSS_PATH = "draft_models.tcss"
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("draft_models")
+    KEYS: ClassVar = "draft_models"
 
-    def __init__(self, reader: DraftReader) -> None:
+    def __init__(self, services: Services, reader: DraftReader | None = None) -> None:
         super().__init__()
-        self._reader = reader
+        self._services = services
+        self._reader = reader or DraftReader.of(services)
         self._found: dict[str, Candidate] | None = None
         self._problem = ""
 
@@ -52,23 +52,19 @@ class DraftModelsScreen(ListScreen[Path | None]):
                 yield ModelList(id="candidates")
             with Vertical(id="about"):
                 yield Labelled(id="details")
-        yield DownloadLine(id="download-line")
+        yield DownloadLine(self._services.downloading)
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self._show()
         self._find(self._reader)
 
-    @property
-    def _app(self) -> ChatApp:
-        return cast("ChatApp", self.app)
-
     # Looking
 
     @work(exclusive=True, group="find")
     async def _find(self, reader: DraftReader) -> None:
         try:
-            target, found = await apart(reader.candidates)
+            target, found = await run_in_daemon_thread(reader.candidates)
         except (CpuchatError, OSError) as error:
             self._found, self._problem = {}, str(error)
             self._show()
@@ -76,7 +72,7 @@ class DraftModelsScreen(ListScreen[Path | None]):
         self._found = {one.spec: one for one in found}
         self._show()
         for one in sorted(found, key=lambda one: one.where == "hub"):  # the hub may let all others wait
-            self._found[one.spec] = await apart(partial(reader.check, one, target))
+            self._found[one.spec] = await run_in_daemon_thread(partial(reader.check, one, target))
             self._show()
 
     # Showing
@@ -84,15 +80,15 @@ class DraftModelsScreen(ListScreen[Path | None]):
     def _show(self) -> None:
         listed = self.query_one(ModelList)
         if self._found is None:
-            listed.show([ListRow(note="looking …")])
+            listed.show([ListRow(note="Reading…")])
             return
         found = self._found
         loaded = next((key for key, one in found.items() if self._reader.is_loaded(one.name, one.quantization)), "")
-        wanted = self._app.conversation.settings.speculation.wanted_draft or drafts.AUTO
+        wanted = self._services.settings.speculation.wanted_draft or drafts.AUTO
         mark = listed.marked if listed.moved else loaded or next(iter(found), "")
         listed.show(drafts.rows(found, loaded, wanted), mark)
         if not found and not self._problem:
-            self.query_one("#list").border_subtitle = "no smaller model is here, and the catalog names none"
+            self.query_one("#list").border_subtitle = "no smaller model here, none in the catalog"
 
     @on(ModelList.Marked)
     def _show_details(self) -> None:
@@ -120,7 +116,7 @@ class DraftModelsScreen(ListScreen[Path | None]):
         if one is None:
             self._use(key)
         elif one.verdict is not None and not one.verdict.ok:
-            self._warn(f"{one.name} cannot draft for this model: {one.verdict.reason}.")
+            self._warn(f"{one.name} cannot be the draft model: {one.verdict.reason}.")
         elif one.path is not None and one.verdict is None:
             self._warn(f"{one.name} is still being checked.")
         elif one.path is not None:
@@ -129,21 +125,22 @@ class DraftModelsScreen(ListScreen[Path | None]):
             self._fetch(one)
 
     def _use(self, wanted: str) -> None:
-        draft_choice.use(self._app, wanted)
+        draft_choice.use(self._services, wanted)
         self.dismiss(Path(self._reader.loaded.path))
 
     @work(exclusive=True, group="fetch")
     async def _fetch(self, candidate: Candidate) -> None:
         """Begin its download. The app sees to the rest: this screen may be left."""
         try:
-            repository, model = await apart(lambda: self._reader.to_download(candidate))
-            download = self._app.downloading.start(repository.id, repository.revision, model, repository.newest_at)
+            repository, model = await run_in_daemon_thread(lambda: self._reader.to_download(candidate))
+            download = self._services.downloading.start(repository.id, repository.revision, model, repository.newest_at)
         except CpuchatError as error:
             self._warn(str(error))
             return
         target = Path(self._reader.loaded.path)
-        self._app.run_worker(draft_choice.use_when_here(self._app, download, target), group="drafts", name="drafts")
-        self.notify(f"{clean_line(model.name)} drafts as soon as it is here.", markup=False)
+        work = draft_choice.use_when_here(self.app, self._services, download, target)
+        self.app.run_worker(work, group="drafts", name="drafts")
+        self.notify(f"{clean_line(model.name)} will be used once downloaded.", markup=False)
 
     def _warn(self, text: str) -> None:
         self.notify(clean_line(text), severity="warning", markup=False)

@@ -15,7 +15,7 @@ from cpuchat.models.library.places import hub_cache
 from cpuchat.present.repository import key_of
 from cpuchat.protocol import ModelInfo
 from cpuchat.settings import Settings
-from cpuchat.tui.repository_state import Findings, RepositoryState
+from cpuchat.tui.models.repository.state import Findings, RepositoryState
 
 if TYPE_CHECKING:
     from cpuchat.models.drafts.beside import Beside

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -23,16 +23,14 @@ from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.models.choice import choose
 from cpuchat.tui.models.repository.reader import RepositoryReader
-from cpuchat.tui.repository_state import Findings, RepositoryState
-from cpuchat.tui.threads import apart
+from cpuchat.tui.models.repository.state import Findings, RepositoryState
+from cpuchat.tui.services import Services
+from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import ListScreen
 from cpuchat.tui.widgets.model_list import ModelList
-
-if TYPE_CHECKING:
-    from cpuchat.tui.app import ChatApp
 
 # What is done with the marked model.
 _MARKED_ACTIONS = ("choose", "hold", "inspect")
@@ -44,6 +42,7 @@ class RepositoryScreen(ListScreen[Path | None]):
     CSS_PATH = "repository.tcss"
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("repository")
+    KEYS: ClassVar = "repository"
 
     class Asked(Message):
         """What the hub answered, or why it did not."""
@@ -61,9 +60,10 @@ class RepositoryScreen(ListScreen[Path | None]):
             self.model = model
             self.found = found
 
-    def __init__(self, repo: str, *, quantization: str = "") -> None:
+    def __init__(self, services: Services, repo: str, *, quantization: str = "") -> None:
         """`quantization`: the one to mark first."""
         super().__init__()
+        self._services = services
         self._repo = repo
         self._quantization = quantization
         self._state: RepositoryState | None = None
@@ -81,15 +81,15 @@ class RepositoryScreen(ListScreen[Path | None]):
             with Vertical(id="about") as about:
                 about.border_title = "About"
                 yield Labelled(id="details")
-        yield DownloadLine(id="download-line")
+        yield DownloadLine(self._services.downloading)
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        conversation = self._app.conversation
+        services = self._services
         self._reader = RepositoryReader(
-            self._repo, lambda: self._app.hub, self._app.library, conversation.settings, conversation.model
+            self._repo, lambda: services.hub, services.library, services.settings, services.conversation.model
         )
-        self._app.downloading.changed.subscribe(self, lambda _: self._show())
+        self._services.downloading.changed.subscribe(self, lambda _: self._show())
         self._ask(self._reader)
         self._show()
 
@@ -98,16 +98,12 @@ class RepositoryScreen(ListScreen[Path | None]):
             self._state.arrived = self._reader.arrived(self._state.repository)
             self._show()
 
-    @property
-    def _app(self) -> ChatApp:
-        return cast("ChatApp", self.app)
-
     # Asking the hub
 
     @work(exclusive=True, group="ask")
     async def _ask(self, reader: RepositoryReader) -> None:
         try:
-            self.post_message(self.Asked(await apart(reader.read)))
+            self.post_message(self.Asked(await run_in_daemon_thread(reader.read)))
         except CpuchatError as error:
             self.post_message(self.Asked(error))
 
@@ -135,7 +131,7 @@ class RepositoryScreen(ListScreen[Path | None]):
     async def _read(self, reader: RepositoryReader, state: RepositoryState, model: RepoModel) -> None:
         found: Findings | CpuchatError
         try:
-            found = await apart(lambda: reader.findings(state, model))
+            found = await run_in_daemon_thread(lambda: reader.findings(state, model))
         except CpuchatError as error:
             found = error
         self.post_message(self.Judged(state, model, found))
@@ -157,17 +153,17 @@ class RepositoryScreen(ListScreen[Path | None]):
         return next((known for known in self._known() if known.key == self._marked_key), None)
 
     def _known(self) -> list[Known]:
-        loaded = self._app.conversation.model
-        path = Path(loaded.path) if loaded is not None else None
-        return self._state.known(self._app.downloading.all(), path) if self._state is not None else []
+        if self._state is None:
+            return []
+        return self._state.known(self._services.downloading.all(), self._services.loaded_path)
 
     def _show(self, mark: str = "") -> None:
         if self._state is not None:
-            rows = repository.rows(self._known()) or [ListRow(note="there is no GGUF file in this repository")]
+            rows = repository.rows(self._known()) or [ListRow(note="no GGUF files in this repository")]
         elif self._problem is not None:
             rows = [ListRow(note=f"! {clean_line(self._problem.message)}")]
         else:
-            rows = [ListRow(note="asking the hub …")]
+            rows = [ListRow(note="Contacting Hugging Face…")]
         self.query_one(ModelList).show(rows, mark or self._marked_key)
 
     @on(ModelList.Marked)
@@ -203,11 +199,11 @@ class RepositoryScreen(ListScreen[Path | None]):
             return
         if known.path is not None:
             if known.model.kind == "model":
-                await choose(self, known.path)
+                await choose(self, self._services, known.path)
         elif known.download is not None and known.download.state in RUNNING:
             self.action_downloads()
         elif known.download is not None:
-            self._app.downloading.resume(known.download.id)
+            self._services.downloading.resume(known.download.id)
         elif reason := self._reason_against(known):
             self.notify(reason, severity="warning", markup=False)
         elif await self._wanted(known):
@@ -215,7 +211,7 @@ class RepositoryScreen(ListScreen[Path | None]):
 
     def _start(self, model: RepoModel, repository: Repository) -> None:
         try:
-            self._app.downloading.start(repository.id, repository.revision, model, repository.newest_at)
+            self._services.downloading.start(repository.id, repository.revision, model, repository.newest_at)
         except CpuchatError as error:
             self.notify(clean_line(str(error)), severity="error", markup=False)
 
@@ -223,39 +219,35 @@ class RepositoryScreen(ListScreen[Path | None]):
     def _reason_against(known: Known) -> str:
         """Why a download could only fail; "" when it may succeed."""
         if not known.model.complete:
-            return "Parts of this model are missing in the repository. Choose another one."
+            return "Parts of this model are missing in the repository. Choose another model."
         return clean_line(str(known.problem)) if isinstance(known.problem, AccessDenied) else ""
 
     async def _wanted(self, known: Known) -> bool:
         """Ask before something is downloaded that can't be loaded here."""
         if known.prediction is None or known.prediction.verdict != "too large":
             return True
-        question = f"{downloads.title(known.model)}: {known.prediction.explained}. Download it all the same?"
+        question = f"{downloads.title(known.model)}: {known.prediction.explained}. Download anyway?"
         return bool(
-            await self.app.push_screen_wait(ConfirmScreen("Too large", question, "Download", "Leave it", danger=False))
+            await self.app.push_screen_wait(ConfirmScreen("Too large", question, "Download", "Cancel", danger=False))
         )
 
     def action_hold(self) -> None:
         known = self._marked
         if known is not None and known.download is not None:
-            self._app.downloading.hold(known.download.id)
+            self._services.downloading.hold(known.download.id)
 
-    def action_downloads(self) -> None:
-        from cpuchat.tui.models.downloads.screen import DownloadsScreen
-
-        self.app.push_screen(DownloadsScreen(), self._chosen)
-
-    def _chosen(self, path: Path | None) -> None:
+    @work
+    async def action_downloads(self) -> None:
+        path = await self._services.navigation.downloads()
         if path is not None:
             self.dismiss(path)
 
     def action_inspect(self) -> None:
-        from cpuchat.tui.models.inspection import InspectionScreen
-
         known, state = self._marked, self._state
         if known is not None and state is not None and known.model.kind == "model":
             title = f"{self._repo} · {downloads.title(known.model)}"
-            self.app.push_screen(InspectionScreen(title, lambda: self._reader.header(state.repository, known.model)))
+            read = lambda: self._reader.header(state.repository, known.model)  # noqa: E731
+            self._services.navigation.inspection(title, read)
 
     def action_again(self) -> None:
         self._problem, self._state = None, None

@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from textual.app import App
 
-from cpuchat.telemetry import units
+from cpuchat.telemetry.units import plural
 from cpuchat.tui.markdown.transcript import Transcript
 
 
-class Copying:
+class Clipboard:
     """Puts text on the terminal's clipboard (OSC 52) and says so with `tell`."""
 
-    def __init__(self, app: App[int], transcript: Transcript, tell: Callable[[str], None]) -> None:
+    def __init__(self, app: App[Any], transcript: Transcript, tell: Callable[[str], None]) -> None:
         self._app = app
         self._transcript = transcript
         self._tell = tell
         self._next_block = 0
 
-    def begin_again(self) -> None:
+    def start_over(self) -> None:
         """The next code block is the last one of the transcript."""
         self._next_block = 0
 
-    def answer(self) -> None:
+    def copy_answer(self) -> None:
         """The marked message, or the last answer."""
         if text := self._transcript.current_message_text():
             self._copy(text, "")
         else:
-            self._tell("There is no answer to copy yet.")
+            self._tell("No answer to copy yet.")
 
-    def code(self) -> None:
+    def copy_code(self) -> None:
         """The last code block; asked again, the one before."""
         blocks = self._transcript.code_blocks()
         if not blocks:
-            self._tell("There is no code block to copy.")
+            self._tell("No code block to copy.")
             return
         index = len(blocks) - 1 - self._next_block % len(blocks)
         self._next_block += 1
@@ -43,4 +44,4 @@ class Copying:
 
     def _copy(self, text: str, what: str) -> None:
         self._app.copy_to_clipboard(text)
-        self._tell(f"Copied {units.plural(len(text), 'character')}{what}.")
+        self._tell(f"Copied {plural(len(text), 'character')}{what}.")

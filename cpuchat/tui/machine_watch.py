@@ -1,4 +1,4 @@
-"""Looks at the machine's counters for the chat screen, a few times a second."""
+"""Reads the counters of memory traffic and power for the screens that show them, a few times a second."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from cpuchat.tui.threads import apart
+from cpuchat.tui.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
     from cpuchat.telemetry.machine import MachineSample
@@ -20,8 +20,11 @@ class Samples(Protocol):
     def close(self) -> None: ...
 
 
-def open_monitor(pid: int) -> Samples:
-    """The counters for the inference process `pid`. Blocks for some milliseconds."""
+Opener = Callable[[int | None], Samples]
+
+
+def open_monitor(pid: int | None) -> Samples:
+    """Open the counters of the inference process `pid`, or those of the machine alone. Blocks for some milliseconds."""
     from cpuchat.hardware.monitor import Monitor
     from cpuchat.hardware.topology import read_topology
 
@@ -29,24 +32,26 @@ def open_monitor(pid: int) -> Samples:
 
 
 class MachineWatch:
-    """Use from one event loop. Counters are opened and read in threads: a kernel that takes its time, or looking for
-    others when one fails, keeps no key waiting. The first calls have nothing to tell."""
+    """One for all screens: two readers of the same events would take them from each other.
 
-    def __init__(self, opener: Callable[[int], Samples] = open_monitor) -> None:
+    Use from one event loop. Counters are opened and read in threads, so a slow kernel blocks no key; the first calls
+    return None.
+    """
+
+    def __init__(self, opener: Opener = open_monitor) -> None:
         self._opener = opener
         self._pid: int | None = None
+        self._watching = False
         self._look: asyncio.Task[tuple[Samples, MachineSample]] | None = None
         self._monitor: Samples | None = None
         self._newest: MachineSample | None = None
         self._failed = False
 
     def sample(self, pid: int | None) -> MachineSample | None:
-        """The newest figures; None while there are none. `pid` None: no process to watch."""
-        if pid != self._pid:
+        """Return the newest figures, None while there are none. `pid` None: of the machine alone."""
+        if pid != self._pid or not self._watching:
             self.close()
-            self._pid = pid
-        if pid is None:
-            return None
+            self._pid, self._watching = pid, True
         if self._look is not None and self._look.done():
             look, self._look = self._look, None
             try:
@@ -55,21 +60,21 @@ class MachineWatch:
                 self._failed = True
         if self._look is None and not self._failed:
             opener, monitor = self._opener, self._monitor
-            self._look = asyncio.ensure_future(apart(lambda: _look(opener, pid, monitor)))
+            self._look = asyncio.ensure_future(run_in_daemon_thread(lambda: _look(opener, pid, monitor)))
         return self._newest
 
     def close(self) -> None:
-        """Give the counters back."""
+        """Close the counters; `sample` opens them again."""
         look, monitor = self._look, self._monitor
         self._pid = self._look = self._monitor = self._newest = None
-        self._failed = False
+        self._watching = self._failed = False
         if look is not None:
             look.add_done_callback(lambda look: _close(look, monitor))
         elif monitor is not None:
             monitor.close()
 
 
-def _look(opener: Callable[[int], Samples], pid: int, monitor: Samples | None) -> tuple[Samples, MachineSample]:
+def _look(opener: Opener, pid: int | None, monitor: Samples | None) -> tuple[Samples, MachineSample]:
     monitor = monitor or opener(pid)
     return monitor, monitor.sample()
 

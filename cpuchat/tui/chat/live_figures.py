@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from textual.screen import Screen
 from textual.timer import Timer
 
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.telemetry.process import process_memory
-from cpuchat.tui.chat.machine_watch import MachineWatch
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.markdown.transcript import MIN_INTERVAL, Transcript
-
-if TYPE_CHECKING:
-    from cpuchat.telemetry.machine import MachineSample
+from cpuchat.tui.services import Services
 
 FIGURES_HZ = 4
 # While every core computes, what the UI takes is taken from the model: measured, 8 % of a core cost 6 to 9 % of the
@@ -31,11 +27,10 @@ class LiveFigures:
     Made when `screen` is mounted, paused. Use from the event loop.
     """
 
-    def __init__(self, screen: Screen[Any], conversation: Conversation) -> None:
+    def __init__(self, screen: Screen[Any], services: Services) -> None:
         self._screen = screen
-        self._conversation = conversation
+        self._services = services
         self._status = screen.query_one(StatusLine)
-        self._watch = MachineWatch()
         self._running = False
         self._timer = self._every(FIGURES_HZ)
 
@@ -53,35 +48,21 @@ class LiveFigures:
         self._timer.pause()
         self.show()
 
-    def close(self) -> None:
-        """Give the counters back."""
-        self._watch.close()
-
     def share_the_cores(self) -> None:
         """Choose how often to draw by whether the model leaves a core free."""
-        model = self._conversation.model
+        model = self._services.conversation.model
         crowded = model is not None and model.n_threads >= len(own_cpus())
         self._screen.query_one(Transcript).min_interval = CROWDED_INTERVAL if crowded else MIN_INTERVAL
         self._timer.stop()
         self._timer = self._every(CROWDED_FIGURES_HZ if crowded else FIGURES_HZ)
 
-    def _sample(self, pid: int | None) -> MachineSample | None:
-        """From the screen that watches the counters while it is open, else from here: two that count the same events
-        would take them from each other."""
-        if len(self._screen.app.screen_stack) > 1:
-            from cpuchat.tui.hardware.machine import MachineScreen
-
-            for screen in self._screen.app.screen_stack:
-                if isinstance(screen, MachineScreen):
-                    return screen.now.sample if pid is not None else None
-        return self._watch.sample(pid)
-
     def show(self) -> None:
         """Show what is known now."""
-        conversation = self._conversation
+        conversation, watch = self._services.conversation, self._services.machine_watch
         pid = conversation.backend.pid
-        counters = conversation.settings.hardware.counters
-        if (sample := self._sample(pid if counters else None)) is not None:
+        if not conversation.settings.hardware.counters:
+            watch.close()
+        elif pid is not None and (sample := watch.sample(pid)) is not None:
             conversation.meter.machine(sample)
         figures = conversation.figures()
         self._status.show_drafting(figures.drafting)

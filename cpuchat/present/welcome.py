@@ -1,0 +1,51 @@
+"""What an empty chat says about the machine: one line of facts, and a model that would run well on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpuchat.protocol import ModelInfo
+from cpuchat.settings import Settings
+from cpuchat.telemetry import units
+
+_TYPICAL_BYTES = round(4e9 * 4.85 / 8)  # 4B parameters in Q4_K_M
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """`machine`: `8 cores · 51 GB/s · a 4B model runs at about 13 tok/s here`. `model`: name, size and speed of the
+    recommended model, "" where none is."""
+
+    machine: str = ""
+    model: str = ""
+
+
+def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
+    """Read the topology, the measured bandwidth and the catalog: tens of milliseconds, in a thread."""
+    from cpuchat.hardware.topology import read_topology
+    from cpuchat.models.catalog import load_catalog
+    from cpuchat.models.machine import this_machine
+    from cpuchat.models.prediction import estimate
+    from cpuchat.models.shortlist import ranked
+
+    machine = this_machine(settings, loaded=loaded)
+    parts = [units.plural(len(read_topology().allowed_cores), "core")]
+    if machine.peak:
+        speed = estimate(_TYPICAL_BYTES, machine, quantization="Q4_K_M").tok_s
+        parts.append(f"{units.bandwidth(machine.peak)} GB/s")
+        parts += [f"a 4B model runs at about {units.about(speed)} tok/s here"] if speed else []
+    else:
+        parts.append("F12 measures the read bandwidth")
+    models = load_catalog().models
+    predictions = {
+        model.id: estimate(model.size, machine, active=model.active_share, quantization=model.quantization)
+        for model in models
+        if model.size
+    }
+    best = next(iter(ranked(models, predictions).suits), None)
+    if best is None:
+        return Welcome(" · ".join(parts))
+    tok_s = predictions[best.id].tok_s
+    about = [best.name, f"{best.quantization} {units.size(best.size)}"]
+    about += [f"≈{units.about(tok_s)} tok/s here"] if tok_s else []
+    return Welcome(" · ".join(parts), " · ".join(about))

@@ -1,0 +1,77 @@
+"""What the user is writing: a new message, an edit of the last one, a message queued until the model is ready."""
+
+from __future__ import annotations
+
+from textual.content import Content
+
+from cpuchat.text import clean_line
+from cpuchat.tui.chat.prompt import Prompt
+
+
+class Composer:
+    """Keeps the state of `prompt`: what is queued, whether a message is being edited, and each chat's draft."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+        self.queued = ""
+        self.editing = False
+        self._before_editing = ""
+        self._drafts: dict[str | None, str] = {}  # by chat id
+        self.chat_id: str | None = None
+        """The chat that the prompt belongs to."""
+
+    @property
+    def unsent(self) -> str:
+        """What was written and not sent, a queued message first."""
+        return "\n".join(filter(None, (self.queued, self._prompt.text)))
+
+    def show_titles(self, busy: bool, loading: bool) -> None:
+        """Say in the prompt's border what Enter and Esc do."""
+        title: Content | str = "Message"
+        if self.queued:
+            title, keys = Content(f"Queued: {clean_line(self.queued)}"), "Esc takes it back"
+        elif self.editing:
+            title, keys = "Edit last message", "Enter regenerates from here · Esc cancels"
+        elif busy:
+            keys = "Enter queues it until the model is ready" if loading else "Esc stops the answer"
+        else:
+            keys = "Enter sends · Ctrl+J new line"
+        self._prompt.border_title, self._prompt.border_subtitle = title, keys
+        self._prompt.set_class(self.editing, "-editing")
+        self._prompt.set_class(bool(self.queued), "-queued")
+
+    def queue(self, text: str) -> None:
+        self._prompt.accept()
+        self.queued = text
+
+    def take_queued(self) -> str:
+        """Return the queued message, which is not queued any more."""
+        text, self.queued = self.queued, ""
+        return text
+
+    def unqueue(self) -> None:
+        """Put the queued message back into the prompt, before what was typed since."""
+        if self.queued:
+            self._prompt.put(self.unsent)
+            self.queued = ""
+
+    def edit(self, text: str) -> None:
+        """Edit a message that was sent."""
+        if not self.editing:
+            self._before_editing = self._prompt.text
+        self.editing = True
+        self._prompt.put(text)
+        self._prompt.focus()
+
+    def cancel_editing(self) -> None:
+        """Put back what was being written before."""
+        if self.editing:
+            self.editing = False
+            self._prompt.put(self._before_editing)
+
+    def switch_chat(self, chat_id: str | None, sent: list[str]) -> None:
+        """Go over to another chat, whose sent messages ↑ brings back; what is being written stays with its own."""
+        self._drafts[self.chat_id] = self._before_editing if self.editing else self._prompt.draft
+        self.chat_id, self.editing = chat_id, False
+        self._prompt.begin_chat(sent, self._drafts.pop(chat_id, ""))
+        self._prompt.focus()

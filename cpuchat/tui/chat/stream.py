@@ -1,0 +1,147 @@
+"""What runs in the chat: one load, one answer or one measurement at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from textual.screen import Screen
+from textual.worker import Worker, WorkerError
+
+from cpuchat.protocol import AnyEvent, Failed, ModelLoaded
+from cpuchat.tui.chat.answering import Answering
+from cpuchat.tui.services import Services
+
+NICENESS = 10
+
+
+class ChatStream:
+    """Runs it in a worker of `screen`. Use from the event loop.
+
+    `path` is the model that was chosen; `loaded` that it was loaded once (the backend starts it again by itself).
+    `on_start` is called when something begins to run, `on_idle` when it has ended and the screen still exists,
+    `on_model` when a model was loaded.
+    """
+
+    def __init__(
+        self,
+        screen: Screen[Any],
+        services: Services,
+        answering: Answering,
+        path: Path | None,
+        *,
+        on_start: Callable[[], None],
+        on_idle: Callable[[], None],
+        on_model: Callable[[], None],
+    ) -> None:
+        self._screen = screen
+        self._services = services
+        self._answering = answering
+        self._on_start, self._on_idle, self._on_model = on_start, on_idle, on_model
+        self.path = path
+        self.loaded = False
+        self._worker: Worker[None] | None = None
+        self._leave: Callable[[], None] | None = None  # stops detached work when the app quits
+
+    @property
+    def busy(self) -> bool:
+        """Something runs, or is about to."""
+        return self._worker is not None
+
+    @property
+    def detached(self) -> bool:
+        """A measurement runs, which has a screen of its own to stop it."""
+        return self._leave is not None
+
+    @property
+    def writing(self) -> bool:
+        """An answer is being written, or is about to."""
+        return self.busy and not self._answering.loading and not self.detached
+
+    def run(self, work: Awaitable[None]) -> None:
+        """Run `work`; nothing else may be running."""
+
+        async def run() -> None:
+            self._on_start()
+            try:
+                await work
+            finally:
+                self._worker = None
+                if self._screen.is_running:  # not after the app was ended by an error or a signal
+                    self._on_idle()
+
+        self._worker = self._screen.run_worker(run(), group="stream", name="stream")
+
+    def load(self, path: Path) -> None:
+        """Load `path`; if that fails, load the model again that was loaded before."""
+        before = self._services.loaded_path
+        self.path, self.loaded = path, False
+        self._answering.loading = path.stem
+        self.run(self._load(path, before))
+
+    async def _load(self, path: Path, before: Path | None) -> None:
+        last = await self._load_one(path)
+        if isinstance(last, Failed) and before not in (None, path) and not self._services.leaving:
+            self._screen.notify(f"Loading {before.stem} again.", markup=False)
+            await self._load_one(before)
+
+    async def _load_one(self, path: Path) -> AnyEvent | None:
+        self.path, self.loaded = path, False
+        last = await self._answering.load(path)
+        self.loaded = isinstance(last, ModelLoaded)
+        if self.loaded:
+            _yield_to_inference()
+            self._on_model()
+            self._services.save_settings({"model": {"last": str(path)}})
+        return last
+
+    def run_detached(self, work: Awaitable[None], leave: Callable[[], None]) -> None:
+        """Run a measurement, which may load the model again. `leave` stops it when the app quits."""
+        self._leave = leave
+        self.run(self._run_detached(work))
+
+    async def _run_detached(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        finally:
+            self._leave = None
+            if self.path is not None:
+                self.loaded = self._services.conversation.model is not None
+            self._answering.model_changed()
+            if self.loaded:
+                self._on_model()
+
+    async def interrupt(self) -> bool:
+        """Stop the load or the answer; False when there is none."""
+        if not self.busy or self.detached:
+            return False
+        await self._stop()
+        return True
+
+    async def finish(self) -> None:
+        """Stop what runs and wait until its last text is shown and stored."""
+        if self._leave is not None:
+            self._leave()
+        if (worker := await self._stop()) is not None:
+            with contextlib.suppress(WorkerError):
+                await worker.wait()
+
+    async def _stop(self) -> Worker[None] | None:
+        worker, conversation = self._worker, self._services.conversation
+        while worker and worker is self._worker and not conversation.busy and not worker.is_finished:
+            await asyncio.sleep(0.01)  # it is just about to begin, or to end
+        await conversation.stop()
+        return worker
+
+
+def _yield_to_inference() -> None:
+    """Let the worker's threads go first: a stalled one costs a token, a late paint does not.
+
+    Only once the worker runs, because a process inherits its parent's niceness.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))

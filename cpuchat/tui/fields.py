@@ -1,0 +1,192 @@
+"""The settings as a form, made from the `Settings` struct: its types and limits decide what a field takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, get_type_hints
+
+import msgspec
+
+from cpuchat.settings import WANTED, Settings
+
+Kind = Literal["switch", "choice", "theme", "whole", "number", "line", "text", "lines"]
+
+# Kept by the app, or only of use on the command line.
+HIDDEN = frozenset({"model.last", "engine.poll", "engine.ubatch"})
+
+# Tabs in order, each with its settings: key, label, and one line of help that names the neutral value.
+TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "Basics": (
+        ("chat.system_prompt", "System prompt", "for new chats"),
+        ("chat.max_tokens", "Max tokens", "per answer; 0 = no limit"),
+        ("sampling.temperature", "Temperature", "0 = greedy; higher = more random"),
+        ("engine.ctx", "Context", "tokens; 0 = auto · from the next load"),
+        ("speculation.drafters", "Drafters", "auto (all available), free (no draft model), off"),
+        ("ui.theme", "Theme", "previewed while you choose"),
+        ("model.folders", "Model folders", "searched for GGUF files, one per line"),
+    ),
+    "Sampling": (
+        ("sampling.top_k", "Top-k", "keep the k most likely tokens; 0 = off"),
+        ("sampling.top_p", "Top-p", "keep the likeliest tokens up to this total probability; 1 = off"),
+        ("sampling.min_p", "Min-p", "drop tokens below this share of the likeliest; 0 = off"),
+        ("sampling.repeat_penalty", "Repeat penalty", "above 1 discourages repetition; 1 = off"),
+        ("sampling.repeat_last_n", "Penalty window", "tokens that the penalties look back at"),
+        ("sampling.presence_penalty", "Presence penalty", "once for every token already used; 0 = off"),
+        ("sampling.frequency_penalty", "Frequency penalty", "for every use of a token; 0 = off"),
+        ("sampling.seed", "Seed", "same seed, same answer; -1 = random"),
+    ),
+    "Speculation": (
+        ("speculation.draft_model", "Draft model", "file, repository or none; empty = auto · from the next load"),
+        ("speculation.depth", "Draft depth", "tokens per pass; 0 = adaptive"),
+        ("speculation.min_probability", "Min draft prob.", "a less likely token ends the draft; 0 = off"),
+        ("speculation.draft_cores", "Draft cores", "auto, shared, CPUs such as 6,7, or l3:0 · from the next load"),
+        ("speculation.across_chats", "Search other chats", "the suffix drafter searches earlier chats too"),
+    ),
+    "Engine": (
+        ("engine.threads", "Threads", "0 = one per core"),
+        ("engine.cores", "Cores", "auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3"),
+        ("engine.memory", "Memory policy", "auto, local, interleave, weighted, bind:0, preferred:0"),
+        ("engine.batch", "Batch size", "prompt tokens per decode call"),
+        ("engine.flash_attn", "Flash attention", "less memory traffic at long context"),
+        ("engine.cache_type_k", "KV cache type, K", "q8_0 halves the KV cache"),
+        ("engine.cache_type_v", "KV cache type, V", "below f16 it needs flash attention"),
+        ("engine.load_mode", "Load mode", "mmap starts at once; read copies the file into memory"),
+        ("engine.mlock", "Lock memory", "keep the weights from being swapped out"),
+        ("engine.repack", "Repack weights", "faster kernels, but a second copy in memory"),
+        ("engine.saved_kv_gb", "KV cache on disk", "GB, to resume chats without prefill; 0 = off"),
+        ("engine.experts", "Experts per token", "of a mixture; fewer cost quality; 0 = all"),
+        ("hardware.probe", "Bandwidth probe", "measure the read bandwidth, once for each set of cores"),
+        ("hardware.counters", "Counters", "read memory traffic and power while answering"),
+    ),
+    "Appearance": (
+        ("ui.telemetry", "Figures", "panel or line with live figures (F3)"),
+        ("ui.sidebar", "Chat list", "at the left (F8)"),
+        ("ui.show_reasoning", "Show reasoning", "unfolded (F7)"),
+        ("ui.color_drafts", "Color drafted tokens", "by the drafter that proposed them (Ctrl+T)"),
+    ),
+}
+NOTES = {
+    "Speculation": "From the next answer, where not said otherwise.",
+    "Engine": "From the next load of a model.",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One setting. `low`/`high` are inclusive unless `open_low`; `choices` only for kind "choice"."""
+
+    section: str
+    name: str
+    kind: Kind
+    label: str
+    about: str
+    default: Any
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    open_low: bool = False
+    type: Any = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.name}"
+
+    @property
+    def rule(self) -> str:
+        """What its text may be where that is a pattern; else what it does."""
+        return WANTED[self.key].removeprefix("must be ") if self.key in WANTED else self.about
+
+    def shown(self, value: Any) -> Any:
+        """What the widget holds for a value."""
+        if self.kind == "lines":
+            return "\n".join(value)
+        if self.kind in ("switch", "choice", "theme", "line", "text"):
+            return value
+        return f"{value:g}" if self.kind == "number" else str(value)
+
+    def parse(self, shown: Any) -> Any:
+        """The value that a widget's content stands for.
+
+        Raises:
+            ValueError: not acceptable; the message says what is.
+        """
+        if self.kind == "lines":
+            value: Any = [line.strip() for line in str(shown).splitlines() if line.strip()]
+        elif self.kind in ("whole", "number"):
+            text = str(shown).strip().replace(",", ".") if self.kind == "number" else str(shown).strip()
+            try:
+                value = int(text) if self.kind == "whole" else float(text)
+            except ValueError:
+                raise ValueError(self.wants) from None
+        else:
+            value = shown
+        try:
+            return msgspec.convert(value, self.type)
+        except msgspec.ValidationError:
+            raise ValueError(self.wants) from None
+
+    @property
+    def wants(self) -> str:
+        """`needs a whole number from 0 to 100`."""
+        if self.key in WANTED:
+            return f"needs {self.rule}"
+        if self.kind not in ("whole", "number"):
+            return f"needs one of {', '.join(self.choices)}" if self.choices else "is not acceptable"
+        noun = "a whole number" if self.kind == "whole" else "a number"
+        low = None if self.low is None else f"{self.low:g}"
+        # Limits that only keep the number inside 64 bits say nothing to a reader.
+        high = None if self.high is None or self.high >= 1 << 53 else f"{self.high:,g}" if self.high < 1e6 else (
+            f"{int(self.high):,}")  # fmt: skip
+        if low is not None and high is not None:
+            return f"needs {noun} {'above ' + low + ', at most' if self.open_low else 'from ' + low + ' to'} {high}"
+        if low is not None:
+            return f"needs {noun} {'above ' + low if self.open_low else 'of ' + low + ' or more'}"
+        return f"needs {noun}"
+
+
+def fields(tab: str) -> list[Field]:
+    """Settings of one of `TABS`, in the order of the form."""
+    return [_field(*row) for row in TABS[tab]]
+
+
+def field(key: str) -> Field:
+    """The setting `key`, such as "engine.cores"."""
+    return next(_field(*row) for rows in TABS.values() for row in rows if row[0] == key)
+
+
+def _field(key: str, label: str, about: str) -> Field:
+    section, _, name = key.partition(".")
+    struct = next(f.type for f in msgspec.structs.fields(Settings) if f.name == section)
+    info = next(f for f in msgspec.structs.fields(struct) if f.name == name)
+    default = info.default if info.default is not msgspec.NODEFAULT else info.default_factory()  # type: ignore[operator]
+    annotation = _hints(struct)[name]
+    kind: Kind = "line"
+    choices: tuple[str, ...] = ()
+    low = high = None
+    open_low = False
+    match msgspec.inspect.type_info(annotation):
+        case msgspec.inspect.BoolType():
+            kind = "switch"
+        case msgspec.inspect.LiteralType():
+            # As they were written: msgspec sorts them.
+            kind, choices = "choice", tuple(str(value) for value in annotation.__args__)
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType() as number:
+            kind = "whole" if isinstance(number, msgspec.inspect.IntType) else "number"
+            open_low = number.gt is not None
+            low, high = number.gt if open_low else number.ge, number.le
+        case msgspec.inspect.ListType():
+            kind = "lines"
+        case _:
+            kind = "theme" if key == "ui.theme" else "text" if name.endswith("prompt") else "line"
+    return Field(section, name, kind, label, about, default, choices, low, high, open_low, annotation)
+
+
+@cache
+def _hints(struct: type) -> dict[str, Any]:
+    return get_type_hints(struct, include_extras=True)
+
+
+def current(settings: Settings, field: Field) -> Any:
+    """The value of a field in `settings`."""
+    return getattr(getattr(settings, field.section), field.name)

@@ -1,0 +1,64 @@
+"""Opens screens by name, so that no screen imports another one. Each is imported when it is first opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from textual.app import App
+
+from cpuchat.settings import Settings
+from cpuchat.tui.services import Services
+
+if TYPE_CHECKING:
+    from cpuchat.models.gguf.header import GGUFHeader
+    from cpuchat.models.library.model import LocalModel
+
+
+class Navigator:
+    """The app's `services.Navigation`."""
+
+    def __init__(self, app: App[Any], services: Services) -> None:
+        self._app = app
+        self._services = services
+
+    async def models(self) -> Path | None:
+        from cpuchat.tui.models.screen import ModelsScreen
+
+        return await self._app.push_screen_wait(ModelsScreen(self._services))
+
+    async def repository(self, repo: str, quantization: str = "") -> Path | None:
+        from cpuchat.tui.models.repository.screen import RepositoryScreen
+
+        return await self._app.push_screen_wait(RepositoryScreen(self._services, repo, quantization=quantization))
+
+    async def downloads(self) -> Path | None:
+        from cpuchat.tui.models.downloads.screen import DownloadsScreen
+
+        return await self._app.push_screen_wait(DownloadsScreen(self._services))
+
+    async def draft_models(self) -> Path | None:
+        from cpuchat.tui.models.drafts.screen import DraftModelsScreen
+
+        return await self._app.push_screen_wait(DraftModelsScreen(self._services))
+
+    async def quantize(self, model: LocalModel) -> Path | None:
+        from cpuchat.tui.models.quantize import QuantizeScreen
+
+        return await self._app.push_screen_wait(QuantizeScreen(self._services, model))
+
+    async def settings(self) -> Settings | None:
+        from cpuchat.tui.settings.screen import SettingsScreen
+
+        return await self._app.push_screen_wait(SettingsScreen(self._services, self._app.available_themes))
+
+    def inspection(self, title: str, read: Callable[[], GGUFHeader]) -> None:
+        from cpuchat.tui.models.inspection import InspectionScreen
+
+        self._app.push_screen(InspectionScreen(title, read))
+
+    def hardware(self) -> None:
+        from cpuchat.tui.hardware.screen import HardwareScreen
+
+        self._app.push_screen(HardwareScreen(self._services))

@@ -1,0 +1,147 @@
+"""What screens share, and how one opens another. The app makes it and hands it to every screen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+from textual.app import App
+
+from cpuchat import settings
+from cpuchat.conversation import Conversation
+from cpuchat.errors import CpuchatError
+from cpuchat.models.library.library import Library
+from cpuchat.present.welcome import welcome
+from cpuchat.settings import Settings
+from cpuchat.tui.downloading import Downloading, Opener, open_downloads
+from cpuchat.tui.machine_watch import MachineWatch
+from cpuchat.tui.quantizing import Quantizing
+
+if TYPE_CHECKING:
+    from cpuchat.models.gguf.header import GGUFHeader
+    from cpuchat.models.hub.client import Hub
+    from cpuchat.models.library.model import LocalModel
+
+Changes = dict[str, dict[str, Any]]
+"""Settings to write: section, key, value."""
+
+
+class Chat(Protocol):
+    """What other features ask of the chat."""
+
+    @property
+    def busy(self) -> bool:
+        """A load, an answer or a measurement is running."""
+        ...
+
+    def load_model(self, path: Path) -> None:
+        """Load in the background; refuses while something runs."""
+
+    def open_chat(self, chat_id: str) -> object:
+        """Show a stored chat."""
+
+    def run_detached(self, work: Awaitable[None], leave: Callable[[], None]) -> None:
+        """Run `work` in the place of an answer; `leave` is called when the app quits meanwhile."""
+
+
+class Navigation(Protocol):
+    """Opens screens by name. Those that return something are awaited in a worker, until the screen closes."""
+
+    async def models(self) -> Path | None:
+        """Returns the model to load."""
+        ...
+
+    async def repository(self, repo: str, quantization: str = "") -> Path | None:
+        """Returns the model to load."""
+        ...
+
+    async def downloads(self) -> Path | None:
+        """Returns the model to load."""
+        ...
+
+    async def draft_models(self) -> Path | None:
+        """Returns the loaded model when it has to be loaded again."""
+        ...
+
+    async def quantize(self, model: LocalModel) -> Path | None:
+        """Returns the new file if it was written meanwhile."""
+        ...
+
+    async def settings(self) -> Settings | None:
+        """Returns the settings if they were saved."""
+        ...
+
+    def inspection(self, title: str, read: Callable[[], GGUFHeader]) -> None:
+        """`read` runs in a thread and may raise CpuchatError."""
+
+    def hardware(self) -> None: ...
+
+
+class Services:
+    """Use from the app's event loop. `chat` and `navigation` are set by the app before the first screen opens."""
+
+    chat: Chat
+    navigation: Navigation
+
+    def __init__(
+        self, app: App[Any], conversation: Conversation, library: Library, downloads: Opener = open_downloads
+    ) -> None:
+        self.conversation = conversation
+        self.library = conversation.library = library
+        self.downloading = Downloading(app, downloads)
+        self.quantizing = Quantizing(app)
+        self.machine_watch = MachineWatch()
+        self.describe_machine = welcome
+        """For an empty chat. Takes a while: call it in a thread."""
+        self.leaving = False
+        """True once the app is quitting."""
+        self._app = app
+        self._saving = asyncio.Lock()
+
+    @cached_property
+    def hub(self) -> Hub:
+        """The Hugging Face hub. Its calls block: use it in threads."""
+        from cpuchat.models.hub.client import Hub
+
+        return Hub()
+
+    @property
+    def settings(self) -> Settings:
+        return self.conversation.settings
+
+    @property
+    def loaded_path(self) -> Path | None:
+        """File of the loaded model."""
+        model = self.conversation.model
+        return Path(model.path) if model is not None else None
+
+    def set_folders(self, folders: list[str]) -> None:
+        """Look for models in these folders from now on."""
+        self.library = self.conversation.library = Library(folders)
+
+    def save_settings(self, changes: Changes) -> None:
+        """Write some settings in the background; a failure is shown, not raised."""
+        self._app.run_worker(self._save_settings(changes), group="settings", name="settings")
+
+    async def _save_settings(self, changes: Changes) -> None:
+        async with self._saving:
+            try:
+                await asyncio.to_thread(settings.update, changes)
+                self.conversation.settings = with_changes(self.settings, changes)
+            except (CpuchatError, OSError) as error:
+                self._app.notify(f"{error}", title="Settings not saved", severity="warning", timeout=10, markup=False)
+
+    async def close_conversation(self) -> None:
+        """Close it once a setting that was just changed has been written."""
+        async with self._saving:
+            await self.conversation.close()
+
+
+def with_changes(settings: Settings, changes: Changes) -> Settings:
+    """A copy of `settings` with `changes[section][key]` set; what only this run was told stays."""
+    sections = {name: msgspec.structs.replace(getattr(settings, name), **values) for name, values in changes.items()}
+    return msgspec.structs.replace(settings, **sections)
