@@ -29,7 +29,7 @@ from cpuchat.hardware.memory import available_bytes, total_bytes
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.machine import ASSUMED_REACH, Machine, given_back
+from cpuchat.models.machine import ASSUMED_UTILIZATION, Machine, unloaded_bytes
 from cpuchat.models.prediction import predict
 from cpuchat.protocol import LoadOptions, ModelInfo
 from cpuchat.synthetic.model import write_model
@@ -99,7 +99,7 @@ async def observe(case: Case, told: Told, reach: float | None, number: int, n_to
         peak = measure(info.cpus, rounds=3).bytes_per_s
         done = await answer(backend, words(PROMPT_TOKENS, number), n_tokens, to_the_end=False)
         memory = psutil.Process(backend.pid).memory_info()
-    here = Machine(available=available_bytes(), total=total_bytes(), peak=peak, peak_words="the probe beside it")
+    here = Machine(available=available_bytes(), total=total_bytes(), peak=peak, peak_source="the probe beside it")
     draft = read_model(case.draft) if case.draft is not None else None
     seen = predict(case.header, options, here, draft=draft)
     if seen.tok_s is None:
@@ -108,9 +108,9 @@ async def observe(case: Case, told: Told, reach: float | None, number: int, n_to
         told.rates.append(done.rate)
         told.assumed.append(seen.tok_s)
         told.own.append((memory.rss - memory.shared) / 1e9)
-        told.back.append(given_back(info, options) / 1e9)
+        told.back.append(unloaded_bytes(info, options) / 1e9)
     if draft is None and reach is not None:
-        known = predict(case.header, options, msgspec.structs.replace(here, reach=reach), draft=draft).tok_s
+        known = predict(case.header, options, msgspec.structs.replace(here, utilization=reach), draft=draft).tok_s
         told.known.append(known or 0.0)
     told.rss.append(memory.rss / 1e9)
     told.total.append((seen.need.total + (seen.draft_need.total if seen.draft_need is not None else 0)) / 1e9)
@@ -123,7 +123,7 @@ def share(info: ModelInfo, peak: float, timings: Timings) -> float:
     with tempfile.TemporaryDirectory() as folder:
         log = UsageLog(Path(folder) / "usage.json")
         log.answered(msgspec.structs.replace(info, peak_read=peak), timings)
-        reaches = log.read().reaches()
+        reaches = log.read().utilizations()
     if not reaches:
         raise MeasureError(f"{info.name}: decoding says nothing about the bandwidth")
     return reaches[0].share
@@ -145,7 +145,8 @@ def rows_of(name: str, told: Told) -> list[Row]:
     rows = between(f"{name}: memory", "GB", told.total, told.rss, ENOUGH)
     if told.rates:
         rows += between(f"{name}: memory given back", "GB", told.back, told.own, NEAR)
-        rows += between(f"{name}: speed, {100 * ASSUMED_REACH:.0f} % assumed", "tok/s", told.assumed, told.rates, ROUGH)
+        assumed = f"{name}: speed, {100 * ASSUMED_UTILIZATION:.0f} % assumed"
+        rows += between(assumed, "tok/s", told.assumed, told.rates, ROUGH)
     if told.known:
         rows += between(f"{name}: speed, by another model", "tok/s", told.known, told.rates, NEAR)
     return rows

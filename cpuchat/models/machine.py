@@ -1,4 +1,4 @@
-"""What this machine has for a model: memory, and how fast decoding reads it. Nothing is measured here."""
+"""What this machine offers a model: memory, and the bandwidth at which decoding reads it. Measures nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from cpuchat.errors import CpuchatError, ModelUnsupported, UsageError
 from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
 from cpuchat.models.gguf.header import read_model
-from cpuchat.models.library.usage import Reach, UsageLog
+from cpuchat.models.library.usage import UsageLog, Utilization
 
 if TYPE_CHECKING:
     from cpuchat.hardware.numa.mempolicy import Policy
@@ -21,57 +21,58 @@ if TYPE_CHECKING:
     from cpuchat.settings import Settings
     from cpuchat.telemetry.machine import Peak
 
-ASSUMED_REACH = 0.7
-"""Share of the read bandwidth that plain decoding comes to, until it was measured here: good engines reach 55 to 75 %
-of what the memory modules could deliver; on two Zen 4 cores it was 70 % of the measured bandwidth with Q4_K_M, 79 %
-with Q8_0, 92 % with F16 (benchmarks/README.md)."""
-LEAST_REACH = ASSUMED_REACH / 2
-"""Whatever was measured: less is a disturbance, or a model whose time goes elsewhere."""
+ASSUMED_UTILIZATION = 0.7
+"""Share of the read bandwidth that plain decoding reaches, until measured here. Good engines reach 55 to 75 % of the
+theoretical peak; on two Zen 4 cores it was 70 % of the measured bandwidth with Q4_K_M, 79 % with Q8_0, 92 % with F16
+(benchmarks/README.md)."""
+MIN_UTILIZATION = ASSUMED_UTILIZATION / 2
+"""Anything less was measured beside other programs, or with a model that is not bound by memory."""
 SIZE_CLASSES = (1e9, 4e9)
-"""Bytes per token. What a pass costs beside reading weighs more in small models: those say nothing about large ones."""
+"""Bytes per token. The fixed cost of a pass weighs more in small models, so they say nothing about large ones."""
 
-
-NOT_MEASURED = "the read bandwidth is not measured: `cpuchat probe`, or F12 in the app, does"
-DISTURBED = "other programs ran while the read bandwidth was measured: `cpuchat probe` on an idle machine measures it"
+NOT_MEASURED = "read bandwidth not measured: run `cpuchat probe`, or press F12 in the app"
+DISTURBED = "read bandwidth measured beside other programs: run `cpuchat probe` on an idle machine"
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory in bytes, `peak` in bytes per second (0: not measured, and `peak_words` says what to do about it).
+    """Memory in bytes, `peak` read bandwidth in bytes per second (0: not measured, and `peak_source` says what to do).
 
-    `available` is what a model may take, `total` what there is. `reach` is the share of `peak` that plain decoding
-    comes to, `reach_words` how that is known, for models of a size of which none was measured; `reaches` those that
-    were. `cache_bytes` are the L3 caches of the cores in use (0: not known): weights that stay in them are not read
-    from memory.
+    `available` is what a model may take, `total` what there is. `utilizations` are the measured shares of `peak` that
+    plain decoding reached; `utilization` and its source are for models of a size of which none was measured.
+    `cache_bytes` are the L3 caches of the cores in use (0: not known): weights that stay in them are not read from
+    memory.
     """
 
     available: int
     total: int
     peak: float = 0.0
-    peak_words: str = ""
-    reach: float = ASSUMED_REACH
-    reach_words: str = "assumed"
-    reaches: tuple[Reach, ...] = ()
+    peak_source: str = ""
+    utilization: float = ASSUMED_UTILIZATION
+    utilization_source: str = "assumed"
+    utilizations: tuple[Utilization, ...] = ()
     cache_bytes: int = 0
 
-    def reach_of(self, quantization: str, per_token: float) -> tuple[float, str]:
-        """The share for models of one quantization that read about `per_token` bytes, and how it is known."""
+    def utilization_of(self, quantization: str, per_token: float) -> tuple[float, str]:
+        """Return the share of `peak` for models of a quantization that read about `per_token` bytes, and its source."""
         size = bisect.bisect(SIZE_CLASSES, per_token)
-        near = [one for one in self.reaches if bisect.bisect(SIZE_CLASSES, one.per_token) == size]
+        near = [one for one in self.utilizations if bisect.bisect(SIZE_CLASSES, one.per_token) == size]
         if not near:
-            return self.reach, self.reach_words
+            return self.utilization, self.utilization_source
         same = [one.share for one in near if one.quantization == quantization]
         share = statistics.median(same or [one.share for one in near])
-        return max(share, LEAST_REACH), f"as measured here with {f'{quantization} ' if same else ''}models of this size"
+        return max(
+            share, MIN_UTILIZATION
+        ), f"as measured here with {f'{quantization} ' if same else ''}models of this size"
 
 
 def this_machine(
     settings: Settings, *, peak: Peak | None = None, loaded: ModelInfo | None = None, root: Path = Path("/")
 ) -> Machine:
-    """The machine as it is now, with the cores and the memory policy of the settings. A few milliseconds.
+    """Read the machine as it is now, with the cores and the memory policy of the settings. A few milliseconds.
 
     Args:
-        peak: the read bandwidth, for those who know it already.
-        loaded: a model that is to be thought away; its header is read.
+        peak: the read bandwidth, if known already.
+        loaded: a model to be counted as unloaded; its header is read.
         root: replaces `/` in tests.
     """
     from cpuchat.hardware.memory import available_bytes, available_on, total_bytes
@@ -84,24 +85,24 @@ def this_machine(
 
         peak = known_peak(cpus, policy.words, root=root)
         if peak is not None and known_peak(cpus, policy.words, root=root, disturbed=False) is None:
-            # What a busy machine delivered can be a tenth of what it can: a prediction from it would be wrong for good.
+            # A busy machine can deliver a tenth of its bandwidth: a prediction from that would stay wrong.
             peak, problem = None, DISTURBED
     total, available = total_bytes(root), available_bytes(root)
-    # The kernel ends a process that wants more than the nodes that it is bound to have.
+    # The kernel kills a process that wants more than the nodes it is bound to have.
     bound = available_on(policy.nodes, root) if policy is not None and policy.mode == "bind" else None
-    freed = given_back(loaded, settings.load_options()) if loaded is not None else 0
+    freed = unloaded_bytes(loaded, settings.load_options()) if loaded is not None else 0
     return Machine(
         available=min((available if bound is None else min(bound, available)) + freed, total),
         total=total,
         peak=peak.bytes_per_s if peak is not None else 0.0,
-        peak_words=peak.source if peak is not None else problem or NOT_MEASURED,
-        reaches=tuple(UsageLog().read().reaches()),
+        peak_source=peak.source if peak is not None else problem or NOT_MEASURED,
+        utilizations=tuple(UsageLog().read().utilizations()),
         cache_bytes=topology.l3_bytes(cpus),
     )
 
 
 def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = None) -> None:
-    """Check by its header that `path` can be loaded in the place of `loaded`, before that is given up.
+    """Check by its header that `path` can be loaded in the place of `loaded`, before that is unloaded.
 
     Raises:
         ModelNotFound, ModelDamaged, ModelUnsupported, DoesNotFit: it cannot.
@@ -114,14 +115,14 @@ def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = 
     check_fit(plan_memory(header, options, available)[0], available, header, options)
 
 
-def given_back(loaded: ModelInfo, options: LoadOptions) -> int:
-    """Bytes that become available when `loaded`, with these options, is unloaded and its process stays.
+def unloaded_bytes(loaded: ModelInfo, options: LoadOptions) -> int:
+    """Return the bytes that become available when `loaded`, with these options, is unloaded and its process stays.
 
     Not the pages of its file: the system counts those as available while they are in use, unless they are locked.
     """
     try:
         need = required_memory(read_model(Path(loaded.path)), options, loaded.n_ctx)
-    except CpuchatError:  # its file is gone
+    except CpuchatError:  # its file no longer exists
         return loaded.kv_size
     private = need.repack + need.kv + need.compute - PROCESS_BYTES
     return private if options.load_mode == "mmap" and not options.mlock else private + need.weights - need.reclaimable

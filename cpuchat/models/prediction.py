@@ -132,7 +132,7 @@ def predict_like(
 
     Args:
         size: bytes of its tensors.
-        quantization: as `Machine.reach_of` takes it.
+        quantization: as `Machine.utilization_of` takes it.
     """
     share = size / max(header.size, 1)
     kind = _main_type(quantization)
@@ -189,7 +189,7 @@ def estimate(size: int, machine: Machine, *, active: float = 1.0, quantization: 
     Args:
         size: bytes of the file, all parts of a split one.
         active: share of the parameters that one token uses; below 1 for mixtures of experts.
-        quantization: as `Machine.reach_of` takes it.
+        quantization: as `Machine.utilization_of` takes it.
     """
     beside = min(round(_BESIDE_SHARE * size), _BESIDE_MOST)
     need = MemoryNeed(weights=size, repack=0, kv=0, compute=beside + PROCESS_BYTES)
@@ -243,11 +243,11 @@ def _speed(
     if read_again <= machine.cache_bytes:
         return None, None, "the weights stay in the L3 cache, so memory does not set the pace"
     if machine.peak <= 0:
-        return None, None, machine.peak_words
+        return None, None, machine.peak_source
     limit = machine.peak / max(per_token, 1)
-    reach, known = machine.reach_of(quantization, per_token)
+    reach, known = machine.utilization_of(quantization, per_token)
     basis = (
-        f"{units.bandwidth(machine.peak)} GB/s ({machine.peak_words}) × {100 * reach:.0f} % ({known}) "
+        f"{units.bandwidth(machine.peak)} GB/s ({machine.peak_source}) × {100 * reach:.0f} % ({known}) "
         f"÷ {gigabytes(per_token)} GB per token"
     )
     if read_again < PARTLY_CACHED * machine.cache_bytes:

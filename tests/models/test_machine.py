@@ -15,7 +15,7 @@ from cpuchat.hardware.topology import read_topology
 from cpuchat.models.fit import PROCESS_BYTES, required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.machine import ASSUMED_REACH, given_back, this_machine
+from cpuchat.models.machine import ASSUMED_UTILIZATION, this_machine, unloaded_bytes
 from cpuchat.models.prediction import estimate
 from cpuchat.protocol import LoadOptions, Traffic
 from cpuchat.settings import Settings, parse
@@ -29,8 +29,8 @@ def test_a_machine_of_which_nothing_was_measured() -> None:
     machine = this_machine(Settings())
     assert machine.total == total_bytes()
     assert 0 < machine.available <= machine.total
-    assert (machine.peak, machine.reach, machine.reach_words) == (0.0, ASSUMED_REACH, "assumed")
-    assert "cpuchat probe" in machine.peak_words
+    assert (machine.peak, machine.utilization, machine.utilization_source) == (0.0, ASSUMED_UTILIZATION, "assumed")
+    assert "cpuchat probe" in machine.peak_source
 
 
 def test_the_bandwidth_of_the_cores_in_the_settings_counts() -> None:
@@ -38,7 +38,7 @@ def test_the_bandwidth_of_the_cores_in_the_settings_counts() -> None:
     remember(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
     settings = parse("[engine]\nthreads = 1\n")
     assert this_machine(settings).peak == 25e9
-    assert this_machine(settings).peak_words == "measured, 1 core"
+    assert this_machine(settings).peak_source == "measured, 1 core"
     assert this_machine(settings, peak=Peak(50e9, "told")).peak == 50e9
 
 
@@ -48,7 +48,7 @@ def test_a_bandwidth_measured_beside_other_programs_predicts_nothing() -> None:
     remember(ReadBandwidth(cpus=one, bytes_per_s=3.7e9, rounds=(3.7e9,), shares=(0.14,)))
     busy = estimate(5_700_000_000, this_machine(settings))
     assert busy.tok_s is None and busy.limit_tok_s is None
-    assert "other programs ran" in busy.basis and "cpuchat probe" in busy.basis
+    assert "beside other programs" in busy.basis and "cpuchat probe" in busy.basis
     remember(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,), shares=(1.0,)))
     assert this_machine(settings).peak == 25e9
 
@@ -56,7 +56,7 @@ def test_a_bandwidth_measured_beside_other_programs_predicts_nothing() -> None:
 def test_cores_that_are_not_there_are_said() -> None:
     machine = this_machine(parse('[engine]\ncores = "9998-9999"\n'))
     assert machine.peak == 0.0
-    assert "9998" in machine.peak_words
+    assert "9998" in machine.peak_source
 
 
 def test_memory_that_is_bound_to_a_node_is_that_of_the_node(tmp_path: Path) -> None:
@@ -87,13 +87,13 @@ def test_what_the_loaded_model_gives_back_is_free(tmp_path: Path) -> None:
     options = LoadOptions(n_ctx=4096)
     need = required_memory(read_model(path), options, 1024)
     # The pages of the file count as available anyway.
-    assert given_back(loaded, options) == need.total - need.weights - PROCESS_BYTES
+    assert unloaded_bytes(loaded, options) == need.total - need.weights - PROCESS_BYTES
     for locked in (msgspec.structs.replace(options, mlock=True), msgspec.structs.replace(options, load_mode="read")):
         need = required_memory(read_model(path), locked, 1024)
-        assert given_back(loaded, locked) == need.least - PROCESS_BYTES
+        assert unloaded_bytes(loaded, locked) == need.least - PROCESS_BYTES
     assert this_machine(Settings(), loaded=loaded).available <= total_bytes()
     path.unlink()
-    assert given_back(loaded, options) == 1
+    assert unloaded_bytes(loaded, options) == 1
 
 
 def test_the_reach_is_the_median_of_what_was_measured_here_with_models_of_that_size(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_the_reach_is_the_median_of_what_was_measured_here_with_models_of_that_s
         model = info(file, quantization=quantization, peak_read=50e9 if share else 0.0, traffic=weights)
         UsageLog().answered(model, answer(share * 50e9 / size or 1.0))
     machine = this_machine(Settings())
-    assert machine.reach_of("Q8_0", 1e9) == (pytest.approx(0.7), "as measured here with Q8_0 models of this size")
-    assert machine.reach_of("IQ1_S", 3.9e9) == (pytest.approx(0.8), "as measured here with models of this size")
-    assert machine.reach_of("Q8_0", 0.9e9) == (pytest.approx(0.4), "as measured here with models of this size")
-    assert machine.reach_of("F16", 4e9) == (ASSUMED_REACH, "assumed")
+    assert machine.utilization_of("Q8_0", 1e9) == (pytest.approx(0.7), "as measured here with Q8_0 models of this size")
+    assert machine.utilization_of("IQ1_S", 3.9e9) == (pytest.approx(0.8), "as measured here with models of this size")
+    assert machine.utilization_of("Q8_0", 0.9e9) == (pytest.approx(0.4), "as measured here with models of this size")
+    assert machine.utilization_of("F16", 4e9) == (ASSUMED_UTILIZATION, "assumed")

@@ -14,7 +14,7 @@ from cpuchat.models import fit
 from cpuchat.models.fit import check_fit
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import TensorInfo
-from cpuchat.models.library.usage import Reach
+from cpuchat.models.library.usage import Utilization
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import N_PAST, Prediction, estimate, predict, predict_like
 from cpuchat.models.traffic import traffic_of
@@ -26,7 +26,7 @@ from tests.support.big_headers import big_header
 from tests.support.shapes import TINY_MOE
 from tests.support.tiny_gguf import write_tiny_gguf
 
-MACHINE = Machine(available=20_000_000_000, total=25_000_000_000, peak=50e9, peak_words="measured, 2 cores")
+MACHINE = Machine(available=20_000_000_000, total=25_000_000_000, peak=50e9, peak_source="measured, 2 cores")
 ENGINE_OPTIONS = [
     LoadOptions(),
     LoadOptions(n_ctx=1234, type_k="f32", type_v="bf16", n_ubatch=128),
@@ -132,7 +132,9 @@ def test_speed_is_bandwidth_by_bytes() -> None:
     assert seen.limit_tok_s == pytest.approx(50e9 / read)
     assert seen.tok_s == pytest.approx(0.7 * 50e9 / read)
     assert seen.basis == f"50 GB/s (measured, 2 cores) × 70 % (assumed) ÷ {read / 1e9:.1f} GB per token"
-    measured = msgspec.structs.replace(MACHINE, reaches=(Reach("Q8_0", 1.5e9, 0.9), Reach("F16", 1.2e9, 0.7)))
+    measured = msgspec.structs.replace(
+        MACHINE, utilizations=(Utilization("Q8_0", 1.5e9, 0.9), Utilization("F16", 1.2e9, 0.7))
+    )
     assert predict(header, options, measured).tok_s == pytest.approx(0.9 * 50e9 / read)
     assert "90 % (as measured here with Q8_0 models of this size)" in predict(header, options, measured).basis
     other = predict(real("3b", "Q4_K_M"), options, measured)
@@ -144,13 +146,13 @@ def test_a_small_model_says_nothing_about_a_large_one() -> None:
     """270M parameters come to a third of the bandwidth, because a pass costs more than reading."""
     options, machine = LoadOptions(n_ctx=4096), msgspec.structs.replace(MACHINE, peak=60e9)
     large, small = real("8b", "Q4_K_M"), real("0.5b", "Q8_0")
-    chatted = msgspec.structs.replace(machine, reaches=(Reach("Q4_K_M", 0.29e9, 0.37),))
+    chatted = msgspec.structs.replace(machine, utilizations=(Utilization("Q4_K_M", 0.29e9, 0.37),))
     assert predict(large, options, chatted).tok_s == predict(large, options, machine).tok_s
     assert estimate(5_600_000_000, chatted).tok_s == estimate(5_600_000_000, machine).tok_s
     slower, before = predict(small, options, chatted).tok_s, predict(small, options, machine).tok_s
     assert slower is not None and before is not None
     assert slower == pytest.approx(before * 0.37 / 0.7)
-    disturbed = msgspec.structs.replace(machine, reaches=(Reach("Q4_K_M", 5e9, 0.14),))
+    disturbed = msgspec.structs.replace(machine, utilizations=(Utilization("Q4_K_M", 5e9, 0.14),))
     floor = predict(large, options, disturbed).tok_s
     assert floor is not None and floor == pytest.approx(0.35 * 60e9 / predict(large, options, machine).bytes_per_token)
 
@@ -170,7 +172,7 @@ def test_experts_that_are_not_used_cost_memory_and_no_time() -> None:
 
 
 def test_what_is_not_known_is_none_and_says_how_to_get_it(headers: dict[str, GGUFHeader]) -> None:
-    unknown = msgspec.structs.replace(MACHINE, peak=0.0, peak_words="not measured: `cpuchat probe` does")
+    unknown = msgspec.structs.replace(MACHINE, peak=0.0, peak_source="not measured: `cpuchat probe` does")
     for seen in (predict(real("7b", "Q8_0"), LoadOptions(), unknown), estimate(8_000_000_000, unknown)):
         assert seen.limit_tok_s is seen.tok_s is None
         assert "cpuchat probe" in seen.basis

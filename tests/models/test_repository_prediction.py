@@ -17,7 +17,7 @@ from tests.support.hub_server import Fault, HubServer
 
 REPO = "some/Tiny-GGUF"
 OPTIONS = LoadOptions(n_ctx=2048)
-MACHINE = Machine(available=8 << 30, total=16 << 30, peak=50e9, peak_words="measured")
+MACHINE = Machine(available=8 << 30, total=16 << 30, peak=50e9, peak_source="measured")
 
 
 def told(first: str = "") -> dict[str, ModelPrediction]:

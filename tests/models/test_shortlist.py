@@ -12,8 +12,8 @@ GB = 10**9
 
 def machine(free: float, peak: float) -> Machine:
     """So many GB of memory, all but a tenth of it free, and so many GB/s."""
-    return Machine(available=int(free * GB), total=int(free * GB / 0.9), peak=peak * GB, peak_words="measured",
-                   reach=0.7, reach_words="as usual")  # fmt: skip
+    return Machine(available=int(free * GB), total=int(free * GB / 0.9), peak=peak * GB, peak_source="measured",
+                   utilization=0.7, utilization_source="as usual")  # fmt: skip
 
 
 def judged(models: tuple[CatalogModel, ...], where: Machine) -> tuple[Ranked, dict[str, Prediction]]:

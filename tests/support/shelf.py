@@ -18,8 +18,8 @@ from tests.support.scripted_backend import MODEL
 
 GB = 1_000_000_000
 MACHINE = Machine(
-    available=int(21.4 * GB), total=32 * GB, peak=51.2e9, peak_words="measured with 8 cores", reach=0.78,
-    reach_words="as measured here with other models",
+    available=int(21.4 * GB), total=32 * GB, peak=51.2e9, peak_source="measured with 8 cores", utilization=0.78,
+    utilization_source="as measured here with other models",
 )  # fmt: skip
 
 LOCAL = [
@@ -41,7 +41,7 @@ LOCAL = [
                has_template=True),
     LocalModel(path=Path("/models/part.gguf"), name="Qwen2.5-14B-Instruct", source="huggingface",
                repo="bartowski/Qwen2.5-14B-Instruct-GGUF", quantization="Q4_K_M", size=8_988_000_000,
-               damaged="The download is not finished.", unfinished=0.61),
+               damaged="Partial download.", unfinished=0.61),
 ]  # fmt: skip
 
 CATALOG = Catalog(

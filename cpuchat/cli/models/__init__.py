@@ -1,1 +1,1 @@
-"""`cpuchat models`: find, download, check, compare and keep models."""
+"""`cpuchat models`: find, download, verify, compare and delete models."""

@@ -1,4 +1,4 @@
-"""`cpuchat models catalog`: models that are worth knowing, and which of them fit here."""
+"""`cpuchat models catalog`: recommended models, with fit and speed on this machine."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 _CATALOG_EPILOG = """\b
 Examples:
-  cpuchat models catalog                 all of them
-  cpuchat models catalog qwen3           those with these words in name, family, publisher or repository
-  cpuchat models catalog qwen3-8b        all about one, by its id
-  cpuchat models download qwen3-8b       get it, in its first repository
+  cpuchat models catalog                 list all
+  cpuchat models catalog qwen3           list those that match: name, family, publisher or repository
+  cpuchat models catalog qwen3-8b        show one by its id
+  cpuchat models download qwen3-8b       download it from its first repository
 
-FIT and TOK/S are estimated by the size of the file: `cpuchat models files REPO` tells by its header. Your own entries
-go into catalog.toml in the config folder, in the form of the one that comes with cpuchat."""
+FIT and TOK/S are estimated from the file size; `cpuchat models files REPO` computes them from the header. Add your own
+entries to catalog.toml in the config folder, in the format of the built-in one."""
 
 
 @click.command("catalog", epilog=_CATALOG_EPILOG)
 @click.argument("words", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in GB by quantization.")
 def catalog(words: tuple[str, ...], as_json: bool) -> int:
-    """List chat models with their GGUF repositories, what fits this machine, and what drafts for them."""
+    """List chat models with their GGUF repositories, fit and speed on this machine, and draft models."""
     from cpuchat import settings
     from cpuchat.models.catalog import load_catalog, match_local
     from cpuchat.models.library.library import Library
@@ -46,8 +46,8 @@ def catalog(words: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         return _print_json(found, here, machine)
     if not found:
-        _complain(f"No model of the catalog has all of these words: {wanted}.")
-        click.echo("  Look for it on the hub: cpuchat models search WORDS.", err=True)
+        _complain(f"No catalog entry matches {wanted!r}.")
+        click.echo("  Search Hugging Face: cpuchat models search WORDS.", err=True)
     elif len(found) == 1:
         _print_one(found[0], known, here, machine)
     else:
@@ -71,12 +71,12 @@ def _print_all(found: list[CatalogModel], here: Collection[str], machine: Machin
         click.echo(line)
     free = gigabytes(machine.available)
     footnotes = [
-        f"FIT in the {free} GB that are free now. It and TOK/S are estimated by the size of the file.",
-        "○ is here. ? the repository was not verified. ≈ the size was not.",
-        "All about one, and how to get it: cpuchat models catalog ID.",
+        f"FIT and TOK/S are estimated from the file size, for the {free} GB that are free now.",
+        "○ downloaded. ? repository not verified. ≈ size not verified.",
+        "Details and download command: cpuchat models catalog ID.",
     ]
     if machine.peak <= 0:
-        footnotes.append(f"No TOK/S: {machine.peak_words}.")
+        footnotes.append(f"No TOK/S: {machine.peak_source}.")
     click.echo()
     for note in footnotes:
         for line in paragraph(note):
@@ -96,7 +96,7 @@ def _row(model: CatalogModel, here: Collection[str], machine: Machine) -> tuple[
 
 
 def _expected(model: CatalogModel, machine: Machine) -> Prediction | None:
-    """None when the size is not known."""
+    """Return the prediction; None when the size is not known."""
     from cpuchat.models.prediction import estimate
 
     if not model.size:
@@ -111,7 +111,7 @@ def _speed(expected: Prediction | None) -> str:
 
 
 def _parameters(model: CatalogModel) -> str:
-    """`7.6B`; `30.5B (3.3B)` for a mixture of experts of which a token uses so many."""
+    """Return `7.6B`; `30.5B (3.3B)` for a mixture of experts: total (active)."""
     from cpuchat.telemetry import units
 
     total = units.parameters(round(1e9 * model.params))
@@ -122,22 +122,24 @@ def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], machi
     from cpuchat.cli.terminal import paragraph
     from cpuchat.text import clean_line
 
-    drafts = [f"{draft.name} ({draft.id}{', here' if draft.id in here else ''})" for draft in known.drafts_of(model)]
+    drafts = [
+        f"{draft.name} ({draft.id}{', downloaded' if draft.id in here else ''})" for draft in known.drafts_of(model)
+    ]
     expected = _expected(model, machine)
     speed = _speed(expected)
     prediction = f"{expected.explained}{f'; ≈ {speed} tok/s' if speed else ''}" if expected is not None else ""
     facts = (
-        ("", f"{model.name}{' · here' if model.id in here else ''}"),
+        ("", f"{model.name}{' · downloaded' if model.id in here else ''}"),
         ("", " · ".join(filter(None, (model.id, model.family, model.publisher, str(model.year), model.license)))),
-        ("parameters", f"{_parameters(model)}{', a mixture of experts' if model.is_moe else ''}"),
+        ("parameters", f"{_parameters(model)}{', mixture of experts' if model.is_moe else ''}"),
         ("context", f"{model.context:,} tokens" if model.context else ""),
         ("sizes", ", ".join(f"{name} {_gigabytes(model, name)}" for name in model.sizes)),
         ("fit", prediction),
         ("drafts", ", ".join(drafts) or (f"none: {model.why_no_draft}" if model.why_no_draft else "none known")),
-        ("made for", "drafting, not for chats" if model.use == "draft" else ""),
+        ("purpose", "draft model, not for chat" if model.use == "draft" else ""),
         ("note", model.note),
         ("repositories", ", ".join(model.repos)),
-        ("verified", ", ".join(model.verified) or "nothing: all of this is from memory or computed"),
+        ("verified", ", ".join(model.verified) or "nothing"),
         ("download", f"cpuchat models download {model.spec}"),
     )
     for label, text in facts:

@@ -1,4 +1,4 @@
-"""`cpuchat models delete`: make room."""
+"""`cpuchat models delete`: delete a model, after showing what goes and what stays."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Examples:
   cpuchat models delete bartowski/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M
   cpuchat models delete ~/models/old.gguf --yes
 
-Of the Hugging Face cache, what another model or revision shares stays. Nothing outside the cache and your folders is
-deleted."""
+Files of the Hugging Face cache that another model or revision shares stay. Nothing outside the cache and your folders
+is deleted."""
 
 
 @click.command("delete", epilog=_DELETE_EPILOG)
@@ -27,7 +27,7 @@ deleted."""
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; needs --yes.")
 def delete_model(spec: str, yes: bool, as_json: bool) -> int:
-    """Delete MODEL, as `cpuchat models list` calls it, and say what room that makes."""
+    """Delete MODEL, named as in `cpuchat models list`, and report the freed space."""
     from cpuchat import settings
     from cpuchat.cli.output import json_line
     from cpuchat.models.library.deleting import delete
@@ -38,10 +38,10 @@ def delete_model(spec: str, yes: bool, as_json: bool) -> int:
     library = Library(settings.load().model.folders)
     deletion = library.deletion(find_model(library, spec))
     if deletion.refused:
-        raise UsageError(f"{deletion.model.name} is not deleted. {deletion.refused}")
+        raise UsageError(f"{deletion.model.name} was not deleted. {deletion.refused}")
     if not yes:
         if as_json or not sys.stdin.isatty():
-            raise UsageError("Deleting needs your word for it.", "Add --yes.")
+            raise UsageError("Refusing to delete without --yes.", "Add --yes to confirm.")
         _explain(deletion)
         if not click.confirm("Delete?", err=True):
             raise Interrupted("Nothing was deleted.")
@@ -50,10 +50,10 @@ def delete_model(spec: str, yes: bool, as_json: bool) -> int:
         files = [str(file) for file in deletion.files]
         click.echo(json_line({"freed": freed, "files": files, "stays": list(deletion.stays)}))
         return 0
-    if yes:  # else it was said before
+    if yes:  # else it was shown before
         for line in deletion.stays:
             click.echo(f"  {clean_line(line)}")
-    click.echo(f"{size(freed)} are free now.")
+    click.echo(f"Freed {size(freed)}.")
     return 0
 
 
@@ -61,8 +61,8 @@ def _explain(deletion: Deletion) -> None:
     from cpuchat.telemetry.units import size
     from cpuchat.text import clean_line
 
-    click.echo(f"{clean_line(deletion.model.name)}: this makes {size(deletion.freed)} of room.", err=True)
+    click.echo(f"Deleting {clean_line(deletion.model.name)} frees {size(deletion.freed)}:", err=True)
     for file in deletion.files:
-        click.echo(f"  goes   {clean_line(str(file))}", err=True)
+        click.echo(f"  delete {clean_line(str(file))}", err=True)
     for line in deletion.stays:
         click.echo(f"  {clean_line(line)}", err=True)

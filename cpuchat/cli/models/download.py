@@ -1,4 +1,4 @@
-"""`cpuchat models download`: a model from the hub, checked, with what it needs here said first."""
+"""`cpuchat models download`: download a model and verify it; shows its memory need and speed here first."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 _DOWNLOAD_EPILOG = f"""\b
 Examples:
-  cpuchat models download qwen2.5-1.5b-instruct               an id of `cpuchat models catalog`
+  cpuchat models download qwen2.5-1.5b-instruct               an id from `cpuchat models catalog`
   cpuchat models download Qwen/Qwen2.5-1.5B-Instruct-GGUF
   cpuchat models download bartowski/Qwen2.5-7B-Instruct-GGUF:Q8_0
   cpuchat models download https://huggingface.co/OWNER/NAME/blob/main/x.gguf
 
-Without a quantization it is Q4_K_M, or the nearest to it that there is. Files go into the Hugging Face cache (HF_HOME,
-HF_HUB_CACHE); they count as downloaded when their SHA-256 is the one that the hub announced. What was interrupted goes
-on from its last byte. Exit code {Interrupted.exit_code} after Ctrl+C."""
+Default quantization: Q4_K_M, or the nearest available. Files go into the Hugging Face cache (HF_HOME, HF_HUB_CACHE) and
+are verified by the SHA-256 that the hub announces. An interrupted download resumes from its last byte. Exit code
+{Interrupted.exit_code} after Ctrl+C."""
 
 
 @click.command("download", epilog=_DOWNLOAD_EPILOG)
 @click.argument("repo", metavar="REPO[:QUANT]|ID[:QUANT]|URL")
-@click.option("--revision", metavar="REV", default="", help="A branch, tag or commit; default: the newest.")
+@click.option("--revision", metavar="REV", default="", help="Branch, tag or commit; default: newest commit.")
 @ctx_option()
-@click.option("--yes", "-y", is_flag=True, help="Do not ask when it is too large for this machine.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object when it is done, sizes in bytes.")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask when it is too large for this machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, sizes in bytes.")
 def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) -> int:
     """Download a model and print the path of its (first) file."""
     chosen = laid_over(values)
@@ -60,8 +60,8 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
         raise from_code(done.code, done.message, done.hint)
     if done.state != "done":
         raise Interrupted(
-            f"Stopped at {_share(done)}; what arrived is kept.",
-            f"`cpuchat models download {repo}` goes on from there.",
+            f"Stopped at {_share(done)}; the partial file is kept.",
+            f"Resume with `cpuchat models download {repo}`.",
         )
     _tell(terminal, repository, done, as_json=as_json)
     return 0
@@ -93,17 +93,17 @@ def _explain(terminal: Terminal, repository: Repository, model: RepoModel, predi
 
 
 def _ask(yes: bool, as_json: bool) -> None:
-    """Raises Interrupted or UsageError when it is not to be downloaded nevertheless."""
+    """Ask whether to download it anyway. Raises Interrupted or UsageError if not."""
     if yes:
         return
     if as_json or not sys.stdin.isatty():
-        raise UsageError("It cannot be loaded on this machine as it is now.", "Add --yes to download it nevertheless.")
-    if not click.confirm("Download it nevertheless?", err=True):
+        raise UsageError("It cannot be loaded on this machine as it is now.", "Add --yes to download it anyway.")
+    if not click.confirm("Download it anyway?", err=True):
         raise Interrupted("Nothing was downloaded.")
 
 
 async def _download(repository: Repository, model: RepoModel, shown: _Shown) -> Download:
-    """Its last state. Ctrl+C cancels this, and so pauses the download."""
+    """Return its last state. Ctrl+C cancels this task, which pauses the download."""
     from cpuchat.models.downloads.manager import Downloads
 
     downloads = Downloads(changed=shown.show)
@@ -119,7 +119,7 @@ async def _download(repository: Repository, model: RepoModel, shown: _Shown) -> 
 
 
 class _Shown:
-    """How far it is: one moving line on a terminal, else a line for each tenth and for each fault."""
+    """Shows the progress: one updated line on a terminal, else a line for each tenth and for each fault."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -144,11 +144,11 @@ def _line(download: Download) -> str:
         case "running" if download.seconds_left is not None:
             return f"{far}  {units.size(int(download.speed))}/s  {units.time_left(download.seconds_left)}"
         case "waiting":
-            again = f" Next try in {download.retry_in:.0f} s." if download.retry_in else ""
+            again = f" Retrying in {download.retry_in:.0f} s." if download.retry_in else ""
             return f"{far}  {download.message}{again}"
         case "checking":
             checked = 100 * download.checked // max(download.total, 1)
-            return f"{far}  checking {checked} %"
+            return f"{far}  verifying {checked} %"
         case _:
             return far
 
@@ -168,4 +168,4 @@ def _tell(terminal: Terminal, repository: Repository, done: Download, *, as_json
         return
     terminal.line(clean_line(done.path))
     spec = f"{repository.id}:{done.model.quantization}" if done.model.quantization else done.path
-    terminal.note(f"Checked and ready: `cpuchat --model {clean_line(spec)}`.")
+    terminal.note(f"Downloaded and verified. Start it: `cpuchat --model {clean_line(spec)}`.")

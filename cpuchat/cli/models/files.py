@@ -1,4 +1,4 @@
-"""`cpuchat models files`: what a repository holds, and which of it fits here, before anything is downloaded."""
+"""`cpuchat models files`: the models of a repository, with fit and speed here, before anything is downloaded."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ Examples:
   cpuchat models files unsloth/Qwen3-8B-GGUF:Q8_0
   cpuchat models files unsloth/Qwen3-8B-GGUF --ctx 32768 --draft unsloth/Qwen3-0.6B-GGUF:Q8_0
 
-Of one quantization, the usual one or the one that is named, the header is read: some MB, which are kept. The others
-are judged by it and their sizes: "≈". FIT is for the context of --ctx (or of the settings) in the memory that is free
-now."""
+Reads the header of one quantization (the usual or the named one; some MB, cached) and estimates the others ("≈") from
+it and their sizes. FIT is for the context of --ctx or the settings and the memory that is free now."""
 
 
 @click.command("files", epilog=_FILES_EPILOG)
 @click.argument("repo", metavar="REPO[:QUANT]")
 @ctx_option()
-@click.option("--draft", metavar="FILE|REPO", help="Count this draft model, too; it may be on the hub.")
-@click.option("--revision", metavar="REV", default="", help="A branch, tag or commit; default: the newest.")
-@click.option("--no-header", is_flag=True, help="Judge by the sizes of the files alone.")
+@click.option("--draft", metavar="FILE|REPO", help="Include this draft model, local or on the hub.")
+@click.option("--revision", metavar="REV", default="", help="Branch, tag or commit; default: newest commit.")
+@click.option("--no-header", is_flag=True, help="Estimate from file sizes alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, sizes in bytes.")
 def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json: bool, **values: Any) -> int:
     """List the models of the repository REPO by quantization, with size, fit and expected speed on this machine.
 
-    REPO is OWNER/NAME, the link of its page on Hugging Face, or an id of `cpuchat models catalog`.
+    REPO is OWNER/NAME, a Hugging Face link, or an id from `cpuchat models catalog`.
     """
     chosen = laid_over(values)
     if no_header and draft:
-        raise UsageError("With --no-header a draft model is not counted.", "Leave one of the two out.")
+        raise UsageError("--no-header and --draft exclude each other.", "Leave one of them out.")
 
     from cpuchat.cli.models.address import hub_address
     from cpuchat.cli.models.headers import find_header
@@ -53,10 +52,10 @@ def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json:
 
     address = hub_address(repo)
     hub, terminal = Hub(), Terminal()
-    terminal.status("asking the hub")
+    terminal.status("contacting Hugging Face")
     try:
         repository = hub.repository(address.repo, revision or address.revision or "main")
-        named = address.quantization or address.path.lower().endswith(".gguf")  # not by the link of a folder
+        named = address.quantization or address.path.lower().endswith(".gguf")  # not the link of a folder
         first = choose(repository, address.wanted) if named else None
         header = find_header(draft, chosen.model.folders, hub) if draft else None
         found = _predicted(None if no_header else hub, repository, chosen, first, header)
@@ -70,7 +69,7 @@ def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json:
 def _predicted(
     hub: Hub | None, repository: Repository, chosen: Settings, first: RepoModel | None, draft: GGUFHeader | None
 ) -> dict[str, ModelPrediction]:
-    """By the path of the model's first file."""
+    """Return the predictions by the path of the model's first file."""
     from cpuchat.models.machine import this_machine
     from cpuchat.models.repository_prediction import predict_repository
 
@@ -95,7 +94,7 @@ def _print(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
         for line in table([headings, *rows], right=(1, 3, 4, 5)):
             click.echo(line)
     else:
-        click.echo("cpuchat: There is no GGUF model in it.", err=True)
+        click.echo("cpuchat: This repository has no GGUF models.", err=True)
     for model in others:
         click.echo(f"{model.kind}: {clean_line(model.files[0].path)}  {size(model.size)}")
     notes = _notes(repository, found)
@@ -114,7 +113,7 @@ def _row(
     count = str(len(model.files)) if len(model.files) > 1 else ""
     here = _share(_bytes_here(repository, model), model.size)
     if predicted is None or predicted.damaged:
-        fault = "damaged" if predicted is not None else "parts are missing"
+        fault = "damaged" if predicted is not None else "incomplete"
         return name, size(model.size), fault, "", "", count, here
     expected = predicted.prediction
     about = "" if expected.exact else "≈ "
@@ -137,12 +136,12 @@ def _bytes_here(repository: Repository, model: RepoModel) -> int:
 
 
 def _share(done: int, total: int) -> str:
-    """`here`; `61 %` of an unfinished download; "" when there is nothing of it."""
-    return "" if not done else "here" if done == total else f"{100 * done // total} %"
+    """Return `yes`; `61 %` of a partial download; "" for none of it."""
+    return "" if not done else "yes" if done == total else f"{100 * done // total} %"
 
 
 def _notes(repository: Repository, found: Mapping[str, ModelPrediction]) -> list[str]:
-    """What the figures rest on, and what went wrong, each once."""
+    """Return what the figures are based on, and each problem once."""
     from cpuchat.models.fit import gigabytes
 
     notes: list[str] = []
@@ -151,7 +150,7 @@ def _notes(repository: Repository, found: Mapping[str, ModelPrediction]) -> list
         expected = max(judged, key=lambda one: (one.exact, one.tok_s or 0))
         context = f" with {expected.n_ctx:,} tokens of context" if expected.exact else ""
         draft = f" and the draft model ({gigabytes(expected.draft_need.least)} GB)" if expected.draft_need else ""
-        notes.append(f"FIT{context}{draft} in the {gigabytes(expected.available)} GB that are free now.")
+        notes.append(f"FIT{context}{draft}, for the {gigabytes(expected.available)} GB that are free now.")
         notes.append(f"TOK/S: {expected.basis}.")
     notes += [f"! {problem}" for problem in repository.problems]
     notes += dict.fromkeys(f"! {one.problem}" for one in found.values() if one.problem)

@@ -1,4 +1,4 @@
-"""The commands under `cpuchat models`."""
+"""The `cpuchat models` command group."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import click
 from cpuchat.cli.lazy import LazyGroup
 
 _COMMANDS = {
-    "list": ("cpuchat.cli.models.list", "list_models", "What is on this machine."),
-    "delete": ("cpuchat.cli.models.delete", "delete_model", "Make room, after saying how much."),
-    "verify": ("cpuchat.cli.models.verify", "verify", "Compare files with the checksums that were published."),
-    "search": ("cpuchat.cli.models.search", "search", "Look for repositories on Hugging Face."),
-    "files": ("cpuchat.cli.models.files", "files", "What a repository holds, and which of it fits here."),
-    "download": ("cpuchat.cli.models.download", "download", "Get a model from Hugging Face, checked."),
-    "show": ("cpuchat.cli.models.show", "show", "What the header of a model says."),
-    "catalog": ("cpuchat.cli.models.catalog", "catalog", "Models worth knowing, and which of them fit here."),
-    "pair": ("cpuchat.cli.models.pair", "pair", "Which draft model fits which target."),
-    "quantize": ("cpuchat.cli.models.quantize", "quantize", "Write a smaller file of a model."),
+    "list": ("cpuchat.cli.models.list", "list_models", "List the models on this machine."),
+    "delete": ("cpuchat.cli.models.delete", "delete_model", "Delete a model and free its disk space."),
+    "verify": ("cpuchat.cli.models.verify", "verify", "Compare files with their published checksums."),
+    "search": ("cpuchat.cli.models.search", "search", "Search Hugging Face for GGUF repositories."),
+    "files": ("cpuchat.cli.models.files", "files", "List the models of a repository, with fit and speed here."),
+    "download": ("cpuchat.cli.models.download", "download", "Download a model from Hugging Face and verify it."),
+    "show": ("cpuchat.cli.models.show", "show", "Show the header of a model."),
+    "catalog": ("cpuchat.cli.models.catalog", "catalog", "List recommended models, with fit and speed here."),
+    "pair": ("cpuchat.cli.models.pair", "pair", "Check which draft models fit a target."),
+    "quantize": ("cpuchat.cli.models.quantize", "quantize", "Quantize a model."),
     "synthetic": ("cpuchat.cli.models.synthetic", "synthetic", "Write a model of a real shape with random weights."),
 }
 
 
 @click.group(cls=LazyGroup, commands_by_name=_COMMANDS)
 def models() -> None:
-    """Find, download, check, compare and keep models."""
+    """Find, download, verify, compare and delete models."""

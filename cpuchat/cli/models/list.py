@@ -1,4 +1,4 @@
-"""`cpuchat models list`: what is on this machine."""
+"""`cpuchat models list`: the models on this machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from cpuchat.models.library.model import LocalModel
     from cpuchat.models.machine import Machine
 
-_LIST_EPILOG = """The last column is what --model takes. tok/s is what plain decoding last reached here, with ≈ what is
-to be expected. More folders are searched if config.toml names them:
+_LIST_EPILOG = """The last column is the value for --model. tok/s is the last measured speed of plain decoding; with
+≈ it is predicted. To search more folders, name them in config.toml:
 
 \b
   [model]
@@ -25,7 +25,7 @@ _HEADINGS = ("NAME", "ARCH", "PARAMS", "QUANT", "CONTEXT", "SIZE", "TOK/S", "USE
 @click.command("list", epilog=_LIST_EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in bytes.")
 def list_models(as_json: bool) -> int:
-    """List the models of the package, the Hugging Face cache and your folders, the one used last first."""
+    """List the models of the package, the Hugging Face cache and your folders, last used first."""
     import msgspec
 
     from cpuchat import settings
@@ -45,14 +45,14 @@ def list_models(as_json: bool) -> int:
         print(json_line(rows))
         return 0
     if not found:
-        click.echo("cpuchat: no models found; `cpuchat models search WORDS` looks for some.", err=True)
+        click.echo("cpuchat: No models found. Search for some: cpuchat models search WORDS.", err=True)
         return 0
     machine = this_machine(chosen)
     rows = [_row(model, spec, machine) for model, spec in zip(found, specs, strict=True)]
     for line in table([_HEADINGS, *rows], right=(2, 4, 5, 6)):
         click.echo(line)
     if not machine.peak:
-        click.echo(f"cpuchat: no speed is predicted: {machine.peak_words}.", err=True)
+        click.echo(f"cpuchat: No predicted speed: {machine.peak_source}.", err=True)
     return 0
 
 
@@ -79,7 +79,7 @@ def _row(model: LocalModel, spec: str, machine: Machine) -> tuple[str, ...]:
 
 
 def _parameters(model: LocalModel) -> str:
-    """`1.5B`, for a mixture of experts `30.5B/3.3B`: in all, and those that a token uses."""
+    """Return `1.5B`; for a mixture of experts `30.5B/3.3B`: total and active."""
     from cpuchat.telemetry.units import parameters
 
     if not model.n_params:
@@ -89,7 +89,7 @@ def _parameters(model: LocalModel) -> str:
 
 
 def _speed(model: LocalModel, machine: Machine) -> str:
-    """`31.2` as measured, `≈41` as predicted, or that it is too large."""
+    """Return `31.2` as measured, `≈41` as predicted, or `too large`."""
     from cpuchat.models.prediction import estimate
     from cpuchat.telemetry.units import about, rate
 
@@ -103,5 +103,5 @@ def _speed(model: LocalModel, machine: Machine) -> str:
 
 
 def _day(seconds: float) -> str:
-    """`2026-11-21` in local time, "" for never."""
+    """Return `2026-11-21` in local time, "" for never."""
     return time.strftime("%Y-%m-%d", time.localtime(seconds)) if seconds else ""

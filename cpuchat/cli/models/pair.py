@@ -1,4 +1,4 @@
-"""`cpuchat models pair`: which draft model fits which target, and what it would gain."""
+"""`cpuchat models pair`: which draft models fit a target, and the expected speed-up."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Examples:
   cpuchat models pair ~/models/big.gguf
   cpuchat models pair ~/models/big.gguf --hub
 
-TARGET and DRAFT are what --model takes. The gain is told from what passes of the target cost on this machine, which is
-measured when it is loaded with drafting on. Exit codes: 0 the draft fits (without DRAFT: there is one),
+TARGET and DRAFT are values for --model. The speed-up is predicted from the pass costs of the target on this machine,
+which are measured when it is loaded with drafting on. Exit codes: 0 the draft fits (without DRAFT: at least one does),
 {DraftMismatch.exit_code} it does not, 3 no such model, 4 damaged model."""
 
 
 @click.command("pair", epilog=_PAIR_EPILOG)
 @click.argument("target")
 @click.argument("draft", required=False)
-@click.option("--hub", "ask_hub", is_flag=True, help="Check those on the hub, too: reads some MB of each.")
+@click.option("--hub", "ask_hub", is_flag=True, help="Also check those on the hub: reads some MB of each.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def pair(target: str, draft: str | None, ask_hub: bool, as_json: bool) -> int:
-    """Say whether DRAFT can draft for TARGET; without DRAFT, list the models that can, those of the catalog included.
+    """Check whether DRAFT can draft for TARGET; without DRAFT, list those that can, including the catalog's.
 
-    A draft model must have the target's vocabulary. Only the headers of the files are read.
+    A draft model must have the target's vocabulary. Only headers are read.
     """
     from cpuchat import settings
     from cpuchat.models.library.library import Library
@@ -139,19 +139,19 @@ def _print_tables(
         for line in table([headings, *rows], right=(1,)):
             click.echo(line)
     else:
-        click.echo(f"cpuchat: No smaller model here can draft for {clean_line(target.name)}.", err=True)
+        click.echo(f"cpuchat: No smaller local model can draft for {clean_line(target.name)}.", err=True)
         if not on_hub:
             click.echo(f"  {suggestion(target, [])}", err=True)
     if on_hub:
         if here:
             click.echo()
-        click.echo("On the hub, named by the catalog:")
+        click.echo("On Hugging Face, recommended by the catalog:")
         rows = [(spec, _size(one), _gain(one), f"{_state(one)} {_mark(one, best)}") for spec, one in on_hub.items()]
         for line in table([headings, *rows], right=(1,)):
             click.echo(line)
     notes = [_note(spec, one) for spec, one in on_hub.items()]
     shown = [one for one in (*here.values(), *on_hub.values()) if one.fits is not False]
-    notes += [f"No gain can be told: {one.expected.why}." for one in shown if not one.expected.gains]
+    notes += [f"No speed-up predicted: {one.expected.why}." for one in shown if not one.expected.gains]
     for note in dict.fromkeys(filter(None, notes)):
         click.echo()
         for line in paragraph(clean_line(note)):
@@ -159,7 +159,7 @@ def _print_tables(
 
 
 def _size(candidate: Candidate) -> str:
-    """Of one on the hub: as its repository tells it, before that about what the catalog does."""
+    """Return the size of one on the hub: from its repository, before that approximately from the catalog."""
     from cpuchat.telemetry.units import size
 
     if not candidate.size:
@@ -168,12 +168,12 @@ def _size(candidate: Candidate) -> str:
 
 
 def _gain(candidate: Candidate) -> str:
-    """ "" where none can be told, or it does not matter."""
+    """Return the speed-up; "" where it is not known, or the model does not fit."""
     return candidate.expected.words if candidate.expected.gains and candidate.fits is not False else ""
 
 
 def _mark(candidate: Candidate, best: Candidate | None) -> str:
-    return "← take this one" if candidate is best else ""
+    return "← recommended" if candidate is best else ""
 
 
 def _state(candidate: Candidate) -> str:
@@ -183,11 +183,11 @@ def _state(candidate: Candidate) -> str:
 
 
 def _note(spec: str, candidate: Candidate) -> str:
-    """Why it does not fit or was not checked; "" when it fits."""
+    """Return why it does not fit or was not checked; "" when it fits."""
     if candidate.failed:
         return f"Not checked: {candidate.failed}"
     if candidate.verdict is None:
-        return "Not checked: --hub does that, and reads some MB of each."
+        return "Not checked: add --hub to read some MB of each."
     return "" if candidate.verdict.ok else f"{spec} does not fit: {candidate.verdict.reason}."
 
 
@@ -212,7 +212,7 @@ def _print_json(target: Path, here: dict[str, Candidate], on_hub: dict[str, Cand
 
 
 def _expected_json(expected: Expectation | None) -> dict[str, Any] | None:
-    """`gains` is empty when nothing can be told, and `why` says what is missing."""
+    """Return it as JSON: `gains` is empty when nothing is known, and `why` says what is missing."""
     import msgspec
 
     return None if expected is None else msgspec.to_builtins(expected)

@@ -1,4 +1,4 @@
-"""`cpuchat models quantize`: a smaller file of a model."""
+"""`cpuchat models quantize`: quantize a model."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Examples:
   cpuchat models quantize owner/repo:F16 Q4_0 /data/small.gguf --threads 8
   cpuchat models quantize --list ~/models/big-F16.gguf
 
-SOURCE is what --model takes. Without OUT the file gets SOURCE's name and lies beside it; where SOURCE is in the
-Hugging Face cache, it goes to the first of your folders, or to {shown(made_models_dir())}.
-It is there only when it is whole; Ctrl+C leaves nothing behind.
+SOURCE is a value for --model. Without OUT the file is named after SOURCE and put beside it; for a SOURCE in the Hugging
+Face cache it goes to the first of your folders, or to {shown(made_models_dir())}.
+It appears only when complete; Ctrl+C leaves nothing behind.
 
-Exit codes: 2 what is asked for cannot be, 3 no such model, 4 damaged model, {DiskFull.exit_code} no room on the disk,
-{QuantizeFailed.exit_code} llama.cpp gave up, {Interrupted.exit_code} stopped."""
+Exit codes: 2 invalid arguments, 3 no such model, 4 damaged model, {DiskFull.exit_code} disk full,
+{QuantizeFailed.exit_code} llama.cpp failed, {Interrupted.exit_code} stopped."""
 
 
 @click.command("quantize", epilog=_EPILOG)
@@ -37,15 +37,15 @@ Exit codes: 2 what is asked for cannot be, 3 no such model, 4 damaged model, {Di
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--list", "as_list", is_flag=True,
-    help="List the types; with SOURCE how large, how fast and how each would be arranged here.",
+    help="List the types; with SOURCE also size, fit, speed and repacking here.",
 )  # fmt: skip
 @click.option(
     "--imatrix", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Importance matrix, as llama-imatrix writes it; the smallest types need one.",
+    help="Importance matrix from llama-imatrix; required for the smallest types.",
 )  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Default: one for each core.")
-@click.option("--allow-requantize", is_flag=True, help="Take a SOURCE that is below Q8_0 already: loses quality twice.")
-@click.option("--force", is_flag=True, help="Replace OUT if it is there already.")
+@click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Default: one per core.")
+@click.option("--allow-requantize", is_flag=True, help="Allow a SOURCE below Q8_0: loses quality twice.")
+@click.option("--force", is_flag=True, help="Overwrite OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")
 def quantize(
     source: str | None,
@@ -58,14 +58,14 @@ def quantize(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Write SOURCE as TYPE (Q4_K_M, Q8_0, ...) to OUT, from F32, F16, BF16 or Q8_0.
+    """Quantize SOURCE (F32, F16, BF16 or Q8_0) to TYPE (Q4_K_M, Q8_0, ...) and write it to OUT.
 
-    It runs at low priority in a process of its own.
+    Runs at low priority in its own process.
     """
     if as_list:
         return _list_types(source, as_json=as_json)
     if source is None or kind is None:
-        raise UsageError("SOURCE and TYPE are missing.", "`cpuchat models quantize --list` names the types.")
+        raise UsageError("SOURCE and TYPE are missing.", "`cpuchat models quantize --list` lists the types.")
     from cpuchat.models.gguf.header import read_header
     from cpuchat.models.quantize.make import Job
     from cpuchat.models.quantize.place import is_folder, suggested_folder, suggested_path
@@ -76,7 +76,7 @@ def quantize(
     if out is None or is_folder(out):
         out = suggested_path(read_header(path), wanted, out or suggested_folder(path, library))
     elif out.suffix.lower() != ".gguf":
-        raise UsageError(f"{out} is no name for a model file.", "Give one that ends in .gguf.")
+        raise UsageError(f"Not a model file name: {out}.", "Give one that ends in .gguf.")
     job = Job(
         source=path, out=out, type=wanted, threads=threads, imatrix=imatrix, requantize=allow_requantize, force=force
     )  # fmt: skip
@@ -112,7 +112,7 @@ def _make(job: Job, library: Library, *, as_json: bool) -> int:
     terminal.line(f"{path}  {size(n_bytes)}")
     terminal.note(_arrangement(job.type))
     if not any(is_inside(path.parent, folder) for folder in library.folders):
-        terminal.note("`cpuchat models list` does not look there: name the folder in config.toml, [model] folders.")
+        terminal.note("`cpuchat models list` does not search this folder: add it to [model] folders in config.toml.")
     return 0
 
 
@@ -131,12 +131,12 @@ def _status(progress: QuantizeProgress) -> str:
 
 
 def _arrangement(kind: QuantType) -> str:
-    """What becomes of it at load on this CPU, in one sentence."""
+    """Return one sentence on how it is repacked at load on this CPU."""
     from cpuchat.hardware.instructions import instructions
     from cpuchat.models.repack import layout_of
 
     layout = layout_of(kind.tensor, instructions())
-    return f"On this CPU, {kind.tensor} is {layout.words if layout is not None else 'used as it is'} when it is loaded."
+    return f"At load on this CPU, {kind.tensor} is {layout.words if layout is not None else 'used as it is'}."
 
 
 def _list_types(spec: str | None, *, as_json: bool) -> int:
@@ -157,7 +157,7 @@ def _list_types(spec: str | None, *, as_json: bool) -> int:
     click.echo()
     notes = [advice(cpu)]
     if spec is not None:
-        notes.append("SPEED is against SOURCE, where reading the weights sets the pace.")
+        notes.append("SPEED is relative to SOURCE, where decoding is memory-bound.")
     for note in notes:
         click.echo("\n".join(paragraph(note)))
     return 0
@@ -180,7 +180,7 @@ def _types(cpu: Instructions) -> list[dict[str, Any]]:
 
 
 async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
-    """`_types` with what each would make of the model; bits per weight are those of the file."""
+    """Return `_types` with the forecast for the model; bits per weight are those of the file."""
     from cpuchat import settings
     from cpuchat.models.machine import this_machine
     from cpuchat.models.prediction import predict

@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 _SEARCH_EPILOG = """\b
 Examples:
   cpuchat models search qwen3 8b
-  cpuchat models files unsloth/Qwen3-8B-GGUF      what is in one of them
+  cpuchat models files unsloth/Qwen3-8B-GGUF      list the models in one of them
 
-HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are respected."""
+Respects HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."""
 
 
 @click.command("search", epilog=_SEARCH_EPILOG)
 @click.argument("words", nargs=-1, required=True)
 @click.option(
-    "--limit", type=click.IntRange(1, 100), default=30, show_default=True, metavar="N", help="At most N repositories."
+    "--limit", type=click.IntRange(1, 100), default=30, show_default=True, metavar="N", help="Result limit."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
-    """Look for repositories with GGUF files on Hugging Face, what is downloaded most first."""
+    """Search Hugging Face for repositories with GGUF files, most downloads first."""
     import msgspec
 
     from cpuchat.cli.output import json_line
@@ -38,8 +38,8 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
         click.echo(json_line(msgspec.to_builtins(found)))
         return 0
     if not found:
-        click.echo(f"cpuchat: No repository with GGUF files is called {clean_line(query)!r}.", err=True)
-        click.echo("  Use fewer words: all of them must be in its name.", err=True)
+        click.echo(f"cpuchat: No GGUF repositories match {clean_line(query)!r}.", err=True)
+        click.echo("  Use fewer words: a repository's name must contain all of them.", err=True)
         return 0
     headings = ("REPOSITORY", "PARAMS", "ARCH", "DOWNLOADS", "UPDATED", "ACCESS")
     for line in table([headings, *map(_row, found)], right=(1, 3)):

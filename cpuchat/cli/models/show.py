@@ -1,4 +1,4 @@
-"""`cpuchat models show`: what the header of a model says, here or on the hub."""
+"""`cpuchat models show`: the header of a model, local or on the hub."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Examples:
   cpuchat models show unsloth/Qwen3-8B-GGUF:Q4_K_M --tensors
   cpuchat models show demo --template
 
-MODEL is what --model takes, or a model on the hub, of which only the header is fetched (some MB). A repository
-that is not here, named without a quantization, is listed as `models files` does."""
+MODEL is a value for --model, or a model on the hub, of which only the header is fetched (some MB). For a repository on
+the hub without a quantization, its models are listed as by `models files`."""
 
 
 @click.command("show", epilog=_SHOW_EPILOG)
 @click.argument("model")
-@click.option("--tensors", is_flag=True, help="List every tensor, too.")
-@click.option("--metadata", is_flag=True, help="List everything that the header says, too.")
-@click.option("--template", is_flag=True, help="Print the chat template and nothing else (--json: exactly).")
+@click.option("--tensors", is_flag=True, help="Also list all tensors.")
+@click.option("--metadata", is_flag=True, help="Also list all metadata.")
+@click.option("--template", is_flag=True, help="Print only the chat template (--json: exactly).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, sizes in bytes.")
 def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: bool) -> int:
-    """Say what MODEL is: architecture, tensors by type, bytes per token, experts, tokenizer, chat template.
+    """Show MODEL: architecture, tensors by type, bytes per token, experts, tokenizer, chat template.
 
-    Nothing is loaded, only the header is read.
+    Only the header is read; nothing is loaded.
     """
     if template and (as_json or tensors or metadata):
-        raise UsageError("--template prints the template and nothing else.", "Leave the other options out.")
+        raise UsageError("--template cannot be combined with other options.", "Leave the other options out.")
     from cpuchat import settings
     from cpuchat.cli.models.headers import find_header
     from cpuchat.models.hub.client import Hub

@@ -1,4 +1,4 @@
-"""`cpuchat models synthetic`: models for measuring."""
+"""`cpuchat models synthetic`: models of random weights for speed measurements."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Examples:
 @click.argument("shape")
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--quant", default="Q8_0", show_default=True, metavar="TYPE", help="Quantization: Q4_K_M, F16, ...")
-@click.option("--layers", type=click.IntRange(min=1), metavar="N", help="Write N layers instead of the shape's own.")
+@click.option("--layers", type=click.IntRange(min=1), metavar="N", help="Number of layers; default: the shape's.")
 @click.option(
     "--seed", type=click.IntRange(min=0), default=1, show_default=True, metavar="N", help="Same seed, same file."
 )
 @click.option(
     "--pair-alpha", type=float, metavar="X",
-    help="Write a target and a draft model whose acceptance rate is X, 0 to 1.",
+    help="Write a target and a draft model with acceptance rate X, 0 to 1.",
 )  # fmt: skip
 @click.option(
     "--draft-out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Where the draft of a pair goes; default: OUT with `-draft` in its name.",
+    help="Path of the pair's draft; default: OUT with `-draft` in its name.",
 )  # fmt: skip
 @click.option(
-    "--draft-shape", default="0.05b", show_default=True, metavar="SHAPE", help="Shape of the draft of a pair."
+    "--draft-shape", default="0.05b", show_default=True, metavar="SHAPE", help="Shape of the pair's draft."
 )
-@click.option("--force", is_flag=True, help="Replace files that are there already.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 def synthetic(
     shape: str,
     out: Path,
@@ -48,15 +48,15 @@ def synthetic(
 ) -> int:
     """Write a model of a real SHAPE with random weights to OUT.
 
-    SHAPE is tiny, 0.05b, 0.5b, 1.5b, 3b, 7b, 8b, 14b, 32b, 70b or 30b-a3b. Such a model says nothing sensible, but
-    computes exactly as much as a real one.
+    SHAPE is tiny, 0.05b, 0.5b, 1.5b, 3b, 7b, 8b, 14b, 32b, 70b or 30b-a3b. Such a model writes nonsense, but takes as
+    much computation as a real one.
     """
     from cpuchat.synthetic.model import write_model
     from cpuchat.synthetic.pair import write_pair
 
     if pair_alpha is None:
         if draft_out is not None:
-            raise UsageError("--draft-out is for a pair.", "Give --pair-alpha as well.")
+            raise UsageError("--draft-out needs --pair-alpha.", "Add --pair-alpha.")
         targets = [out]
     else:
         draft_out = draft_out or out.with_name(f"{out.stem}-draft.gguf")
@@ -65,7 +65,7 @@ def synthetic(
             raise UsageError("Target and draft cannot be the same file.", "Give --draft-out another name.")
     for file in targets:
         if file.exists() and not force:
-            raise UsageError(f"{file} is there already.", "Give another name, or --force to replace it.")
+            raise UsageError(f"{file} exists.", "Choose another name, or add --force to overwrite it.")
     try:
         if pair_alpha is None:
             write_model(out, shape, quant, layers=layers, seed=seed)

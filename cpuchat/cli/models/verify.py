@@ -1,4 +1,4 @@
-"""`cpuchat models verify`: is what is on the disk what was published?"""
+"""`cpuchat models verify`: compare files with their published checksums."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ of others only the header can be checked. Exit codes: 0 nothing is damaged, {Mod
 
 @click.command("verify", epilog=_VERIFY_EPILOG)
 @click.argument("specs", nargs=-1, metavar="[MODEL]...")
-@click.option("--all", "everything", is_flag=True, help="Check all models of this machine.")
+@click.option("--all", "everything", is_flag=True, help="Check all models on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def verify(specs: tuple[str, ...], everything: bool, as_json: bool) -> int:
-    """Read each MODEL whole and compare its checksum; damaged ones are marked in the list from then on."""
+    """Read each MODEL and compare its checksum; damaged ones are marked in `cpuchat models list` from then on."""
     from cpuchat import settings
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import Terminal
@@ -32,7 +32,7 @@ def verify(specs: tuple[str, ...], everything: bool, as_json: bool) -> int:
     from cpuchat.text import clean_line
 
     if bool(specs) == everything:
-        raise UsageError("Say which models to check.", "Name them, or give --all.")
+        raise UsageError("No models named.", "Name the models to verify, or give --all.")
     library = Library(settings.load().model.folders)
     models = library.local_models() if everything else [find_model(library, spec) for spec in specs]
     terminal = Terminal(quiet=as_json)

@@ -169,9 +169,9 @@ def _on_hub(model: CatalogModel, limit: float, costs: TargetCosts, machine: Mach
 def _predicted(per_token: int, quantization: str, machine: Machine | None) -> tuple[float, str]:
     """Milliseconds in which the machine reads the `per_token` bytes of a draft model (0: not known), and why."""
     if machine is None or machine.peak <= 0:
-        return 0.0, machine.peak_words if machine is not None else NOT_MEASURED
-    reach, known = machine.reach_of(quantization, per_token)
-    basis = f"≈ by its size and the read bandwidth ({machine.peak_words}) × {100 * reach:.0f} % ({known})"
+        return 0.0, machine.peak_source if machine is not None else NOT_MEASURED
+    reach, known = machine.utilization_of(quantization, per_token)
+    basis = f"≈ by its size and the read bandwidth ({machine.peak_source}) × {100 * reach:.0f} % ({known})"
     return 1e3 * per_token / (machine.peak * reach), basis
 
 

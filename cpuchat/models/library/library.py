@@ -1,4 +1,4 @@
-"""The models of this machine as one list, and what people mean when they name one."""
+"""The models on this machine: listing, resolving, verifying, deleting."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ from cpuchat.models.library.deleting import Deletion, plan_deletion
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.places import Place, all_places, hub_cache, is_inside, model_files, repo_folder
 from cpuchat.models.library.recent import RecentModels
-from cpuchat.models.library.resolving import Resolver
-from cpuchat.models.library.summaries import FactsCache
-from cpuchat.models.library.usage import UsageLog, UsageRead
+from cpuchat.models.library.resolving import resolve
+from cpuchat.models.library.summaries import SummaryCache
+from cpuchat.models.library.usage import UsageLog, UsageSnapshot
 from cpuchat.models.library.verifying import Progress, Verification, check_content
 
 
 class Library:
-    """The models of this machine. Reading takes a while with many files: not for the UI's own thread."""
+    """The models on this machine. Reading takes a while with many files: not for the UI thread."""
 
     def __init__(self, settings_folders: Iterable[Path | str] = (), cache: Path | None = None) -> None:
         """`settings_folders` are the user's; `cache` replaces the Hugging Face cache."""
         self.folders = (*(paths.expanded(folder) for folder in settings_folders), paths.made_models_dir())
         self.cache = cache or hub_cache()
-        self._facts = FactsCache()
+        self._summaries = SummaryCache()
 
     def places(self) -> Iterator[Place]:
-        """Every file that may be a model."""
+        """Yield every file that may be a model."""
         return all_places(self.cache, self.folders, RecentModels().files())
 
     def at(self, path: Path) -> LocalModel | None:
-        """The model whose first file is `path`, wherever that lies; None when it is something else."""
-        return self._facts.model(Place(path=path, source="folder", root=path.parent))
+        """Return the model whose first file is `path`, wherever that is; None when it is something else."""
+        return self._summaries.model(Place(path=path, source="folder", root=path.parent))
 
     def opened(self, path: Path) -> None:
-        """`path` was loaded: it is listed from now on, also if it lies in no folder that is searched."""
+        """Record that `path` was loaded: it is listed from now on, also if it lies in no folder that is searched."""
         path = path.absolute()
         if not any(is_inside(path.parent, folder) for folder in (*self.folders, self.cache, paths.demo_dir())):
             RecentModels().add(path)
 
     def local_models(self) -> list[LocalModel]:
-        """All models: demo first, then the cache, then folders. Damaged ones are in, and say so."""
-        self._facts.refresh()
-        found = [self._facts.model(place) for place in self.places()]
-        self._facts.save()
+        """Return all models: demo first, then the cache, then folders; damaged ones included."""
+        self._summaries.refresh()
+        found = [self._summaries.model(place) for place in self.places()]
+        self._summaries.save()
         usage = UsageLog().read()
         return [_with_usage(model, usage) for model in found if model is not None]
 
     def resolve(self, spec: str) -> Path:
-        """The file that `spec` means: a path; "demo", "demo-q4" or "demo-draft"; "owner/name" or
+        """Return the file that `spec` names: a path; "demo", "demo-q4" or "demo-draft"; "owner/name" or
         "owner/name:QUANT" of the Hugging Face cache; or the name of a model file that the library knows.
 
         Raises:
-            ModelNotFound: nothing fits; the message names what is close and what to do.
+            ModelNotFound: nothing matches; the hint names what is close and what to do.
         """
-        return Resolver(self.cache, self.places, self._facts).resolve(spec)
+        return resolve(spec, self.cache, self.places, self._summaries)
 
     def verify(self, model: LocalModel, progress: Progress = lambda done, total: None) -> Verification:
-        """Read the whole model and compare it with the checksum that the Hugging Face cache keeps it under.
+        """Read the whole model and compare it with the checksum under which the Hugging Face cache stores it.
 
-        What is found is remembered while the files stay as they are: `local_models` marks the damaged ones.
+        The result is remembered while the files stay unchanged: `local_models` marks damaged ones.
         """
         parts = model_files(model.path)
         try:
@@ -70,26 +70,26 @@ class Library:
         except ModelDamaged as error:
             return Verification(model=model, state="damaged", words=model.damaged or error.message)
         if state != "unchecked":
-            self._facts.judge(parts, words if state == "damaged" else None)
-            self._facts.save()
-        now = self._facts.model(Place(path=model.path, source=model.source, root=model.path.parent))
-        # Its header, or half a download; a head is sound and can't be loaded all the same.
+            self._summaries.set_checksum_error(parts, words if state == "damaged" else None)
+            self._summaries.save()
+        now = self._summaries.model(Place(path=model.path, source=model.source, root=model.path.parent))
+        # By its header, or a partial download; a head is intact but can't be loaded.
         if state != "damaged" and now is not None and now.damaged and now.kind == "model":
             state, words = "damaged", now.damaged
         return Verification(model=model, state=state, words=words)
 
     def deletion(self, model: LocalModel, in_use: Collection[Path] = ()) -> Deletion:
-        """What deleting `model` would do, for `delete`. `in_use` are the files of loaded models: they stay."""
+        """Plan the deletion of `model`, for `delete`. `in_use` are the files of loaded models: they stay."""
         return plan_deletion(model, self._root(model), in_use)
 
     def _root(self, model: LocalModel) -> Path | None:
-        """The folder of the user, or the repository of the cache, that a model belongs to."""
+        """Return the user's folder or the cached repository that a model belongs to."""
         if model.source == "huggingface":
             return repo_folder(self.cache, model.repo)
         return next((folder for folder in self.folders if is_inside(model.path.parent, folder)), None)
 
 
-def _with_usage(model: LocalModel, usage: UsageRead) -> LocalModel:
+def _with_usage(model: LocalModel, usage: UsageSnapshot) -> LocalModel:
     known = usage.of(model_files(model.path))
     return msgspec.structs.replace(
         model, last_used=known.used, measured_tok_s=known.plain_tok_s, drafted_tok_s=known.drafted_tok_s

@@ -10,24 +10,15 @@ import msgspec
 Source = Literal["demo", "huggingface", "folder"]
 
 
-class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One model on this machine. Sizes in bytes, of all parts of a split one.
+class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a list shows of a model's header. Sizes in bytes, of all parts of a split model.
 
-    `path` is its first file, `parts` how many there are, `projector` the image or audio part that lies beside it.
-    `repo` is "owner/name" for files of the Hugging Face cache, else "". `n_params_active` are the parameters that one
-    token uses, `weights_per_token` the bytes of these: all of them, but for experts that it is not sent to. A "head"
-    only predicts further tokens for a model in another file. `damaged`: what is wrong with it, or why it cannot be
-    loaded; None when nothing is. `unfinished`: of a download that was not finished (always `damaged` then, too), the
-    share that is here, 0 to 1; -1 when that cannot be told.
-
-    `last_used` is when it was loaded last, in seconds since 1970 (0: never). `measured_tok_s` is what plain decoding
-    last reached here, `drafted_tok_s` an answer with drafts (0: not measured).
+    `n_params_active` are the parameters that one token uses, `weights_per_token` their bytes: all of them, except for
+    experts that it is not sent to. A "head" only predicts further tokens for a model in another file. `damaged`: what
+    is wrong with it, or why it cannot be loaded. `name` "" : not a language model.
     """
 
-    path: Path
-    name: str
-    source: Source
-    repo: str = ""
+    name: str = ""
     architecture: str = ""
     quantization: str = ""
     n_params: int = 0
@@ -38,10 +29,26 @@ class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
     has_template: bool = False
     size: int = 0
     weights_per_token: int = 0
-    parts: int = 1
-    projector: Path | None = None
     kind: Literal["model", "head"] = "model"
     damaged: str | None = None
+
+
+class LocalModel(HeaderSummary, frozen=True, kw_only=True):
+    """One model on this machine.
+
+    `path` is its first file, `parts` how many there are, `projector` the image or audio part beside it. `repo` is
+    "owner/name" for files of the Hugging Face cache, else "". `unfinished`: the share of a partial download (always
+    `damaged`, too) that is here, 0 to 1; -1 when that is not known.
+
+    `last_used` is when it was loaded last, in seconds since 1970 (0: never). `measured_tok_s` is what plain decoding
+    last reached here, `drafted_tok_s` an answer with drafts (0: not measured).
+    """
+
+    path: Path
+    source: Source
+    repo: str = ""
+    parts: int = 1
+    projector: Path | None = None
     unfinished: float | None = None
     last_used: float = 0.0
     measured_tok_s: float = 0.0

@@ -1,8 +1,8 @@
-"""Where models lie: in the package, in the Hugging Face cache, in folders of the user.
+"""Finds model files: in the package, in the Hugging Face cache, in the user's folders.
 
 The cache is walked directly: importing huggingface_hub costs more than the whole of `cpuchat --help`. Its layout is
 that of huggingface_hub 1.x: `models--OWNER--NAME/refs/main` names a revision, `snapshots/REVISION/` holds links to
-the files of `blobs/`, where a download that is not finished is called `*.incomplete`.
+the files of `blobs/`, where a partial download is called `*.incomplete`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_FOLDERS = 50_000
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that may be a model. `root` is the folder that it was found under: nothing outside is ever deleted."""
+    """A file that may be a model. `root` is the folder under which it was found: nothing outside is ever deleted."""
 
     path: Path
     source: Source
@@ -40,18 +40,18 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name_in_repo(self) -> str:
-        """`Q8_0/m.gguf` of a file in the Hugging Face cache, in whatever revision."""
+        """`Q8_0/m.gguf` for a file in the Hugging Face cache, whatever its revision."""
         return str(Path(*self.path.relative_to(self.root / "snapshots").parts[1:]))
 
     @property
     def is_unfinished(self) -> bool:
-        """The beginning of a download, or all of one that never got its name."""
+        """A partial download, or a complete one without a name in a snapshot."""
         folder = self.path.parent
         return folder.name == _BLOBS and folder.parent.name.startswith(_REPO)
 
 
 def hub_cache() -> Path:
-    """The Hugging Face cache, found as huggingface_hub finds it."""
+    """Return the Hugging Face cache, found as huggingface_hub finds it."""
     for variable, inside in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
         value = os.environ.get(variable)
         if value:
@@ -61,46 +61,46 @@ def hub_cache() -> Path:
 
 
 def model_files(path: Path) -> list[Path]:
-    """All files of a model by the path of one of them, whether they are there or not."""
+    """Return all files of a model by the path of one of them, whether they exist or not."""
     return split_parts(path) or [path]
 
 
 def repo_folder(cache: Path, repo: str) -> Path:
-    """Where the cache keeps the repository "owner/name"."""
+    """Return the folder of the repository "owner/name" in the cache."""
     return cache / f"{_REPO}{repo.replace('/', '--', 1)}"
 
 
 def entry(path: Path) -> Path:
-    """`path` with the links in its folder followed, but not `path` itself: the same for all ways to one entry."""
+    """Resolve the links in the folder of `path`, but not `path` itself: the same for all ways to one entry."""
     return Path(os.path.realpath(path.parent), path.name)
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether `path` really is in `folder`, with all links followed."""
+    """Return whether `path` is in `folder` with all links resolved."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def linked(link: Path) -> Path:
-    """The entry that a link names, which may be a link itself.
+    """Return the entry that a link leads to, which may be a link itself.
 
     Raises:
-        OSError: it is no link.
+        OSError: it is not a link.
     """
     return entry(link.parent / link.readlink())
 
 
 def links(root: Path) -> dict[Path, list[Path]]:
-    """The links of all revisions of a cached repository, by the entry that each names."""
+    """Return the links of all revisions of a cached repository, by the entry that each leads to."""
     found: dict[Path, list[Path]] = {}
     for base, _, names in os.walk(root / "snapshots"):
         for path in (Path(base, name) for name in names):
-            with contextlib.suppress(OSError):  # no link
+            with contextlib.suppress(OSError):  # not a link
                 found.setdefault(linked(path), []).append(path)
     return found
 
 
 def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ()) -> Iterator[Place]:
-    """Every model once, also when it can be reached in several ways: demo, cache, folders, single `files`."""
+    """Yield every model once, also if it can be reached in several ways: demo, cache, folders, single `files`."""
     seen: set[str] = set()
     single = (Place(path=file, source="folder", root=file.parent) for file in files)
     for place in (*_demo(), *_in_cache(cache), *_in_folders(folders, cache), *single):
@@ -123,7 +123,7 @@ def _in_folders(folders: Iterable[Path], cache: Path) -> Iterator[Place]:
         for path, beside in walk(folder):
             real = entry(path)
             inside = real.relative_to(real_cache).parts if real.is_relative_to(real_cache) else ("",)
-            if not inside[0].startswith(_REPO):  # a folder around the cache: what is in there is the cache's
+            if not inside[0].startswith(_REPO):  # a folder around the cache: its repositories are found there
                 yield Place(path=path, source="folder", root=folder, projector=beside)
 
 
@@ -136,7 +136,7 @@ def _in_cache(cache: Path) -> Iterator[Place]:
 
 
 def repo_places(folder: Path, repo: str) -> list[Place]:
-    """Models of a cached repository, each in its current revision."""
+    """Return the models of a cached repository, each in its current revision."""
     try:
         main = (folder / "refs/main").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -155,9 +155,9 @@ def repo_places(folder: Path, repo: str) -> list[Place]:
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, Path | None]]:
-    """Models under `folder` by their first file, with the image or audio part beside each.
+    """Yield the models under `folder` by their first file, with the image or audio part beside each.
 
-    Follows links, but enters no folder twice: links can form circles.
+    Follows links, but enters no folder twice: links can form loops.
     """
     seen: set[tuple[int, int]] = set()
     for base, folders, files in os.walk(folder, followlinks=True):
@@ -179,7 +179,7 @@ def walk(folder: Path) -> Iterator[tuple[Path, Path | None]]:
 
 
 def _first_files(names: list[str]) -> Iterator[str]:
-    """`names`, of a split model only the first part that is there."""
+    """Yield `names`, of a split model only the first part that exists."""
     seen: set[str] = set()
     for name in names:
         parts = split_parts(Path(name))
@@ -190,7 +190,7 @@ def _first_files(names: list[str]) -> Iterator[str]:
 
 
 def _nameless(root: Path) -> list[Path]:
-    """GGUF contents that no revision has a link to: still downloaded, never were to the end, or left behind."""
+    """Return GGUF contents that no revision links to: partial downloads, or left behind."""
     blobs = root / _BLOBS
     try:
         names = sorted(one.name for one in os.scandir(blobs) if one.is_file(follow_symlinks=False))

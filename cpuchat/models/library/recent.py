@@ -1,4 +1,4 @@
-"""Models that were opened by their path: they lie in no folder that is searched, and are listed all the same."""
+"""Models that were opened by path and lie in no folder that is searched: they are listed all the same."""
 
 from __future__ import annotations
 
@@ -9,30 +9,26 @@ from pathlib import Path
 from cpuchat import paths
 from cpuchat.files import JsonCache
 
-_VERSION = 1
-_MOST = 50
-
 
 class RecentModels:
-    """`recent_models.json` of the data folder, by path. Files that are gone drop out. Both take milliseconds."""
+    """`recent_models.json` of the data folder, by path. Files that no longer exist drop out."""
 
     def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         """`file` replaces the one in the data folder."""
-        self._cache = JsonCache(file or paths.recent_models_file(), float, version=_VERSION, max_entries=_MOST)
+        self._cache = JsonCache(file or paths.recent_models_file(), float, version=1, max_entries=50)
         self._clock = clock
 
     def files(self) -> list[Path]:
-        """Those that are there, the latest first."""
+        """Return those that exist, the latest first."""
         return [path for path in map(Path, reversed(self._cache.read())) if _is_file(path)]
 
     def add(self, path: Path) -> None:
-        """It was opened now."""
-        now = self._clock()
+        """Record that `path` was opened now."""
 
         def put_last(entries: dict[str, float]) -> None:
             for name in [name for name in entries if name == str(path) or not _is_file(Path(name))]:
                 del entries[name]
-            entries[str(path)] = now
+            entries[str(path)] = self._clock()
 
         self._cache.update(put_last)
 

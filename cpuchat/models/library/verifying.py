@@ -1,4 +1,4 @@
-"""Is the content of a model file what was published? Told by the hash that its name in the Hugging Face cache is."""
+"""Verifies the content of model files by the hash that is their name in the Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.places import linked
 
 Progress = Callable[[int, int], None]
-"""Gets bytes done and bytes in all. What it raises ends the check."""
+"""Gets bytes done and bytes in total. What it raises ends the check."""
 
 _HASH = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 _CHUNK = 4 << 20
-_MOST_LINKS = 8  # from a folder of the user to the cache, there to `blobs/`, from there to what repositories share
+_MAX_LINKS = 8  # from a folder of the user to the cache, there to `blobs/`, from there to what repositories share
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """`state` "unchecked": there is nothing to compare with; `words` says why, or what is wrong."""
+    """The result of a check; `words` explain it. "unchecked": there is no checksum to compare with."""
 
     model: LocalModel
-    state: Literal["sound", "damaged", "unchecked"]
+    state: Literal["verified", "damaged", "unchecked"]
     words: str
 
 
-def check_content(parts: list[Path], progress: Progress) -> tuple[Literal["sound", "damaged", "unchecked"], str]:
-    """Read all of a model's files and compare their hashes: about 1 GB in a second, where the disk is that fast.
+def check_content(parts: list[Path], progress: Progress) -> tuple[Literal["verified", "damaged", "unchecked"], str]:
+    """Read all of a model's files and compare their hashes: about 1 GB/s where the disk is that fast.
 
     Raises:
         ModelDamaged: a file is missing or cannot be read.
@@ -41,20 +41,20 @@ def check_content(parts: list[Path], progress: Progress) -> tuple[Literal["sound
         announced = [_announced(part) for part in parts]
         total = sum(part.stat().st_size for part in parts)
         if not all(announced):
-            return "unchecked", "no checksum is known for a file outside of the Hugging Face cache"
+            return "unchecked", "no checksum known: not in the Hugging Face cache"
         done = 0
         for part, wanted in zip(parts, announced, strict=True):
             if _digest(part, wanted, lambda n, before=done: progress(before + n, total)) != wanted:
-                return "damaged", f"{part.name} is damaged: its content does not have the checksum that was published."
+                return "damaged", f"{part.name} is damaged: its checksum differs from the published one."
             done += part.stat().st_size
     except OSError as error:
         raise ModelDamaged(f"Cannot read {error.filename}: {error.strerror}.", "Check the disk.") from None
-    return "sound", f"{'SHA-256' if len(announced[0]) == 64 else 'the git hash'} is right"
+    return "verified", f"{'SHA-256' if len(announced[0]) == 64 else 'git hash'} matches"
 
 
 def _announced(part: Path) -> str:
-    """The hash that the cache keeps a file under: SHA-256 for large ones, else that of the git blob; "" elsewhere."""
-    for _ in range(_MOST_LINKS):
+    """Return the hash under which the cache stores a file: SHA-256 for large ones, else git's; "" outside the cache."""
+    for _ in range(_MAX_LINKS):
         if part.parent.name == "blobs" and _HASH.fullmatch(part.name):
             return part.name
         if not part.is_symlink():

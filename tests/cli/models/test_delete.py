@@ -41,7 +41,7 @@ def test_what_stays_is_said(tiny: Path, tmp_path: Path) -> None:
     folder_setting(folder)
     done = run("models", "delete", str(folder / "link.gguf"), "--yes")
     assert done.stdout.splitlines() == [
-        f"  link.gguf is a link: {tmp_path / 'kept.gguf'}, where it leads to, stays.",
+        f"  link.gguf is a link: its target {tmp_path / 'kept.gguf'} stays.",
         "0 B are free now.",
     ]
     assert (tmp_path / "kept.gguf").exists()

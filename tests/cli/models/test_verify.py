@@ -20,7 +20,7 @@ def tiny(hub: Path, tiny_model: Path) -> Path:
 def test_a_sound_and_a_damaged_one(tiny: Path) -> None:
     done = run("models", "verify", "some/tiny-GGUF")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "sound      some/tiny-GGUF:F32  (SHA-256 is right)\n"
+    assert done.stdout == "verified   some/tiny-GGUF:F32  (SHA-256 matches)\n"
     flip_a_bit(tiny)
     done = run("models", "verify", "some/tiny-GGUF")
     assert done.returncode == 4

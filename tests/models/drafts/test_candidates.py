@@ -21,7 +21,7 @@ from tests.models.drafts.files import WORDS, header_file, write_catalog
 from tests.support.hub_server import HubServer
 
 COSTS = TargetCosts(tuple(40.0 + n for n in range(32)))
-MACHINE = Machine(available=8 << 30, total=16 << 30, peak=1e9, peak_words="measured, 2 cores", reach=0.5)
+MACHINE = Machine(available=8 << 30, total=16 << 30, peak=1e9, peak_source="measured, 2 cores", utilization=0.5)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_the_measured_acceptance_counts_for_the_loaded_pair_only(
 def test_what_is_missing_for_a_prediction_is_said(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
     header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
     assert found(target, library, UNKNOWN)["Small-Q8_0"].expected.words == NOT_CALIBRATED
-    unmeasured = Machine(available=1, total=1, peak_words="run cpuchat probe")
+    unmeasured = Machine(available=1, total=1, peak_source="run cpuchat probe")
     assert found(target, library, COSTS, unmeasured)["Small-Q8_0"].expected.words == "run cpuchat probe"
     assert "not measured" in found(target, library, COSTS, None)["Small-Q8_0"].expected.words
 

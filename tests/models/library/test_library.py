@@ -152,7 +152,7 @@ def test_what_is_missing_is_said(no_demo: Path, tmp_path: Path, model: Path) -> 
     part(folder / "b-00001-of-00002.gguf", 1, 2)
     found = {m.path.name: m for m in Library([folder], cache=cache).local_models()}
     assert {name: m.damaged for name, m in found.items()} == {
-        "gone.gguf": "gone.gguf is a link to a file that is gone.",
+        "gone.gguf": "gone.gguf is a broken link: its target no longer exists.",
         "a-00002-of-00003.gguf": "1 of 3 parts are missing (a-00001-of-00003.gguf).",
         "b-00001-of-00002.gguf": "1 of 2 parts are missing (b-00002-of-00002.gguf).",
     }
@@ -170,11 +170,11 @@ def test_a_download_that_was_not_finished_is_in_the_list(no_demo: Path, tmp_path
     whole, half, begun = Library(cache=cache).local_models()
     assert whole.unfinished is whole.damaged is None
     assert half.unfinished == pytest.approx(0.75, abs=0.01)
-    assert half.damaged == "The download is not finished: 75 % is here."
+    assert half.damaged == "Partial download: 75 % here."
     assert (half.repo, half.name, half.quantization) == ("o/n", "synthetic tiny Q8_0", "Q8_0")
     assert half.size == len(content) // 4 * 3
     assert (begun.unfinished, begun.name, begun.size) == (-1.0, "o/n", 1000)
-    assert begun.damaged == "The download is not finished."
+    assert begun.damaged == "Partial download."
     assert Library(cache=cache).resolve("o/n") == whole.path
 
 
@@ -184,7 +184,7 @@ def test_a_content_that_no_revision_names_is_in_the_list(no_demo: Path, tmp_path
     link.unlink()
     [found] = Library(cache=tmp_path).local_models()
     assert (found.path, found.size, found.unfinished, found.quantization) == (blob, blob.stat().st_size, 1.0, "Q8_0")
-    assert found.damaged == "The download is not finished: all of it is here, but has no name."
+    assert found.damaged == "Partial download: complete, but without a name in the cache."
 
 
 def test_a_repository_without_an_owner(no_demo: Path, tmp_path: Path, model: Path) -> None:

@@ -20,7 +20,7 @@ def test_resolve_a_path(no_demo: Path, tmp_path: Path, model: Path, monkeypatch:
     assert library.resolve("~/m.gguf") == model
     parts = [part(tmp_path / f"p-0000{no}-of-00002.gguf", no, 2) for no in (1, 2)]
     assert library.resolve(str(parts[1])) == parts[0]
-    with pytest.raises(ModelNotFound, match="holds 0 models"):
+    with pytest.raises(ModelNotFound, match="has 0 models"):
         library.resolve(str(no_demo))
 
 
@@ -44,7 +44,7 @@ def test_resolve_a_repository(no_demo: Path, tmp_path: Path, model: Path) -> Non
     assert library.resolve("Qwen/Qwen2.5-0.5B-GGUF:q4_k_m") == k_m
     assert library.resolve("qwen/qwen2.5-0.5b-gguf") in (q8, k_m)
     assert library.resolve("qwen-q8_0") == library.resolve("QWEN-Q8_0.gguf") == q8
-    with pytest.raises(ModelNotFound, match=r"not as Q4_K\. There is .*qwen-q8_0\.gguf"):
+    with pytest.raises(ModelNotFound, match=r"not as Q4_K\. Available: .*qwen-q8_0\.gguf"):
         library.resolve("Qwen/Qwen2.5-0.5B-GGUF:Q4_K")
     with pytest.raises(ModelNotFound, match="models download Qwen/Other-GGUF"):
         library.resolve("Qwen/Other-GGUF")
@@ -57,12 +57,12 @@ def test_a_head_is_never_taken_for_the_model(no_demo: Path, tmp_path: Path, mode
     cached(tmp_path, "o/n", "mtp-m-Q4_K_M.gguf", model)
     library = Library(cache=tmp_path)
     for spec in ("o/n", "o/n:Q8_0"):
-        with pytest.raises(ModelNotFound, match=f"only what is used with one. Download the model: .*{spec}"):
+        with pytest.raises(ModelNotFound, match=f"only files used with one. Download the model: .*{spec}"):
             library.resolve(spec)
     q6 = cached(tmp_path, "o/n", "m-Q6_K.gguf", model)
     assert library.resolve("o/n") == q6
     assert library.resolve("o/n:Q8_0") == q6  # as its header says
-    with pytest.raises(ModelNotFound, match=r"not as Q4_K_M\. There is m-Q6_K\.gguf"):
+    with pytest.raises(ModelNotFound, match=r"not as Q4_K_M\. Available: m-Q6_K\.gguf"):
         library.resolve("o/n:Q4_K_M")
     assert library.resolve("O/N") == q6  # another way to write it: found by its name
     assert library.resolve(str(head)) == head

@@ -128,9 +128,9 @@ def test_another_file_of_the_same_name_was_never_used(model: Path, tmp_path: Pat
 def test_a_damaged_file_counts_as_empty_and_is_replaced(model: Path, content: bytes) -> None:
     paths.usage_file().parent.mkdir(parents=True)
     paths.usage_file().write_bytes(content)
-    assert UsageLog().read().reaches() == []
+    assert UsageLog().read().utilizations() == []
     UsageLog().answered(info(model), answer(40.0))
-    assert UsageLog().read().reaches() == [("Q8_0", 1e9, 0.8)]
+    assert UsageLog().read().utilizations() == [("Q8_0", 1e9, 0.8)]
 
 
 def test_programs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:

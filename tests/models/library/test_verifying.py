@@ -35,7 +35,7 @@ def test_a_sound_file_passes(tmp_path: Path, model: Path) -> None:
     path = cached(tmp_path, "o/n", "m.gguf", model)
     seen: list[tuple[int, int]] = []
     result = library.verify(only(library), lambda done, total: seen.append((done, total)))
-    assert (result.state, result.words) == ("sound", "SHA-256 is right")
+    assert (result.state, result.words) == ("verified", "SHA-256 matches")
     assert seen[-1] == (path.stat().st_size, path.stat().st_size)
 
 
@@ -46,7 +46,7 @@ def test_damage_in_the_middle_is_found_and_remembered_until_it_is_mended(tmp_pat
     assert only(Library(cache=tmp_path)).damaged is None
     result = Library(cache=tmp_path).verify(only(Library(cache=tmp_path)))
     assert result.state == "damaged"
-    assert "m.gguf is damaged: its content does not have the checksum" in result.words
+    assert "m.gguf is damaged: its checksum differs" in result.words
     assert only(Library(cache=tmp_path)).damaged == result.words  # in the next run, too
     path.resolve().write_bytes(sound)
     assert only(Library(cache=tmp_path)).damaged is None
@@ -58,7 +58,7 @@ def test_a_judgement_is_taken_back_when_the_content_is_right_again(tmp_path: Pat
     flip_a_bit(path)
     assert library.verify(only(library)).state == "damaged"
     flip_a_bit(path)
-    assert library.verify(only(library)).state == "sound"
+    assert library.verify(only(library)).state == "verified"
     assert only(Library(cache=tmp_path)).damaged is None
 
 
@@ -70,7 +70,7 @@ def test_small_files_have_a_git_hash(tmp_path: Path, model: Path) -> None:
     path.unlink()
     path.symlink_to(blob)
     library = Library(cache=tmp_path)
-    assert library.verify(only(library)).words == "the git hash is right"
+    assert library.verify(only(library)).words == "git hash matches"
 
 
 def test_every_part_of_a_split_model_is_read(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_every_part_of_a_split_model_is_read(tmp_path: Path) -> None:
         cached(tmp_path, "o/n", f"s-0000{no}-of-00002.gguf", part(tmp_path / f"{no}.gguf", no, 2)) for no in (1, 2)
     ]
     library = Library(cache=tmp_path)
-    assert library.verify(only(library)).state == "sound"
+    assert library.verify(only(library)).state == "verified"
     flip_a_bit(links[1])
     assert "s-00002-of-00002.gguf is damaged" in library.verify(only(library)).words
     links[1].resolve().unlink()
@@ -103,14 +103,14 @@ def test_a_link_to_the_cache_is_checked_as_what_it_leads_to(tmp_path: Path, mode
     folder.mkdir()
     (folder / "link.gguf").symlink_to(content)
     library = Library([folder], cache=tmp_path / "none")
-    assert library.verify(only(library)).state == "sound"
+    assert library.verify(only(library)).state == "verified"
 
 
 def test_a_content_that_repositories_share_is_checked_by_the_hash_of_this_one(tmp_path: Path, model: Path) -> None:
     link = cached(tmp_path, "o/n", "m.gguf", model)
     content = share(link, "c" * 64)
     library = Library(cache=tmp_path)
-    assert library.verify(only(library)).state == "sound"
+    assert library.verify(only(library)).state == "verified"
     flip_a_bit(content)
     assert library.verify(only(library)).state == "damaged"
 

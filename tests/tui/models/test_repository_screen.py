@@ -23,7 +23,7 @@ from tests.support.shown_hub import DRAFT_REPO, ShownHub
 from tests.support.snapshots import snapshot
 
 TINY = "tiny/tiny-GGUF"
-MACHINE = Machine(available=13_400_000_000, total=16_000_000_000, peak=51e9, peak_words="measured, 8 cores")
+MACHINE = Machine(available=13_400_000_000, total=16_000_000_000, peak=51e9, peak_source="measured, 8 cores")
 MODELS = (
     model("IQ4_XS", 4_218_473_440),
     model("Q4_K_M", 4_683_073_504),
