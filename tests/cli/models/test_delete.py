@@ -24,7 +24,7 @@ def test_a_model_of_the_cache(tiny: Path, hub: Path) -> None:
     room = size(tiny.stat().st_size)
     done = run("models", "delete", "some/tiny-GGUF:F32", "--yes")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{room} are free now.\n"
+    assert done.stdout == f"Freed {room}.\n"
     assert list(hub.iterdir()) == []
 
 
@@ -42,7 +42,7 @@ def test_what_stays_is_said(tiny: Path, tmp_path: Path) -> None:
     done = run("models", "delete", str(folder / "link.gguf"), "--yes")
     assert done.stdout.splitlines() == [
         f"  link.gguf is a link: its target {tmp_path / 'kept.gguf'} stays.",
-        "0 B are free now.",
+        "Freed 0 B.",
     ]
     assert (tmp_path / "kept.gguf").exists()
 
@@ -59,8 +59,8 @@ def test_without_a_terminal_it_wants_yes(tiny: Path) -> None:
 def test_on_a_terminal_it_shows_what_goes_and_asks(tiny: Path, key: str, status: int, left: bool) -> None:
     child = pexpect.spawn(COMMAND[0], [*COMMAND[1:], "models", "delete", "some/tiny-GGUF"], timeout=HANG_GUARD)
     child.setwinsize(24, 400)
-    child.expect_exact(f"tiny: this makes {size(tiny.stat().st_size)} of room.")
-    child.expect_exact(f"goes   {tiny.resolve()}")
+    child.expect_exact(f"tiny frees {size(tiny.stat().st_size)}:")
+    child.expect_exact(f"delete {tiny.resolve()}")
     child.expect_exact("Delete?")
     child.sendline(key)
     child.expect(pexpect.EOF)

@@ -75,7 +75,7 @@ def test_in_a_terminal_a_line_shows_how_far_it_is_and_ctrl_c_keeps_that(
         assert max(len(line) for line in screen.splitlines()) <= 50
         shown.press("ctrl+c")
         assert shown.wait_for_end() == Interrupted.exit_code
-    assert b"what arrived is kept" in shown.raw
+    assert b"the partial file is kept" in shown.raw
     assert b"Traceback" not in shown.raw
     before = hub.bytes_sent(NAME)
     done = run("models", "download", f"{REPO}:q4_k_m")
@@ -120,7 +120,7 @@ def test_what_is_too_large_for_the_machine_is_asked_about(
     huge: str, tmp_path: Path, answer: str, exit_code: int, said: str
 ) -> None:
     with terminal("models", "download", huge, home=tmp_path) as shown:
-        shown.wait_for("Download it nevertheless?")
+        shown.wait_for("Download it anyway?")
         shown.type(answer)
         shown.wait_for(said)
         assert shown.wait_for_end() == exit_code

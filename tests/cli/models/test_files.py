@@ -52,7 +52,7 @@ def test_the_table_has_fit_and_faults_by_quantization(hub: HubServer) -> None:
     by_name = {line.split()[0]: line for line in lines if line}
     assert " fits " in by_name["F32"]
     assert " damaged" in by_name["Q8_0"]
-    assert " parts are missing" in by_name["BF16"]
+    assert " incomplete" in by_name["BF16"]
     assert "mmproj-F16.gguf" in by_name["projector:"]
     assert "FIT with 4,096 tokens of context" in done.stdout
     assert "TOK/S: " in done.stdout
@@ -76,7 +76,7 @@ def test_a_draft_model_may_be_on_the_hub(hub: HubServer, tiny_model: Path) -> No
     assert counted == rows("--draft", str(tiny_model))["Tiny-F32"]["prediction"]["needed"]
     done = run("models", "files", REPO, "--draft", "other/Draft-GGUF:Q2_K")
     assert done.returncode == NotOnHub.exit_code
-    assert "There is Q8_0." in done.stderr
+    assert "Available: Q8_0." in done.stderr
 
 
 def test_the_header_of_the_quantization_that_was_named_is_read(hub_server: HubServer, tiny_model: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_gated_repository_is_judged_by_sizes_and_says_how_to_be_let_in(
     done = run("models", "files", REPO)
     assert done.returncode == 0, done.stderr
     assert "≈ fits" in done.stdout
-    assert f"Accept its terms at {hub_server.endpoint}/{REPO}, then run `hf auth login`" in done.stdout
+    assert f"Accept them at {hub_server.endpoint}/{REPO}, then run `hf auth login`" in done.stdout
 
 
 def test_what_is_here_already_is_marked(hub: HubServer, tiny_model: Path) -> None:
@@ -124,7 +124,7 @@ def test_what_is_here_already_is_marked(hub: HubServer, tiny_model: Path) -> Non
     assert "25 %" in run("models", "files", REPO).stdout
     part.with_suffix("").write_bytes(tiny_model.read_bytes())
     line = next(line for line in run("models", "files", REPO).stdout.splitlines() if line.startswith("F32"))
-    assert line.endswith("here")
+    assert line.endswith("yes")
 
 
 def test_models_of_one_quantization_are_told_apart_by_their_names(hub_server: HubServer) -> None:

@@ -64,7 +64,7 @@ def test_what_the_engine_measured_tells_the_gain() -> None:
     assert 1 < expected["gains"][0]["speedup"] < expected["gains"][1]["speedup"]
     assert "measured here" in expected["why"]
     listed = run("models", "pair", "demo").stdout.splitlines()
-    assert "take this one" in next(line for line in listed if line.startswith("demo-draft"))
+    assert "recommended" in next(line for line in listed if line.startswith("demo-draft"))
 
 
 def test_a_pair_that_does_not_fit_says_why_and_what_would(tiny_model: Path) -> None:
@@ -104,11 +104,11 @@ def test_without_a_draft_those_that_fit_are_listed(tiny_model: Path) -> None:
 def test_what_the_catalog_names_is_listed_without_a_request(target: Path) -> None:
     done = run("models", "pair", str(target))
     assert done.returncode == 12
-    assert "No smaller model here can draft" in done.stderr
+    assert "No smaller local model can draft" in done.stderr
     lines = done.stdout.splitlines()
     assert "owner/Small-GGUF:Q8_0" in lines[2]
     assert "not checked" in lines[2]
-    assert "take this one" in lines[2]
+    assert "recommended" in lines[2]
     assert "owner/Other-GGUF:Q8_0" in lines[3]
 
 

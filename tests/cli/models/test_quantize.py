@@ -43,8 +43,8 @@ def test_the_file_lies_beside_its_source(half: Path) -> None:
     assert done.stdout.startswith(str(out))
     assert read_header(out).quantization == "Q4_K_M"
     assert "llama-F16.gguf → llama-Q4_K_M.gguf" in done.stderr
-    assert "Q4_K is " in done.stderr and "when it is loaded" in done.stderr
-    assert "`cpuchat models list` does not look there" in done.stderr
+    assert "Q4_K is " in done.stderr and "At load on this CPU" in done.stderr
+    assert "`cpuchat models list` does not search this folder" in done.stderr
 
 
 def test_from_a_cache_it_goes_to_our_own_folder_and_is_listed(

@@ -24,7 +24,7 @@ def test_a_sound_and_a_damaged_one(tiny: Path) -> None:
     flip_a_bit(tiny)
     done = run("models", "verify", "some/tiny-GGUF")
     assert done.returncode == 4
-    assert done.stdout.startswith("damaged    some/tiny-GGUF:F32  (tiny-F32.gguf is damaged: its content")
+    assert done.stdout.startswith("damaged    some/tiny-GGUF:F32  (tiny-F32.gguf is damaged: its checksum")
     assert "  damaged  " in run("models", "list").stdout.splitlines()[-1]
 
 
