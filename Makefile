@@ -13,6 +13,8 @@ PYTHON ?= $(shell command -v python3 || command -v python3.11 || echo python3)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
 export UV_PYTHON_DOWNLOADS ?= never
 
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
+
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 STAMP := .venv/.ready
 
@@ -43,14 +45,18 @@ check: setup
 	@.venv/bin/lint-imports
 	@.venv/bin/pyright --warnings
 
-# A file's tests stay in one process: they share models and workers.
-unit: setup
-	@.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# Rooms without workers, terminals and engines.
+UNIT := $(wildcard tests/test_*.py) $(addprefix tests/,chats engine/text hardware models present speculation synthetic \
+	telemetry tui/markdown tui/widgets tune)
 
-# pytest comes last, so that its summary ends the output.
+unit: setup
+	@.venv/bin/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal $(UNIT)
+
+# A file's tests stay in one process: they share models and workers. Tests wait for other processes half of the time,
+# so there are more of them than cores. pytest comes last, so that its summary ends the output.
 test: setup
 	@$(MAKE) --no-print-directory check
-	@$(MAKE) --no-print-directory unit
+	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 clean:
 	rm -rf .venv .tools

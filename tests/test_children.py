@@ -20,6 +20,8 @@ from tests.support.hub_server import HubServer
 from tests.support.shapes import TINY_LLAMA
 from tests.support.tiny_gguf import write_tiny_gguf
 
+pytestmark = pytest.mark.slow
+
 # Standard library, dependencies and the package itself: whatever a child imports first.
 TRAPS = (
     "argparse", "asyncio", "codecs", "contextlib", "ctypes", "cpuchat", "dataclasses", "datetime", "hashlib",

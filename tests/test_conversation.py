@@ -24,7 +24,7 @@ from cpuchat.settings import Settings
 from tests.models.drafts.files import write_catalog
 from tests.support.edited_gguf import edited
 
-pytestmark = pytest.mark.usefixtures("measured_machine")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine")]
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,8 @@ from cpuchat.models.catalog import load_catalog
 from cpuchat.models.library.library import Library
 from cpuchat.tui.themes import load_themes
 
+pytestmark = pytest.mark.slow
+
 
 def test_whatever_a_configuration_holds_is_read_or_refused(tmp_path: Path) -> None:
     ends: set[str] = set()

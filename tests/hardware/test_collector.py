@@ -24,6 +24,8 @@ from cpuchat.hardware.counters.collector_file import CollectedPower, CollectorFi
 from tests.hardware.counters.simulated import Simulated, umc
 from tests.hardware.trees import make_tree, write
 
+pytestmark = pytest.mark.slow
+
 HANG_GUARD = 60
 NOBODY = (65534, 65534)
 HSMP = {(0x14, 0): 460 << 20 | 288 << 8, (4, 0): 250_000}

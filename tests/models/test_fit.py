@@ -22,6 +22,8 @@ from cpuchat.synthetic.shapes import SHAPES
 from tests.models.llama import Llama
 from tests.support.shapes import TINY_LLAMA, TINY_MOE
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

@@ -26,6 +26,8 @@ from tests.support.big_headers import big_header
 from tests.support.shapes import TINY_MOE
 from tests.support.tiny_gguf import write_tiny_gguf
 
+pytestmark = pytest.mark.slow
+
 MACHINE = Machine(available=20_000_000_000, total=25_000_000_000, peak=50e9, peak_source="measured, 2 cores")
 ENGINE_OPTIONS = [
     LoadOptions(),

@@ -16,6 +16,8 @@ from cpuchat.synthetic.model import write_model
 from tests.models.llama import Llama
 from tests.support.shapes import TINY_LLAMA, TINY_MOE
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 AVX2 = Instructions(frozenset({"AVX2"}))

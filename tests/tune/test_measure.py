@@ -13,6 +13,8 @@ from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, Loa
 from cpuchat.timings import Timings
 from cpuchat.tune.measure import PROMPTS, MeasureFailed, measure_decode
 
+pytestmark = pytest.mark.slow
+
 
 class Answers:
     """Answers each prompt with as many tokens as asked for, at most `lengths` of them, at `rates` in turn."""

@@ -22,6 +22,8 @@ from cpuchat.tune import report
 from cpuchat.tune.trial import Step, Trial
 from tests.support.chatting import collect
 
+pytestmark = pytest.mark.slow
+
 
 @contextlib.asynccontextmanager
 async def conversation(model: Path) -> AsyncIterator[Conversation]:

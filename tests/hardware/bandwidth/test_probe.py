@@ -27,6 +27,8 @@ from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
 from tests.hardware.trees import Machine, make_tree, server, write
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 CPU, *_ = own_cpus()
 CPUS = own_cpus()[:2]

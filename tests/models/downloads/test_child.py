@@ -14,6 +14,8 @@ from cpuchat.models.downloads.state import Report
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_server import Fault, Gate
 
+pytestmark = pytest.mark.slow
+
 SIZE = len(CONTENT)
 
 

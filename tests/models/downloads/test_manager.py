@@ -23,6 +23,8 @@ from cpuchat.models.hub.repository import RepoModel
 from tests.models.downloads.conftest import CONTENT, NAME, QUICK, REPO, Site
 from tests.support.hub_server import Fault, Gate
 
+pytestmark = pytest.mark.slow
+
 SIZE = len(CONTENT)
 
 

@@ -26,6 +26,8 @@ from cpuchat.models.downloads.state import RetryPolicy
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_server import STRANGER, TOKEN, Fault, Gate, HubServer
 
+pytestmark = pytest.mark.slow
+
 SIZE = len(CONTENT)
 WRONG = bytes(SIZE)
 

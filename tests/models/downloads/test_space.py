@@ -19,6 +19,8 @@ from cpuchat.models.downloads.state import Report
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_server import Fault, Gate
 
+pytestmark = pytest.mark.slow
+
 _MOUNTED = ["unshare", "--map-root-user", "--mount"]
 """A process that may mount what only it sees."""
 

@@ -20,6 +20,8 @@ from cpuchat.protocol import LoadOptions
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import Architecture, vocabulary, write_tiny_gguf
 
+pytestmark = pytest.mark.slow
+
 HANG_GUARD = 300
 _TOKENS = vocabulary()
 _N = len(_TOKENS)

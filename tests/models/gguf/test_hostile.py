@@ -22,6 +22,8 @@ from cpuchat.models.gguf.parse import LONGEST_TEXT, MAX_HEADER, MAX_SETTINGS, MA
 from tests.models.gguf.fields import fields, patched
 from tests.models.gguf.test_header import write_reference
 
+pytestmark = pytest.mark.slow
+
 N_MUTATED = 300
 MB = 1 << 20
 

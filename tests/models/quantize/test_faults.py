@@ -21,6 +21,8 @@ from cpuchat.models.quantize.place import PART
 from tests.models.quantize.jobs import children, job, refused
 from tests.support.big_headers import big_header, hollow_file
 
+pytestmark = pytest.mark.slow
+
 
 def stop_when_begun(job: Job, act: Callable[[], None]) -> BaseException | None:
     """Run it and call `act` once llama.cpp is at work; the error that it ended with."""

@@ -15,6 +15,8 @@ from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.make import quantize
 from tests.models.quantize.jobs import finish, job, refused, weights
 
+pytestmark = pytest.mark.slow
+
 
 def importance(path: Path, source: Path, *, old: bool = False, scale: float = 1.0) -> Path:
     """One for all weight matrices of `source`, in which the first half of the inputs matters most."""

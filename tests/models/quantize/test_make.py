@@ -25,6 +25,8 @@ from tests.models.quantize.jobs import copy, job, refused, weights
 from tests.support.shapes import TINY_MOE
 from tests.support.tiny_gguf import write_tiny_gguf
 
+pytestmark = pytest.mark.slow
+
 
 async def forecasts(source: Path, *names: str) -> dict[str, GGUFHeader]:
     header = await source_header(source)

@@ -11,6 +11,8 @@ from cpuchat.errors import DiskFull, QuantizeFailed
 from cpuchat.models.quantize.messages import Foresee
 from cpuchat.models.quantize.process import QuantizeProcess
 
+pytestmark = pytest.mark.slow
+
 REQUEST = Foresee(source="/models/model.gguf", number=15)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gguf as reference
 import numpy as np
+import pytest
 
 from cpuchat.errors import ModelDamaged, ModelNotFound, QuantizeFailed, UsageError
 from cpuchat.models.gguf.header import read_header
@@ -17,6 +18,8 @@ from cpuchat.models.quantize.make import quantize
 from cpuchat.models.quantize.place import PART
 from tests.models.quantize.jobs import finish, job, refused
 from tests.support.tiny_gguf import write_tiny_gguf
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_coarse_source_needs_leave(half: Path, tmp_path: Path) -> None:
