@@ -116,7 +116,10 @@ def figures(*by_position: tuple[int, int], others: int = 0) -> SpeculationFigure
     return SpeculationFigures(
         draft_n=drafted + others,
         by_position=by_position,
-        by_drafter=(DrafterCount("draft", drafted, 0), DrafterCount("suffix", others, 0)),
+        by_drafter=(
+            DrafterCount(name="draft", draft_n=drafted, draft_n_accepted=0),
+            DrafterCount(name="suffix", draft_n=others, draft_n_accepted=0),
+        ),
     )
 
 
