@@ -107,7 +107,7 @@ class _Engine:
             MeasureError: it has not within a minute.
         """
         end = time.monotonic() + 60.0
-        while (besides is not None and self.saved <= besides) or any(self._folder.glob("*.tmp")):
+        while (besides is not None and self.saved <= besides) or any(self._folder.glob(".*")):
             if time.monotonic() > end:
                 raise MeasureError("a chat that was left is not saved")
             time.sleep(0.01)

@@ -154,11 +154,11 @@ class Engine:
         try:
             if loaded is None or self._output_thread is None or writer is None:
                 raise UsageError("No model is loaded.", "Choose a model first.")
-            writer.give_way()
+            writer.pause()
             try:
                 Answer(loaded, command, arrived, self._emit, self._output_thread).run()
             finally:
-                writer.go_on()
+                writer.resume()
         except CpuchatError as error:
             self._fail(error, command.request_id)
 

@@ -98,7 +98,7 @@ def test_a_chat_that_is_not_written_yet_comes_back_from_memory(
     one = saving.ask(user(LONG), chat_id="one")
     turns = (user(LONG), assistant(saving.text), user("And then?"))
     with monkeypatch.context() as held:
-        held.setattr(saving.writer, "go_on", lambda: None)
+        held.setattr(saving.writer, "resume", lambda: None)
         assert saving.ask(user("Something else entirely " * 5), chat_id="two").cache_n < 30
         assert saving.ask(*turns, chat_id="one").cache_n == one.n_past
         assert not list(saving.folder.glob("*.kv"))
@@ -114,7 +114,7 @@ def test_a_chat_that_is_deleted_before_it_is_written_never_is(
 ) -> None:
     saving.ask(user(LONG), chat_id="one")
     with monkeypatch.context() as held:
-        held.setattr(saving.writer, "go_on", lambda: None)
+        held.setattr(saving.writer, "resume", lambda: None)
         saving.ask(user("Something else"), chat_id="two")
         saving.engine.forget("one")
     assert saving.settle() == []
@@ -192,26 +192,26 @@ def test_the_writer_waits_while_the_engine_computes() -> None:
 
     def job() -> None:
         for number in range(3):
-            writer.wait_for_quiet()
+            writer.wait_until_idle()
             slices.append(number)
             if number == 0:
-                writer.give_way()
+                writer.pause()
                 done.set()
 
     writer.start(job)
     done.wait()
     writer.finish(lambda: True)  # gives up after one look
     assert not slices[1:] or len(slices) == 3
-    writer.go_on()
+    writer.resume()
     writer.finish()
-    assert slices == [0, 1, 2] and writer.is_idle
+    assert slices == [0, 1, 2] and not writer.is_busy
 
     def broken() -> None:
         raise OSError("no such disk")
 
     writer.start(broken)
     writer.finish()
-    assert writer.is_idle
+    assert not writer.is_busy
     writer.close()
 
 

@@ -192,16 +192,18 @@ def assert_same(model: Model, plain: Said, drafted: Said, sampling: Sampling = G
     text = [*plain.prompt, *plain.tokens[:at]]
     row = prefill(model.sequence, text, PrefillChunking.of(model), lambda *_: None).row
     one, other = plain.tokens[at], drafted.tokens[at]
-    ids, shares = sampler.distribution(row.copy())
-    logits = dict(zip(ids.tolist(), np.log(shares), strict=True))
+    candidates, weights = sampler.candidates(row.copy())
+    ids = [int(token) for token in candidates]
+    shares = np.array(weights, np.float64) / np.sum(weights, dtype=np.float64)
+    logits = dict(zip(ids, np.log(shares), strict=True))
     greedy = sampling.temperature <= 0
     if greedy:
         logits = {token: float(row[token]) for token in (one, other)}
     tie = abs(logits.get(one, np.inf) - logits.get(other, -np.inf)) < ROUNDING
     if not greedy and not tie and sampling.seed is not None:
         draws = np.random.Generator(np.random.PCG64(sampling.seed)).random(at + 1)
-        upper = dict(zip(ids.tolist(), shares.cumsum(), strict=True))
-        share = dict(zip(ids.tolist(), shares, strict=True))
+        upper = dict(zip(ids, shares.cumsum(), strict=True))
+        share = dict(zip(ids, shares, strict=True))
         nearest = min(max(draws[at], upper[other] - share[other]), upper[other]) if other in upper else np.inf
         tie = abs(nearest - draws[at]) < ROUNDING
     assert tie, f"token {at}: {one} without drafts, {other} with them, and it was no near-tie"

@@ -1,4 +1,4 @@
-"""Choosing the next token from one row of logits.
+"""Sampling the next token from one row of logits.
 
 The order and meaning of the filters are llama.cpp's default chain (src/llama-sampler.cpp, common/common.h):
 penalties, top-k, top-p, min-p, temperature, draw. The C samplers build an array of 12-byte structs for the whole
@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +20,17 @@ from cpuchat.protocol import Sampling
 
 Row = NDArray[np.float32]
 Ids = NDArray[np.intp]
-_T = TypeVar("_T")
+Candidates = tuple[Sequence[int] | Ids, list[float] | NDArray[np.floating]]
+"""Token ids and their weights, descending unless every filter is off."""
 
 _MAX_STACK = 128
 _LONGEST_SHORTLIST = 256  # above it numpy is faster
 _MIN_TEMPERATURE = 1e-8  # below this, (logit - max) / temperature could overflow; the result is greedy anyway
+_BLOCK = 128
 
 
 def largest(row: Row, k: int) -> Ids:
-    """Ids of the `k` largest entries, descending, equal ones by lower id. Exact; `row` must hold no NaN.
+    """Return the ids of the `k` largest entries, descending, equal ones by lower id. Exact; no NaN allowed.
 
     The row is folded into `rows` x `width` and the maximum of each column is taken. The k-th largest of those
     maxima is at most the k-th largest entry (k different entries reach it), so all the winners are in the columns
@@ -57,12 +58,12 @@ def largest(row: Row, k: int) -> Ids:
 
 
 class _Shortlist:
-    """The `k` largest entries of one row after the other: `largest`, with fewer and lighter steps.
+    """Finds the `k` largest entries of one row after the other: `largest`, with fewer and lighter steps.
 
-    Rows of one text are alike, so the entries within `margin` of the peak are usually few more than `k`. If they are
-    fewer, or too many, the row is searched without a guess and the margin set anew: always exact. The rest is done
-    on Python's own numbers: after a decode the caches hold none of numpy's code, and every other function of it
-    that is called costs more than the forty numbers it works on.
+    Rows of one text are alike, so the entries within a margin of the peak are usually few more than `k`. If they are
+    fewer, or too many, the row is searched without a guess and the margin adapted: always exact. The rest uses Python
+    numbers: after a decode the caches hold none of numpy's code, and calling another of its functions costs more than
+    the forty numbers that it works on.
     """
 
     def __init__(self, k: int, n_vocab: int) -> None:
@@ -71,7 +72,7 @@ class _Shortlist:
         self._mask = np.empty(n_vocab, np.bool_)
 
     def find(self, row: Row, peak: float) -> tuple[list[int], list[float]]:
-        """Ids and logits, descending, equal logits by lower id. `peak`: the largest entry."""
+        """Return ids and logits, descending, equal logits by lower id. `peak`: the largest entry."""
         k = self._k
         np.greater_equal(row, peak - self._margin, out=self._mask)
         found = self._mask.nonzero()[0]
@@ -90,7 +91,7 @@ class _Shortlist:
 
 
 class _Window:
-    """Multiset of the last `size` tokens, kept as arrays so that nothing is rebuilt per token."""
+    """Multiset of the last `size` tokens, in arrays so that nothing is rebuilt per token."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -134,10 +135,10 @@ class _Window:
 
 
 class Sampler:
-    """Picks tokens for one answer; the same seed, settings and rows give the same tokens.
+    """Samples tokens for one answer; the same seed, settings and rows give the same tokens.
 
-    `sample` may be called for several rows in sequence with `accept` between them, as verification of drafted tokens
-    does: it uses exactly one uniform number per call (none when greedy) and changes nothing else.
+    `sample` may be called for several rows in order with `accept` between them, as verification of drafted tokens does:
+    it uses exactly one uniform number per call (none when greedy) and changes nothing else.
 
     Attributes:
         seed: the seed in use; drawn (32 bits) when `sampling.seed` is None.
@@ -151,16 +152,17 @@ class Sampler:
         self._sampling = sampling
         self._n_vocab = n_vocab
         self._greedy = sampling.temperature <= 0
+        self._temperature = max(sampling.temperature, _MIN_TEMPERATURE)
         self.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         self._uniform = np.random.Generator(np.random.PCG64(self.seed)).random
         neutral = sampling.repeat_penalty == 1 and not sampling.presence_penalty and not sampling.frequency_penalty
         self._window = None if neutral or not sampling.repeat_last_n else _Window(sampling.repeat_last_n)
         short = 0 < sampling.top_k <= min(_LONGEST_SHORTLIST, n_vocab // 4)
         self._shortlist = _Shortlist(sampling.top_k, n_vocab) if short else None
-        self._min_p_logit = np.float32(math.log(sampling.min_p)) if sampling.min_p > 0 else None
+        self._min_p_logit = np.float32(math.log(min(sampling.min_p, 1.0))) if sampling.min_p > 0 else None
 
     def accept(self, token: int) -> None:
-        """Tell the penalties that `token` is now part of the text.
+        """Add `token` to the text that penalties apply to.
 
         Raises:
             ValueError: no such token.
@@ -171,45 +173,45 @@ class Sampler:
             self._window.add(token)
 
     def accept_prompt(self, tokens: Iterable[int]) -> None:
-        """`accept` for the prompt, of which only the last `repeat_last_n` matter (llama-server counts them too)."""
+        """`accept` the last `repeat_last_n` tokens of the prompt (llama-server counts them too)."""
         if self._window is not None:
             for token in deque(tokens, maxlen=self._sampling.repeat_last_n):
                 self.accept(token)
 
     def sample(self, row: Row) -> int:
-        """The next token.
+        """Return the next token.
 
         Args:
             row: logits, float32 of shape (n_vocab,). It may be a view of the engine's memory: penalties are written
-                into it and taken back before the call returns.
+                into it and restored before the call returns.
 
         Raises:
             GenerationFailed: the row holds NaN or infinity where the winner is.
             ValueError: wrong shape.
         """
-        return self._with_penalties(row, self._sample)
+        ids, weights = self.candidates(row)
+        if self._greedy:
+            return ids[0]
+        draw = _draw_short if isinstance(weights, list) else _draw
+        return int(ids[draw(weights, self._uniform())])  # type: ignore[arg-type]
 
-    def distribution(self, row: Row) -> tuple[Ids, NDArray[np.float64]]:
-        """Ids that `sample` can return and their probabilities (sum 1).
+    def candidates(self, row: Row) -> Candidates:
+        """Return the tokens that `sample` chooses from, and their weights exp((logit - max) / temperature).
 
-        Descending by probability, except when no filter is on: then by id, because sorting 152k of them would cost
-        15 ms. Greedy sampling gives its one token.
+        Args, Raises: as `sample`.
         """
-        return self._with_penalties(row, self._distribution)
-
-    def _with_penalties(self, row: Row, what: Callable[[Row], _T]) -> _T:
         if row.shape != (self._n_vocab,):
             raise ValueError(f"row of shape {row.shape} for a vocabulary of {self._n_vocab}")
         window = self._window
         if window is None or not window.ids.size:
-            return what(row)
+            return self._filtered(row)
         if not row.flags.writeable:
             row = row.copy()
         ids = window.ids
         before = row[ids]
         row[ids] = self._penalized(before, window.counts)
         try:
-            return what(row)
+            return self._filtered(row)
         finally:
             row[ids] = before
 
@@ -221,32 +223,24 @@ class Sampler:
         less = counts * np.float32(s.frequency_penalty) + np.float32(s.presence_penalty)
         return (logits - less).astype(np.float32, copy=False)
 
-    def _sample(self, row: Row) -> int:
-        if self._greedy:
-            return self._peak(row)[0]
-        s = self._sampling
-        if self._shortlist is not None:
-            few, shares = self._weighted_few(row, self._shortlist)
-            return few[_place_few(shares, self._uniform())]
-        if not s.top_k and s.top_p >= 1 and s.min_p <= 0:
-            return self._draw_from_all(row)
-        ids, weights = self._weighted(row)
-        return int(ids[_place(weights.cumsum(), self._uniform())])
-
-    @staticmethod
-    def _peak(row: Row) -> tuple[int, float]:
-        """The largest entry and where it is."""
+    def _filtered(self, row: Row) -> Candidates:
         token = int(row.argmax())  # NaN counts as the largest, so it cannot hide
         peak = row.item(token)
         if not math.isfinite(peak):
-            raise _not_numbers()
-        return token, peak
+            raise GenerationFailed(
+                "The model produced NaN or infinite logits.",
+                "The file may be damaged, or the KV cache type unsuitable: set it to f16, or download the model again.",
+            )
+        if self._greedy:
+            return [token], [1.0]
+        floor = None if self._min_p_logit is None else np.float32(peak) + self._min_p_logit
+        if self._shortlist is not None:
+            return self._filter_short(*self._shortlist.find(row, peak), peak, floor)
+        return self._filter_long(row, np.float32(peak), floor)
 
-    def _weighted_few(self, row: Row, shortlist: _Shortlist) -> tuple[list[int], list[float]]:
-        """`_weighted` for a short top-k."""
+    def _filter_short(self, ids: list[int], logits: list[float], peak: float, floor: np.float32 | None) -> Candidates:
+        """Top-p, min-p and temperature over the top-k, in Python numbers."""
         s = self._sampling
-        _, peak = self._peak(row)
-        ids, logits = shortlist.find(row, peak)
         n, exp = len(ids), math.exp
         if s.top_p < 1:
             shares = [exp(x - peak) for x in logits]
@@ -255,99 +249,45 @@ class Sampler:
                 reached += share
                 if reached >= target:
                     break
-        if self._min_p_logit is not None:
-            floor = float(np.float32(peak + float(self._min_p_logit)))
-            while n > 1 and logits[n - 1] < floor:
+        if floor is not None:
+            least = float(floor)
+            while n > 1 and logits[n - 1] < least:
                 n -= 1
-        temperature = max(s.temperature, _MIN_TEMPERATURE)
+        temperature = self._temperature
         return ids[:n], [exp((x - peak) / temperature) for x in logits[:n]]
 
-    def _draw_from_all(self, row: Row) -> int:
-        """A draw with every filter off: first a block of 128 tokens by its sum, then one of its tokens."""
-        peak = row.max()
-        if not math.isfinite(peak):
-            raise _not_numbers()
-        with np.errstate(over="ignore"):
-            weights = np.exp((row - peak) / np.float32(max(self._sampling.temperature, _MIN_TEMPERATURE)))
-        whole = weights.size // 128 * 128
-        sums = weights[:whole].reshape(-1, 128).sum(axis=1)
-        if whole < weights.size:
-            sums = np.append(sums, weights[whole:].sum())
-        sums = sums.cumsum(dtype=np.float64)
-        point = self._uniform()
-        block = _place(sums, point)
-        inside = weights[block * 128 : block * 128 + 128].astype(np.float64).cumsum()
-        before = sums[block - 1] if block else 0.0
-        return block * 128 + _place(inside, (point * sums[-1] - before) / inside[-1])
-
-    def _distribution(self, row: Row) -> tuple[Ids, NDArray[np.float64]]:
-        if self._greedy:
-            return np.array([self._sample(row)], np.intp), np.ones(1)
-        if self._shortlist is not None:
-            few, shares = self._weighted_few(row, self._shortlist)
-            ids, weights = np.array(few, np.intp), np.array(shares)
-        else:
-            ids, weights = self._weighted(row)
-        return ids, weights / weights.sum()
-
-    def _weighted(self, row: Row) -> tuple[Ids, NDArray[np.float64]]:
-        """The ids that pass all filters and their weights exp((logit - max) / temperature)."""
+    def _filter_long(self, row: Row, peak: np.float32, floor: np.float32 | None) -> Candidates:
+        """The same over any number of tokens, in numpy."""
         s = self._sampling
-        peak = row.max()  # NaN wins here too
-        if not math.isfinite(peak):
-            raise _not_numbers()
-        floor = None if self._min_p_logit is None else peak + self._min_p_logit
+        if not s.top_k and s.top_p >= 1 and floor is None:
+            with np.errstate(over="ignore"):
+                return range(row.size), np.exp((row - peak) / np.float32(self._temperature))
         if s.top_k:
             ids = largest(row, min(s.top_k, row.size))
             if s.top_p < 1:
                 ids = ids[: _top_p(row[ids], peak, s.top_p, None)]
+            if floor is not None:
+                ids = ids[: max(1, int(np.count_nonzero(row[ids] >= floor)))]
         elif floor is not None:
             # Both cuts keep the most likely ones, so min-p may come first; the top-p sum is still the whole row's.
-            ids = np.flatnonzero(row >= floor) if floor < peak else np.array([row.argmax()])
+            ids = np.flatnonzero(row >= floor)
             ids = ids[np.argsort(-row[ids], kind="stable")]
             if s.top_p < 1:
-                ids = ids[: _top_p(row[ids], peak, s.top_p, _softmax_sum(row, peak))]
-        elif s.top_p < 1:
-            ids = self._top_p_of_all(row, peak)
+                ids = ids[: _top_p(row[ids], peak, s.top_p, float(np.exp(row - peak).sum()))]
         else:
-            ids = np.arange(row.size)
-        logits = row[ids]
-        if floor is not None and s.top_k:
-            ids = ids[: max(1, int(np.count_nonzero(logits >= floor)))]
-            logits = logits[: ids.size]
-        return ids, np.exp((logits.astype(np.float64) - float(peak)) / max(s.temperature, _MIN_TEMPERATURE))
-
-    def _top_p_of_all(self, row: Row, peak: np.float32) -> Ids:
-        total = _softmax_sum(row, peak)
-        k = 64
-        while True:
-            ids = largest(row, min(k, row.size))
-            keep = _top_p(row[ids], peak, self._sampling.top_p, total)
-            if keep < ids.size or ids.size == row.size:
-                return ids[:keep]
-            k *= 8
+            ids = _top_p_of_all(row, peak, s.top_p)
+        return ids, np.exp((row[ids].astype(np.float64) - float(peak)) / self._temperature)
 
 
-def _place(cumulative: NDArray[np.float64], point: float) -> int:
-    """Index whose share of `cumulative` (running sums) holds `point` in [0, 1); never one of weight zero."""
-    total = cumulative[-1]
-    at = int(cumulative.searchsorted(max(point, 0.0) * total, side="right"))
-    # rounding can push the last draw to the very end
-    return at if at < cumulative.size else int(cumulative.searchsorted(total))
-
-
-def _place_few(weights: list[float], point: float) -> int:
-    """`_place` over weights (descending) instead of their running sums."""
-    aim, reached = point * sum(weights), 0.0
-    for at, weight in enumerate(weights):
-        reached += weight
-        if reached > aim:
-            return at
-    return 0  # rounding pushed the last draw to the very end; the first weight is never zero
-
-
-def _softmax_sum(row: Row, peak: np.float32) -> float:
-    return float(np.exp(row - peak).sum())
+def _top_p_of_all(row: Row, peak: np.float32, top_p: float) -> Ids:
+    total = float(np.exp(row - peak).sum())
+    k = 64
+    while True:
+        ids = largest(row, min(k, row.size))
+        keep = _top_p(row[ids], peak, top_p, total)
+        if keep < ids.size or ids.size == row.size:
+            return ids[:keep]
+        k *= 8
 
 
 def _top_p(logits: Row, peak: np.float32, top_p: float, total: float | None) -> int:
@@ -357,21 +297,43 @@ def _top_p(logits: Row, peak: np.float32, top_p: float, total: float | None) -> 
     return min(int(cumulative.searchsorted(target)) + 1, cumulative.size)
 
 
-def _not_numbers() -> GenerationFailed:
-    return GenerationFailed(
-        "The model computed values that are no numbers.",
-        "The file may be damaged, or the KV cache type unsuited to this model: try f16, or download it again.",
-    )
+def _draw(weights: NDArray[np.floating], point: float) -> int:
+    """Return the index whose share of the weights holds `point` in [0, 1); of many, first a block by its sum."""
+    if weights.size <= 2 * _BLOCK:
+        return _place(weights.astype(np.float64).cumsum(), point)
+    sums = np.add.reduceat(weights, np.arange(0, weights.size, _BLOCK)).cumsum(dtype=np.float64)
+    block = _place(sums, point)
+    inside = weights[block * _BLOCK : (block + 1) * _BLOCK].astype(np.float64).cumsum()
+    before = sums[block - 1] if block else 0.0
+    return block * _BLOCK + _place(inside, (point * sums[-1] - before) / inside[-1])
+
+
+def _place(cumulative: NDArray[np.float64], point: float) -> int:
+    """Return the index whose share of `cumulative` (running sums) holds `point`; never one of weight zero."""
+    total = cumulative[-1]
+    at = int(cumulative.searchsorted(max(point, 0.0) * total, side="right"))
+    # rounding can push the last draw to the very end
+    return at if at < cumulative.size else int(cumulative.searchsorted(total))
+
+
+def _draw_short(weights: list[float], point: float) -> int:
+    """`_draw` in Python numbers, from descending weights."""
+    aim, reached = point * sum(weights), 0.0
+    for at, weight in enumerate(weights):
+        reached += weight
+        if reached > aim:
+            return at
+    return 0  # rounding pushed the last draw to the very end; the first weight is never zero
 
 
 def _check(s: Sampling) -> None:
     for name in ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty"):
         if not math.isfinite(getattr(s, name)):
-            raise UsageError(f"{name} is {getattr(s, name)}.", "It must be a finite number.")
+            raise UsageError(f"{name} is {getattr(s, name)}.", "Use a finite number.")
     for name in ("temperature", "top_k", "top_p", "min_p", "repeat_last_n"):
         if getattr(s, name) < 0:
-            raise UsageError(f"{name} is {getattr(s, name)}.", "It must not be negative.")
+            raise UsageError(f"{name} is {getattr(s, name)}.", "Use 0 or more.")
     if s.repeat_penalty <= 0:
-        raise UsageError(f"repeat_penalty is {s.repeat_penalty}.", "It must be above 0; 1 switches it off.")
+        raise UsageError(f"repeat_penalty is {s.repeat_penalty}.", "Use a value above 0; 1 turns it off.")
     if s.seed is not None and s.seed < 0:
-        raise UsageError(f"seed is {s.seed}.", "It must not be negative; leave it out for a new one each time.")
+        raise UsageError(f"seed is {s.seed}.", "Use 0 or more, or leave it out for a random seed.")

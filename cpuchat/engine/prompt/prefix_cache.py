@@ -1,8 +1,8 @@
-"""KV caches of chats on disk, so that a chat goes on quickly after a restart.
+"""KV caches of chats on disk, so that a chat continues quickly after a restart.
 
 Two files per chat, named by hashes of the chat and of the key: `<name>.kv` is llama.cpp's state of one sequence,
-`<name>.text` says which text that was, with the state's checksum. They hold the conversation, so the folder is the
-user's alone.
+`<name>.text` holds the text it belongs to and the state's checksum. They contain the conversation, so the folder is
+private to the user.
 
 A state may have gigabytes. Saving copies it in memory, which is all that the engine's thread does; a `DiskWriter` takes
 it to the disk later, and until then the copy serves in place of the file.
@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -27,21 +27,22 @@ import numpy as np
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.prompt.disk_writer import DiskWriter
 from cpuchat.engine.prompt.token_history import TokenHistory
+from cpuchat.files import atomic_writer
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.paths import kv_stem
 
-_FORMAT = 2
-_SLICE = 4 << 20
-_STALE_SECONDS = 3600.0
+_FORMAT: Final = 2
+_SLICE: Final = 4 << 20
+_STALE_SECONDS: Final = 3600.0
 
 
 class SavedChat(msgspec.Struct):
-    """What `<name>.text` holds. `tokens` are those of the state, `history` may reach further."""
+    """Content of `<name>.text`. `tokens` are those of the state, `history` may reach further."""
 
     format: int
     key: str
     tokens: list[int]
-    history: TokenHistory = msgspec.field(name="continuation")  # the name in files of earlier versions
+    history: TokenHistory = msgspec.field(name="continuation")  # as in files of earlier versions
     kv_bytes: int
     kv_crc32: int
 
@@ -50,8 +51,8 @@ _decoder = msgspec.msgpack.Decoder(SavedChat)
 
 
 @dataclass
-class _Unwritten:
-    """A saved chat on its way to the disk. `is_dropped`: it shall not get there."""
+class _Pending:
+    """A saved chat on its way to the disk, unless `is_dropped`."""
 
     chat_id: str
     saved: SavedChat
@@ -59,176 +60,165 @@ class _Unwritten:
     is_dropped: bool = False
 
 
+class _DroppedError(Exception):
+    """The chat must not get to the disk any more."""
+
+
 class PrefixCache:
-    """Saved chats of one model in `folder`; all models together stay under `limit` bytes, oldest use goes first.
+    """Saved chats of one model in `folder`; all models together stay under `limit` bytes, least recently used go first.
+
+    No method raises for a disk that is full, read-only or gone: the cache then keeps nothing.
 
     Args:
         key: everything that makes a state unusable when it differs: the model's fingerprint, cache types, flash
             attention, the engine's commit.
-        writer: what writes in the background; None writes at once.
-
-    No method raises for a disk that is full, read-only or gone: the cache then keeps nothing.
+        writer: writes in the background.
     """
 
-    def __init__(self, folder: Path, limit: int, key: str, writer: DiskWriter | None = None) -> None:
+    def __init__(self, folder: Path, limit: int, key: str, writer: DiskWriter) -> None:
         self._folder = folder
         self._limit = limit
         self._key = key
         self._writer = writer
-        self._unwritten: _Unwritten | None = None
-        self._lock = threading.Lock()  # over `_unwritten` and the names of the files
+        self._pending: _Pending | None = None
+        self._lock = threading.Lock()  # over `_pending` and the names of the files
         self._suffix = hashlib.sha256(key.encode()).hexdigest()[:20]
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.chmod(0o700)
-            for left in folder.glob("*.tmp"):
-                if time.time() - left.stat().st_mtime > _STALE_SECONDS:
-                    left.unlink(missing_ok=True)
+            for temporary in folder.glob(".*"):
+                if time.time() - temporary.stat().st_mtime > _STALE_SECONDS:
+                    temporary.unlink(missing_ok=True)
 
     def _files(self, chat_id: str) -> tuple[Path, Path]:
         name = f"{kv_stem(chat_id)}-{self._suffix}"
         return self._folder / f"{name}.kv", self._folder / f"{name}.text"
 
     def save(self, chat_id: str, sequence: Sequence, history: TokenHistory) -> int:
-        """Have the sequence written as the state of `chat_id`.
+        """Copy the sequence as the state of `chat_id` and begin to write it.
 
-        Returns the bytes of the state; 0 when it is larger than the limit or than half of the free memory, when the
-        one before is still being written, or when it could not be written at once.
+        Returns:
+            The bytes of the state; 0 when it is larger than the limit or than half of the free memory, or when the one
+            before is still being written.
         """
         size = sequence.state_size()
-        busy = self._writer is not None and not self._writer.is_idle
-        if not sequence.tokens or size > self._limit or busy or size > available_bytes() // 2:
+        if not sequence.tokens or size > self._limit or self._writer.is_busy or size > available_bytes() // 2:
             return 0
         state = sequence.state()
-        saved = SavedChat(
-            format=_FORMAT,
-            key=self._key,
-            tokens=list(sequence.tokens),
-            history=history.copy(),
-            kv_bytes=state.size,
-            kv_crc32=0,
-        )
-        unwritten = _Unwritten(chat_id, saved, state)
-        writer = self._writer
-        if writer is None:
-            return size if self._write(unwritten, lambda: None) else 0
-        self._unwritten = unwritten
-        writer.start(lambda: self._write_later(unwritten, writer.wait_for_quiet))
+        saved = SavedChat(_FORMAT, self._key, list(sequence.tokens), history.copy(), state.size, 0)
+        pending = self._pending = _Pending(chat_id, saved, state)
+        self._writer.start(lambda: self._write(pending))
         return size
 
-    def _write_later(self, unwritten: _Unwritten, wait: Callable[[], None]) -> None:
+    def _write(self, pending: _Pending) -> None:
         try:
-            self._write(unwritten, wait)
+            self._write_files(pending)
+        except (OSError, _DroppedError):
+            return
         finally:
             with self._lock:
-                self._unwritten = None
+                self._pending = None
+        self._evict(keep=self._files(pending.chat_id)[0].stem)
 
-    def _write(self, unwritten: _Unwritten, wait: Callable[[], None]) -> bool:
-        """Take it to the disk, slice by slice, with `wait` called before each. False when that did not work."""
-        saved, state = unwritten.saved, unwritten.state.data
-        kv_file, text_file = self._files(unwritten.chat_id)
-        temporary: list[Path] = []
-        checksum = 0
-        try:
-            for _ in range(2):
-                handle, name = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
-                os.close(handle)
-                temporary.append(Path(name))
-            with temporary[0].open("wb", buffering=0) as stream:
-                for at in range(0, len(state), _SLICE):
-                    wait()
-                    if unwritten.is_dropped:
-                        return False
-                    part = state[at : at + _SLICE]
-                    checksum = zlib.crc32(part, checksum)
-                    while part:
-                        part = part[stream.write(part) :]
-            temporary[1].write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(saved, kv_crc32=checksum)))
-            with self._lock:
-                if unwritten.is_dropped:
-                    return False
-                # A crash between the two renames leaves a pair that does not match, which `restore` throws away.
-                temporary[0].replace(kv_file)
-                temporary[1].replace(text_file)
-        except OSError:
-            return False
-        finally:
-            for file in temporary:
-                with contextlib.suppress(OSError):
-                    file.unlink(missing_ok=True)
-        self._evict(keep=kv_file.stem)
-        return True
+    def _write_files(self, pending: _Pending) -> None:
+        kv_file, text_file = self._files(pending.chat_id)
+        state, checksum = pending.state.data, 0
+        # A crash between the two renames leaves a pair that does not match, which `restore` deletes.
+        with (
+            contextlib.ExitStack() as both_renames,
+            atomic_writer(text_file, sync=False) as text,
+            atomic_writer(kv_file, sync=False) as stream,
+        ):
+            for at in range(0, len(state), _SLICE):
+                self._writer.wait_until_idle()
+                if pending.is_dropped:
+                    raise _DroppedError
+                part = state[at : at + _SLICE]
+                checksum = zlib.crc32(part, checksum)
+                stream.write(part)
+            text.write(msgspec.msgpack.encode(msgspec.structs.replace(pending.saved, kv_crc32=checksum)))
+            both_renames.enter_context(self._lock)
+            if pending.is_dropped:
+                raise _DroppedError
 
-    def finish(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait until what was saved is on the disk, or until `give_up` says so."""
-        if self._writer is not None:
-            self._writer.finish(give_up)
+    def finish(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Wait until what was saved is on the disk, or until `is_cancelled`."""
+        self._writer.finish(is_cancelled)
 
     def drop(self) -> None:
-        """Do not write what is not written yet."""
+        """Give up what is not written yet."""
         with self._lock:
-            if self._unwritten is not None:
-                self._unwritten.is_dropped = True
-                self._unwritten = None
+            if self._pending is not None:
+                self._pending.is_dropped = True
+                self._pending = None
 
-    def _not_yet_written(self, chat_id: str) -> _Unwritten | None:
+    def _pending_of(self, chat_id: str) -> _Pending | None:
         with self._lock:
-            unwritten = self._unwritten
-        return unwritten if unwritten is not None and unwritten.chat_id == chat_id else None
+            pending = self._pending
+        return pending if pending is not None and pending.chat_id == chat_id else None
 
     def find(self, chat_id: str) -> SavedChat | None:
-        """What is saved for `chat_id`; a damaged file is deleted."""
-        if unwritten := self._not_yet_written(chat_id):
-            return msgspec.structs.replace(unwritten.saved, history=unwritten.saved.history.copy())
-        _, text_file = self._files(chat_id)
+        """Return what is saved for `chat_id`; a damaged file is deleted."""
+        if pending := self._pending_of(chat_id):
+            return msgspec.structs.replace(pending.saved, history=pending.saved.history.copy())
         try:
-            saved = _decoder.decode(text_file.read_bytes())
+            saved = self._read_text(self._files(chat_id)[1])
             saved.history.check()
-            if (saved.format, saved.key) != (_FORMAT, self._key):
-                raise ValueError("another format")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, msgspec.MsgspecError):
+        except (OSError, ValueError):
             self.forget(chat_id)
             return None
         return saved
 
+    def _read_text(self, file: Path) -> SavedChat:
+        """Read a text file. Raises OSError, or ValueError (msgspec's too) when its content is not ours."""
+        saved = _decoder.decode(file.read_bytes())
+        if (saved.format, saved.key) != (_FORMAT, self._key):
+            raise ValueError("another format")
+        return saved
+
     def recent_texts(self, limit: int, without: str = "") -> list[list[int]]:
-        """Tokens of saved chats of this model, the one used last first, at most `limit` in all; not of `without`."""
-        _, skipped = self._files(without)
-        with_times: list[tuple[float, Path]] = []
-        with contextlib.suppress(OSError):
-            for file in self._folder.glob(f"*-{self._suffix}.text"):
-                with contextlib.suppress(OSError):
-                    with_times.append((file.stat().st_mtime, file))
+        """Return tokens of saved chats of this model, last used first, at most `limit` in all; not of `without`."""
+        skipped = self._files(without)[1]
+        with_times = [(info.st_mtime, file) for file, info in self._stats(f"*-{self._suffix}.text")]
         texts: list[list[int]] = []
         for _, file in sorted(with_times, reverse=True):
             if limit <= 0:
                 break
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                saved = _decoder.decode(file.read_bytes()) if file != skipped else None
-                if saved is not None and (saved.format, saved.key) == (_FORMAT, self._key):
-                    texts.append(saved.history.tokens[:limit])
-                    limit -= len(texts[-1])
+            if file == skipped:
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                texts.append(self._read_text(file).history.tokens[:limit])
+                limit -= len(texts[-1])
         return texts
+
+    def _stats(self, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:
+        with contextlib.suppress(OSError):
+            for file in self._folder.glob(pattern):
+                with contextlib.suppress(OSError):
+                    yield file, file.stat()
 
     def restore(self, chat_id: str, saved: SavedChat, sequence: Sequence) -> bool:
         """Load the state that belongs to `saved`.
 
-        On False the sequence is unchanged or empty, and files that are damaged are gone. The checksum comes first:
-        llama.cpp checks little of a state and aborts on some contradictions. The sequence's abort flag stops it.
+        The checksum is compared first: llama.cpp checks little of a state and aborts on some contradictions. The
+        sequence's abort flag cancels.
+
+        Returns:
+            Whether it was loaded. Otherwise the sequence is unchanged or empty, and damaged files are deleted.
         """
         kv_file, text_file = self._files(chat_id)
         if len(saved.tokens) > sequence.n_ctx or saved.kv_bytes > available_bytes() // 2:
             return False
-        unwritten = self._not_yet_written(chat_id)
+        pending = self._pending_of(chat_id)
         try:
-            if unwritten is not None and unwritten.saved.tokens == saved.tokens:
-                state = unwritten.state
+            if pending is not None and pending.saved.tokens == saved.tokens:
+                state = pending.state
             else:
-                if not saved.kv_crc32:  # found before it was written, which it is now
+                if not saved.kv_crc32:  # found while it was pending, and written since
                     saved = self.find(chat_id) or saved
-                state = _read(kv_file, saved, sequence.abort.is_set)
+                state = _read_state(kv_file, saved, sequence.abort.is_set)
         except InterruptedError:
             return False
         except (OSError, ValueError):
@@ -244,41 +234,39 @@ class PrefixCache:
 
     def forget(self, chat_id: str) -> None:
         """Delete what is saved for `chat_id`."""
-        if self._not_yet_written(chat_id):
+        if self._pending_of(chat_id):
             self.drop()
-        for file in self._files(chat_id):
-            with contextlib.suppress(OSError):
-                file.unlink(missing_ok=True)
+        _delete(self._files(chat_id))
 
     def _evict(self, keep: str) -> None:
-        """Delete the pairs that were used longest ago until the folder is within its limit."""
+        """Delete the least recently used pairs until the folder is within its limit."""
         pairs: dict[str, tuple[float, int]] = {}
-        with contextlib.suppress(OSError):
-            for file in self._folder.iterdir():
-                if file.suffix in (".kv", ".text"):
-                    with contextlib.suppress(OSError):
-                        info = file.stat()
-                        used, size = pairs.get(file.stem, (0.0, 0))
-                        pairs[file.stem] = (max(used, info.st_mtime), size + info.st_size)
+        for file, info in self._stats("*"):
+            if file.suffix in (".kv", ".text"):
+                used, size = pairs.get(file.stem, (0.0, 0))
+                pairs[file.stem] = (max(used, info.st_mtime), size + info.st_size)
         total = sum(size for _, size in pairs.values())
         for stem in sorted(pairs, key=lambda s: pairs[s][0]):
             if total <= self._limit:
                 return
-            if stem == keep:
-                continue
-            for suffix in (".text", ".kv"):
-                with contextlib.suppress(OSError):
-                    (self._folder / f"{stem}{suffix}").unlink(missing_ok=True)
-            total -= pairs[stem][1]
+            if stem != keep:
+                _delete((self._folder / f"{stem}.text", self._folder / f"{stem}.kv"))
+                total -= pairs[stem][1]
 
 
-def _read(file: Path, saved: SavedChat, is_stopped: Callable[[], bool]) -> np.ndarray:
-    """The state in `file`.
+def _delete(files: tuple[Path, ...]) -> None:
+    for file in files:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def _read_state(file: Path, saved: SavedChat, is_cancelled: Callable[[], bool]) -> np.ndarray:
+    """Read a state.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not what `saved` says.
-        InterruptedError: `is_stopped` said so, asked before each slice.
+        ValueError: it does not match `saved`.
+        InterruptedError: `is_cancelled`, which is asked before each slice.
     """
     with file.open("rb", buffering=0) as stream:
         if os.fstat(stream.fileno()).st_size != saved.kv_bytes:
@@ -286,7 +274,7 @@ def _read(file: Path, saved: SavedChat, is_stopped: Callable[[], bool]) -> np.nd
         state = np.empty(saved.kv_bytes, np.uint8)
         view, checksum, at = state.data, 0, 0
         while n := stream.readinto(view[at : at + _SLICE]):
-            if is_stopped():
+            if is_cancelled():
                 raise InterruptedError
             checksum = zlib.crc32(view[at : at + n], checksum)
             at += n
