@@ -1,9 +1,7 @@
-"""The engine as the worker sees it: commands in, events out."""
+"""The engine as the worker drives it: commands in, events out."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -22,7 +20,7 @@ from cpuchat.engine.prompt.disk_writer import DiskWriter, WriteBudget
 from cpuchat.engine.prompt.prefix_cache import PrefixCache
 from cpuchat.engine.text.output_thread import OutputThread
 from cpuchat.engine.text.reasoning import MARKER_TOKENS
-from cpuchat.errors import CpuchatError, Interrupted, TemplateError, UsageError
+from cpuchat.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.protocol import (
     Event,
@@ -30,43 +28,20 @@ from cpuchat.protocol import (
     Generate,
     LoadModel,
     LoadProgress,
-    Message,
     ModelLoaded,
     Unloaded,
 )
 
 
-class _Template:
-    """The model's chat template, made ready in the background: its helper process takes a moment to start."""
-
-    def __init__(self, header: GGUFHeader, vocab: Vocab) -> None:
-        self._template = ChatTemplate(header.chat_template, vocab.bos_text, vocab.eos_text)
-        self._warming = threading.Thread(target=self._warm, name="template", daemon=True)
-        self._warming.start()
-
-    def _warm(self) -> None:
-        with contextlib.suppress(TemplateError):  # whoever renders a chat will hear of it
-            self._template.check()
-
-    def render(self, messages: list[Message]) -> str:
-        """Raises TemplateError."""
-        self._warming.join()
-        return self._template.render(messages)
-
-    def close(self) -> None:
-        self._warming.join()
-        self._template.close()
-
-
 class Engine:
-    """Loads one model at a time and answers with it.
+    """Loads one model at a time and answers with it, until it is closed.
 
     All methods but the three around `cancel` belong to one thread, which also computes. Expected failures become
-    `Failed` events; the model then stays loaded, unless it was the load that failed.
+    `Failed` events; the model then stays loaded, unless the load failed.
 
     Args:
-        emit: takes every event; called on the engine's thread only.
-        budget: what may be written to disk of saved chats.
+        emit: takes every event; called on the engine's thread, and for text on the output thread.
+        budget: how much of saved chats may be written to disk.
     """
 
     def __init__(self, emit: Callable[[Event], None], budget: WriteBudget | None = None) -> None:
@@ -74,18 +49,19 @@ class Engine:
         self._emit = emit
         self._abort = AbortFlag()
         self._budget = budget or WriteBudget()
-        self._output_thread: OutputThread | None = None
-        self._writer: DiskWriter | None = None
+        # Made while this thread is not pinned, because they inherit its CPUs.
+        self._output_thread = OutputThread()
+        self._writer = DiskWriter()
         self._loaded: LoadedModel | None = None
         self._setup: SpeculationSetup | None = None
-        self._template: _Template | None = None
+        self._template: ChatTemplate | None = None
 
     def cancel(self) -> None:
-        """Stop the load or the answer that runs, or the next one. From any thread; holds until `clear_cancel`."""
+        """Cancel the load or the answer under way, or the next one. From any thread; holds until `clear_cancel`."""
         self._abort.set()
 
     def cancel_for_good(self) -> None:
-        """As `cancel`, and so is all that follows. From any thread; `close` saves all the same."""
+        """Cancel everything from now on. From any thread; `close` saves all the same."""
         self._abort.set_for_good()
 
     def clear_cancel(self) -> None:
@@ -95,13 +71,11 @@ class Engine:
     def load(self, command: LoadModel) -> None:
         """Load a model in place of the one in use. Ends with `ModelLoaded`, `Unloaded` (cancelled) or `Failed`."""
         self._free(self._abort.is_set)
-        if self._output_thread is None:  # here, where this thread is not pinned
-            self._output_thread = OutputThread()
-            self._writer = DiskWriter()
 
         def prepare_template(header: GGUFHeader, vocab: Vocab) -> None:
             if header.chat_template:
-                self._template = _Template(header, vocab)
+                self._template = ChatTemplate(header.chat_template, vocab.bos_text, vocab.eos_text)
+                self._template.warm_up()
 
         def progress(phase: str, done: int, total: int) -> None:
             self._emit(LoadProgress(phase=phase, done=done, total=total))
@@ -144,26 +118,24 @@ class Engine:
         self._emit(ModelLoaded(model=model.info))
 
     def generate(self, command: Generate, arrived: float | None = None) -> None:
-        """Answer. Ends with `GenerationFinished` or `Failed`.
+        """Answer a request. Ends with `GenerationFinished` or `Failed`.
 
         Args:
             arrived: when the request reached this process, by `perf_counter`; None: now.
         """
         arrived = perf_counter() if arrived is None else arrived
-        loaded, writer = self._loaded, self._writer
+        self._writer.pause()
         try:
-            if loaded is None or self._output_thread is None or writer is None:
-                raise UsageError("No model is loaded.", "Choose a model first.")
-            writer.pause()
-            try:
-                Answer(loaded, command, arrived, self._emit, self._output_thread).run()
-            finally:
-                writer.resume()
+            if self._loaded is None:
+                raise UsageError("No model is loaded.", "Load a model first.")
+            Answer(self._loaded, command, arrived, self._emit, self._output_thread).run()
         except CpuchatError as error:
             self._fail(error, command.request_id)
+        finally:
+            self._writer.resume()
 
     def forget(self, chat_id: str) -> None:
-        """That chat is deleted: nothing of it stays in memory or on disk."""
+        """Drop a deleted chat from memory and disk."""
         if self._loaded is not None:
             self._loaded.forget(chat_id)
 
@@ -173,25 +145,23 @@ class Engine:
         self._emit(Unloaded())
 
     def idle(self) -> None:
-        """Nothing to do for long: begin to write down what a crash would lose."""
+        """Begin to save what a crash would lose; called when nothing was to do for long."""
         if self._loaded is not None:
             self._loaded.save()
 
     def close(self) -> None:
         """Save and free everything."""
         self._free()
-        if self._output_thread is not None and self._writer is not None:
-            self._output_thread.close()
-            self._writer.close()
-            self._output_thread = self._writer = None
+        self._output_thread.close()
+        self._writer.close()
 
-    def _free(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Free the model. Its chat is saved first, and given up for lost if `give_up` says so meanwhile."""
+    def _free(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Save the chat, unless `is_cancelled` meanwhile, and free the model."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None and loaded.cache is not None:
-            loaded.cache.finish(give_up)
+            loaded.cache.finish(is_cancelled)
             loaded.save(at_end=True)
-            loaded.cache.finish(give_up)
+            loaded.cache.finish(is_cancelled)
             loaded.cache.drop()
         if self._setup is not None:
             self._setup.free()

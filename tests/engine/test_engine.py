@@ -407,6 +407,7 @@ def test_nothing_is_left_behind(tiny_model: Path) -> None:
         chat.ask(user("Hello"))
     chat.engine.close()
     threads = listed_threads()
+    chat = Chat()
     chat.load(tiny_model, cpus=own_cpus()[:2])
     chat.ask(user("Hello"))
     chat.engine.close()

@@ -37,7 +37,6 @@ class SavingChat(Chat):
 
     @property
     def writer(self) -> DiskWriter:
-        assert self.engine._writer is not None
         return self.engine._writer
 
     def settle(self) -> list[Path]:
@@ -146,8 +145,9 @@ def test_a_growing_chat_is_not_written_again_with_every_answer(saving: SavingCha
     assert n_past > 1000
     assert saving.written < 5 * state  # written every time it would be ten
     saving.engine.close()
-    saving.load(tiny_model, WIDE, state_dir=saving.folder)
-    assert saving.ask(*turns, user("So?"), chat_id="a").cache_n >= n_past - 1
+    again = SavingChat(tiny_model, saving.folder)
+    assert again.ask(*turns, user("So?"), chat_id="a").cache_n >= n_past - 1
+    again.engine.close()
 
 
 def test_an_hour_of_changing_chats_stays_within_what_may_be_written(tiny_model: Path, tmp_path: Path) -> None:
@@ -164,11 +164,11 @@ def test_an_hour_of_changing_chats_stays_within_what_may_be_written(tiny_model: 
     assert per_hour < chat.written < 2 * per_hour + 2 * largest
     before = chat.written
     chat.engine.close()  # what was said last is saved whatever was written before
-    chat.load(tiny_model, WIDE, state_dir=chat.folder)
     chat.settle()
     assert chat.written > before
-    assert chat.ask(user(f"59 {LONG}"), chat_id="chat 59").cache_n > 60
-    chat.engine.close()
+    again = SavingChat(tiny_model, chat.folder)
+    assert again.ask(user(f"59 {LONG}"), chat_id="chat 59").cache_n > 60
+    again.engine.close()
 
 
 def test_the_budget() -> None:

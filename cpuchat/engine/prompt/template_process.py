@@ -1,4 +1,4 @@
-"""Renders one chat template, as a process of its own, for `prompt.ChatTemplate`.
+"""Renders one chat template, as a process of its own, for template_helper.py.
 
 A template is a program by a stranger. Jinja's sandbox keeps it from reaching Python's objects, but nothing in
 Python bounds the time and memory of `"a" * 10**9 | sort` and its many cousins. The kernel does: this process gets

@@ -300,9 +300,7 @@ class DepthController:
             reached *= one
             total += reached
         loss = max(0.0, costs.draft_pass_ms(depth) + costs.rollback_ms * (1.0 - reached) - total / rate)
-        times = costs.times
-        is_stale = not self._is_on and times.overestimate(depth + 1) > times.uncertainty(depth + 1)
-        return self._exploring.try_pay(loss) or (is_stale and self._rechecking.try_pay(loss))
+        return self._exploring.try_pay(loss)
 
     def _tests_draft(self, costs: CurrentCosts, best: Best, gain: float) -> bool:
         """Return whether a draft that probably loses a little is the cheapest way to learn more about acceptance."""

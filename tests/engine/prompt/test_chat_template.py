@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.engine.prompt import chat_template as prompt_module
+from cpuchat.engine.prompt import template_helper
 from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, ChatTemplate, plain_completion
 from cpuchat.errors import TemplateError
 from cpuchat.protocol import Message
@@ -62,7 +62,6 @@ def test_renders_the_models_own_format(template):
     assert chat.render([system("Be brief."), user("Hi")]) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert chat.render([user("Hi")], add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
 
 
 def test_special_tokens_and_white_space_control(template):
@@ -168,8 +167,8 @@ def test_a_template_that_dies_of_one_conversation_serves_the_next(template):
 
 def test_closing_ends_the_helper_and_a_later_call_starts_it_again(template):
     chat = template(CHATML)
-    chat.check()
-    pid = chat._child._process.pid
+    chat.render([user("Hi")])
+    pid = chat._helper._process.pid
     chat.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -204,7 +203,7 @@ def test_a_reply_that_is_cut_short_is_an_error_and_the_next_one_whole(
     (tmp_path / "template_process.py").write_text(_CUT_SHORT.replace("REPLY", reply))
     template = None
     with monkeypatch.context() as cut:
-        cut.setattr(prompt_module, "__file__", str(tmp_path / "prompt.py"))
+        cut.setattr(template_helper, "__file__", str(tmp_path / "template_helper.py"))
         template = ChatTemplate("{{ messages[0].content }}", "", "")
         with pytest.raises(TemplateError):
             template.render([Message(role="user", content="Hello")])
