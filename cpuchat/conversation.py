@@ -1,8 +1,7 @@
 """The headless core of a chat: history, backend, store and meter together.
 
 The terminal app, the command line and benchmarks use it alike. Each request is an async stream of events; while it is
-consumed, the history grows, the store is saved at least every half second, and the meter follows. The store is only
-used in threads: a slow disk or another instance's lock never holds up the event loop.
+consumed, the history grows, the store is saved at least every half second, and the meter follows.
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from cpuchat.backend.base import Backend
-from cpuchat.chats.records import Chat, SearchHit, StoredMessage, storable
-from cpuchat.chats.saving import AnswerSaver
-from cpuchat.chats.store import ChatStore
-from cpuchat.errors import ChatsChanged, ChatsError, CpuchatError, UsageError
+from cpuchat.chats.history import ChatHistory
+from cpuchat.chats.records import Chat, SearchHit, StoredMessage
+from cpuchat.errors import ChatsError, CpuchatError, UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.models.drafts.choice import NO_DRAFT, choose_draft
+from cpuchat.models.drafts.choice import AUTO, NO_DRAFT, choose_draft
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol import (
@@ -29,33 +28,30 @@ from cpuchat.protocol import (
     Failed,
     Generate,
     GenerationFinished,
+    LoadCancelled,
     Message,
     ModelInfo,
     ModelLoaded,
     Speculation,
     TextDelta,
-    Unloaded,
 )
 from cpuchat.settings import Settings
 from cpuchat.telemetry.meter import Figures, Meter
 
-TITLE_LENGTH = 48
-
-
-def title_of(text: str) -> str:
-    """A chat's first title: the first line of its first message, cut at a word."""
-    line = " ".join(next((part for part in text.splitlines() if part.strip()), "").split())
-    if len(line) <= TITLE_LENGTH:
-        return line or "New chat"
-    return line[: TITLE_LENGTH + 1].rsplit(" ", 1)[0][:TITLE_LENGTH] + "…"
+if TYPE_CHECKING:  # a conversation that is not stored needs no database
+    from cpuchat.chats.store import ChatStore
 
 
 class Conversation:
     """One open chat and the model that answers it. Use from one event loop.
 
-    `library` is where draft models are looked for (None: the folders of the settings). `drafting` False answers
-    without drafters whatever the settings say. `draft_problem` is why the draft model that the settings name was not
-    loaded with the model, "" when it was. `on_save_problem` is called when `save_problem` changes.
+    `drafting` False answers without drafters whatever the settings say. `draft_problem` is why the draft model that the
+    settings name was not loaded with the model, "" when it was. `on_save_problem` is called when `save_problem`
+    changes.
+
+    Args:
+        store: None keeps nothing.
+        library: where draft models are looked for (None: the folders of the settings).
     """
 
     def __init__(
@@ -63,29 +59,26 @@ class Conversation:
         *,
         settings: Settings,
         backend: Backend,
-        store: ChatStore,
+        store: ChatStore | None,
         meter: Meter | None = None,
         library: Library | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.backend = backend
-        self.store = store
         self.meter = meter or Meter()
-        self.chat: Chat | None = None
-        self.messages: list[StoredMessage] = []
         self.library = library
         self.drafting = True
         self.draft_problem = ""
+        self.on_save_problem: Callable[[], None] = lambda: None
+        self._history = ChatHistory(store, lambda: self.on_save_problem())
         self._clock = clock
         self._usage = UsageLog()
         self._running = False  # a load, an answer or a measurement
-        self._writing = False  # an answer to the open chat
+        self._answering = False  # the open chat
         self._stopping = False
         self._path: Path | None = None
         self._name = ""
-        self.on_save_problem: Callable[[], None] = lambda: None
-        self._saver = AnswerSaver(store, lambda: self.on_save_problem())
 
     @property
     def busy(self) -> bool:
@@ -95,6 +88,21 @@ class Conversation:
     @property
     def model(self) -> ModelInfo | None:
         return self.backend.model
+
+    @property
+    def store(self) -> ChatStore:
+        """Raises UsageError without one."""
+        return self._history.store
+
+    @property
+    def chat(self) -> Chat | None:
+        """The open chat; None before its first message."""
+        return self._history.chat
+
+    @property
+    def messages(self) -> list[StoredMessage]:
+        """Those of the open chat, the answer that is being written included."""
+        return self._history.messages
 
     @property
     def speculation(self) -> Speculation:
@@ -111,76 +119,95 @@ class Conversation:
     @property
     def n_past(self) -> int:
         """Tokens in the context after the last answer of the open chat."""
-        return next((m.timings.n_past for m in reversed(self.messages) if m.timings is not None), 0)
-
-    def figures(self) -> Figures:
-        """What the meter knows now."""
-        if not self._running:
-            self.meter.expect(self.speculation)
-        return self.meter.figures(self._clock())
+        return self._history.n_past
 
     @property
     def save_problem(self) -> ChatsError | None:
         """Why the last answer is not saved; it is tried again until it is. None when all is well."""
-        return self._saver.problem
+        return self._history.save_problem
 
     @property
     def unsaved(self) -> StoredMessage | None:
         """The answer, as long as the store does not have all of it."""
-        return self._saver.unsaved
+        return self._history.unsaved
+
+    def figures(self) -> Figures:
+        """Return what the meter knows now."""
+        if not self._running:
+            self.meter.expect(self.speculation)
+        return self.meter.figures(self._clock())
 
     def new_chat(self) -> None:
         """Start over; the chat is stored with its first message. A load that is running goes on."""
-        self._refuse_while_writing()
-        self._refuse_while_unsaved()
-        self.chat = None
-        self.messages = []
+        self._refuse_while_answering()
+        self._history.clear()
         self.meter.chat_changed(0)
 
     async def open_chat(self, chat_id: str) -> None:
-        """Go on with a stored chat. A load that is running goes on."""
-        self._refuse_while_writing()
-        await self._saver.save()
-        chat, messages = await asyncio.to_thread(self._read, chat_id)
-        self._refuse_while_writing()
-        self._refuse_while_unsaved()
-        self.chat, self.messages = chat, messages
+        """Go on with a stored chat. A load that is running goes on. Raises ChatsError."""
+        self._refuse_while_answering()
+        await self._history.open(chat_id, self._refuse_while_answering)
         self.meter.chat_changed(self.n_past)
 
     async def delete_chat(self, chat_id: str) -> None:
-        """Delete a chat with all that was kept of it; the open one is followed by a new one."""
+        """Delete a chat with all that was kept of it; the open one is followed by a new one. Raises ChatsError."""
         if self.chat is not None and self.chat.id == chat_id:
-            self._refuse_while_writing()
-            self._saver.discard()
+            self._refuse_while_answering()
+            self._history.discard_answer()
             self.new_chat()
         await asyncio.to_thread(self.store.delete, chat_id)
         await self.backend.forget(chat_id)
 
     async def rename_chat(self, chat_id: str, title: str) -> None:
         """Raises ChatsError."""
-        await asyncio.to_thread(self.store.rename, chat_id, title)
-        if self.chat is not None and self.chat.id == chat_id:
-            self.chat = msgspec.structs.replace(self.chat, title=title)
+        await self._history.rename(chat_id, title)
 
     async def stored_chat(self, chat_id: str) -> Chat:
         """Raises ChatsError."""
         return await asyncio.to_thread(self.store.chat, chat_id)
 
     async def list_chats(self, text: str = "") -> Sequence[Chat | SearchHit]:
-        """All chats, last changed first, or those that hold `text`. Raises ChatsError."""
+        """Return all chats, last changed first, or those that hold `text`. Raises ChatsError."""
         return await asyncio.to_thread(lambda: self.store.search(text) if text else self.store.chats())
 
-    async def load_model(self, path: Path) -> AsyncGenerator[AnyEvent, None]:
+    async def load_model(
+        self, path: Path, *, strict: bool = False, calibrate: bool = True
+    ) -> AsyncGenerator[AnyEvent, None]:
         """Load with the options of the settings, a draft model beside it if there is one; see `Backend.load`.
 
         A draft model that cannot be used does not keep the model from being loaded: what was wrong with it is told
         in `draft_problem` if the settings name it, else in the notes of the model.
+
+        Args:
+            strict: the draft model was asked for with this very model; see `choose_draft`.
+            calibrate: False does not measure what passes cost, and takes no draft model that would need it.
+
+        Raises:
+            UsageError: something is running.
+            DraftMismatch, ModelNotFound, ModelDamaged: `strict`, and the draft model cannot be used.
         """
         with self._occupied():
-            async with self._metered(self._load(path)) as events:
-                self._path = path
-                async for event in events:
-                    yield event
+            self._path = path
+            self._start_meter()
+            draft, note = await self._choose_draft(path, strict, calibrate)
+            while not self._stopping:
+                failed: Failed | None = None
+                options = self.settings.load_options(str(draft or ""), calibrate=calibrate)
+                stream = self.backend.load(path, options, PlacementSpec.of(self.settings))
+                async with contextlib.aclosing(stream) as events:
+                    async for event in events:
+                        if isinstance(event, Failed) and draft is not None and not strict:
+                            failed = event  # it does not tell which of the two was at fault
+                        else:
+                            event = await self._noted(event, note, path, draft)
+                            self.meter.observe(event, self._clock())
+                            yield event
+                if failed is None:
+                    return
+                note = f"Loaded without the draft model {draft.stem if draft else ''}: {failed.message}"
+                draft = None
+            self.meter.observe(LoadCancelled(), self._clock())
+            yield LoadCancelled()
 
     async def reload(self) -> AsyncGenerator[AnyEvent, None]:
         """Load the same model again, with the settings as they are now. The open chat goes on: what the worker
@@ -195,37 +222,136 @@ class Conversation:
             async for event in events:
                 yield event
 
-    async def aside(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        """A request beside the chat, for measuring: neither stored nor seen by the meter. Ends as `send` does."""
+    async def generate_detached(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        """Stream the answer to a request beside the chat: neither stored nor seen by the meter. Ends as `send` does."""
         with self._occupied():
             async with contextlib.aclosing(self.backend.generate(request)) as events:
                 async for event in events:
                     yield event
 
-    async def _load(self, path: Path) -> AsyncGenerator[AnyEvent, None]:
-        draft, note = await self._choose_draft(path)
-        options = self.settings.load_options(draft_path=str(draft or ""))
-        if self._stopping:  # while a draft model was looked for
-            yield Unloaded()
-            return
-        failed: Failed | None = None
-        async with contextlib.aclosing(self.backend.load(path, options, PlacementSpec.of(self.settings))) as events:
-            async for event in events:
-                if isinstance(event, Failed) and draft is not None:
-                    failed = event
-                else:
-                    yield await self._noted(event, note, path, draft)
-        if failed is None:
-            return
-        if self._stopping:
-            yield Unloaded()
-            return
-        # Which of the two was at fault the failure does not tell; if it was the model, it fails again.
-        note = f"Loaded without the draft model {draft.stem if draft else ''}: {failed.message}"
-        options = msgspec.structs.replace(options, draft_path="")
-        async with contextlib.aclosing(self.backend.load(path, options, PlacementSpec.of(self.settings))) as events:
-            async for event in events:
-                yield await self._noted(event, note, path, None)
+    def send(self, text: str, *, stop: tuple[str, ...] = ()) -> AsyncGenerator[AnyEvent, None]:
+        """Add a message of the user's and stream the answer, which ends before one of the texts `stop`.
+
+        Raises:
+            ChatsError: the message could not be saved, and was not sent.
+            ChatsChanged: so that the chat had to be loaded again; or during the answer.
+        """
+        return self._answer(
+            lambda: self._history.add_question(text, self.model_name, self.settings.chat.system_prompt), stop
+        )
+
+    def regenerate(self) -> AsyncGenerator[AnyEvent, None]:
+        """Replace the last answer by another one, which takes its place with its first token.
+
+        Raises:
+            ChatsError, ChatsChanged: as `send`.
+        """
+        return self._answer(self._history.up_to_last_question)
+
+    def edit_last(self, text: str) -> AsyncGenerator[AnyEvent, None]:
+        """Answer `text` instead of the user's last message. It takes the place of that and all that follows with the
+        first token of the answer.
+
+        Raises:
+            ChatsError, ChatsChanged: as `send`.
+        """
+        return self._answer(lambda: self._history.up_to_last_question(text))
+
+    async def stop(self) -> None:
+        """Stop the running load or answer; its stream still ends with its final event."""
+        if self._running:
+            self._stopping = True
+            await self.backend.cancel()
+
+    def save(self) -> None:
+        """Save the answer as far as it has come, now and on this thread: for an app whose event loop is in trouble."""
+        self._history.save()
+
+    async def close(self) -> None:
+        """End the worker, keep everything said so far. What could not be saved is in `unsaved`."""
+        await self._history.close()
+        await self.backend.close()
+        await self._history.close_store()
+
+    async def _answer(
+        self, prepare: Callable[[], Awaitable[list[StoredMessage]]], stop: tuple[str, ...] = ()
+    ) -> AsyncGenerator[AnyEvent, None]:
+        """Answer the messages that `prepare` returns."""
+        history = self._history
+        with self._occupied(answering=True):
+            messages = await prepare()
+            history.begin_answer(messages, self.model_name)
+            self._start_meter()
+            try:
+                async with contextlib.aclosing(self.backend.generate(self._request(messages, stop))) as events:
+                    if self._stopping:  # while the message was stored
+                        await self.backend.cancel()
+                    async for event in events:
+                        self.meter.observe(event, self._clock())
+                        if not await self._put(event):
+                            break
+                        if isinstance(event, GenerationFinished) and self.model is not None:
+                            await asyncio.to_thread(self._usage.answered, self.model, event.timings)
+                        yield event
+            finally:
+                await history.end_answer()
+            await history.require_own_answer()
+
+    async def _put(self, event: AnyEvent) -> bool:
+        """Let the answer grow by `event`; False when the chat has no place for it any more."""
+        history = self._history
+        match event:
+            case TextDelta(channel="reasoning"):
+                return await history.put_answer(reasoning=history.answer.reasoning + event.text)
+            case TextDelta():
+                return await history.put_answer(content=history.answer.content + event.text)
+            case GenerationFinished():
+                return await history.put_answer(
+                    stop_reason=event.stop_reason, timings=event.timings, model=self.model_name
+                )
+            case Failed():
+                return await history.put_answer(stop_reason=event.code)
+        return await history.put_answer()
+
+    def _request(self, messages: Sequence[StoredMessage], stop: tuple[str, ...]) -> Generate:
+        assert self.chat is not None
+        system = self.chat.system_prompt
+        history = [Message(role="system", content=system)] if system else []
+        for message in messages:
+            turn = Message(role=message.role, content=message.content, reasoning=message.reasoning)
+            if history and turn.role == history[-1].role == "user":
+                # The answer between them was stopped before its first word; templates want turns to alternate.
+                turn = Message(role="user", content=f"{history.pop().content}\n\n{turn.content}")
+            history.append(turn)
+        return Generate(
+            messages=tuple(history),
+            sampling=self.settings.sampling.sampling(),
+            max_tokens=self.settings.chat.max_tokens,
+            stop=stop,
+            chat_id=self.chat.id,
+            speculation=self.speculation,
+        )
+
+    async def _choose_draft(self, target: Path, strict: bool, calibrate: bool) -> tuple[Path | None, str]:
+        """The draft model and a note about it; sets `draft_problem`."""
+        section = self.settings.speculation
+        wanted = section.wanted_draft
+        library = self.library or Library(self.settings.model.folders)
+        measured_only = not calibrate and not section.depth  # one that was not measured would be loaded in vain
+        self.draft_problem = ""
+        try:
+            draft, note = await asyncio.to_thread(
+                choose_draft, target, wanted, library, strict=strict, measured_only=measured_only
+            )
+        except (CpuchatError, OSError) as error:
+            if strict:
+                raise
+            draft, note = None, f"No draft model is loaded. {error}"
+        if draft is None and wanted not in (*AUTO, NO_DRAFT):
+            self.draft_problem, note = note, ""
+        elif draft is None and not note and section.drafters == "draft" and wanted != NO_DRAFT:
+            note = f"No draft model is known for {target.name}; choose one with --draft-model."
+        return draft, note
 
     async def _noted(self, event: AnyEvent, note: str, path: Path, draft: Path | None) -> AnyEvent:
         """`event`; one that tells that the models are loaded is remembered, and gets one more note.
@@ -247,240 +373,22 @@ class Conversation:
         for path in models:
             library.opened(path)
 
-    async def _choose_draft(self, target: Path) -> tuple[Path | None, str]:
-        """The draft model and a note about it; sets `draft_problem`."""
-        wanted = self.settings.speculation.wanted_draft
-        library = self.library or Library(self.settings.model.folders)
-        self.draft_problem = ""
-        try:
-            draft, note = await asyncio.to_thread(choose_draft, target, wanted, library, strict=False)
-        except (CpuchatError, OSError) as error:
-            draft, note = None, f"No draft model is loaded. {error}"
-        if draft is None and wanted not in ("", "auto", NO_DRAFT):
-            self.draft_problem, note = note, ""
-        return draft, note
-
-    async def send(self, text: str) -> AsyncGenerator[AnyEvent, None]:
-        """Add my message and stream the answer.
-
-        Raises:
-            ChatsError: the message could not be saved, and was not sent.
-            ChatsChanged: so that the chat had to be loaded again; or during the answer.
-        """
-        with self._occupied(writing=True):
-            await self._require_saved()
-            async with self._reloading():
-                self.chat, message = await asyncio.to_thread(self._add_mine, text)
-            self.messages = [*self.messages, message]
-            async with contextlib.aclosing(self._answer(self.messages)) as events:
-                async for event in events:
-                    yield event
-
-    async def regenerate(self) -> AsyncGenerator[AnyEvent, None]:
-        """Replace the last answer by another one, which takes its place with its first token.
-
-        Raises:
-            ChatsError, ChatsChanged: as `send`.
-        """
-        with self._occupied(writing=True):
-            index = self._last_user()
-            await self._require_saved()
-            await self._require_unchanged()
-            async with contextlib.aclosing(self._answer(self.messages[: index + 1])) as events:
-                async for event in events:
-                    yield event
-
-    async def edit_last(self, text: str) -> AsyncGenerator[AnyEvent, None]:
-        """Answer `text` instead of my last message. It takes the place of that and all that follows with the first
-        token of the answer.
-
-        Raises:
-            ChatsError, ChatsChanged: as `send`.
-        """
-        with self._occupied(writing=True):
-            index = self._last_user()
-            await self._require_saved()
-            await self._require_unchanged()
-            edited = msgspec.structs.replace(self.messages[index], content=storable(text))
-            async with contextlib.aclosing(self._answer([*self.messages[:index], edited])) as events:
-                async for event in events:
-                    yield event
-
-    async def stop(self) -> None:
-        """Stop the running load or answer; its stream still ends with its final event."""
-        if self._running:
-            self._stopping = True
-            await self.backend.cancel()
-
-    def save(self) -> None:
-        """Save the answer as far as it has come, now and on this thread: for an app whose event loop is in trouble."""
-        self._saver.save_here()
-
-    async def close(self) -> None:
-        """End the worker, keep everything said so far. What could not be saved is in `unsaved`."""
-        await self._saver.close()
-        await self.backend.close()
-        await asyncio.to_thread(self.store.close)
-
-    def _refuse_while_busy(self) -> None:
-        self._refuse_while_writing()
-        if self._running:
-            raise UsageError("A model is still being loaded or measured.", "Stop it with Esc first.")
-
-    def _refuse_while_writing(self) -> None:
-        if self._writing:
-            raise UsageError("An answer is still being written.", "Stop it with Esc first.")
-
-    def _refuse_while_unsaved(self) -> None:
-        if (problem := self._saver.problem) is not None:
-            raise ChatsError(f"The last answer is not saved yet. {problem.message}", problem.hint)
-
-    async def _require_saved(self) -> None:
-        await self._saver.save()
-        self._refuse_while_unsaved()
-
-    async def _require_unchanged(self) -> None:
-        if self.chat is not None:
-            async with self._reloading():
-                await asyncio.to_thread(self.store.require_unchanged, self.chat)
-
-    @contextlib.asynccontextmanager
-    async def _reloading(self) -> AsyncIterator[None]:
-        """When another instance has changed the chat, show what it is now."""
-        try:
-            yield
-        except ChatsChanged:
-            await self._reload()
-            raise
-
-    async def _reload(self) -> None:
-        if self.chat is not None:
-            with contextlib.suppress(ChatsError):  # deleted: what is on the screen stays there
-                self.chat, self.messages = await asyncio.to_thread(self._read, self.chat.id)
-
-    def _read(self, chat_id: str) -> tuple[Chat, list[StoredMessage]]:
-        chat = self.store.chat(chat_id)  # before its messages: should they change in between, that is noticed later
-        return chat, self.store.messages(chat_id)
-
-    def _add_mine(self, text: str) -> tuple[Chat, StoredMessage]:
-        with self.store.transaction(unchanged=self.chat):
-            chat = self.chat or self.store.create_chat(
-                self.model_name, self.settings.chat.system_prompt, title_of(text)
-            )
-            message = self.store.add_message(chat.id, "user", text)
-            return self.store.chat(chat.id), message
-
-    def _last_user(self) -> int:
-        for index in range(len(self.messages) - 1, -1, -1):
-            if self.messages[index].role == "user":
-                return index
-        raise UsageError("There is no message of yours to answer yet.", "Write one first.")
-
-    def _request(self, messages: Sequence[StoredMessage]) -> Generate:
-        assert self.chat is not None
-        system = self.chat.system_prompt
-        history = [Message(role="system", content=system)] if system else []
-        for message in messages:
-            turn = Message(role=message.role, content=message.content, reasoning=message.reasoning)
-            if history and turn.role == history[-1].role == "user":
-                # The answer between them was stopped before its first word; templates want turns to alternate.
-                turn = Message(role="user", content=f"{history.pop().content}\n\n{turn.content}")
-            history.append(turn)
-        return Generate(
-            messages=tuple(history),
-            sampling=self.settings.sampling.sampling(),
-            max_tokens=self.settings.chat.max_tokens,
-            chat_id=self.chat.id,
-            speculation=self.speculation,
-        )
-
-    async def _answer(self, history: list[StoredMessage]) -> AsyncGenerator[AnyEvent, None]:
-        """Answer `history`. With the first token it and the answer become the messages, here and in the store."""
-        messages = [*history, self._begin_answer(history)]
-        try:
-            async with self._metered(self.backend.generate(self._request(history))) as events:
-                if self._stopping:  # while the message was stored
-                    await self.backend.cancel()
-                async for event in events:
-                    answer = messages[-1]
-                    match event:
-                        case TextDelta(channel="reasoning"):
-                            answer = msgspec.structs.replace(answer, reasoning=answer.reasoning + event.text)
-                        case TextDelta():
-                            answer = msgspec.structs.replace(answer, content=answer.content + event.text)
-                        case GenerationFinished():
-                            answer = msgspec.structs.replace(
-                                answer, stop_reason=event.stop_reason, timings=event.timings, model=self.model_name
-                            )
-                        case Failed():
-                            answer = msgspec.structs.replace(answer, stop_reason=event.code)
-                        case _:
-                            pass
-                    self._show(messages, answer)
-                    if answer.stop_reason is not None:
-                        await self._saver.save()
-                    if self._saver.conflict is not None:
-                        break
-                    if isinstance(event, GenerationFinished) and self.model is not None:
-                        await asyncio.to_thread(self._usage.answered, self.model, event.timings)
-                    yield event
-        finally:
-            if messages[-1].stop_reason is None:
-                self._show(messages, msgspec.structs.replace(messages[-1], stop_reason="cancelled"))
-            await self._saver.save()
-        if self._saver.conflict is not None or self._saver.overtaken:
-            await self._reload()
-            raise self._saver.conflict or ChatsChanged(
-                "This chat was changed in another window during the answer.", "It has been loaded again."
-            )
-
-    def _begin_answer(self, history: list[StoredMessage]) -> StoredMessage:
-        """The answer before its first token; prepares that it replaces all that is not in `history`."""
-        assert self.chat is not None
-        chat_id = self.chat.id
-        stored = {message.id: message for message in self.messages}
-        edited = [message for message in history if stored[message.id].content != message.content]
-        dropped = sorted(stored.keys() - {message.id for message in history})
-
-        def saved(row: StoredMessage, version: int) -> None:
-            if self.chat is not None and self.chat.id == chat_id:
-                self.chat = msgspec.structs.replace(self.chat, version=version)
-                if self.messages and self.messages[-1].id in (answer.id, row.id):
-                    self.messages[-1] = msgspec.structs.replace(
-                        self.messages[-1], id=row.id, position=row.position, created=row.created
-                    )
-
-        answer = self._saver.begin(self.chat, self.model_name, dropped, edited, saved)
-        return answer
-
-    def _show(self, messages: list[StoredMessage], answer: StoredMessage) -> None:
-        """Make `answer` the last of `messages`, and these those of the chat as soon as it has a word."""
-        if answer != messages[-1]:
-            messages[-1] = answer
-            if answer.content or answer.reasoning:
-                self.messages = messages
-                self._saver.put(answer)
-
-    @contextlib.contextmanager
-    def _occupied(self, writing: bool = False) -> Iterator[None]:
-        """One load or answer at a time; `writing` also keeps the open chat from being left."""
-        self._refuse_while_busy()
-        self._running, self._writing, self._stopping = True, writing, False
-        try:
-            yield
-        finally:
-            self._running = self._writing = False
-
-    @contextlib.asynccontextmanager
-    async def _metered(self, events: AsyncGenerator[AnyEvent, None]) -> AsyncIterator[AsyncIterator[AnyEvent]]:
-        """Let the meter see the events."""
+    def _start_meter(self) -> None:
         self.meter.expect(self.speculation)
         self.meter.request_started(self._clock())
 
-        async def seen() -> AsyncGenerator[AnyEvent, None]:
-            async for event in events:
-                self.meter.observe(event, self._clock())
-                yield event
+    def _refuse_while_answering(self) -> None:
+        if self._answering:
+            raise UsageError("An answer is still being written.", "Stop it with Esc first.")
 
-        async with contextlib.aclosing(events), contextlib.aclosing(seen()) as stream:
-            yield stream
+    @contextlib.contextmanager
+    def _occupied(self, answering: bool = False) -> Iterator[None]:
+        """One load or answer at a time; `answering` also keeps the open chat from being left."""
+        self._refuse_while_answering()
+        if self._running:
+            raise UsageError("A model is still being loaded or measured.", "Stop it with Esc first.")
+        self._running, self._answering, self._stopping = True, answering, False
+        try:
+            yield
+        finally:
+            self._running = self._answering = False

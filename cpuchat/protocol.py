@@ -235,10 +235,6 @@ class ForgetChat(Command, frozen=True):
     chat_id: str
 
 
-class Unload(Command, frozen=True):
-    """Free the model, keep the process."""
-
-
 class Shutdown(Command, frozen=True):
     """Save what is worth saving and exit."""
 
@@ -272,8 +268,8 @@ class ModelLoaded(Event, frozen=True):
     model: ModelInfo
 
 
-class Unloaded(Event, frozen=True):
-    """The model is gone (asked for, or its load was cancelled)."""
+class LoadCancelled(Event, frozen=True):
+    """A load was stopped; no model is loaded."""
 
 
 class ContextTrimmed(Event, frozen=True):
@@ -337,11 +333,20 @@ class Failed(Event, frozen=True):
     request_id: int = 0
 
 
-AnyCommand = LoadModel | Generate | Cancel | ForgetChat | Unload | Shutdown
+AnyCommand = LoadModel | Generate | Cancel | ForgetChat | Shutdown
 AnyEvent = (
-    WorkerReady | ShuttingDown | LoadProgress | ModelLoaded | Unloaded | ContextTrimmed | PrefillProgress | TextDelta
-    | SpeculationUpdate | GenerationFinished | Failed
-)  # fmt: skip
+    WorkerReady
+    | ShuttingDown
+    | LoadProgress
+    | ModelLoaded
+    | LoadCancelled
+    | ContextTrimmed
+    | PrefillProgress
+    | TextDelta
+    | SpeculationUpdate
+    | GenerationFinished
+    | Failed
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(AnyCommand)

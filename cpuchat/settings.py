@@ -201,12 +201,15 @@ class Settings(Section):
     chat: ChatSection = msgspec.field(default_factory=ChatSection)
     ui: UiSection = msgspec.field(default_factory=UiSection)
 
-    def load_options(self, draft_path: str = "") -> LoadOptions:
-        """How to load a model with the draft model `draft_path` ("" = none) beside it."""
+    def load_options(self, draft_path: str = "", *, calibrate: bool = True) -> LoadOptions:
+        """Return how to load a model, with the draft model `draft_path` ("" = none) beside it.
+
+        `calibrate`: what passes cost may be measured, if anything is to be drafted.
+        """
         return msgspec.structs.replace(
             self.engine.load_options(),
             draft_path=draft_path,
-            calibrate=self.speculation.drafters != "off",
+            calibrate=calibrate and self.speculation.drafters != "off",
             probe=self.hardware.probe,
         )
 

@@ -14,15 +14,17 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
+from cpuchat.chats.history import title_of
 from cpuchat.chats.store import ChatStore
-from cpuchat.conversation import Conversation, title_of
+from cpuchat.conversation import Conversation
 from cpuchat.errors import UsageError
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, ModelLoaded, TextDelta, Unloaded
+from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, LoadCancelled, ModelLoaded, TextDelta
 from cpuchat.settings import Settings
 from tests.models.drafts.files import write_catalog
 from tests.support.edited_gguf import edited
+from tests.support.scripted_backend import ScriptedBackend, answer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine")]
 
@@ -194,7 +196,7 @@ async def test_an_answer_without_a_word_is_no_part_of_the_history(tiny_model: Pa
 
 async def test_nothing_to_regenerate_is_said(tiny_model: Path) -> None:
     async with conversation(tiny_model) as core:
-        with pytest.raises(UsageError, match="no message"):
+        with pytest.raises(UsageError, match="No message"):
             await anext(core.regenerate())
 
 
@@ -219,7 +221,7 @@ async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(tiny_model:
         await everything(core.send("hello"))
         figures, messages = core.figures(), list(core.messages)
         request = Generate(prompt="Once upon a time", max_tokens=7)
-        stream = core.aside(request)
+        stream = core.generate_detached(request)
         events = [await anext(stream)]
         assert core.busy
         with pytest.raises(UsageError, match="still being loaded or measured"):
@@ -267,5 +269,23 @@ async def test_a_stop_is_heard_however_early_in_a_load(tiny_model: Path) -> None
             for _ in range(steps):
                 await asyncio.sleep(0)
             await core.stop()
-            assert isinstance((await loading)[-1], Unloaded)
+            assert isinstance((await loading)[-1], LoadCancelled)
         assert isinstance((await everything(core.load_model(tiny_model)))[-1], ModelLoaded)
+
+
+async def test_without_a_store_nothing_is_kept(tmp_path: Path) -> None:
+    backend = ScriptedBackend(answers=[answer("One."), answer("Two.")])
+    core = Conversation(settings=Settings(), backend=backend, store=None)
+    [_ async for _ in core.load_model(Path("/models/m.gguf"))]
+    for question in ("First", "Second"):
+        [_ async for _ in core.send(question, stop=("END",))]
+    assert [m.content for m in core.messages] == ["First", "One.", "Second", "Two."]
+    assert [m.content for m in backend.requests[1].messages] == ["First", "One.", "Second"]
+    assert backend.requests[1].stop == ("END",) and backend.requests[1].chat_id == ""
+    assert core.unsaved is None and core.save_problem is None
+    with pytest.raises(UsageError):
+        await core.list_chats()
+    core.new_chat()
+    assert core.chat is None and core.messages == []
+    await core.close()
+    assert backend.closed

@@ -35,7 +35,7 @@ class Backend(Protocol):
     ) -> AsyncGenerator[AnyEvent, None]:
         """Start a worker if needed and load, placed as `spec` says.
 
-        Ends with `ModelLoaded`, `Unloaded` (cancelled) or `Failed`.
+        Ends with `ModelLoaded`, `LoadCancelled` (cancelled) or `Failed`.
         """
         ...
 

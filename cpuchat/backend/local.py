@@ -1,7 +1,7 @@
 """A worker process on this machine, spoken to over its stdin and stdout.
 
 The process can die at any moment (an assertion in llama.cpp, the kernel's memory killer, a user's kill -9). Then the
-running stream ends with one `Failed(code="worker_died")`, and the next request starts a new worker and loads the
+running stream ends with one `Failed(code=WorkerDied.code)`, and the next request starts a new worker and loads the
 same model again.
 """
 
@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
+from typing import TypeGuard
 
 import msgspec
 
 from cpuchat import paths
 from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.backend.process import Spawner, WorkerProcess
-from cpuchat.errors import CpuchatError, Interrupted
+from cpuchat.errors import CpuchatError, Interrupted, WorkerDied
 from cpuchat.hardware.numa.mempolicy import current
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
@@ -31,11 +32,11 @@ from cpuchat.protocol import (
     ForgetChat,
     Generate,
     GenerationFinished,
+    LoadCancelled,
     LoadModel,
     LoadOptions,
     ModelInfo,
     ModelLoaded,
-    Unloaded,
     WorkerReady,
 )
 from cpuchat.timings import Timings
@@ -108,7 +109,7 @@ class LocalBackend:
             yield failure
             return
         if self._cancelled:  # before there was a worker to tell
-            yield Unloaded()
+            yield LoadCancelled()
             return
         command = LoadModel(
             request_id=next(self._request_ids),
@@ -120,12 +121,13 @@ class LocalBackend:
             state_limit=self._state_limit,
             calibration_dir=str(paths.calibration_dir()),
         )
-        async with contextlib.aclosing(self._stream(command, (ModelLoaded, Unloaded, Failed))) as events:
-            async for event in events:
+        async with self._exchange(command, (ModelLoaded, LoadCancelled, Failed)) as exchange:
+            while not exchange.finished:
+                event = await exchange.next_event()
                 if isinstance(event, ModelLoaded):
                     event = self._described(event, placement)
                     self._model = event.model
-                elif isinstance(event, Failed) and event.code == "worker_died":
+                elif _is_death(event):
                     hint = f"The file may be damaged or too much for this machine: choose another. Log: {self.log_file}"
                     event = msgspec.structs.replace(event, hint=hint)
                 yield event
@@ -142,40 +144,41 @@ class LocalBackend:
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled = False
-        return self._generate_twice(request)
-
-    async def _generate_twice(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        # A worker that was killed since the last answer may be noticed only now: then this request has done no harm
-        # and is worth a second try. One that dies again, or after its first event, is reported.
-        for is_last in (False, True):
-            async with contextlib.aclosing(self._generate(request)) as events:
-                first = await anext(events)
-                if isinstance(first, Failed) and first.code == "worker_died" and not is_last:
-                    continue
-                yield first
-                async for event in events:
-                    yield event
-            return
+        return self._generate(request)
 
     async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        request_id = next(self._request_ids)
-        if self._model is None or not self._alive:
-            if self._wanted is None:
-                yield Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
+        # A worker that was killed since the last answer may be noticed only now: then this request has done no harm
+        # and is worth a second try. One that dies again, or after its first event, is reported.
+        told = False
+        for is_last in (False, True):
+            request_id, died = next(self._request_ids), False
+            if self._model is None or not self._alive:
+                if self._wanted is None:
+                    yield Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
+                    return
+                async with contextlib.aclosing(self._load(*self._wanted)) as events:
+                    async for event in events:
+                        died = _is_death(event) and not told and not is_last
+                        if not died and not isinstance(event, LoadCancelled):
+                            told = True
+                            yield event
+                if self._model is None and not self._cancelled and not died:
+                    return
+            if died:
+                continue
+            if self._cancelled:  # before the worker was told of it
+                yield GenerationFinished(request_id=request_id, stop_reason="cancelled", timings=Timings())
                 return
-            async with contextlib.aclosing(self._load(*self._wanted)) as events:
-                async for event in events:
-                    if not isinstance(event, Unloaded):
+            command = msgspec.structs.replace(request, request_id=request_id)
+            async with self._exchange(command, (GenerationFinished, Failed)) as exchange:
+                while not exchange.finished and not died:
+                    event = await exchange.next_event()
+                    died = _is_death(event) and not told and not is_last
+                    if not died:
+                        told = True
                         yield event
-            if self._model is None and not self._cancelled:
+            if not died:
                 return
-        if self._cancelled:  # before the worker was told of it
-            yield GenerationFinished(request_id=request_id, stop_reason="cancelled", timings=Timings())
-            return
-        command = msgspec.structs.replace(request, request_id=request_id)
-        async with contextlib.aclosing(self._stream(command, (GenerationFinished, Failed))) as events:
-            async for event in events:
-                yield event
 
     async def cancel(self) -> None:
         self._cancelled = True
@@ -203,23 +206,21 @@ class LocalBackend:
         async with self._starting:  # whoever is starting one sees that nobody wants it any more
             self._spawner.close()
 
-    async def _stream(self, command: LoadModel | Generate, final: tuple[type, ...]) -> AsyncGenerator[AnyEvent, None]:
-        """Send, then yield events up to and including the final one; closed early, it cancels and drains."""
+    @contextlib.asynccontextmanager
+    async def _exchange(self, command: LoadModel | Generate, final: tuple[type, ...]) -> AsyncIterator[_Exchange]:
+        """Send; left before the final event, cancel and drain."""
         worker = self._worker
         assert worker is not None
         worker.send(command)
         self._request_id = command.request_id
-        finished = False
+        exchange = _Exchange(worker, final)
         try:
-            while not finished:
-                event = await worker.events.get()
-                finished = isinstance(event, final)
-                yield event
+            yield exchange
         finally:
-            if not finished:
+            if not exchange.finished:
                 worker.send(Cancel(request_id=command.request_id))
-                while not isinstance(await worker.events.get(), final):
-                    pass
+                while not exchange.finished:
+                    await exchange.next_event()
             self._request_id = 0
 
     def _send(self, command: Command) -> None:
@@ -246,7 +247,7 @@ class LocalBackend:
         try:
             worker = await WorkerProcess.start(self._spawner, self._log_dir, memory)
         except OSError as error:
-            return Failed(code="worker_died", message=f"The inference worker cannot be started: {error}.")
+            return Failed(code=WorkerDied.code, message=f"The inference worker cannot be started: {error}.")
         if self._closed:
             await worker.close()
             return _CLOSED
@@ -263,6 +264,24 @@ class LocalBackend:
         self._worker = None
         await worker.close()  # what could not begin takes no commands, but may wait for some
         return event if isinstance(event, Failed) else Failed(code="error", message=f"Worker began with {event!r}.")
+
+
+class _Exchange:
+    """The events of one command, up to its final one."""
+
+    def __init__(self, worker: WorkerProcess, final: tuple[type, ...]) -> None:
+        self.finished = False
+        self._worker = worker
+        self._final = final
+
+    async def next_event(self) -> AnyEvent:
+        event = await self._worker.events.get()
+        self.finished = isinstance(event, self._final)
+        return event
+
+
+def _is_death(event: AnyEvent) -> TypeGuard[Failed]:
+    return isinstance(event, Failed) and event.code == WorkerDied.code
 
 
 def _place(spec: PlacementSpec, with_draft: bool) -> Placement:

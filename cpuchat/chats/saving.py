@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from cpuchat.chats.records import Chat, StoredMessage
-from cpuchat.chats.store import ChatStore
 from cpuchat.errors import ChatsChanged, ChatsError
+
+if TYPE_CHECKING:
+    from cpuchat.chats.store import ChatStore
 
 AUTOSAVE_SECONDS = 0.3
 _RETRY_SECONDS = 1.0
@@ -23,17 +26,18 @@ class AnswerSaver:
     but has the answer.
 
     Args:
-        told: called when `problem` changes.
+        store: None saves nothing.
+        on_problem: called when `problem` changes.
     """
 
-    def __init__(self, store: ChatStore, told: Callable[[], None]) -> None:
+    def __init__(self, store: ChatStore | None, on_problem: Callable[[], None]) -> None:
         self.problem: ChatsError | None = None
         self.conflict: ChatsChanged | None = None
         self.overtaken = False
         self._store = store
-        self._told = told
+        self._on_problem = on_problem
         self._answer: StoredMessage | None = None
-        self._insert: Callable[[StoredMessage], tuple[StoredMessage, int]] | None = None
+        self._insert: Callable[[ChatStore, StoredMessage], tuple[StoredMessage, int]] | None = None
         self._saved: tuple[StoredMessage, int] | None = None  # its row, and the version that the chat has with it
         self._on_saved: Callable[[StoredMessage, int], None] = lambda *_: None
         self._writing = threading.Lock()  # a cancelled save goes on in its thread
@@ -46,7 +50,7 @@ class AnswerSaver:
         """The answer, while the store does not have all of it."""
         return self._answer
 
-    def begin(
+    def begin_answer(
         self,
         chat: Chat,
         model: str,
@@ -65,13 +69,13 @@ class AnswerSaver:
         self.discard()
         self.conflict, self.overtaken = None, False
 
-        def insert(answer: StoredMessage) -> tuple[StoredMessage, int]:
-            with self._store.transaction(unchanged=chat):
+        def insert(store: ChatStore, answer: StoredMessage) -> tuple[StoredMessage, int]:
+            with store.transaction(unchanged=chat):
                 if delete:
-                    self._store.delete_messages(chat.id, delete)
+                    store.delete_messages(chat.id, delete)
                 for message in edit:
-                    self._store.edit_message(message.id, message.content)
-                row = self._store.add_message(
+                    store.edit_message(message.id, message.content)
+                row = store.add_message(
                     chat.id,
                     "assistant",
                     answer.content,
@@ -80,7 +84,7 @@ class AnswerSaver:
                     stop_reason=answer.stop_reason,
                     timings=answer.timings,
                 )
-                return row, self._store.chat(chat.id).version
+                return row, store.chat(chat.id).version
 
         self._insert, self._saved, self._on_saved = insert, None, on_saved
         return StoredMessage(
@@ -98,7 +102,7 @@ class AnswerSaver:
 
     def put(self, answer: StoredMessage) -> None:
         """Have this state of the answer saved soon: at once when it is the first."""
-        if self.conflict is None:
+        if self._store is not None and self.conflict is None:
             self._answer = answer
             self._schedule(AUTOSAVE_SECONDS if self._saved else 0.0)
 
@@ -144,13 +148,15 @@ class AnswerSaver:
             self._write(self._answer)
 
     def _write(self, answer: StoredMessage) -> tuple[StoredMessage, int]:
+        store = self._store
+        assert store is not None
         with self._writing:
             if self._saved is None:
                 assert self._insert is not None
-                self._saved = self._insert(answer)
+                self._saved = self._insert(store, answer)
                 return self._saved
             row, known = self._saved
-            version = self._store.update_message(
+            version = store.update_message(
                 row.id,
                 content=answer.content,
                 reasoning=answer.reasoning,
@@ -167,7 +173,7 @@ class AnswerSaver:
     def _tell(self, problem: ChatsError | None) -> None:
         if str(problem) != str(self.problem):
             self.problem = problem
-            self._told()
+            self._on_problem()
 
     def _schedule(self, seconds: float) -> None:
         if self._timer is None:

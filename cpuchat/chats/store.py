@@ -150,26 +150,15 @@ class ChatStore:
 
     def rename(self, chat_id: str, title: str) -> None:
         """A new title does not make a chat the newest. Raises ChatsChanged when there is none."""
-        self._change_chat("UPDATE chats SET title = ? WHERE id = ?", (storable(title), chat_id))
-
-    def set_model(self, chat_id: str, model: str) -> None:
-        """Remember what the chat goes on with. Raises ChatsChanged when there is none."""
-        self._change_chat("UPDATE chats SET model = ? WHERE id = ?", (storable(model), chat_id))
-
-    def set_system_prompt(self, chat_id: str, text: str) -> None:
-        """Raises ChatsChanged when there is none."""
-        self._change_chat("UPDATE chats SET system_prompt = ? WHERE id = ?", (storable(text), chat_id))
+        with self.transaction():
+            if not self._db.execute("UPDATE chats SET title = ? WHERE id = ?", (storable(title), chat_id)).rowcount:
+                raise _no_chat()
+            self._erase()
 
     def delete(self, chat_id: str) -> None:
         """Delete the chat and its messages; nothing happens when there is none."""
         with self.transaction():
             self._db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
-            self._erase()
-
-    def _change_chat(self, statement: str, values: tuple[Any, ...]) -> None:
-        with self.transaction():
-            if not self._db.execute(statement, values).rowcount:
-                raise _no_chat()
             self._erase()
 
     # --- messages ---

@@ -42,21 +42,23 @@ def open_app(model: str | None, values: Mapping[str, Any]) -> int:
     require_terminal()
 
     from cpuchat import paths
-    from cpuchat.cli.options import draft_of, overridden
+    from cpuchat.cli.options import overridden, require_draft_in_use
 
     chosen = overridden(values)
 
     from cpuchat.backend.local import LocalBackend
     from cpuchat.chats.store import ChatStore
     from cpuchat.conversation import Conversation
+    from cpuchat.models.drafts.choice import choose_draft
     from cpuchat.models.library.library import Library
     from cpuchat.tui.app import ChatApp, Resume
     from cpuchat.tui.launch import run
 
     library = Library(chosen.model.folders)
     initial = _initial(library, model, chosen.model.last)
-    if values.get("speculation__draft_model") is not None:  # say it here, where the command can be mended
-        draft_of(initial, chosen, strict=True)
+    if values.get("speculation__draft_model") is not None:  # say it here, where the command can be corrected
+        require_draft_in_use(chosen)
+        choose_draft(initial, chosen.speculation.wanted_draft, library)
 
     def make(resume: Resume) -> ChatApp:
         backend = LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))

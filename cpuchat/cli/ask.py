@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from cpuchat.cli.options import (
     cores_option,
     ctx_option,
-    draft_of,
     experts_option,
     memory_option,
     model_option,
     model_path,
     overridden,
+    require_draft_in_use,
     setting,
     speculation_options,
     stacked,
@@ -27,9 +26,11 @@ from cpuchat.cli.options import (
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
 if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
+    from collections.abc import AsyncGenerator
+
+    from cpuchat.cli.session import Session
     from cpuchat.cli.terminal import Terminal
-    from cpuchat.hardware.placement.placement import PlacementSpec
-    from cpuchat.protocol import Generate, LoadOptions
+    from cpuchat.protocol import AnyEvent, Generate, ModelInfo
     from cpuchat.settings import Settings
 
 INPUT_LIMIT = 32 << 20
@@ -115,26 +116,37 @@ def ask(
         )
     if not all(stop):
         raise UsageError("--stop needs a text.", "Leave it out, or give the text to stop before.")
-    if system is None:
-        system = chosen.chat.system_prompt
-    for name, text in (("--system", system), ("--stop", "".join(stop)), ("--model", model or "")):
+    for name, text in (("--system", system or ""), ("--stop", "".join(stop)), ("--model", model or "")):
         _require_text(text, name)
+    if system is not None:
+        chosen.chat.system_prompt = system
     prompt = compose(" ".join(question), _standard_input(quiet), raw=raw)
-
-    from cpuchat.cli.terminal import Terminal
-    from cpuchat.hardware.placement.placement import PlacementSpec
-
-    request = _request(prompt, system=system, raw=raw, stop=stop, chosen=chosen)
-    path = model_path(model, chosen)
     # One question does not pay for measuring the machine; what the app has measured is used.
+    chosen.hardware.probe = False
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     strict = values["speculation__draft_model"] is not None
-    draft, note = draft_of(path, chosen, strict=strict, calibrate=calibrate)
+    if strict:
+        require_draft_in_use(chosen)
+
+    from cpuchat.cli.session import Session
+    from cpuchat.cli.terminal import Terminal
+
     terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning, raw=raw_output)
-    options = msgspec.structs.replace(chosen.load_options(draft), probe=False)
-    if not calibrate:
-        options = msgspec.structs.replace(options, calibrate=False)
-    return asyncio.run(_answer(path, options, PlacementSpec.of(chosen), request, terminal, note, as_json=as_json))
+    path = model_path(model, chosen)
+
+    async def run() -> int:
+        async with Session(chosen, terminal) as session:
+            info = await session.load(path, strict=strict, calibrate=calibrate)
+            for note in filter(None, (session.conversation.draft_problem, *info.notes)):
+                terminal.note(f"cpuchat: {note}")
+            conversation = session.conversation
+            if raw:
+                events = conversation.generate_detached(_raw_request(prompt, stop, chosen))
+            else:
+                events = conversation.send(prompt, stop=stop)
+            return await _print_answer(session, events, info, terminal, as_json=as_json)
+
+    return asyncio.run(run())
 
 
 def compose(question: str, material: str, *, raw: bool) -> str:
@@ -193,17 +205,11 @@ def _standard_input(quiet: bool) -> str:
         ) from None
 
 
-def _request(prompt: str, *, system: str, raw: bool, stop: tuple[str, ...], chosen: Settings) -> Generate:
-    from cpuchat.protocol import Generate, Message
+def _raw_request(prompt: str, stop: tuple[str, ...], chosen: Settings) -> Generate:
+    from cpuchat.protocol import Generate
 
-    messages: list[Message] = []
-    if not raw:
-        if system:
-            messages.append(Message(role="system", content=system))
-        messages.append(Message(role="user", content=prompt))
     return Generate(
-        messages=tuple(messages),
-        prompt=prompt if raw else None,
+        prompt=prompt,
         sampling=chosen.sampling.sampling(),
         max_tokens=chosen.chat.max_tokens,
         stop=stop,
@@ -219,55 +225,41 @@ class _Silent:
     def reasoning(self, text: str) -> None: ...
 
 
-async def _answer(
-    path: Path,
-    options: LoadOptions,
-    spec: PlacementSpec,
-    request: Generate,
-    terminal: Terminal,
-    note: str,
-    *,
-    as_json: bool,
+async def _print_answer(
+    session: Session, events: AsyncGenerator[AnyEvent, None], info: ModelInfo, terminal: Terminal, *, as_json: bool
 ) -> int:
-    """`note` is about the draft model of `options`; when the engine leaves that out, it says why itself."""
+    """Print the answer that `events` stream, and return the exit code."""
     from cpuchat.cli.output import error_json, json_line
-    from cpuchat.cli.session import Answer, Session
+    from cpuchat.cli.session import Answer
     from cpuchat.present.answers import full_summary, roofline_json, timings_json
     from cpuchat.telemetry.roofline import after_answer
 
     answer = Answer()
     try:
-        async with Session(terminal) as session:
-            info = await session.load(path, options, spec)
-            told = (note,) if note and (info.draft or not options.draft_path) else ()
-            for one in (*told, *info.notes):
-                terminal.note(f"cpuchat: {one}")
-            try:
-                await session.answer(request, answer, _Silent() if as_json else terminal)
-            finally:
-                terminal.end_answer()
-            finished = answer.finished
-            assert finished is not None
-            roofline = after_answer(info, finished.timings)
-            if as_json:
-                result = {
-                    "text": answer.text,
-                    "reasoning": answer.reasoning,
-                    "stop_reason": finished.stop_reason,
-                    "model": info.name or path.stem,
-                    **({"draft_model": info.draft} if info.draft else {}),
-                    "seed": finished.timings.seed,
-                    "timings": timings_json(finished.timings),
-                    "roofline": roofline_json(roofline),
-                }
-                terminal.line(json_line(result))
-            else:
-                terminal.note(full_summary(finished.timings, finished.stop_reason, roofline))
-            if finished.stop_reason == "context":
-                terminal.warn("cpuchat: the context is full; a larger one (--ctx) lets the answer go on.")
-            return Interrupted.exit_code if finished.stop_reason == "cancelled" else 0
+        try:
+            finished = await session.stream(events, answer, _Silent() if as_json else terminal)
+        finally:
+            terminal.end_answer()
     except CpuchatError as error:
         if not as_json or not answer.text:
             raise
         terminal.line(json_line({**error_json(error), "text": answer.text, "reasoning": answer.reasoning}))
         return error.exit_code
+    roofline = after_answer(info, finished.timings)
+    if as_json:
+        result = {
+            "text": answer.text,
+            "reasoning": answer.reasoning,
+            "stop_reason": finished.stop_reason,
+            "model": info.name or Path(info.path).stem,
+            **({"draft_model": info.draft} if info.draft else {}),
+            "seed": finished.timings.seed,
+            "timings": timings_json(finished.timings),
+            "roofline": roofline_json(roofline),
+        }
+        terminal.line(json_line(result))
+    else:
+        terminal.note(full_summary(finished.timings, finished.stop_reason, roofline))
+    if finished.stop_reason == "context":
+        terminal.warn("cpuchat: the context is full; a larger one (--ctx) allows a longer answer.")
+    return Interrupted.exit_code if finished.stop_reason == "cancelled" else 0

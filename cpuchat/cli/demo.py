@@ -10,7 +10,6 @@ from cpuchat.cli.options import (
     DEMO,
     cores_option,
     ctx_option,
-    draft_of,
     memory_option,
     model_path,
     overridden,
@@ -60,32 +59,22 @@ async def _plain(chosen: Settings) -> int:
     """Each question is a chat of its own, sampled as in the app."""
     from cpuchat.cli.session import Answer, Session
     from cpuchat.cli.terminal import Terminal
-    from cpuchat.hardware.placement.placement import PlacementSpec
     from cpuchat.present.answers import full_summary
-    from cpuchat.protocol import Generate, Message
 
     terminal = Terminal()
-    path = model_path(DEMO, chosen)
-    draft, _ = draft_of(path, chosen, strict=False)
-    async with Session(terminal) as session:
-        info = await session.load(path, chosen.load_options(draft), PlacementSpec.of(chosen))
+    chosen.chat.system_prompt, chosen.chat.max_tokens = "", MAX_TOKENS
+    async with Session(chosen, terminal) as session:
+        info = await session.load(model_path(DEMO, chosen))
         terminal.line(f"{info.name}, {info.quantization}, {info.n_threads} threads, context {info.n_ctx:,}")
         for question in QUESTIONS:
             terminal.line()
             terminal.line(f"> {question}")
-            request = Generate(
-                messages=(Message(role="user", content=question),),
-                sampling=chosen.sampling.sampling(),
-                max_tokens=MAX_TOKENS,
-                speculation=chosen.speculation.speculation(),
-            )
-            answer = Answer()
+            session.conversation.new_chat()
             try:
-                await session.answer(request, answer, terminal)
+                finished = await session.stream(session.conversation.send(question), Answer(), terminal)
             finally:
                 terminal.end_answer()
-            assert answer.finished is not None
-            terminal.line(f"  {full_summary(answer.finished.timings, answer.finished.stop_reason)}")
+            terminal.line(f"  {full_summary(finished.timings, finished.stop_reason)}")
             if session.interrupted:
                 return Interrupted.exit_code
     return 0

@@ -206,30 +206,11 @@ def model_path(spec: str | None, chosen: Settings) -> Path:
     return Library(chosen.model.folders).resolve(spec or chosen.model.last or DEMO)
 
 
-def draft_of(target: Path, chosen: Settings, *, strict: bool, calibrate: bool = True) -> tuple[str, str]:
-    """The draft model to load beside `target` ("" = none), and a note for the user ("" = nothing to say).
-
-    Args:
-        strict: the draft model was asked for with this very target; see `choose_draft`.
-        calibrate: what drafting costs may be measured now. Without, and with no fixed depth, one that was not measured
-            before would be loaded in vain.
-
-    Raises:
-        DraftMismatch, ModelNotFound, ModelDamaged: as `choose_draft`.
-        UsageError: `strict`, and the drafters that were chosen need no draft model.
-    """
-    from cpuchat.models.drafts.choice import choose_draft
-    from cpuchat.models.library.library import Library
-
+def require_draft_in_use(chosen: Settings) -> None:
+    """Raises UsageError when the drafters that were chosen do not need the draft model that was given."""
     section = chosen.speculation
-    wanted = section.wanted_draft
-    if strict and wanted == "none" != section.draft_model:
+    if section.wanted_draft == "none" != section.draft_model:
         raise UsageError(
             f"The draft model {section.draft_model} would not be used: the drafters are set to {section.drafters}.",
             "Give --drafters auto or --drafters draft as well.",
         )
-    library, in_vain = Library(chosen.model.folders), not calibrate and not section.depth
-    path, note = choose_draft(target, wanted, library, strict=strict, measured_only=in_vain)
-    if path is None and not note and section.drafters == "draft" and wanted != "none":
-        note = f"No draft model is known for {target.name}; name one with --draft-model."
-    return str(path or ""), note

@@ -1,34 +1,32 @@
-"""One worker for the length of one command, stopped by Ctrl+C."""
+"""A conversation for the length of one command, stopped by Ctrl+C."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.cli.terminal import Terminal
+from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError, Interrupted, WorkerDied, from_code
-from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol import (
     AnyEvent,
     ContextTrimmed,
     Failed,
-    Generate,
     GenerationFinished,
-    LoadOptions,
+    LoadCancelled,
     LoadProgress,
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
     TextDelta,
-    Unloaded,
 )
+from cpuchat.settings import Settings
 
 
 class Sink(Protocol):
@@ -41,7 +39,7 @@ class Sink(Protocol):
 
 @dataclass
 class Answer:
-    """One answer, filled while it is streamed, so that a failure in the middle leaves what was said."""
+    """One answer, filled while it is streamed, so that a failure in the middle keeps the partial text."""
 
     text: str = ""
     reasoning: str = ""
@@ -49,13 +47,14 @@ class Answer:
 
 
 class Session:
-    """A worker, its model and Ctrl+C.
+    """A conversation that is not stored, and Ctrl+C.
 
-    The first Ctrl+C stops the load or the answer and keeps what was said; a second one ends the worker at once.
+    The first Ctrl+C stops the load or the answer and keeps the partial answer; a second one kills the worker.
     """
 
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, settings: Settings, terminal: Terminal) -> None:
         self._backend = LocalBackend()
+        self.conversation = Conversation(settings=settings, backend=self._backend, store=None)
         self._terminal = terminal
         self._presses = 0
         self._cancelling: set[asyncio.Task[None]] = set()
@@ -70,7 +69,7 @@ class Session:
 
     async def __aexit__(self, *_: object) -> None:
         self._terminal.clear_progress()
-        await self._backend.close()
+        await self.conversation.close()
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
     def _on_interrupt(self) -> None:
@@ -81,20 +80,22 @@ class Session:
             self._cancel()
 
     def _cancel(self) -> None:
-        task = asyncio.ensure_future(self._backend.cancel())
+        task = asyncio.ensure_future(self.conversation.stop())
         self._cancelling.add(task)
         task.add_done_callback(self._cancelling.discard)
 
-    async def load(self, path: Path, options: LoadOptions, spec: PlacementSpec) -> ModelInfo:
-        """Start the worker and load a model.
+    async def load(self, path: Path, *, strict: bool = False, calibrate: bool = True) -> ModelInfo:
+        """Start the worker and load a model; see `Conversation.load_model`.
 
         Raises:
             Interrupted: Ctrl+C.
-            CpuchatError: whatever the engine has against the model.
+            CpuchatError: the model, or (`strict`) its draft model, cannot be used.
         """
         info: ModelInfo | None = None
-        async with self._watched(self._backend.load(path, options, spec)) as events:
+        stream = self.conversation.load_model(path, strict=strict, calibrate=calibrate)
+        async with contextlib.aclosing(stream) as events:
             async for event in events:
+                self._pass_on_interrupt(event)
                 match event:
                     case LoadProgress():
                         self._terminal.progress(event)
@@ -102,24 +103,24 @@ class Session:
                         info = model
                     case Failed():
                         raise self._error(event)
-                    case Unloaded():
+                    case LoadCancelled():
                         raise Interrupted("Stopped before the model was loaded.")
                     case _:
                         pass
         if info is None or self.interrupted:
-            raise Interrupted("Stopped before the first word.")
-        UsageLog().loaded([path, Path(options.draft_path)] if info.draft else [path])
+            raise Interrupted("Stopped before the first token.")
         return info
 
-    async def answer(self, request: Generate, answer: Answer, sink: Sink) -> None:
-        """Stream one answer into `answer` and to `sink`.
+    async def stream(self, events: AsyncGenerator[AnyEvent, None], answer: Answer, sink: Sink) -> GenerationFinished:
+        """Stream an answer of `conversation` into `answer` and to `sink`.
 
         Raises:
             CpuchatError: the answer failed; `answer` holds what came before.
             OutputClosed: from the sink; the answer is cancelled.
         """
-        async with self._watched(self._backend.generate(request)) as events:
+        async with contextlib.aclosing(events):
             async for event in events:
+                self._pass_on_interrupt(event)
                 match event:
                     case PrefillProgress() | LoadProgress():
                         self._terminal.progress(event)
@@ -141,25 +142,13 @@ class Session:
                     case _:
                         pass
         if answer.finished is None:
-            raise Interrupted("Stopped before the first word.")
-        if self._backend.model is not None:
-            UsageLog().answered(self._backend.model, answer.finished.timings)
+            raise Interrupted("Stopped before the first token.")
+        return answer.finished
 
-    @contextlib.asynccontextmanager
-    async def _watched(self, events: AsyncGenerator[AnyEvent, None]) -> AsyncIterator[AsyncIterator[AnyEvent]]:
-        """Events of a stream that is closed on every way out.
-
-        A Ctrl+C that came before the worker was ready for it is passed on again with the next event.
-        """
-
-        async def watched() -> AsyncGenerator[AnyEvent, None]:
-            async for event in events:
-                if self.interrupted and isinstance(event, LoadProgress | PrefillProgress | TextDelta):
-                    self._cancel()
-                yield event
-
-        async with contextlib.aclosing(events), contextlib.aclosing(watched()) as stream:
-            yield stream
+    def _pass_on_interrupt(self, event: AnyEvent) -> None:
+        """Pass a Ctrl+C on again that came before the worker was ready for it."""
+        if self.interrupted and isinstance(event, LoadProgress | PrefillProgress | TextDelta):
+            self._cancel()
 
     def _error(self, event: Failed) -> CpuchatError:
         if event.code == WorkerDied.code:

@@ -26,10 +26,10 @@ from cpuchat.protocol import (
     Event,
     Failed,
     Generate,
+    LoadCancelled,
     LoadModel,
     LoadProgress,
     ModelLoaded,
-    Unloaded,
 )
 
 
@@ -69,7 +69,7 @@ class Engine:
         self._abort.clear()
 
     def load(self, command: LoadModel) -> None:
-        """Load a model in place of the one in use. Ends with `ModelLoaded`, `Unloaded` (cancelled) or `Failed`."""
+        """Load a model in place of the one in use. Ends with `ModelLoaded`, `LoadCancelled` (cancelled) or `Failed`."""
         self._free(self._abort.is_set)
 
         def prepare_template(header: GGUFHeader, vocab: Vocab) -> None:
@@ -106,7 +106,7 @@ class Engine:
             if not isinstance(error, CpuchatError):
                 raise
             if isinstance(error, Interrupted):
-                self._emit(Unloaded())
+                self._emit(LoadCancelled())
             else:
                 self._fail(error)
             return
@@ -138,11 +138,6 @@ class Engine:
         """Drop a deleted chat from memory and disk."""
         if self._loaded is not None:
             self._loaded.forget(chat_id)
-
-    def unload(self) -> None:
-        """Free the model. Ends with `Unloaded`."""
-        self._free()
-        self._emit(Unloaded())
 
     def idle(self) -> None:
         """Begin to save what a crash would lose; called when nothing was to do for long."""

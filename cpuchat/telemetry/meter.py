@@ -16,6 +16,7 @@ from cpuchat.protocol import (
     Event,
     Failed,
     GenerationFinished,
+    LoadCancelled,
     LoadProgress,
     ModelLoaded,
     PrefillProgress,
@@ -23,7 +24,6 @@ from cpuchat.protocol import (
     SpeculationUpdate,
     StopReason,
     TextDelta,
-    Unloaded,
 )
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.roofline import Roofline
@@ -182,7 +182,7 @@ class Meter:
                 self._prefill_start = None  # a load in front of an answer is no prefill
                 self._speculation.model(event.model)
                 self._roofline.model(event.model)
-            case Unloaded():
+            case LoadCancelled():
                 # The figures of an answer stay, whose worker may have died: "no answer yet" would not be true of them.
                 self._phase = "done" if self._phase in ("prefill", "decoding", "done") else "idle"
                 self._load_fraction = None

@@ -50,7 +50,7 @@ async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds:
     """Decode `rounds` times `n_tokens` tokens, after a short one that does not count.
 
     Args:
-        answer: `Conversation.aside` or `Backend.generate` of a loaded model.
+        answer: `Conversation.generate_detached` or `Backend.generate` of a loaded model.
         n_tokens: tokens of each round; a model that ends earlier is measured by what it wrote.
 
     Raises:

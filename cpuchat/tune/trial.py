@@ -17,7 +17,7 @@ import msgspec
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import AnyEvent, Failed, Generate, LoadProgress, ModelInfo, ModelLoaded, TextDelta, Unloaded
+from cpuchat.protocol import AnyEvent, Failed, Generate, LoadCancelled, LoadProgress, ModelInfo, ModelLoaded, TextDelta
 from cpuchat.tune.compare import Comparison, compare
 from cpuchat.tune.measure import DecodeRate, measure_decode
 
@@ -166,7 +166,7 @@ class Trial:
                 return next(iter(event.model.notes[-1:]), "The draft model was not loaded.") if lost else ""
             case LoadProgress() if event.total > 0:
                 self._tell(Step(stage, done=min(event.done / event.total, 1.0)))
-            case Unloaded() | _:
+            case LoadCancelled() | _:
                 pass
         return ""
 
@@ -185,7 +185,7 @@ class Trial:
                 request = msgspec.structs.replace(
                     request, speculation=msgspec.structs.replace(speculation, drafters=("draft",))
                 )
-            async with contextlib.aclosing(self._conversation.aside(request)) as events:
+            async with contextlib.aclosing(self._conversation.generate_detached(request)) as events:
                 async for event in events:
                     if self._stopped and isinstance(event, TextDelta):
                         await self._conversation.stop()  # asked for between two answers

@@ -30,7 +30,6 @@ from cpuchat.protocol import (
     LoadModel,
     Shutdown,
     ShuttingDown,
-    Unload,
     WorkerReady,
     decode_command,
     encode,
@@ -192,8 +191,6 @@ class _EngineThread(threading.Thread):
                     engine.generate(command, arrived)
                 case ForgetChat():
                     engine.forget(command.chat_id)
-                case Unload():
-                    engine.unload()
                 case _:
                     pass
         except Exception as error:  # a bug of ours must reach the user as a message and the log as a traceback

@@ -22,11 +22,11 @@ from cpuchat.protocol import (
     Failed,
     Generate,
     GenerationFinished,
+    LoadCancelled,
     LoadModel,
     LoadOptions,
     ModelLoaded,
     TextDelta,
-    Unloaded,
     WorkerReady,
 )
 from tests.support.chatting import chat, collect
@@ -165,7 +165,7 @@ async def test_a_stop_between_the_reload_and_the_answer_is_heard(backend: LocalB
 async def test_a_stop_before_the_first_event_is_asked_for_is_heard(backend: LocalBackend, tiny_model: Path) -> None:
     loading = backend.load(tiny_model, OPTIONS)
     await backend.cancel()
-    assert isinstance(await rest(loading), Unloaded)
+    assert isinstance(await rest(loading), LoadCancelled)
     await collect(backend.load(tiny_model, OPTIONS))
     answer = backend.generate(chat("hello", max_tokens=0))
     await backend.cancel()
@@ -219,7 +219,7 @@ async def test_a_stop_counts_before_there_is_a_worker_to_tell(backend: LocalBack
     loading = asyncio.create_task(rest(backend.load(tiny_model, OPTIONS)))
     await asyncio.sleep(0)
     await backend.cancel()
-    assert isinstance(await loading, Unloaded)
+    assert isinstance(await loading, LoadCancelled)
     assert isinstance(await rest(backend.load(tiny_model, OPTIONS)), ModelLoaded)
 
 

@@ -63,9 +63,6 @@ def test_chats_are_listed_by_their_last_change(store):
     assert [chat.title for chat in store.chats(limit=1, offset=1)] == ["c"]
     store.delete(c.id)
     assert titles(store) == ["a", "B"]
-    store.set_model(a.id, "other")
-    store.set_system_prompt(a.id, "Be long.")
-    assert (store.chat(a.id).model, store.chat(a.id).system_prompt) == ("other", "Be long.")
 
 
 def test_deleting(store):

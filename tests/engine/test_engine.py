@@ -24,6 +24,7 @@ from cpuchat.protocol import (
     Failed,
     Generate,
     GenerationFinished,
+    LoadCancelled,
     LoadModel,
     LoadOptions,
     LoadProgress,
@@ -33,7 +34,6 @@ from cpuchat.protocol import (
     PrefillProgress,
     Sampling,
     TextDelta,
-    Unloaded,
 )
 from cpuchat.timings import Timings
 from tests.engine.conftest import OPTIONS
@@ -137,7 +137,7 @@ def test_failed_load(chat: Chat, tmp_path: Path) -> None:
 def test_cancelled_load(chat: Chat, tiny_model: Path) -> None:
     chat.react = lambda e: chat.engine.cancel() if isinstance(e, LoadProgress) else None
     chat.engine.load(LoadModel(path=str(tiny_model), cpus=ONE_CPU, options=OPTIONS))
-    assert isinstance(chat.events[-1], Unloaded)
+    assert isinstance(chat.events[-1], LoadCancelled)
     chat.engine.clear_cancel()
     chat.react = lambda _: None
     chat.load(tiny_model)
@@ -258,7 +258,7 @@ def test_a_refused_prompt_does_not_save_one_chat_as_another(
         chat.request(messages=(user("Something else"),), chat_id="second")
         assert chat.failure.code == "generation_failed"
     chat.engine.idle()
-    chat.engine.unload()
+    chat.engine.close()
     (text,) = folder.glob("*.text")
     assert text.name.startswith(paths.kv_stem("first"))
 
@@ -267,7 +267,7 @@ def test_damaged_saved_state_only_costs_time(chat: Chat, tiny_model: Path, tmp_p
     folder = tmp_path / "kv"
     chat.load(tiny_model, state_dir=folder)
     chat.ask(user(LONG), chat_id="a")
-    chat.engine.unload()
+    chat.engine.close()
     state = next(folder.glob("*.kv"))
     data = bytearray(state.read_bytes())
     data[len(data) // 2] ^= 4
@@ -379,10 +379,9 @@ def test_wrong_sampling_is_refused(chat: Chat, tiny_model: Path) -> None:
     assert chat.ask(user("Hello")).predicted_n == 24
 
 
-def test_unload_and_another_model(chat: Chat, tiny_model: Path, recurrent_model: Path) -> None:
+def test_closing_and_another_model(chat: Chat, tiny_model: Path, recurrent_model: Path) -> None:
     chat.load(tiny_model)
-    chat.engine.unload()
-    assert isinstance(chat.events[-1], Unloaded)
+    chat.engine.close()
     chat.request(messages=(user("Hello"),))
     assert chat.failure.code == "usage"
     assert chat.load(recurrent_model).architecture == "mamba"

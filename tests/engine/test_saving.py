@@ -118,7 +118,7 @@ def test_a_chat_that_is_deleted_before_it_is_written_never_is(
         saving.engine.forget("one")
     assert saving.settle() == []
     saving.engine.forget("two")
-    saving.engine.unload()
+    saving.engine.close()
     assert saving.settle() == []
 
 

@@ -21,6 +21,7 @@ from cpuchat.protocol import (
     Generate,
     GenerationFinished,
     KVTraffic,
+    LoadCancelled,
     LoadOptions,
     LoadProgress,
     ModelInfo,
@@ -29,7 +30,6 @@ from cpuchat.protocol import (
     SpeculationUpdate,
     TextDelta,
     Traffic,
-    Unloaded,
 )
 from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
 
@@ -240,7 +240,7 @@ class ScriptedBackend:
                 self._model = event.model
             yield event
         if self._cancelled.is_set():
-            yield Unloaded()
+            yield LoadCancelled()
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled.clear()

@@ -11,12 +11,12 @@ from cpuchat.protocol import (
     Event,
     Failed,
     GenerationFinished,
+    LoadCancelled,
     LoadProgress,
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
     TextDelta,
-    Unloaded,
 )
 from cpuchat.telemetry.meter import Meter
 from cpuchat.timings import Timings
@@ -158,7 +158,7 @@ def test_failures_and_unloading():
     assert meter.figures().phase == "done"
     assert meter.why_missing("stop_reason") == "the answer failed"
     assert meter.why_missing("decode_tok_s") == "no token was written"
-    meter.observe(Unloaded(), 3.0)
+    meter.observe(LoadCancelled(), 3.0)
     assert meter.figures().n_ctx is None
     assert meter.why_missing("n_past") == "no model loaded"
     assert meter.figures().phase == "done"  # not "no answer yet" beside the figures of one
@@ -202,7 +202,7 @@ def test_what_is_missing_says_why():
 events = st.one_of(
     st.builds(LoadProgress, phase=st.just("reading"), done=st.integers(0, 100), total=st.integers(0, 100)),
     st.just(ModelLoaded(model=INFO)),
-    st.just(Unloaded()),
+    st.just(LoadCancelled()),
     st.builds(Failed, code=st.just("x"), message=st.just("y")),
     st.builds(
         PrefillProgress,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cpuchat.protocol import (
     GenerationFinished,
     KVTraffic,
+    LoadCancelled,
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
@@ -19,7 +20,6 @@ from cpuchat.protocol import (
     SpeculationUpdate,
     TextDelta,
     Traffic,
-    Unloaded,
 )
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
@@ -220,7 +220,7 @@ def test_the_ceiling_is_known_before_the_first_answer():
     now = meter.figures().roofline
     assert now.ceiling_plain == pytest.approx(25)
     assert (now.bandwidth, now.why_missing("bandwidth")) == (None, "no answer yet")
-    meter.observe(Unloaded(), 1.0)
+    meter.observe(LoadCancelled(), 1.0)
     assert meter.figures().roofline.why_missing("ceiling_plain") == "no model loaded"
 
 

@@ -96,12 +96,12 @@ async def test_a_worker_killed_in_the_middle_is_told_and_the_chat_can_go_on(
     steps: list[Step] = []
     killed: list[int] = []
     async with conversation(tiny_model) as core:
-        aside = core.aside
+        detached = core.generate_detached
 
         async def dies(request: Generate) -> AsyncGenerator[AnyEvent, None]:
             if steps[-1].stage == stage and not killed:
                 request = msgspec.structs.replace(request, max_tokens=1500)  # long enough to be killed in the middle
-            async with contextlib.aclosing(aside(request)) as events:
+            async with contextlib.aclosing(detached(request)) as events:
                 async for event in events:
                     if isinstance(event, TextDelta) and request.max_tokens == 1500 and not killed:
                         assert core.backend.pid is not None
@@ -109,7 +109,7 @@ async def test_a_worker_killed_in_the_middle_is_told_and_the_chat_can_go_on(
                         os.kill(core.backend.pid, signal.SIGKILL)
                     yield event
 
-        monkeypatch.setattr(core, "aside", dies)
+        monkeypatch.setattr(core, "generate_detached", dies)
         cpu = str(core.model.cpus[0] if core.model else 0)
         outcome = await Trial(core, PlacementSpec(cores=cpu), steps.append).run()
         assert killed

@@ -9,13 +9,13 @@ from cpuchat.protocol import (
     ContextTrimmed,
     Generate,
     GenerationFinished,
+    LoadCancelled,
     LoadOptions,
     LoadProgress,
     ModelLoaded,
     PrefillProgress,
     Sampling,
     TextDelta,
-    Unloaded,
 )
 from tests.support.chatting import chat, collect, load, worker
 
@@ -210,7 +210,7 @@ async def test_cancelled_load_leaves_a_usable_worker(tiny_model: Path) -> None:
                 await backend.cancel()
             kinds.append(type(event))
         # A load this short may be through before the word arrives; either end is orderly.
-        assert kinds[-1] in (Unloaded, ModelLoaded)
+        assert kinds[-1] in (LoadCancelled, ModelLoaded)
         await load(backend, tiny_model)
         assert (await collect(backend.generate(chat("hello")))).timings.predicted_n > 0
 

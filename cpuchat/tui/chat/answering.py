@@ -13,12 +13,12 @@ from cpuchat.protocol import (
     ContextTrimmed,
     Failed,
     GenerationFinished,
+    LoadCancelled,
     LoadProgress,
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
     TextDelta,
-    Unloaded,
 )
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.markdown.drafted import Spans
@@ -67,7 +67,7 @@ class Answering:
             self.loading = ""
             self._status.show_state("")
             self._status.show_model(self._conversation.model)
-        if isinstance(last, Unloaded):
+        if isinstance(last, LoadCancelled):
             self._tell("Load stopped. Your next message restarts it; Ctrl+O opens the models.", PLAIN)
         if isinstance(last, ModelLoaded) and (problem := self._conversation.draft_problem):
             self._tell(problem, ERROR)

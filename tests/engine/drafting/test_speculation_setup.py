@@ -29,6 +29,7 @@ from cpuchat.protocol import (
     Failed,
     Generate,
     GenerationFinished,
+    LoadCancelled,
     LoadModel,
     LoadProgress,
     ModelInfo,
@@ -36,7 +37,6 @@ from cpuchat.protocol import (
     Sampling,
     Speculation,
     TextDelta,
-    Unloaded,
 )
 from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.synthetic.model import write_model
@@ -374,7 +374,7 @@ def test_a_stop_while_the_draft_is_read_stops_the_load(chat: Chat, files: tuple[
                 chat.engine.cancel()
 
     chat.react = stop
-    assert isinstance(chat.command(files[0], draft_path=str(files[1])), Unloaded)
+    assert isinstance(chat.command(files[0], draft_path=str(files[1])), LoadCancelled)
     chat.react = lambda _: None
     chat.load(files[0])
     assert chat.ask()[0]

@@ -1,0 +1,249 @@
+"""The open chat: its messages, and how the store is kept up with them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuchat.chats.records import Chat, StoredMessage, storable
+from cpuchat.chats.saving import AnswerSaver
+from cpuchat.errors import ChatsChanged, ChatsError, UsageError
+
+if TYPE_CHECKING:  # a chat that is not stored needs no database
+    from cpuchat.chats.store import ChatStore
+
+TITLE_LENGTH = 48
+
+
+def title_of(text: str) -> str:
+    """Return a chat's first title: the first line of its first message, cut at a word."""
+    line = " ".join(next((part for part in text.splitlines() if part.strip()), "").split())
+    if len(line) <= TITLE_LENGTH:
+        return line or "New chat"
+    return line[: TITLE_LENGTH + 1].rsplit(" ", 1)[0][:TITLE_LENGTH] + "…"
+
+
+class ChatHistory:
+    """The messages of one chat at a time. Use from one event loop; the store is only used in threads.
+
+    Args:
+        store: None keeps nothing: the chat lives in memory alone.
+        on_save_problem: called when `save_problem` changes.
+    """
+
+    def __init__(self, store: ChatStore | None, on_save_problem: Callable[[], None]) -> None:
+        self.chat: Chat | None = None
+        self.messages: list[StoredMessage] = []
+        self._store = store
+        self._saver = AnswerSaver(store, on_save_problem)
+        self._shown: list[StoredMessage] = []  # the messages as they are once the answer has a word
+
+    @property
+    def store(self) -> ChatStore:
+        """Raises UsageError without one."""
+        if self._store is None:
+            raise UsageError("Chats are not kept here.")
+        return self._store
+
+    @property
+    def n_past(self) -> int:
+        """Tokens in the context after the last answer."""
+        return next((m.timings.n_past for m in reversed(self.messages) if m.timings is not None), 0)
+
+    @property
+    def save_problem(self) -> ChatsError | None:
+        """Why the last answer is not saved; it is tried again until it is. None when all is well."""
+        return self._saver.problem
+
+    @property
+    def unsaved(self) -> StoredMessage | None:
+        """The answer, as long as the store does not have all of it."""
+        return self._saver.unsaved
+
+    def clear(self) -> None:
+        """Start over; the next chat is stored with its first message. Raises ChatsError while an answer is unsaved."""
+        self._refuse_while_unsaved()
+        self.chat, self.messages = None, []
+
+    async def open(self, chat_id: str, still_free: Callable[[], None]) -> None:
+        """Go on with a stored chat.
+
+        Args:
+            still_free: raises if an answer began while the chat was read.
+
+        Raises:
+            ChatsError: it cannot be read, or the last answer is not saved.
+        """
+        await self._saver.save()
+        chat, messages = await asyncio.to_thread(self._read, chat_id)
+        still_free()
+        self._refuse_while_unsaved()
+        self.chat, self.messages = chat, messages
+
+    def discard_answer(self) -> None:
+        """Give up what is not saved of the last answer."""
+        self._saver.discard()
+
+    async def rename(self, chat_id: str, title: str) -> None:
+        """Raises ChatsError."""
+        await asyncio.to_thread(self.store.rename, chat_id, title)
+        if self.chat is not None and self.chat.id == chat_id:
+            self.chat = msgspec.structs.replace(self.chat, title=title)
+
+    async def add_question(self, text: str, model: str, system_prompt: str) -> list[StoredMessage]:
+        """Add a message of the user's, in a new chat if none is open, and return the messages to answer.
+
+        Raises:
+            ChatsError: it could not be saved, and was not added.
+            ChatsChanged: another instance changed the chat, which has been loaded again.
+        """
+        await self._require_saved()
+        async with self._loading_again():
+            self.chat, message = await asyncio.to_thread(self._add, text, model, system_prompt)
+        self.messages = [*self.messages, message]
+        return self.messages
+
+    async def up_to_last_question(self, text: str | None = None) -> list[StoredMessage]:
+        """Return the messages up to the user's last one, which says `text` instead if that is given.
+
+        Raises:
+            UsageError: there is none.
+            ChatsError, ChatsChanged: as `add_question`.
+        """
+        index = next((i for i in reversed(range(len(self.messages))) if self.messages[i].role == "user"), None)
+        if index is None:
+            raise UsageError("No message to answer yet.", "Write one first.")
+        await self._require_saved()
+        if self.chat is not None and self._store is not None:
+            async with self._loading_again():
+                await asyncio.to_thread(self._store.require_unchanged, self.chat)
+        last = self.messages[index]
+        if text is not None:
+            last = msgspec.structs.replace(last, content=storable(text))
+        return [*self.messages[:index], last]
+
+    def begin_answer(self, history: list[StoredMessage], model: str) -> StoredMessage:
+        """Return the empty answer to `history`; with its first word the two become the messages, also in the store."""
+        assert self.chat is not None
+        chat_id = self.chat.id
+        stored = {message.id: message for message in self.messages}
+        edited = [message for message in history if stored[message.id].content != message.content]
+        dropped = sorted(stored.keys() - {message.id for message in history})
+
+        def saved(row: StoredMessage, version: int) -> None:
+            if self.chat is not None and self.chat.id == chat_id:
+                self.chat = msgspec.structs.replace(self.chat, version=version)
+                if self.messages and self.messages[-1].id in (answer.id, row.id):
+                    self.messages[-1] = msgspec.structs.replace(
+                        self.messages[-1], id=row.id, position=row.position, created=row.created
+                    )
+
+        answer = self._saver.begin_answer(self.chat, model, dropped, edited, saved)
+        self._shown = [*history, answer]
+        return answer
+
+    async def put_answer(self, **changes: object) -> bool:
+        """Change fields of the answer; one with a `stop_reason` is saved at once.
+
+        Returns False when the chat has no place for it any more.
+        """
+        answer = msgspec.structs.replace(self._shown[-1], **changes)
+        if answer != self._shown[-1]:
+            self._shown[-1] = answer
+            if answer.content or answer.reasoning:
+                self.messages = self._shown
+                self._saver.put(answer)
+        if answer.stop_reason is not None:
+            await self._saver.save()
+        return self._saver.conflict is None
+
+    @property
+    def answer(self) -> StoredMessage:
+        """The answer that was begun last, as it is now."""
+        return self._shown[-1]
+
+    async def end_answer(self) -> None:
+        """Save the answer; one without a `stop_reason` was cancelled."""
+        if self.answer.stop_reason is None:
+            await self.put_answer(stop_reason="cancelled")
+        else:
+            await self._saver.save()
+
+    async def require_own_answer(self) -> None:
+        """Raises ChatsChanged when another instance changed the chat during the answer; it is loaded again first."""
+        if self._saver.conflict is not None or self._saver.overtaken:
+            await self._load_again()
+            raise self._saver.conflict or ChatsChanged(
+                "This chat was changed in another window during the answer.", "It has been loaded again."
+            )
+
+    def save(self) -> None:
+        """Save the answer as far as it has come, now and on this thread. Raises ChatsError."""
+        self._saver.save_here()
+
+    async def close(self) -> None:
+        """Save a last time; what could not be saved is in `unsaved`. To be followed by `close_store`."""
+        await self._saver.close()
+
+    async def close_store(self) -> None:
+        """No method may be called afterwards."""
+        if self._store is not None:
+            await asyncio.to_thread(self._store.close)
+
+    def _add(self, text: str, model: str, system_prompt: str) -> tuple[Chat, StoredMessage]:
+        if self._store is None:
+            now = time.time()
+            chat = self.chat or Chat(
+                id="", title=title_of(text), created=now, updated=now, model=model, system_prompt=system_prompt
+            )
+            return chat, _unsaved_question(text, len(self.messages), now)
+        with self._store.transaction(unchanged=self.chat):
+            chat = self.chat or self._store.create_chat(model, system_prompt, title_of(text))
+            message = self._store.add_message(chat.id, "user", text)
+            return self._store.chat(chat.id), message
+
+    def _read(self, chat_id: str) -> tuple[Chat, list[StoredMessage]]:
+        chat = self.store.chat(chat_id)  # before its messages: should they change in between, that is noticed later
+        return chat, self.store.messages(chat_id)
+
+    def _refuse_while_unsaved(self) -> None:
+        if (problem := self._saver.problem) is not None:
+            raise ChatsError(f"The last answer is not saved yet. {problem.message}", problem.hint)
+
+    async def _require_saved(self) -> None:
+        await self._saver.save()
+        self._refuse_while_unsaved()
+
+    @contextlib.asynccontextmanager
+    async def _loading_again(self) -> AsyncIterator[None]:
+        """When another instance has changed the chat, show what it is now."""
+        try:
+            yield
+        except ChatsChanged:
+            await self._load_again()
+            raise
+
+    async def _load_again(self) -> None:
+        if self.chat is not None:
+            with contextlib.suppress(ChatsError):  # deleted: what is on the screen stays there
+                self.chat, self.messages = await asyncio.to_thread(self._read, self.chat.id)
+
+
+def _unsaved_question(text: str, position: int, now: float) -> StoredMessage:
+    return StoredMessage(
+        id=position,
+        chat_id="",
+        position=position,
+        role="user",
+        content=text,
+        reasoning="",
+        model="",
+        stop_reason=None,
+        timings=None,
+        created=now,
+    )
