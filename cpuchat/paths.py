@@ -113,9 +113,9 @@ def kv_dir() -> Path:
     return cache_dir() / "kv"
 
 
-def calibration_dir() -> Path:
-    """What passes of a model cost on this machine; one small file for each combination that was measured."""
-    return cache_dir() / "calibrations"
+def calibration_file() -> Path:
+    """What passes of each model cost on this machine, as measured."""
+    return cache_dir() / "calibrations.json"
 
 
 def kv_stem(chat_id: str) -> str:

@@ -192,7 +192,7 @@ class LoadModel(Command, frozen=True):
 
     `cpus` has one logical CPU for each thread of the target, ascending. `draft_cpus` are the draft model's: () computes
     on `cpus`, sequentially; other CPUs, concurrently; some of `cpus`, whichever is measured to be faster. `state_dir`
-    is where saved KV lives, `calibration_dir` where measured costs do ("" = keep none).
+    is where saved KV lives, `calibration_file` where measured costs do ("" = keep none).
     """
 
     path: str
@@ -201,7 +201,7 @@ class LoadModel(Command, frozen=True):
     options: LoadOptions = LoadOptions()
     request_id: int = 0
     state_dir: str = ""
-    calibration_dir: str = ""
+    calibration_file: str = ""
     state_limit: int = 2 << 30
 
 

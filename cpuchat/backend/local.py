@@ -119,7 +119,7 @@ class LocalBackend:
             options=options,
             state_dir=str(self._state_dir) if self._state_dir else "",
             state_limit=self._state_limit,
-            calibration_dir=str(paths.calibration_dir()),
+            calibration_file=str(paths.calibration_file()),
         )
         async with self._exchange(command, (ModelLoaded, LoadCancelled, Failed)) as exchange:
             while not exchange.finished:

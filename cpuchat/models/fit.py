@@ -14,7 +14,7 @@ from cpuchat.errors import DoesNotFit
 from cpuchat.hardware.instructions import Instructions, instructions
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.types import BY_NAME
-from cpuchat.models.repack import rearranged
+from cpuchat.models.repack import repacked
 from cpuchat.protocol import LoadOptions
 
 GB = 1e9
@@ -48,7 +48,7 @@ def gigabytes(count: int) -> str:
 class MemoryNeed(msgspec.Struct, frozen=True):
     """What a loaded model occupies, in bytes.
 
-    `weights` the file's tensors; `repack` the private rearranged copy of some of them; `kv` the KV cache and
+    `weights` the file's tensors; `repack` the private repacked copy of some of them; `kv` the KV cache and
     recurrent state; `compute` buffers of the engine and the process. `reclaimable` is the part of `weights` that
     the system may drop again because `repack` replaces it.
     """
@@ -74,7 +74,7 @@ class MemoryNeed(msgspec.Struct, frozen=True):
         """`5.6 GB = weights 4.7 + KV cache 0.5 (4096 tokens) + buffers 0.4`: the sum behind `least`."""
         parts = [f"weights {gigabytes(self.weights - self.reclaimable)}"]
         if self.repack:
-            parts.append(f"rearranged copy {gigabytes(self.repack)}")
+            parts.append(f"repacked copy {gigabytes(self.repack)}")
         parts.append(f"KV cache {gigabytes(self.kv)} ({self.n_ctx} tokens)")
         parts.append(f"buffers {gigabytes(self.compute)}")
         return f"{gigabytes(self.least)} GB = {' + '.join(parts)}"
@@ -231,9 +231,9 @@ def required_memory(
     memory is read from disk again for every token. `n_outputs` is the number of positions of one batch whose
     logits are kept (cparams.n_outputs_max), `n_rs_seq` that of the snapshots of a recurrent state.
     """
-    copied = list(rearranged(header, _this_cpu())) if options.use_repack else []
+    copied = list(repacked(header, _this_cpu())) if options.use_repack else []
     repack = sum(nbytes for _, _, nbytes in copied)
-    # Locked pages cannot be dropped. Read into memory, rearranged tensors exist only once to begin with.
+    # Locked pages cannot be dropped. Read into memory, repacked tensors exist only once to begin with.
     locked = options.mlock and options.load_mode == "mmap"
     copies, graph = rollback_bytes(header, n_rs_seq)
     return MemoryNeed(

@@ -75,7 +75,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         need = self.need
         parts = [f"weights {gigabytes(need.weights - need.reclaimable)}"]
         if need.repack:
-            parts.append(f"rearranged copy {gigabytes(need.repack)}")
+            parts.append(f"repacked copy {gigabytes(need.repack)}")
         if need.kv:
             parts.append(f"KV cache {gigabytes(need.kv)} ({self.n_ctx} tokens)")
         if self.draft_need is not None:

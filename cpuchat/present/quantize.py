@@ -37,13 +37,13 @@ def predict_type(source: GGUFHeader, forecast: Forecast, machine: Machine, optio
     from cpuchat.hardware.instructions import instructions
     from cpuchat.models.prediction import predict
     from cpuchat.models.quantize.forecast import speed_up
-    from cpuchat.models.repack import arrangement
+    from cpuchat.models.repack import describe
 
     return TypePrediction(
         forecast=forecast,
         prediction=predict(forecast.header, options, machine),
         speed_up=speed_up(source, forecast.header),
-        arrangement=arrangement(forecast.header, instructions()),
+        arrangement=describe(forecast.header, instructions()),
     )
 
 

@@ -17,7 +17,7 @@ from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
-    from cpuchat.models.drafts.beside import Beside
+    from cpuchat.models.drafts.choice import PlannedDraft
     from cpuchat.models.prediction import Prediction
 
 _PARTS_HEADING = "Draft heads and multimodal projectors (not models)"
@@ -43,7 +43,7 @@ class Known:
     loaded: bool = False
     download: Download | None = None
     prediction: Prediction | None = None
-    draft: Beside | None = None
+    draft: PlannedDraft | None = None
     problem: CpuchatError | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""Rearranged weights against what llama.cpp does on this CPU, and by the rules of its source on others."""
+"""Repacked weights against what llama.cpp does on this CPU, and by the rules of its source on others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpuchat.hardware.instructions import Instructions, instructions
 from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.gguf.types import BY_NAME
-from cpuchat.models.repack import advice, layout_of, rearranged
+from cpuchat.models.repack import advice, format_of, repacked
 from cpuchat.synthetic.model import write_model
 from tests.models.llama import Llama
 from tests.support.shapes import TINY_LLAMA, TINY_MOE
@@ -31,9 +31,9 @@ SVE_256 = Instructions(frozenset({"NEON", "DOTPROD", "MATMUL_INT8", "SVE"}), sve
 
 @pytest.mark.parametrize("shape", ["llama", "moe"])
 @pytest.mark.parametrize("quant", ["Q4_K_M", "Q8_0", "Q4_0", "F16"])
-def test_llama_cpp_rearranges_the_same_tensors_in_the_same_way(tmp_path: Path, shape: str, quant: str) -> None:
+def test_llama_cpp_repacks_the_same_tensors_in_the_same_way(tmp_path: Path, shape: str, quant: str) -> None:
     path = write_model(tmp_path / "m.gguf", TINY_LLAMA if shape == "llama" else TINY_MOE, quant)
-    expected = list(rearranged(read_header(path), instructions()))
+    expected = list(repacked(read_header(path), instructions()))
     with Llama(path) as llama:
         done = re.findall(r"repack tensor (\S+) with (\w+?)_(\d+)x(\d+)", llama.log)
         copied = llama.mebibytes("CPU_REPACK model buffer size") + llama.mebibytes("AMX model buffer size")
@@ -45,7 +45,7 @@ def test_llama_cpp_rearranges_the_same_tensors_in_the_same_way(tmp_path: Path, s
 
 
 def names(cpu: Instructions) -> dict[str, str]:
-    return {kind: layout.name for kind in BY_NAME if (layout := layout_of(kind, cpu)) is not None}
+    return {kind: layout.name for kind in BY_NAME if (layout := format_of(kind, cpu)) is not None}
 
 
 def test_each_family_of_cpus_has_its_own_forms() -> None:
@@ -82,12 +82,12 @@ def test_shapes_decide() -> None:
         tensor("blk.0.attn_k_b.weight", "Q4_K", 256, 64, 8),  # one matrix for each head: used as it is
         tensor("blk.0.attn_norm.weight", "F32", 256),
     )
-    assert [(t.name, layout.name, size == t.nbytes) for t, layout, size in rearranged(header, I8MM)] == [
+    assert [(t.name, layout.name, size == t.nbytes) for t, layout, size in repacked(header, I8MM)] == [
         ("output.weight", "4×8", True),
         ("blk.0.ffn_up.weight", "4×8", True),
         ("blk.0.ffn_up_exps.weight", "8×8", True),
     ]
-    tiles = {t.name: (layout.name, size) for t, layout, size in rearranged(header, AMX)}
+    tiles = {t.name: (layout.name, size) for t, layout, size in repacked(header, AMX)}
     # Q8_0 grows by a sum of 4 bytes for every block of 34; experts go the usual way.
     assert tiles == {
         "output.weight": ("tiles", 320 * 8 * 38),
@@ -98,23 +98,23 @@ def test_shapes_decide() -> None:
 def test_what_is_too_short_for_one_form_takes_the_next() -> None:
     """36 rows are no multiple of eight: SVE's form of Q4_0 is out, that of NEON is not."""
     short = header_of(tensor("blk.0.ffn_up.weight", "Q4_0", 256, 36), tensor("output.weight", "Q4_0", 256, 40))
-    assert [layout.name for _, layout, _ in rearranged(short, SVE_256)] == ["4×8", "8×8"]
-    assert [layout.name for _, layout, _ in rearranged(short, AVX2)] == ["8×8"]
+    assert [layout.name for _, layout, _ in repacked(short, SVE_256)] == ["4×8", "8×8"]
+    assert [layout.name for _, layout, _ in repacked(short, AVX2)] == ["8×8"]
 
 
 def test_the_head_of_a_tied_model_is_its_embedding_table() -> None:
     header = header_of(tensor("token_embd.weight", "Q4_K", 256, 320))
-    assert [t.name for t, _, _ in rearranged(header, AVX2)] == ["token_embd.weight"]
+    assert [t.name for t, _, _ in repacked(header, AVX2)] == ["token_embd.weight"]
 
 
 @pytest.mark.parametrize(
     ("cpu", "words"),
     [
-        (AVX512, "Q4_0 and Q4_K are rearranged 8×8 for AVX-512 VNNI; Q8_0 is used as it is."),
-        (AMX, "Q4_0, Q4_K and Q8_0 are rearranged into tiles for AMX."),
-        (DOTPROD, "Q4_0 and Q8_0 are rearranged 4×4 for dotprod; Q4_K is rearranged 8×4 for dotprod."),
-        (I8MM, "Q4_0 and Q8_0 are rearranged 4×8 for i8mm; Q4_K is rearranged 8×8 for i8mm."),
-        (Instructions(), "no rearranged form for this CPU"),
+        (AVX512, "Q4_0 and Q4_K are repacked 8×8 for AVX-512 VNNI; Q8_0 is used as it is."),
+        (AMX, "Q4_0, Q4_K and Q8_0 are repacked into tiles for AMX."),
+        (DOTPROD, "Q4_0 and Q8_0 are repacked 4×4 for dotprod; Q4_K is repacked 8×4 for dotprod."),
+        (I8MM, "Q4_0 and Q8_0 are repacked 4×8 for i8mm; Q4_K is repacked 8×8 for i8mm."),
+        (Instructions(), "no repacked format for this CPU"),
     ],
 )
 def test_advice_names_the_standard_files(cpu: Instructions, words: str) -> None:

@@ -108,7 +108,7 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_h
 def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> list[Candidate]:
     from cpuchat.cli.terminal import Terminal
     from cpuchat.models.drafts.candidates import check
-    from cpuchat.models.drafts.pair_cache import PairCache
+    from cpuchat.models.drafts.pairing import PairCache
     from cpuchat.models.hub.client import Hub
     from cpuchat.text import clean_line
 

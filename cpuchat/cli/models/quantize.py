@@ -110,7 +110,7 @@ def _make(job: Job, library: Library, *, as_json: bool) -> int:
         click.echo(json_line({"path": str(path), "type": job.type.name, "size": n_bytes}))
         return 0
     terminal.line(f"{path}  {size(n_bytes)}")
-    terminal.note(_arrangement(job.type))
+    terminal.note(_repacking(job.type))
     if not any(is_inside(path.parent, folder) for folder in library.folders):
         terminal.note("`cpuchat models list` does not search this folder: add it to [model] folders in config.toml.")
     return 0
@@ -130,12 +130,12 @@ def _status(progress: QuantizeProgress) -> str:
     return " · ".join([*parts, progress.tensor])
 
 
-def _arrangement(kind: QuantType) -> str:
+def _repacking(kind: QuantType) -> str:
     """Return one sentence on how it is repacked at load on this CPU."""
     from cpuchat.hardware.instructions import instructions
-    from cpuchat.models.repack import layout_of
+    from cpuchat.models.repack import format_of
 
-    layout = layout_of(kind.tensor, instructions())
+    layout = format_of(kind.tensor, instructions())
     return f"At load on this CPU, {kind.tensor} is {layout.words if layout is not None else 'used as it is'}."
 
 
@@ -165,14 +165,14 @@ def _list_types(spec: str | None, *, as_json: bool) -> int:
 
 def _types(cpu: Instructions) -> list[dict[str, Any]]:
     from cpuchat.models.quantize.types import TYPES
-    from cpuchat.models.repack import layout_of
+    from cpuchat.models.repack import format_of
 
     return [
         {
             "type": kind.name,
             "bits_per_weight": kind.bits,
             "needs_imatrix": kind.needs_imatrix,
-            "at_load": layout.words if (layout := layout_of(kind.tensor, cpu)) is not None else "as it is",
+            "at_load": layout.words if (layout := format_of(kind.tensor, cpu)) is not None else "as it is",
             "about": kind.about,
         }
         for kind in TYPES
@@ -187,7 +187,7 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
     from cpuchat.models.quantize.forecast import foresee, source_header, speed_up
     from cpuchat.models.quantize.process import QuantizeProcess
     from cpuchat.models.quantize.types import TYPES
-    from cpuchat.models.repack import arrangement
+    from cpuchat.models.repack import describe
 
     config = settings.load()
     machine, options = this_machine(config), config.engine.load_options()
@@ -211,7 +211,7 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
                     "speed_up": speed_up(source, forecast.header),
                     "fit": expected.verdict,
                     "tok_s": expected.tok_s,
-                    "at_load": arrangement(forecast.header, cpu),
+                    "at_load": describe(forecast.header, cpu),
                 }
             )
     if all("problem" in row for row in rows):

@@ -7,7 +7,6 @@ text does, or more), and kept in a small file for a while. Times that cannot be 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import statistics
 import threading
@@ -18,15 +17,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from cpuchat.engine.drafting.overlap import DraftThread
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Sequence
-from cpuchat.files import write_atomically
-from cpuchat.models.drafts.calibrations import FORMAT, Calibration, implausible, is_plausible
+from cpuchat.models.drafts.calibrations import Calibration, calibration_cache, implausible, is_plausible
 from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, interpolate
 
 BUDGET_SECONDS: Final = 12.0
@@ -74,18 +71,15 @@ def calibration_key(target: Model, draft: Model | None, extra: str = "") -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def load_costs(folder: Path, key: str, *, any_age: bool = False) -> PassCosts | None:
-    """What an earlier calibration with the same key found; None when there is none that can be read and believed, or,
-    unless `any_age` will do, when it is time to measure again."""
-    try:
-        file = _file(folder, key)
-        saved = msgspec.json.decode(file.read_bytes(), type=Calibration)
-        age = time.time() - file.stat().st_mtime
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+def load_costs(file: Path, key: str, *, any_age: bool = False) -> PassCosts | None:
+    """Return what an earlier calibration with the same key measured.
+
+    None when there is none that is plausible or, unless `any_age`, when it is time to measure again.
+    """
+    saved = calibration_cache(file).read().get(key)
+    if saved is None:
         return None
-    if (saved.format, saved.key) != (FORMAT, key):
-        return None
-    if not any_age and age > (KEPT_SECONDS if saved.steady else UNSTEADY_SECONDS):
+    if not any_age and time.time() - saved.measured > (KEPT_SECONDS if saved.steady else UNSTEADY_SECONDS):
         return None
     try:
         overlap = OverlapCosts(*saved.overlap) if saved.overlap else None
@@ -95,24 +89,22 @@ def load_costs(folder: Path, key: str, *, any_age: bool = False) -> PassCosts | 
         return None
 
 
-def save_costs(folder: Path, key: str, costs: PassCosts, target: str = "", draft: str = "") -> None:
-    """Keep a calibration; one that cannot be is not kept, and a disk that is full or read-only keeps nothing.
-
-    `target` and `draft` are the fingerprints of the files, for `target_costs`.
-    """
+def save_costs(file: Path, key: str, costs: PassCosts, target: str = "", draft: str = "") -> None:
+    """Cache a calibration if it is plausible. `target` and `draft` are the fingerprints of both models' files."""
     if not is_plausible(costs.verify_ms):
         return
-    overlap = (costs.overlap.verify_ms, costs.overlap.draft_ms) if costs.overlap else None
     saved = Calibration(
-        FORMAT, key, costs.verify_ms, costs.draft_ms, costs.read_ms, costs.rollback_ms, overlap, target, draft,
-        costs.steady,
-    )  # fmt: skip
-    with contextlib.suppress(OSError):
-        write_atomically(_file(folder, key), msgspec.json.encode(saved))
-
-
-def _file(folder: Path, key: str) -> Path:
-    return folder / f"{key[:32]}.json"
+        verify_ms=costs.verify_ms,
+        draft_ms=costs.draft_ms,
+        read_ms=costs.read_ms,
+        rollback_ms=costs.rollback_ms,
+        overlap=(costs.overlap.verify_ms, costs.overlap.draft_ms) if costs.overlap else None,
+        target=target,
+        draft=draft,
+        steady=costs.steady,
+        measured=time.time(),
+    )
+    calibration_cache(file).put(key, saved)
 
 
 def measure(

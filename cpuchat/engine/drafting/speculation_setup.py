@@ -144,12 +144,12 @@ def _costs(
     notes: list[str],
 ) -> tuple[PassCosts | None, str]:
     """The costs, or why there are none in one plain sentence."""
-    folder = Path(command.calibration_dir) if command.calibration_dir else None
+    file = Path(command.calibration_file) if command.calibration_file else None
     alone = calibration.calibration_key(target, None)
     key = calibration.calibration_key(target, draft, str(thread.cpus) if thread is not None else "") if draft else alone
 
     def kept(key: str, *, any_age: bool = False) -> PassCosts | None:
-        return calibration.load_costs(folder, key, any_age=any_age) if folder is not None else None
+        return calibration.load_costs(file, key, any_age=any_age) if file is not None else None
 
     if costs := kept(key, any_age=not command.options.calibrate):
         return costs, ""
@@ -178,10 +178,10 @@ def _costs(
                 "Adaptive drafting stays off; reload the model when the machine is idle."
             )
         return earlier, DISTURBED
-    if folder is not None:
+    if file is not None:
         fingerprint = target.info.fingerprint
-        calibration.save_costs(folder, key, costs, fingerprint, draft.info.fingerprint if draft is not None else "")
+        calibration.save_costs(file, key, costs, fingerprint, draft.info.fingerprint if draft is not None else "")
         if known is None and draft is not None:  # the next draft model need not wait for the target's curve again
             costs_alone = replace(costs, draft_ms=0.0, read_ms=0.0, overlap=None)
-            calibration.save_costs(folder, alone, costs_alone, fingerprint)
+            calibration.save_costs(file, alone, costs_alone, fingerprint)
     return costs, ""

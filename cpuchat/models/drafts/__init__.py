@@ -1,1 +1,1 @@
-"""Draft models: which ones fit a target, and which one is loaded beside it."""
+"""Draft models: which fit a target, what they would gain, and which is loaded beside it."""

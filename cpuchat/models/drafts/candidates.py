@@ -1,7 +1,7 @@
-"""Which models can draft for a target: those on this machine and those the catalog names, with what each would gain.
+"""Lists models that may draft for a target: local ones and those the catalog names, with the expected speed-up.
 
-`candidates` lists them at once, without looking into any; `check` compares one vocabulary. So a screen can show all
-rows first and fill in the verdicts.
+`candidates` lists them without reading any; `check` compares one vocabulary. So a screen can show all rows first and
+fill in the results.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.drafts.calibrations import UNKNOWN, TargetCosts
 from cpuchat.models.drafts.gain import Expectation, expectation
-from cpuchat.models.drafts.pair_cache import PairCache
-from cpuchat.models.drafts.pairing import Verdict, check_files, check_pair
+from cpuchat.models.drafts.pairing import Compatibility, PairCache, check_files, check_pair
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.machine import NOT_MEASURED, Machine
@@ -27,18 +26,17 @@ from cpuchat.telemetry.traffic import pass_bytes
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
 
-# A draft model is small, so the most faithful file of it costs little more to read than the smallest one.
+# A draft model is small, so its least quantized file costs little more to read than the smallest one.
 _DRAFT_QUANTIZATIONS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
-_MOST_READ = 0.5  # of the bytes that the target reads
-_AT_HAND = 1.05  # what must be downloaded has to be faster by more than this
+_MAX_READ_SHARE = 0.5  # of the bytes that the target reads
+_LOCAL_BONUS = 1.05  # what must be downloaded has to be faster by more than this
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A model that may draft. `where`: on this machine (then `path` is its file) or on the hub (then `repo`).
 
-    `size` in bytes (0: not known). `entry` is the id of the catalog's model that it is, "" when that is none, and
-    `named` whether the catalog names it for this target. `verdict` None: not checked yet. `failed` is why it could not
-    be checked, "" when it could.
+    `size` in bytes (0: not known). `entry` is the id of its catalog entry, "" for none, and `named` whether the catalog
+    names it for this target. `verdict` None: not checked yet. `failed` is why it could not be checked, else "".
     """
 
     name: str
@@ -49,13 +47,13 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     entry: str = ""
     named: bool = False
-    verdict: Verdict | None = None
+    verdict: Compatibility | None = None
     failed: str = ""
     expected: Expectation = Expectation()
 
     @property
     def spec(self) -> str:
-        """What `--draft-model` takes, and for one on the hub `models download` first: `owner/name:Q8_0`."""
+        """The value for `--draft-model`, and for one on the hub for `models download` first: `owner/name:Q8_0`."""
         if self.path is not None:
             return str(self.path)
         return f"{self.repo}:{self.quantization}" if self.quantization else self.repo
@@ -67,9 +65,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def most_read(target: GGUFHeader) -> float:
-    """How many bytes a draft model may read for a token: half of what the target reads. With more there is no gain even
-    where four drafted tokens of five are right and checking a second one costs but a third of a pass."""
-    return _MOST_READ * pass_bytes(traffic_of(target), 1, 0)
+    """Return how many bytes a draft model may read for a token: half of what the target reads. More never pays, even if
+    four of five drafted tokens are accepted and verifying a second one costs only a third of a pass."""
+    return _MAX_READ_SHARE * pass_bytes(traffic_of(target), 1, 0)
 
 
 def candidates(
@@ -82,15 +80,15 @@ def candidates(
     acceptance: float | None = None,
     beside: Path | None = None,
 ) -> list[Candidate]:
-    """All of them, unchecked: those named by the catalog first, then those on this machine, the smaller the earlier.
+    """Return all of them unchecked: those named by the catalog first, then the local ones, smaller ones first.
 
-    Reads no file but, where drafting with a model was measured, what identifies it.
+    Reads no files, except the fingerprints of draft models that were measured.
 
     Args:
         target: header of the whole model (`read_model`).
-        here: the models of this machine.
-        costs: of the target; for a loaded one with `pass_ms` of its ModelInfo. Without, no gain is told.
-        machine: to predict what drafting costs where that was not measured.
+        here: the models on this machine.
+        costs: of the target; for a loaded one with `pass_ms` of its ModelInfo. Without, no speed-up is predicted.
+        machine: to predict draft costs that were not measured.
         acceptance: measured with the draft model at `beside`, which is loaded.
     """
     entry = match_local(catalog, target)
@@ -119,7 +117,7 @@ def expected_of(
     machine: Machine | None,
     acceptance: float | None = None,
 ) -> Expectation:
-    """What a draft model on this machine would gain, by its measured cost or else the `per_token` bytes it reads."""
+    """Return the expected speed-up of a local draft model, from its measured cost or else the bytes read per token."""
     measured = costs.measured_draft(draft)
     if measured:
         return expectation(costs.pass_ms, measured, "measured here with this draft model", acceptance)
@@ -149,7 +147,7 @@ def _local(
 
 
 def _on_hub(model: CatalogModel, limit: float, costs: TargetCosts, machine: Machine | None) -> Candidate:
-    """Its most faithful file of at most `limit` bytes, else the smallest."""
+    """Return the candidate with its least quantized file of at most `limit` bytes, else the smallest."""
     sizes = {name: round(1e9 * size) for name, size in model.sizes.items()}
     fitting = (name for name in _DRAFT_QUANTIZATIONS if name in sizes and sizes[name] <= limit)
     quantization = next(fitting, min(sizes, key=lambda name: sizes[name], default=""))
@@ -167,16 +165,16 @@ def _on_hub(model: CatalogModel, limit: float, costs: TargetCosts, machine: Mach
 
 
 def _predicted(per_token: int, quantization: str, machine: Machine | None) -> tuple[float, str]:
-    """Milliseconds in which the machine reads the `per_token` bytes of a draft model (0: not known), and why."""
+    """Return the milliseconds to read the `per_token` bytes of a draft model (0: not known), and the basis."""
     if machine is None or machine.peak <= 0:
         return 0.0, machine.peak_source if machine is not None else NOT_MEASURED
-    reach, known = machine.utilization_of(quantization, per_token)
-    basis = f"≈ by its size and the read bandwidth ({machine.peak_source}) × {100 * reach:.0f} % ({known})"
-    return 1e3 * per_token / (machine.peak * reach), basis
+    share, source = machine.utilization_of(quantization, per_token)
+    basis = f"≈ from its size and the read bandwidth ({machine.peak_source}) × {100 * share:.0f} % ({source})"
+    return 1e3 * per_token / (machine.peak * share), basis
 
 
 def _rank(quantization: str) -> int:
-    """The better for a draft model the smaller."""
+    """Return a sort key: better quantizations for a draft model come first."""
     known = _DRAFT_QUANTIZATIONS
     return known.index(quantization) if quantization in known else len(known)
 
@@ -184,10 +182,10 @@ def _rank(quantization: str) -> int:
 def check(
     candidate: Candidate, target: GGUFHeader, *, hub: Hub | None = None, cache: PairCache | None = None
 ) -> Candidate:
-    """The candidate with its verdict. Reads headers, for one on the hub over the network: not for the UI's own thread.
+    """Return the candidate with its verdict. Reads headers, of one on the hub over the network: not for the UI thread.
 
     Args:
-        hub: None: one on the hub is left unchecked.
+        hub: None: candidates on the hub stay unchecked.
         cache: as of `check_files`.
     """
     try:
@@ -202,8 +200,8 @@ def check(
     return msgspec.structs.replace(candidate, verdict=verdict)
 
 
-def _checked_on_hub(candidate: Candidate, target: GGUFHeader, hub: Hub) -> tuple[Candidate, Verdict]:
-    """With the size as the repository tells it. Raises HubError, ModelDamaged."""
+def _checked_on_hub(candidate: Candidate, target: GGUFHeader, hub: Hub) -> tuple[Candidate, Compatibility]:
+    """Check with the size from the repository. Raises HubError, ModelDamaged."""
     from cpuchat.models.hub.choice import choose
 
     repository = hub.repository(candidate.repo)
@@ -213,13 +211,13 @@ def _checked_on_hub(candidate: Candidate, target: GGUFHeader, hub: Hub) -> tuple
 
 
 def recommended(found: Iterable[Candidate]) -> Candidate | None:
-    """The one to take: fits (or is not checked, but named by the catalog), and is expected to gain most.
+    """Return the one to use: it fits (or is unchecked, but named by the catalog) and has the largest expected speed-up.
 
-    Where no gain can be told, the first that the catalog names. None when nothing is worth it.
+    Where no speed-up is known, the first that the catalog names. None when none is worth it.
     """
     possible = [one for one in found if one.fits or (one.fits is None and one.named and not one.failed)]
     told = [one for one in possible if one.expected.gains]
     if told:
-        best = max(told, key=lambda one: one.expected.mean * (_AT_HAND if one.where == "here" else 1))
+        best = max(told, key=lambda one: one.expected.mean * (_LOCAL_BONUS if one.where == "here" else 1))
         return best if best.expected.pays else None
     return next((one for one in possible if one.named), None)

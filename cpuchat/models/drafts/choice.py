@@ -1,20 +1,27 @@
-"""Which draft model to load beside a target."""
+"""Chooses the draft model to load beside a target, or to count beside one that is not on this machine yet."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from cpuchat import paths
 from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import Catalog, CatalogModel, load_catalog, match_local
 from cpuchat.models.drafts.calibrations import UNKNOWN, target_costs
 from cpuchat.models.drafts.candidates import Candidate, candidates, check, most_read
-from cpuchat.models.drafts.pairing import check_files, require_pair
+from cpuchat.models.drafts.pairing import check_files, check_pair, require_pair
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.text import clean_line
+
+if TYPE_CHECKING:
+    from cpuchat.models.hub.client import Hub
 
 NO_DRAFT = "none"
 AUTO = ("", "auto")
@@ -23,18 +30,18 @@ AUTO = ("", "auto")
 def choose_draft(
     target: Path, wanted: str, library: Library, *, strict: bool = True, measured_only: bool = False
 ) -> tuple[Path | None, str]:
-    """The draft model for `target`, and a note for the user ("" when there is nothing to say).
+    """Return the draft model for `target`, and a note for the user ("" for none).
 
     Args:
         wanted: "none"; "" or "auto" for the one that belongs to the target, if any (`own_draft`); else what
             `Library.resolve` takes.
-        strict: a model that was asked for and cannot be used is an error; else it is left out, and the note says why.
-            For a setting that was made with another target in mind.
+        strict: a wanted model that cannot be used is an error; else it is left out, and the note says why. For settings
+            made with another target in mind.
         measured_only: as of `own_draft`.
 
     Raises:
-        DraftMismatch: the model that was asked for does not fit; the hint names one that would.
-        ModelNotFound, ModelDamaged: it is not there or cannot be read.
+        DraftMismatch: the wanted model does not fit; the hint names one that would.
+        ModelNotFound, ModelDamaged: it does not exist or cannot be read.
     """
     wanted = wanted.strip()
     if wanted == NO_DRAFT:
@@ -42,7 +49,7 @@ def choose_draft(
     if wanted in AUTO:
         try:
             return own_draft(target, library, measured_only=measured_only)
-        except CpuchatError:  # nobody asked for it
+        except CpuchatError:  # not explicitly wanted
             return None, ""
     try:
         draft = library.resolve(wanted)
@@ -50,15 +57,14 @@ def choose_draft(
     except CpuchatError as error:
         if strict:
             raise
-        return None, f"No draft model is loaded. {error}"
+        return None, f"No draft model: {error}"
 
 
 def own_draft(target: Path, library: Library, *, measured_only: bool = False) -> tuple[Path | None, str]:
-    """The draft model on this machine that belongs to `target`, and a note that says which and why.
+    """Return the local draft model that belongs to `target`, and a note that says which and why.
 
-    For a demo model, that of the package. For others the first that the catalog names for it, that is here, has the
-    same vocabulary, and reads little enough for a token. The depth controller sees to it that it does not slow the
-    answers down.
+    For a demo model, that of the package. For others the first that the catalog names for it, is downloaded, has the
+    same vocabulary, and reads little enough per token. The depth controller keeps it from slowing answers down.
 
     Args:
         measured_only: of those that the catalog names, only one whose cost beside this target is known.
@@ -83,8 +89,8 @@ def own_draft(target: Path, library: Library, *, measured_only: bool = False) ->
 
 
 def named_drafts(target: GGUFHeader, entry: CatalogModel, library: Library, catalog: Catalog) -> list[Candidate]:
-    """Those that the catalog names for `target` (its `entry`), here or on the hub, if they read little enough."""
-    if not entry.drafts:  # reading what is here would be in vain
+    """Return the drafts that the catalog names for `target` (its `entry`), if they are small enough."""
+    if not entry.drafts:  # saves reading the library
         return []
     limit, found = most_read(target), candidates(target, library.local_models(), catalog)
     return [one for one in found if one.named and one.size <= limit]
@@ -96,5 +102,62 @@ def _is_demo(target: Path) -> bool:
 
 
 def _note(candidate: Candidate, target: str) -> str:
-    name = clean_line(f"{candidate.name} {candidate.quantization}".strip())
-    return f"{name} drafts: the catalog names it for {clean_line(target)}, and its vocabulary fits."
+    name = _title(candidate.name, candidate.quantization)
+    return f"Draft model: {name}, recommended by the catalog for {clean_line(target)}."
+
+
+def _title(name: str, quantization: str) -> str:
+    return clean_line(f"{name} {quantization}".strip())
+
+
+class PlannedDraft(msgspec.Struct, frozen=True):
+    """A draft model that fits the vocabulary. `here`: it is on this machine; else it has to be downloaded, too."""
+
+    header: GGUFHeader
+    name: str
+    here: bool = True
+
+
+def planned_draft(target: GGUFHeader, wanted: str, library: Library, hub: Hub | None = None) -> PlannedDraft | None:
+    """Return the draft model that `choose_draft` would load once the model of `target` is downloaded; None if none.
+
+    Where it would find none, the one that the catalog names, from the hub. Reads headers, over the network too.
+
+    Args:
+        wanted: as of `choose_draft`.
+        hub: None: only what is on this machine.
+    """
+    wanted = wanted.strip()
+    if wanted == NO_DRAFT:
+        return None
+    if wanted not in AUTO:
+        with contextlib.suppress(CpuchatError):  # it would be left out at the load, too
+            header = read_model(library.resolve(wanted))
+            return _if_compatible(target, PlannedDraft(header, _title(header.name, header.quantization)))
+        return None
+    catalog = load_catalog()
+    entry = match_local(catalog, target)
+    found = named_drafts(target, entry, library, catalog) if entry is not None else []
+    for one in sorted(found, key=lambda one: one.where != "here"):
+        with contextlib.suppress(CpuchatError):
+            header = _header(one, hub)
+            planned = header and PlannedDraft(header, _title(one.name, one.quantization), one.where == "here")
+            if planned is not None and _if_compatible(target, planned):
+                return planned
+    return None
+
+
+def _header(candidate: Candidate, hub: Hub | None) -> GGUFHeader | None:
+    """Raises HubError, ModelDamaged, ModelNotFound."""
+    from cpuchat.models.hub.choice import choose
+
+    if candidate.path is not None:
+        return read_model(candidate.path)
+    if hub is None:
+        return None
+    repository = hub.repository(candidate.repo)
+    return hub.header(repository, choose(repository, candidate.quantization))
+
+
+def _if_compatible(target: GGUFHeader, draft: PlannedDraft) -> PlannedDraft | None:
+    return draft if check_pair(target, draft.header).ok else None

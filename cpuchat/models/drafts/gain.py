@@ -1,9 +1,9 @@
-"""How much faster a draft model would make a target, told before it is loaded.
+"""Predicts the speed-up from a draft model before it is loaded.
 
-Leviathan et al. (2211.17192): when a drafted token is right with the probability a, a pass that verifies g of them
-yields E = (1 - a^(g+1)) / (1 - a) tokens. They take the pass as as expensive as one over a single token, which it is
-not on CPUs. So it is divided by what was measured: T(g + 1) of the target, and g tokens of the draft model. What the
-loop does besides is not counted: on two Zen 4 cores, measured speed-ups were 1 to 14 % lower.
+Leviathan et al. (2211.17192): if a drafted token is accepted with probability a, a pass that verifies g of them yields
+E = (1 - a^(g+1)) / (1 - a) tokens. They assume that a pass costs as much as one over a single token, which is wrong on
+CPUs: here it is divided by the measured T(g + 1) of the target and g tokens of the draft model. Other costs are not
+counted: on two Zen 4 cores, measured speed-ups were 1 to 14 % lower.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from cpuchat.timings import SpeculationFigures
 Kind = Literal["measured", "prose", "code"]
 
 TYPICAL: tuple[tuple[Kind, float], ...] = (("prose", 0.6), ("code", 0.8))
-"""Acceptance of a token with a small model of the same family: open chat 0.6 to 0.75, code 0.8 to 0.95."""
+"""Acceptance rate per token with a small model of the same family: open chat 0.6 to 0.75, code 0.8 to 0.95."""
 WORTH = 1.1
-"""Less is no reason to load a second model."""
-NOT_CALIBRATED = "the target was not measured yet; the app does that when it loads it with drafting on"
-NO_SPEED = "what a token of the draft model takes is not known"
-_LEAST_TESTS = 100
+"""Smallest speed-up that is worth a second model."""
+NOT_CALIBRATED = "the target is not calibrated yet; load it in the app with drafting on"
+NO_SPEED = "the time per token of the draft model is not known"
+_MIN_TESTS = 100
 _NEARLY_ALL = 0.9
 
 
 class Gain(msgspec.Struct, frozen=True):
-    """At an `acceptance` per token, the best draft `depth` (0: not to draft) and how many times as fast that is."""
+    """At an `acceptance` rate per token, the best draft `depth` (0: no drafting) and its speed-up."""
 
     kind: Kind
     acceptance: float
@@ -37,10 +37,10 @@ class Gain(msgspec.Struct, frozen=True):
 
 
 class Expectation(msgspec.Struct, frozen=True):
-    """What to expect of a draft model: for the acceptance that was measured with it, if it was, and for typical texts.
+    """The expected speed-up of a draft model: for its measured acceptance rate, if known, and for typical texts.
 
-    `gains` is empty when nothing can be told, and `why` says what is missing; else `why` is on what `draft_ms`,
-    milliseconds for a drafted token, rests. `no_gain` is why nothing is gained, "" when something is.
+    `gains` is empty when nothing is known, and `why` says what is missing; else `why` is the basis of `draft_ms`,
+    milliseconds for a drafted token. `no_gain` is why there is no speed-up, "" when there is one.
     """
 
     gains: tuple[Gain, ...] = ()
@@ -50,18 +50,18 @@ class Expectation(msgspec.Struct, frozen=True):
 
     @property
     def mean(self) -> float:
-        """Speed-up as measured, else in the middle of typical texts; 0 when that cannot be told."""
+        """The measured speed-up, else the mean over typical texts; 0 when not known."""
         counting = [gain for gain in self.gains if gain.kind == "measured"] or self.gains
         return sum(gain.speedup for gain in counting) / len(counting) if counting else 0.0
 
     @property
     def pays(self) -> bool:
-        """Whether it is worth loading: for some texts a tenth faster."""
+        """Whether it is worth loading: a tenth faster for some texts."""
         return any(gain.speedup >= WORTH for gain in self.gains)
 
     @property
     def words(self) -> str:
-        """`≈ 1.1× in prose, ≈ 1.4× in code`; `no gain: ...`, or why nothing can be told."""
+        """`≈ 1.1× in prose, ≈ 1.4× in code`; `no gain: ...`, or why nothing is known."""
         if not self.gains:
             return self.why
         if self.no_gain:
@@ -78,12 +78,12 @@ def _where(gain: Gain) -> str:
 
 
 def gain(pass_ms: Sequence[float], draft_ms: float, acceptance: float, kind: Kind = "measured") -> Gain:
-    """The best depth, 0 included.
+    """Return the best depth, 0 included.
 
     Args:
         pass_ms: milliseconds of a pass of the target over 1, 2, ... tokens; at least one.
         draft_ms: milliseconds for a drafted token.
-        acceptance: probability that a drafted token is right if those before it were, 0 to 1.
+        acceptance: probability that a drafted token is accepted if those before it were, 0 to 1.
     """
     tokens = reached = 1.0
     best = Gain(kind, acceptance, 0, 1.0)
@@ -97,12 +97,12 @@ def gain(pass_ms: Sequence[float], draft_ms: float, acceptance: float, kind: Kin
 
 
 def expectation(pass_ms: Sequence[float], draft_ms: float, basis: str, measured: float | None = None) -> Expectation:
-    """For typical texts, and for the acceptance that was `measured` with this very pair.
+    """Return the speed-up for typical texts, and for the acceptance rate `measured` with this pair.
 
     Args:
         pass_ms: as of `gain`; () when the target was never calibrated.
         draft_ms: 0 when not known.
-        basis: on what `draft_ms` rests, or why it is not known.
+        basis: where `draft_ms` comes from, or why it is not known.
     """
     if not pass_ms:
         return Expectation()
@@ -116,14 +116,14 @@ def expectation(pass_ms: Sequence[float], draft_ms: float, basis: str, measured:
 def _why_none(pass_ms: Sequence[float], draft_ms: float) -> str:
     best = max(rate for _, rate in TYPICAL)
     if not gain(pass_ms, 0.0, best).depth:
-        return "checking several tokens at once costs this model as much as writing them one by one"
-    return f"a drafted token takes {draft_ms:.1f} ms, too long against the {pass_ms[0]:.1f} ms of a written one"
+        return "batch verification costs as much as token-by-token decoding"
+    return f"a drafted token takes {draft_ms:.1f} ms, too slow against {pass_ms[0]:.1f} ms for a decoded one"
 
 
 def measured_acceptance(figures: SpeculationFigures | None) -> float | None:
-    """The probability per token that an answer came to; None when too little was drafted, or not by a draft model.
+    """Return the acceptance rate per token of an answer; None when too little was drafted, or not by a draft model.
 
-    Unlike `draft_n_accepted / draft_n` it counts a draft only up to its first wrong token.
+    Unlike `draft_n_accepted / draft_n` it counts a draft only up to its first rejected token.
     """
     if figures is None:
         return None
@@ -136,4 +136,4 @@ def measured_acceptance(figures: SpeculationFigures | None) -> float | None:
         tests += n_drafted if reached is None else min(reached, n_drafted)
         accepted += n_accepted
         reached = n_accepted
-    return accepted / tests if tests >= _LEAST_TESTS else None
+    return accepted / tests if tests >= _MIN_TESTS else None

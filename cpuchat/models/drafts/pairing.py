@@ -1,8 +1,8 @@
-"""Can one model draft for another? Read from the headers of their files, without loading them.
+"""Checks whether one model can draft for another, by the headers of their files, without loading them.
 
-A draft model proposes token ids, so both vocabularies must mean the same by them. The rule is that of llama.cpp
+A draft model proposes token ids, so they must mean the same in both vocabularies. The rule is that of llama.cpp
 (common_speculative_are_compatible in common/speculative.cpp of llama-cpp-python 0.3.36), what a header leaves out
-counts as its tokenizer fills it in (llama_vocab::impl::load in llama-vocab.cpp).
+is filled in as its tokenizer does (llama_vocab::impl::load in llama-vocab.cpp).
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from cpuchat import paths
 from cpuchat.errors import CpuchatError, DraftMismatch, ModelNotFound
-from cpuchat.models.drafts.pair_cache import PairCache, pair_key
+from cpuchat.files import JsonCache
+from cpuchat.models.fingerprint import stat_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_header, split_parts
 from cpuchat.models.gguf.vocabulary import Vocabulary, vocabulary
 from cpuchat.models.library.library import Library
@@ -24,8 +26,8 @@ from cpuchat.text import clean_line
 MAX_SIZE_DIFFERENCE = 128
 FIRST_CHECKED_TOKEN = 5
 
-# llm_arch_is_recurrent and llm_arch_is_hybrid in llama-arch.cpp: they keep a running state beside or instead of KV.
-_RUNNING_STATE = frozenset(
+# llm_arch_is_recurrent and llm_arch_is_hybrid in llama-arch.cpp: recurrent state beside or instead of a KV cache.
+_RECURRENT = frozenset(
     {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "jamba", "falcon-h1", "plamo2", "granitehybrid",
      "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen3next", "kimi-linear", "bailingmoe3", "kimi-k3",
      "glm5-next", "qwen35", "qwen35moe", "qwen4exp", "deepseek4", "minimax-01"}
@@ -34,11 +36,11 @@ _SHOWN_TOKEN = 32
 _SUGGESTED = 3
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class Compatibility(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a draft model fits a target.
 
-    `reason` is the first thing that does not fit, as a clause ("its vocabulary has ..."), "" when `ok`. `hint` says
-    what to do about it. `note`: it works, but there is something to know.
+    `reason` is the first mismatch, as a clause ("its vocabulary has ..."), "" when `ok`. `hint` says what to do about
+    it. `note`: it works, but with a drawback.
     """
 
     ok: bool
@@ -47,38 +49,74 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-def check_pair(target: GGUFHeader, draft: GGUFHeader) -> Verdict:
-    """Check a pair whose headers are read already. Without a hint. Under 0.2 s for 150k tokens."""
+MAX_PAIRS = 500
+
+
+def pair_key(target: Path, draft: Path) -> str:
+    """Return 64 hex digits for two models as they are now.
+
+    Raises:
+        OSError: a file (or a part of a split one) does not exist.
+    """
+    return "".join(stat_fingerprint(split_parts(path) or [path]) for path in (target, draft))
+
+
+class PairCache:
+    """Why pairs do not fit, by `pair_key`, "" for those that do: `pairs.json` in the cache folder."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """`file` replaces the one in the cache folder."""
+        self._cache = JsonCache(file or paths.pairs_file(), str, version=2, max_entries=MAX_PAIRS)
+        self._pairs = self._cache.read()
+        self._new: dict[str, str] = {}
+
+    def reason(self, key: str) -> str | None:
+        """Return why the pair does not fit, "" if it does; None when it was not checked yet."""
+        return self._pairs.get(key)
+
+    def put(self, key: str, reason: str) -> None:
+        """Add a result; `save` writes it."""
+        self._pairs[key] = self._new[key] = reason
+
+    def save(self) -> None:
+        """Write new entries."""
+        if self._new:
+            self._cache.put_all(self._new)
+            self._new = {}
+
+
+def check_pair(target: GGUFHeader, draft: GGUFHeader) -> Compatibility:
+    """Check a pair by headers that are read already; gives no hint. Under 0.2 s for 150k tokens."""
     if os.path.realpath(target.path) == os.path.realpath(draft.path):
         return _itself()
     return _verdict(_difference(target, draft), target.file_size, draft.file_size)
 
 
-def _itself() -> Verdict:
-    return Verdict(ok=False, reason="it is the target itself, and drafting must be cheaper than answering")
+def _itself() -> Compatibility:
+    return Compatibility(ok=False, reason="it is the target itself")
 
 
-def _verdict(reason: str, target_size: int, draft_size: int) -> Verdict:
+def _verdict(reason: str, target_size: int, draft_size: int) -> Compatibility:
     """`*_size` in bytes of the files."""
     if reason:
-        return Verdict(ok=False, reason=reason)
+        return Compatibility(ok=False, reason=reason)
     note = ""
     if draft_size >= target_size:
-        note = "The draft model is not smaller than the target, so drafting with it cannot make answers faster."
-    return Verdict(ok=True, note=note)
+        note = "The draft model is not smaller than the target, so it cannot speed up decoding."
+    return Compatibility(ok=True, note=note)
 
 
 def _difference(target: GGUFHeader, draft: GGUFHeader) -> str:
-    """The first thing that does not fit; "" when all does."""
+    """Return the first mismatch; "" when there is none."""
     if draft.other:
         return f"it is {draft.other}"
-    if draft.architecture in _RUNNING_STATE:
-        return f"it is a recurrent model ({_shown(draft.architecture)}), which cpuchat does not use to draft"
+    if draft.architecture in _RECURRENT:
+        return f"it is a recurrent model ({_shown(draft.architecture)}), which cpuchat does not use as a draft"
     ours, theirs = vocabulary(target), vocabulary(draft)
     if ours.kind != theirs.kind:
-        return f"its tokenizer is of the kind {_shown(theirs.model)}, the target's {_shown(ours.model)}"
+        return f"its tokenizer is {_shown(theirs.model)}, the target's is {_shown(ours.model)}"
     for what, name, adds, ids in (
-        ("begins", "bos", (ours.add_bos, theirs.add_bos), (ours.bos, theirs.bos)),
+        ("starts", "bos", (ours.add_bos, theirs.add_bos), (ours.bos, theirs.bos)),
         ("ends", "eos", (ours.add_eos, theirs.add_eos), (ours.eos, theirs.eos)),
     ):
         if adds[0] != adds[1]:
@@ -89,14 +127,14 @@ def _difference(target: GGUFHeader, draft: GGUFHeader) -> str:
     if abs(ours.n_tokens - theirs.n_tokens) > MAX_SIZE_DIFFERENCE:
         return (
             f"its vocabulary has {theirs.n_tokens:,} tokens against {ours.n_tokens:,} of the target "
-            f"(at most {MAX_SIZE_DIFFERENCE} may be missing)"
+            f"(at most {MAX_SIZE_DIFFERENCE} may differ)"
         )
     return _token_difference(ours, theirs)
 
 
 def _token_difference(ours: Vocabulary, theirs: Vocabulary) -> str:
     if ours.tokens is None and theirs.tokens is None:
-        return ""  # made-up models: ids without texts
+        return ""  # synthetic models: ids without texts
     if ours.tokens is None or theirs.tokens is None:
         return f"the {'target' if ours.tokens is None else 'draft'} has no token texts"
     if ours.tokens.shares_strings(theirs.tokens, FIRST_CHECKED_TOKEN):
@@ -114,18 +152,18 @@ def _id(token: int) -> str:
 
 
 def _shown(text: object) -> str:
-    """A text of the file, short, and harmless in a terminal."""
+    """Return a text of the file, shortened, safe for a terminal."""
     plain = clean_line(str(text))
     return f"'{plain if len(plain) <= _SHOWN_TOKEN else plain[: _SHOWN_TOKEN - 1] + '…'}'"
 
 
 def check_files(
     target: Path, draft: Path, *, library: Library | None = None, cache: PairCache | None = None
-) -> Verdict:
-    """Check two files. What was found out before is not looked up again.
+) -> Compatibility:
+    """Check two files; cached results are not computed again.
 
     Args:
-        library: where to look for a fitting draft when this one is none; without it there is no hint.
+        library: where to look for a draft that fits when this one does not; without it there is no hint.
         cache: to be saved by the caller; None uses the one of the cache folder and saves it.
 
     Raises:
@@ -137,7 +175,7 @@ def check_files(
     return msgspec.structs.replace(verdict, hint=suggestion(target, fitting_drafts(target, library)))
 
 
-def _checked(target: Path, draft: Path, cache: PairCache | None) -> Verdict:
+def _checked(target: Path, draft: Path, cache: PairCache | None) -> Compatibility:
     if os.path.realpath(target) == os.path.realpath(draft):
         return _itself()
     known = cache or PairCache()
@@ -149,14 +187,14 @@ def _checked(target: Path, draft: Path, cache: PairCache | None) -> Verdict:
     reason = known.reason(key)
     if reason is None:
         reason = _difference(read_header(target), read_header(draft))
-        known.remember(key, reason)
+        known.put(key, reason)
         if cache is None:
             known.save()
     return _verdict(reason, *sizes)
 
 
 def file_size(path: Path) -> int:
-    """Bytes of a model, all parts of a split one. Raises OSError when one is missing."""
+    """Return the bytes of a model, all parts of a split one. Raises OSError when one is missing."""
     return sum(part.stat().st_size for part in split_parts(path) or [path])
 
 
@@ -164,11 +202,11 @@ def _first_part(path: Path) -> Path:
     return (split_parts(path) or [path])[0]
 
 
-def require_pair(target: Path, draft: Path, library: Library | None = None) -> Verdict:
-    """As `check_files`, for a pair that must fit.
+def require_pair(target: Path, draft: Path, library: Library | None = None) -> Compatibility:
+    """Check as `check_files` a pair that must fit.
 
     Raises:
-        DraftMismatch: it does not fit; the message holds the reason and the hint what would.
+        DraftMismatch: it does not fit; the message has the reason, the hint names a draft that would.
         ModelNotFound, ModelDamaged: a file cannot be read.
     """
     verdict = check_files(target, draft, library=library)
@@ -179,9 +217,9 @@ def require_pair(target: Path, draft: Path, library: Library | None = None) -> V
 
 
 def fitting_drafts(target: Path, library: Library) -> list[LocalModel]:
-    """The models of this machine that can draft for `target` and are smaller, the smallest first.
+    """Return the smaller models on this machine that can draft for `target`, the smallest first.
 
-    Reads the header of every model that was not compared before: not for the UI's own thread.
+    Reads the header of every model that was not checked before: not for the UI thread.
     """
     cache = PairCache()
     found: list[LocalModel] = []
@@ -203,16 +241,16 @@ def fitting_drafts(target: Path, library: Library) -> list[LocalModel]:
 
 
 def suggestion(target: Path, fitting: Sequence[LocalModel]) -> str:
-    """One sentence: which draft to take instead, or what kind of model to look for."""
+    """Return one sentence: which draft to use instead, or what kind of model to look for."""
     if fitting:
         names = [clean_line(model.path.name) for model in fitting[:_SUGGESTED]]
         listed = " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-        return f"On this machine {listed} would fit."
+        return f"On this machine, {listed} would fit."
     try:
         ours = vocabulary(read_header(_first_part(target)))
     except CpuchatError:
-        return "Choose a small model of the target's own family."
+        return "Choose a small model of the target's family."
     return (
-        "Look for a small model of the target's own family and generation, with the same "
-        f"{ours.n_tokens:,} tokens; prompt lookup and suffix decoding need none."
+        "Look for a small model of the target's family and generation, with the same "
+        f"{ours.n_tokens:,} tokens; prompt lookup and suffix decoding need no draft model."
     )

@@ -177,14 +177,14 @@ def _tensor(reader: _Reader, index: int, expected: int, alignment: int) -> Tenso
     offset = reader.u64(what)
     if number in RETIRED:
         raise ModelUnsupported(
-            f"{reader.source.name} is of the retired type {RETIRED[number]}.",
-            f"Take the {RETIRED[number][:-4]} file: it is rearranged for this CPU when it is loaded, and as fast.",
+            f"{reader.source.name} has the retired type {RETIRED[number]}.",
+            f"Use the {RETIRED[number][:-4]} file: it is repacked for this CPU at load, and as fast.",
         )
     if kind is None:
         raise ModelUnsupported(
-            f"{reader.source.name} has weights of the type {number}, which llama.cpp does not know.",
-            "It is damaged, or made for another program (as Q8R16 and Q4_K_4 for Ampere's): take a standard file, "
-            "which is rearranged for this CPU when it is loaded.",
+            f"{reader.source.name} has tensors of type {number}, which llama.cpp does not support.",
+            "It is damaged, or made for another program (like Q8R16 and Q4_K_4 for Ampere's): use a standard file, "
+            "which is repacked for this CPU at load.",
         )
     elements = 1
     for size in shape:

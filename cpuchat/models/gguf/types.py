@@ -65,7 +65,7 @@ _TABLE = (
 
 TYPES: dict[int, GGMLType] = {t.id: t for t in _TABLE}
 BY_NAME: dict[str, GGMLType] = {t.name: t for t in _TABLE}
-# Removed from ggml: rearranged forms of Q4_0 and IQ4_NL, which are made when a model is loaded since.
+# Removed from ggml: repacked formats of Q4_0 and IQ4_NL, to which llama.cpp converts at load since.
 RETIRED: dict[int, str] = {
     31: "Q4_0_4_4",
     32: "Q4_0_4_8",

@@ -30,7 +30,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def remember_costs(target: Path, draft: Path) -> None:
     """As if the pair had been measured here: cheap verify passes, a fast draft model."""
     costs = PassCosts(tuple(40.0 + n for n in range(32)), draft_ms=2.0)
-    save_costs(paths.calibration_dir(), "a" * 64, costs, file_fingerprint(target), file_fingerprint(draft))
+    save_costs(paths.calibration_file(), "a" * 64, costs, file_fingerprint(target), file_fingerprint(draft))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from collections import Counter
@@ -48,22 +47,21 @@ def models(load: Load, files: tuple[Path, Path]) -> tuple[Model, Model]:
     return target, load(files[1], OPTIONS, threads=target.pool)
 
 
-def saved_file(folder: Path) -> Path:
-    [file] = folder.iterdir()
-    return file
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where calibrations are cached."""
+    return tmp_path / "not" / "there yet" / "calibrations.json"
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    folder = tmp_path / "not" / "there yet"
+def test_what_is_saved_is_loaded(file: Path) -> None:
     key = "0123456789abcdef" * 4
-    assert calibration.load_costs(folder, key) is None
+    assert calibration.load_costs(file, key) is None
     for costs in (COSTS, PassCosts(COSTS.verify_ms)):
-        calibration.save_costs(folder, key, costs)
-        assert calibration.load_costs(folder, key) == costs
-        assert saved_file(folder).suffix == ".json"  # nothing half written is left
-    assert calibration.load_costs(folder, "f" + key[1:]) is None
-    # The name of a file is a part of the key only.
-    assert calibration.load_costs(folder, key[:-1] + "0") is None
+        calibration.save_costs(file, key, costs)
+        assert calibration.load_costs(file, key) == costs
+        assert list(file.parent.iterdir()) == [file]  # nothing half written is left
+    assert calibration.load_costs(file, "f" + key[1:]) is None
+    assert calibration.load_costs(file, key[:-1] + "0") is None
 
 
 @pytest.mark.parametrize(
@@ -74,26 +72,25 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         lambda raw: raw.replace(b"30.5", b"-1.0"),
         lambda raw: raw.replace(b"30.5,", b""),
         lambda raw: raw.replace(b"30.5", b'"fast"'),
-        lambda raw: raw.replace(b'"format":1', b'"format":0'),
+        lambda raw: raw.replace(b'"version":1', b'"version":0'),
         lambda raw: raw.replace(b"2.5", b"-2.5"),
         lambda raw: b"\xff\xfe\x00" + raw,
         lambda raw: b"[1, 2]",
     ],
     ids=["empty", "cut", "negative", "short", "text", "old", "negative-draft", "binary", "list"],
 )
-def test_a_damaged_file_counts_as_none(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    calibration.save_costs(tmp_path, "k" * 64, COSTS)
-    file = saved_file(tmp_path)
+def test_a_damaged_file_counts_as_none(file: Path, damage: Callable[[bytes], bytes]) -> None:
+    calibration.save_costs(file, "k" * 64, COSTS)
     raw = damage(file.read_bytes())
     assert raw != file.read_bytes()
     file.write_bytes(raw)
-    assert calibration.load_costs(tmp_path, "k" * 64) is None
+    assert calibration.load_costs(file, "k" * 64) is None
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    calibration.save_costs(tmp_path / "file", "k" * 64, COSTS)
-    assert calibration.load_costs(tmp_path / "file", "k" * 64) is None
+    calibration.save_costs(tmp_path / "file" / "c.json", "k" * 64, COSTS)
+    assert calibration.load_costs(tmp_path / "file" / "c.json", "k" * 64) is None
 
 
 def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Model], tmp_path: Path) -> None:
@@ -202,38 +199,37 @@ def test_stopping_it(load: Load, files: tuple[Path, Path], abort: AbortFlag, at:
             thread.close()
 
 
-def test_what_was_disturbed_is_neither_kept_nor_read(tmp_path: Path) -> None:
+def test_what_was_disturbed_is_neither_kept_nor_read(file: Path) -> None:
     dear = list(COSTS.verify_ms)
     dear[1] = 6.8 * dear[0]
-    calibration.save_costs(tmp_path, KEY, replace(COSTS, verify_ms=tuple(dear)))
-    assert not list(tmp_path.iterdir())
-    calibration.save_costs(tmp_path, KEY, COSTS)
-    assert calibration.load_costs(tmp_path, KEY) == COSTS
-    file = saved_file(tmp_path)  # as an older version would have kept it
-    kept = msgspec.json.decode(file.read_bytes())
-    file.write_bytes(msgspec.json.encode(kept | {"verify_ms": dear}))
-    assert calibration.load_costs(tmp_path, KEY) is calibration.load_costs(tmp_path, KEY, any_age=True) is None
+    calibration.save_costs(file, KEY, replace(COSTS, verify_ms=tuple(dear)))
+    assert not file.exists()
+    calibration.save_costs(file, KEY, COSTS)
+    assert calibration.load_costs(file, KEY) == COSTS
+    kept = msgspec.json.decode(file.read_bytes())  # as an older version would have kept it
+    kept["entries"][KEY]["verify_ms"] = dear
+    file.write_bytes(msgspec.json.encode(kept))
+    assert calibration.load_costs(file, KEY) is calibration.load_costs(file, KEY, any_age=True) is None
 
 
 @pytest.mark.parametrize(("steady", "days"), [(True, 30), (False, 1 / 24)])
-def test_a_calibration_ages_out(tmp_path: Path, steady: bool, days: float) -> None:
+def test_a_calibration_ages_out(file: Path, monkeypatch: pytest.MonkeyPatch, steady: bool, days: float) -> None:
     """The sooner, the more its measurements scattered."""
     costs = replace(COSTS, steady=steady)
-    calibration.save_costs(tmp_path, KEY, costs)
-    file = saved_file(tmp_path)
+    calibration.save_costs(file, KEY, costs)
     now = time.time()
-    os.utime(file, (now, now - 0.9 * days * 86_400))
-    assert calibration.load_costs(tmp_path, KEY) == costs
-    os.utime(file, (now, now - 1.1 * days * 86_400))
-    assert calibration.load_costs(tmp_path, KEY) is None
-    assert calibration.load_costs(tmp_path, KEY, any_age=True) == costs
+    monkeypatch.setattr(calibration.time, "time", lambda: now + 0.9 * days * 86_400)
+    assert calibration.load_costs(file, KEY) == costs
+    monkeypatch.setattr(calibration.time, "time", lambda: now + 1.1 * days * 86_400)
+    assert calibration.load_costs(file, KEY) is None
+    assert calibration.load_costs(file, KEY, any_age=True) == costs
 
 
 def test_a_full_disk_keeps_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, most))  # the write fails after 16 bytes, as on a full disk
     try:
-        calibration.save_costs(tmp_path, KEY, COSTS)
+        calibration.save_costs(tmp_path / "c.json", KEY, COSTS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert not list(tmp_path.iterdir())

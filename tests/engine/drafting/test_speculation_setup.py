@@ -67,7 +67,7 @@ class Chat:
         self.react(event)
 
     def command(self, path: Path, **more: Any) -> Event:
-        fields = {name: more.pop(name) for name in ("calibration_dir", "draft_cpus") if name in more}
+        fields = {name: more.pop(name) for name in ("calibration_file", "draft_cpus") if name in more}
         fields = {"cpus": more.pop("cpus", ONE_CPU), **fields}
         options = msgspec.structs.replace(OPTIONS, **more)
         self.events.clear()
@@ -298,8 +298,8 @@ def test_experts(chat: Chat, tmp_path: Path) -> None:
 def test_costs_are_measured_once(
     chat: Chat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "costs"
-    more = {"draft_path": str(files[1]), "calibration_dir": str(folder)}
+    file = tmp_path / "costs.json"
+    more = {"draft_path": str(files[1]), "calibration_file": str(file)}
     assert chat.load(files[0], **more).pass_ms == ()  # not asked for
     monkeypatch.setattr(calibrations, "DEAREST", math.inf)  # else a busy machine decides whether it is kept
     monkeypatch.setattr(calibrations, "LEAST", 0.0)
@@ -309,10 +309,10 @@ def test_costs_are_measured_once(
     again = chat.load(files[0], calibrate=True, **more)
     assert "calibrating" not in chat.phases() and again.pass_ms == first.pass_ms
     assert chat.load(files[0], **more).pass_ms == first.pass_ms  # what is known is used anyway
-    found = target_costs(files[0], folder)  # what tells the gain of a draft model before it is loaded
+    found = target_costs(files[0], file)  # what tells the gain of a draft model before it is loaded
     assert found.pass_ms == first.pass_ms
     assert found.measured_draft(files[1]) > 0 == found.measured_draft(files[0])
-    assert len(list(folder.iterdir())) == 2  # the other is that of the target alone
+    assert len(calibrations.calibration_cache(file).read()) == 2  # the other is that of the target alone
     plain, _ = chat.ask()
     drafted, timings = chat.ask(Speculation(drafters=("draft", "suffix", "lookup")))
     assert drafted == plain
@@ -322,21 +322,21 @@ def test_costs_are_measured_once(
 def test_a_disturbed_calibration_is_said_and_made_again(
     chat: Chat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = {"draft_path": str(files[1]), "calibration_dir": str(tmp_path), "calibrate": True}
+    more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
     quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
     disturbed = replace(quiet, verify_ms=(5.0, 34.0, *quiet.verify_ms[2:]))
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: disturbed)
     info = chat.load(files[0], **more)
     [note] = info.notes
     assert "disturbed by other programs: a pass over 2 tokens took 34 ms" in note and "reload the model" in note
-    assert info.pass_ms == () and not list(tmp_path.iterdir())
+    assert info.pass_ms == () and not (tmp_path / "costs.json").exists()
     _, timings = chat.ask(Speculation(drafters=("draft",)))
     assert timings.speculation is not None
     assert timings.speculation.reason == "off: calibration disturbed by other programs"
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: quiet)
     assert chat.load(files[0], **more).pass_ms == quiet.verify_ms
-    for file in tmp_path.iterdir():  # too old by now, but better than one beside other load
-        os.utime(file, (1, 1))
+    # Too old by now, but better than one beside other load.
+    monkeypatch.setattr(calibration, "KEPT_SECONDS", -1.0)
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: disturbed)
     info = chat.load(files[0], **more)
     assert (info.pass_ms, info.notes) == (quiet.verify_ms, ())
@@ -348,12 +348,12 @@ def test_a_stop_skips_the_measurement(chat: Chat, files: tuple[Path, Path], tmp_
             chat.engine.cancel()
 
     chat.react = stop
-    more = {"draft_path": str(files[1]), "calibration_dir": str(tmp_path), "calibrate": True}
+    more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
     info = chat.load(files[0], **more)
     chat.react = lambda _: None
     [note] = info.notes
     assert "skipped" in note
-    assert info.draft and info.pass_ms == () and not list(tmp_path.iterdir())
+    assert info.draft and info.pass_ms == () and not (tmp_path / "costs.json").exists()
     plain, _ = chat.ask()
     drafted, timings = chat.ask(Speculation(drafters=("draft",)))
     assert drafted == plain

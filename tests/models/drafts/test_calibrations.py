@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -27,27 +26,25 @@ def files(tmp_path: Path) -> tuple[str, str, Path, Path]:
     return file_fingerprint(target), file_fingerprint(draft), target, draft
 
 
-def saved(key: str, kept: PassCosts, target: str, draft: str, age: int) -> None:
-    """As the engine keeps it, `age` seconds ago."""
-    folder = paths.calibration_dir()
-    save_costs(folder, key * 64, kept, target, draft)
-    os.utime(folder / f"{key * 32}.json", (1_700_000_000 - age, 1_700_000_000 - age))
+def saved(key: str, kept: PassCosts, target: str, draft: str) -> None:
+    """As the engine caches it."""
+    save_costs(paths.calibration_file(), key * 64, kept, target, draft)
 
 
 def test_nothing_is_known_of_a_model_that_was_never_loaded(files: tuple[str, str, Path, Path]) -> None:
     _, draft, path, _ = files
     assert target_costs(path) == UNKNOWN
-    saved("a", costs(10.0), draft, "", 0)
-    saved("b", costs(10.0), "", "", 0)
+    saved("a", costs(10.0), draft, "")
+    saved("b", costs(10.0), "", "")
     assert target_costs(path) == UNKNOWN
     assert target_costs(path.with_name("none.gguf")) == UNKNOWN
 
 
 def test_the_latest_counts(files: tuple[str, str, Path, Path]) -> None:
     target, draft, path, draft_path = files
-    saved("a", costs(10.0), target, "", 5)
-    saved("b", costs(20.0, 3.0), target, draft, 60)
-    saved("c", costs(30.0, 4.0), target, draft, 90)
+    saved("c", costs(30.0, 4.0), target, draft)
+    saved("b", costs(20.0, 3.0), target, draft)
+    saved("a", costs(10.0), target, "")
     found = target_costs(path)
     assert found.pass_ms[:2] == (10.0, 11.0)
     assert found.measured_draft(draft_path) == 3.0
@@ -85,34 +82,15 @@ def test_curves_beside_other_load_are_not(changes: dict[int, float], wrong: list
 def test_what_cannot_be_is_not_read(files: tuple[str, str, Path, Path]) -> None:
     """An older version kept it."""
     target, _, path, _ = files
-    saved("a", costs(10.0), target, "", 60)
-    file = paths.calibration_dir() / f"{'a' * 32}.json"
+    saved("a", costs(10.0), target, "")
+    file = paths.calibration_file()
     file.write_bytes(file.read_bytes().replace(b"[10.0,11.0,", b"[10.0,68.0,"))
     assert target_costs(path) == UNKNOWN
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{}", b"[1]", b"\xff", b'{"format": 0}', b"x" * 100_000],
-    ids=["empty", "{}", "[]", "ff", "0", "big"],
-)
-def test_files_that_cannot_be_read_are_left_out(content: bytes, files: tuple[str, str, Path, Path]) -> None:
-    target, _, path, _ = files
-    saved("a", costs(10.0), target, "", 5)
-    (paths.calibration_dir() / "broken.json").write_bytes(content)
-    assert target_costs(path).pass_ms[0] == 10.0
-
-
-def test_a_broken_link_hides_no_other_file(files: tuple[str, str, Path, Path]) -> None:
-    target, _, path, _ = files
-    saved("a", costs(10.0), target, "", 5)
-    (paths.calibration_dir() / "link.json").symlink_to("gone.json")
-    assert target_costs(path).pass_ms[0] == 10.0
-
-
 def test_times_that_are_none_are_left_out(files: tuple[str, str, Path, Path]) -> None:
     target, _, path, _ = files
-    saved("a", costs(10.0), target, "", 5)
-    file = next(paths.calibration_dir().glob("*.json"))
+    saved("a", costs(10.0), target, "")
+    file = paths.calibration_file()
     file.write_text(file.read_text().replace("10.0", "-1.0"))
     assert target_costs(path) == UNKNOWN

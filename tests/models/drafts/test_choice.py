@@ -59,7 +59,7 @@ def test_a_draft_from_the_settings_is_left_out_where_it_does_not_fit(
     for wanted in (str(stranger), "no-such-draft"):
         path, note = choose_draft(demo["demo"], wanted, library, strict=False)
         assert path is None
-        assert note.startswith("No draft model is loaded. ")
+        assert note.startswith("No draft model: ")
     path, note = choose_draft(demo["demo-draft"], "demo", library)
     assert path == demo["demo"]
     assert "not smaller" in note
@@ -80,7 +80,7 @@ def test_the_draft_that_the_catalog_names_is_chosen_by_itself(tmp_path: Path, li
         path, note = choose_draft(target, wanted, library)
         assert path == draft
         assert "Small" in note
-        assert "the catalog names it for Big" in note
+        assert "recommended by the catalog for Big" in note
     assert choose_draft(target, "none", library) == (None, "")
     assert choose_draft(draft, "auto", library) == (None, "")
 
@@ -106,7 +106,7 @@ def test_where_nothing_can_be_measured_only_a_draft_of_known_cost_is_chosen(tmp_
     target, draft = family(tmp_path / "mine")
     assert choose_draft(target, "auto", library, measured_only=True) == (None, "")
     costs = PassCosts(tuple(40.0 + n for n in range(32)), draft_ms=2.0)
-    save_costs(paths.calibration_dir(), "a" * 64, costs, file_fingerprint(target), file_fingerprint(draft))
+    save_costs(paths.calibration_file(), "a" * 64, costs, file_fingerprint(target), file_fingerprint(draft))
     assert choose_draft(target, "auto", library, measured_only=True)[0] == draft
 
 

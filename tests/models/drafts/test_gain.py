@@ -103,10 +103,10 @@ def test_typical_texts_and_what_was_measured_with_the_pair() -> None:
 def test_no_gain_is_said_plainly() -> None:
     bound = expectation(PROPORTIONAL, 1.0, "by its size")
     assert not bound.pays
-    assert bound.words.startswith("no gain: checking several tokens")
+    assert bound.words.startswith("no gain: batch verification costs")
     slow = expectation(FLAT, 50.0, "by its size")
     assert not slow.pays
-    assert slow.words == "no gain: a drafted token takes 50.0 ms, too long against the 10.0 ms of a written one"
+    assert slow.words == "no gain: a drafted token takes 50.0 ms, too slow against 10.0 ms for a decoded one"
     half = expectation((10.0, 15.0, 20.0, 25.0), 1.0, "by its size")
     assert half.words.startswith("no gain in prose, ≈ 1.")
 

@@ -221,18 +221,18 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "name", "instead"), [(31, "Q4_0_4_4", "Q4_0"), (33, "Q4_0_8_8", "Q4_0"), (36, "IQ4_NL_4_4", "IQ4_NL")]
 )
-def test_rearranged_files_of_old_are_named(number: int, name: str, instead: str, sound: Path, tmp_path: Path) -> None:
+def test_repacked_files_of_old_are_named(number: int, name: str, instead: str, sound: Path, tmp_path: Path) -> None:
     at = sound.read_bytes().index(b"blk.0.Q4_0.weight") + len("blk.0.Q4_0.weight") + 4 + 16
     with pytest.raises(ModelUnsupported, match=f"retired type {name}") as caught:
         read_header(patched(sound, at, struct.pack("<I", number), tmp_path))
-    assert f"Take the {instead} file" in caught.value.hint
+    assert f"Use the {instead} file" in caught.value.hint
 
 
 def test_types_of_other_programs_are_told(sound: Path, tmp_path: Path) -> None:
     at = sound.read_bytes().index(b"blk.0.Q4_0.weight") + len("blk.0.Q4_0.weight") + 4 + 16
     with pytest.raises(ModelUnsupported, match="type 200, which") as caught:
         read_header(patched(sound, at, struct.pack("<I", 200), tmp_path))
-    assert "take a standard file" in caught.value.hint
+    assert "use a standard file" in caught.value.hint
 
 
 def lying(kind: str) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from cpuchat import paths, settings
 from cpuchat.models.drafts.candidates import Candidate
 from cpuchat.models.drafts.gain import Expectation, Gain
-from cpuchat.models.drafts.pairing import Verdict
+from cpuchat.models.drafts.pairing import Compatibility
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import ModelInfo
@@ -251,11 +251,11 @@ class FixtureDrafts(DraftReader):
 
     def check(self, candidate: Candidate, target: GGUFHeader) -> Candidate:
         if candidate.name.startswith("Smol"):
-            verdict = Verdict(ok=False, reason="its vocabulary has 49,152 tokens, the target's 151,936")
+            verdict = Compatibility(ok=False, reason="its vocabulary has 49,152 tokens, the target's 151,936")
             return msgspec.structs.replace(candidate, verdict=verdict)
         if candidate.name.startswith("Qwen3"):
             return msgspec.structs.replace(candidate, failed="Hugging Face cannot be reached.")
-        return msgspec.structs.replace(candidate, verdict=Verdict(ok=True))
+        return msgspec.structs.replace(candidate, verdict=Compatibility(ok=True))
 
 
 @pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])

@@ -18,7 +18,7 @@ from cpuchat.settings import Settings
 from cpuchat.tui.models.repository.state import Findings, RepositoryState
 
 if TYPE_CHECKING:
-    from cpuchat.models.drafts.beside import Beside
+    from cpuchat.models.drafts.choice import PlannedDraft
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.prediction import Prediction
@@ -99,7 +99,7 @@ class RepositoryReader:
                 found[key_of(other)] = expected(other, None) if alone else look
         return Findings(found, beside)
 
-    def _draft(self, header: GGUFHeader) -> Beside | None:
-        from cpuchat.models.drafts.beside import draft_beside
+    def _draft(self, header: GGUFHeader) -> PlannedDraft | None:
+        from cpuchat.models.drafts.choice import planned_draft
 
-        return draft_beside(header, self.settings.speculation.wanted_draft, self.library, self.hub())
+        return planned_draft(header, self.settings.speculation.wanted_draft, self.library, self.hub())

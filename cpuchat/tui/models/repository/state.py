@@ -15,7 +15,7 @@ from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.present.repository import Known, key_of
 
 if TYPE_CHECKING:
-    from cpuchat.models.drafts.beside import Beside
+    from cpuchat.models.drafts.choice import PlannedDraft
     from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
 
@@ -28,7 +28,7 @@ class Findings:
     """
 
     outlooks: dict[str, Prediction]
-    draft: Beside | None = None
+    draft: PlannedDraft | None = None
 
 
 @dataclass
@@ -42,7 +42,7 @@ class RepositoryState:
     here: dict[str, Path]
     judged: dict[str, Prediction | CpuchatError] = field(default_factory=dict)
     expected: dict[str, Prediction] = field(default_factory=dict)
-    drafts: dict[str, Beside | None] = field(default_factory=dict)
+    drafts: dict[str, PlannedDraft | None] = field(default_factory=dict)
     arrived: dict[str, int] = field(default_factory=dict)
 
     def judge(self, model: RepoModel, found: Findings | CpuchatError) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.models.drafts.beside import draft_beside
+from cpuchat.models.drafts.choice import planned_draft
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.library.library import Library
@@ -30,39 +30,39 @@ def on_hub(hub_server: HubServer, file: Path) -> Hub:
 
 def test_the_catalogs_draft_that_is_here_is_counted(tmp_path: Path, target: GGUFHeader, library: Library) -> None:
     draft = header_file(tmp_path / "mine/Small-Q8_0.gguf")
-    beside = draft_beside(target, "", library)
+    beside = planned_draft(target, "", library)
     assert beside is not None and beside.here and beside.header.path == draft and beside.name.startswith("Small")
-    assert draft_beside(target, "none", library) is None
+    assert planned_draft(target, "none", library) is None
 
 
 def test_one_that_is_not_here_is_looked_up_on_the_hub(
     tmp_path: Path, target: GGUFHeader, library: Library, hub_server: HubServer
 ) -> None:
     hub = on_hub(hub_server, header_file(tmp_path / "Small-Q8_0.gguf"))
-    beside = draft_beside(target, "auto", library, hub)
+    beside = planned_draft(target, "auto", library, hub)
     assert beside is not None and not beside.here and beside.name == "Small Q8_0"
-    assert draft_beside(target, "auto", library) is None
-    assert draft_beside(target, "none", library, hub) is None
+    assert planned_draft(target, "auto", library) is None
+    assert planned_draft(target, "none", library, hub) is None
 
 
 def test_one_with_another_vocabulary_is_not_counted(
     tmp_path: Path, target: GGUFHeader, library: Library, hub_server: HubServer
 ) -> None:
     stranger = header_file(tmp_path / "stranger.gguf", [*WORDS[:200], "other", *WORDS[201:]])
-    assert draft_beside(target, "", library, on_hub(hub_server, stranger)) is None
-    assert draft_beside(target, str(stranger), library) is None
+    assert planned_draft(target, "", library, on_hub(hub_server, stranger)) is None
+    assert planned_draft(target, str(stranger), library) is None
 
 
 def test_a_hub_that_does_not_answer_leaves_it_out(
     target: GGUFHeader, library: Library, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert draft_beside(target, "", library, Hub()) is None  # there is no such repository
+    assert planned_draft(target, "", library, Hub()) is None  # there is no such repository
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert draft_beside(target, "", library, Hub()) is None
+    assert planned_draft(target, "", library, Hub()) is None
 
 
 def test_the_one_that_the_settings_name_is_counted(tmp_path: Path, target: GGUFHeader, library: Library) -> None:
     own = header_file(tmp_path / "own.gguf")
-    beside = draft_beside(target, str(own), library)
+    beside = planned_draft(target, str(own), library)
     assert beside is not None and beside.here and beside.header.path == own
-    assert draft_beside(target, "no-such-model", library) is None
+    assert planned_draft(target, "no-such-model", library) is None
