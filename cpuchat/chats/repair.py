@@ -66,7 +66,6 @@ def check(db: sqlite3.Connection) -> int:
     """
     if _verdict(db) == "ok":
         return 0
-    db.execute("REINDEX")
     n_mended = mend(db)
     if (verdict := _verdict(db)) != "ok":
         raise schema.Odd(verdict)
@@ -78,10 +77,15 @@ def _verdict(db: sqlite3.Connection) -> str:
 
 
 def mend(db: sqlite3.Connection) -> int:
-    """Mend every row that makes no sense; returns how many there were. The indexes are made again."""
+    """Repair every row with invalid values and rebuild the indexes; returns the number of rows.
+
+    Raises:
+        schema.Odd: two rows have the same key.
+    """
     db.execute("PRAGMA foreign_keys = OFF")  # a row that is replaced must not take its messages with it
     db.execute("BEGIN IMMEDIATE")
     try:
+        _rebuild_indexes(db)
         schema.drop_triggers(db)  # they would be given what was never indexed
         chats = [(rowid, row) for rowid, row in _rows(db, "chats") if mended_chat(row) != row]
         messages = [(rowid, row) for rowid, row in _rows(db, "messages") if mended_message(row) != row]
@@ -95,6 +99,33 @@ def mend(db: sqlite3.Connection) -> int:
         db.execute("PRAGMA foreign_keys = ON")
     schema.remake_derived(db)
     return n_mended
+
+
+def _rebuild_indexes(db: sqlite3.Connection) -> None:
+    """An index that contradicts its table passes the quick check, and then fails every change of a row it names."""
+    try:
+        db.execute("REINDEX")
+    except sqlite3.IntegrityError as error:
+        raise schema.Odd(str(error)) from None
+
+
+def request_salvage(path: Path) -> None:
+    """Have the next start take everything that can be read into a new file: damage was met that no check had found."""
+    with contextlib.suppress(OSError):
+        _request(path).touch(mode=0o600)
+
+
+def salvage_if_requested(path: Path) -> str | None:
+    """Do it, see `salvage`; None when nobody asked for it."""
+    if not _request(path).exists():
+        return None
+    notice = salvage(path)
+    _request(path).unlink(missing_ok=True)
+    return notice
+
+
+def _request(path: Path) -> Path:
+    return path.with_name(f"{path.name}.salvage")
 
 
 def has_orphans(db: sqlite3.Connection) -> bool:

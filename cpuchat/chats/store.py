@@ -304,8 +304,12 @@ class ChatStore:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BAD_INDEX and not self._db.in_transaction:
                     with contextlib.suppress(sqlite3.Error):
                         self._full_text = schema.remake_derived(self._db)
+                # In the search index it is repaired by now.
+                if repair.is_damage(error) and getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_CORRUPT_VTAB:
+                    repair.request_salvage(self.path)
                 raise _unusable(self.path, error) from None
             except (OverflowError, UnicodeError) as error:  # values that cannot be put back as they were read
+                repair.request_salvage(self.path)
                 raise _unusable(self.path, error) from None
 
     def _select(self, convert: Callable[[tuple[Any, ...]], T | None], query: str, values: tuple[Any, ...]) -> list[T]:

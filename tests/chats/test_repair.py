@@ -182,6 +182,52 @@ def test_from_tables_that_are_not_ours_any_more_the_rows_are_taken(path, stateme
     store.close()
 
 
+def contradict_index(path: Path) -> None:
+    """Change the messages, but not the index of their places."""
+    place = "name = 'sqlite_autoindex_messages_1'"
+    db = sqlite3.connect(path)
+    index = db.execute(f"SELECT * FROM sqlite_master WHERE {place}").fetchone()
+    (table,) = db.execute("SELECT sql FROM sqlite_master WHERE name = 'messages'").fetchone()
+    db.close()
+    put_table = "UPDATE sqlite_master SET sql = ? WHERE name = 'messages'"
+    without_index = table.replace("UNIQUE (chat_id, position)", "CHECK (1)")
+    for statements in (
+        [(put_table, (without_index,)), (f"DELETE FROM sqlite_master WHERE {place}", ())],
+        [("UPDATE messages SET position = position + 7, created = 'soon'", ())],
+        [(put_table, (table,)), ("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", index)],
+    ):
+        db = sqlite3.connect(path, isolation_level=None)
+        db.execute("PRAGMA writable_schema = ON")
+        for statement, values in statements:
+            db.execute(statement, values)
+        db.close()
+
+
+def test_an_index_that_contradicts_its_table_is_rebuilt(path):
+    """The quick check of a start does not see it, and no row that it names can be repaired."""
+    contradict_index(path)
+    store = ChatStore(path)
+    assert texts(store) == ALL
+    store.close()
+
+
+def test_damage_that_only_a_read_meets_is_repaired_by_the_next_start(path, monkeypatch):
+    """No file is known whose damage nothing finds before; so one repair is left out here."""
+    contradict_index(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("cpuchat.chats.repair._rebuild_indexes", lambda db: None)
+        store = ChatStore(path)
+        with pytest.raises(ChatsError, match="damaged") as failed:
+            texts(store)
+        assert "Start again" in failed.value.hint
+        store.close()
+    store = ChatStore(path)
+    assert texts(store) == ALL
+    assert "damaged" in store.take_notices()[0]
+    store.close()
+    assert ChatStore(path).take_notices() == []
+
+
 def test_another_programs_database_is_named_and_left_alone(tmp_path):
     path = tmp_path / "chats.db"
     for statements in (["CREATE TABLE notes (x)"], ["CREATE TABLE messages (id, body)", "PRAGMA user_version = 5"]):
