@@ -1,4 +1,4 @@
-"""Opens the terminal app; the only part of the command line that knows the user interface."""
+"""Opens the terminal app; the only command-line module that imports the user interface."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def require_terminal() -> None:
     for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
         if stream is None or stream.closed or not stream.isatty():
             raise UsageError(
-                f"The chat app needs a terminal, but standard {name} is not one.",
-                'For scripts and pipes there is `cpuchat ask "question"`.',
+                f"The chat app needs a terminal, but standard {name} is not a terminal.",
+                'In scripts and pipes, use `cpuchat ask "question"`.',
             )
 
 
@@ -83,5 +83,5 @@ def _initial(library: Library, wanted: str | None, last: str) -> Path:
         try:
             return library.resolve(last)
         except ModelNotFound:
-            print(f"cpuchat: {clean(last)} is gone; opening the demo model instead.", file=sys.stderr)
+            print(f"cpuchat: {clean(last)} was not found; opening the demo model instead.", file=sys.stderr)
     return library.resolve(DEMO)

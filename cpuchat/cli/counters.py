@@ -1,4 +1,4 @@
-"""`cpuchat counters`: which counters of memory traffic and power this machine lets us read, and how to get more."""
+"""`cpuchat counters`: which counters of memory traffic and power can be read here, and how to enable more."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  cpuchat counters                   what can be read here
+  cpuchat counters                   list the counters
   cpuchat counters watch             memory traffic and power, once a second
-  cpuchat counters unit              the service for counters that need rights
+  cpuchat counters unit              the systemd service for counters that need privileges
 
-Without any counter, cpuchat still shows the traffic that the model itself makes, marked "≈ model"."""
+Without a counter, cpuchat shows the traffic estimated from the model, marked "≈ model"."""
 
 
 @click.group(invoke_without_command=True, epilog=_EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def counters(ctx: click.Context, as_json: bool) -> int:
-    """Say which counters of memory traffic and power open on this machine, and why the others do not."""
+    """List the counters of memory traffic and power: which can be read here, and why the others cannot."""
     if ctx.invoked_subcommand is not None:
         if as_json:
-            hint = f"Give it there: cpuchat counters {ctx.invoked_subcommand} --json"
-            raise UsageError("--json belongs behind the command.", hint)
+            hint = f"Put it after the command: cpuchat counters {ctx.invoked_subcommand} --json"
+            raise UsageError("--json before the command is not supported.", hint)
         return 0
     import os
 
@@ -56,9 +56,9 @@ def counters(ctx: click.Context, as_json: bool) -> int:
             click.echo(_line(row, used))
         click.echo("")
     if topology.virtual:
-        click.echo(f"This is a virtual machine ({topology.virtual}): most counters stay with its host.")
+        click.echo(f"Virtual machine ({topology.virtual}): most counters are available on the host only.")
     if not any(row["opens"] for row in found["bandwidth"]):
-        click.echo("No counter opens; cpuchat shows the traffic that the model itself makes, marked ≈ model.")
+        click.echo("No counter is available; traffic is estimated from the model, marked ≈ model.")
     return 0
 
 
@@ -79,16 +79,16 @@ def _line(row: dict[str, Any], used: str | None) -> str:
     from cpuchat.text import clean_line
 
     if row["opens"]:
-        return f"  {row['name']:<25} opens{', and is used' if row['name'] == used else ''}"
+        return f"  {row['name']:<25} available{', in use' if row['name'] == used else ''}"
     how = f"\n  {'':<25} → {row['how']}" if row["how"] else ""
     return f"  {row['name']:<25} n/a: {clean_line(row['why'])}{how}"
 
 
 @counters.command("unit")
 def print_unit() -> int:
-    """Print the systemd service that reads counters which need rights.
+    """Print the systemd unit of the collector, which reads counters that need privileges.
 
-    Its first lines say how to install and remove it. cpuchat itself never asks for rights.
+    Its first lines say how to install and remove it. cpuchat itself never asks for root.
     """
     from cpuchat.hardware.collector_unit import unit
 
@@ -98,9 +98,9 @@ def print_unit() -> int:
 
 @counters.command("program")
 def print_program() -> int:
-    """Print the program of that service, one file of Python, for root to install.
+    """Print the collector's program, one Python file, for root to install.
 
-    A copy that only root can change: `cpuchat counters unit` says how.
+    `cpuchat counters unit` says how to install it as a copy that only root can change.
     """
     import os
     import sys
@@ -108,16 +108,18 @@ def print_program() -> int:
     from cpuchat.hardware.collector_unit import program_file
 
     if sys.stdout.isatty():
-        how = "`cpuchat counters unit` says how to install it."
-        raise UsageError("The program is for a file, not for a terminal.", how)
+        how = "Redirect it to a file; `cpuchat counters unit` says how to install it."
+        raise UsageError("The program is binary and not printed to a terminal.", how)
     with os.fdopen(1, "wb", closefd=False) as out:  # sys.stdout takes clean text only
         out.write(program_file())
     return 0
 
 
 @counters.command("watch")
-@click.option("--seconds", type=click.IntRange(min=1), metavar="N", help="End after N seconds.")
-@click.option("--pid", type=click.IntRange(min=1), metavar="PID", help="The process to watch where only one can be.")
+@click.option("--seconds", type=click.IntRange(min=1), metavar="N", help="Stop after N seconds.")
+@click.option(
+    "--pid", type=click.IntRange(min=1), metavar="PID", help="The process to watch, for counters of a single process."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def watch(seconds: int | None, pid: int | None, as_json: bool) -> int:
     """Print memory traffic and power once a second, until Ctrl-C."""
@@ -130,7 +132,7 @@ def watch(seconds: int | None, pid: int | None, as_json: bool) -> int:
     try:
         sample = monitor.sample()
         if not monitor.sources:
-            raise CpuchatError(f"There is nothing to watch: {sample.no_bandwidth}.", "`cpuchat counters` says more.")
+            raise CpuchatError(f"No counter available: {sample.no_bandwidth}.", "See `cpuchat counters`.")
         shown = 0
         while seconds is None or shown < seconds:
             time.sleep(1)

@@ -1,4 +1,4 @@
-"""`cpuchat demo`: see the program work without any download."""
+"""`cpuchat demo`: try the program without a download."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ MAX_TOKENS = 160
 _EPILOG = """\b
 Examples:
   cpuchat demo            chat with the demo model
-  cpuchat demo --plain    three questions and answers with their figures, without a terminal
+  cpuchat demo --plain    three questions and answers with their figures, on standard output
 
-The demo model is a toy that knows cpuchat's own manual; for real work, give --model a GGUF file."""
+The demo model is a toy that knows cpuchat's own manual. For real work, give a GGUF file: cpuchat --model FILE."""
 
 
-@click.command(epilog=_EPILOG, short_help="See it work with the demo model that comes along.")
+@click.command(epilog=_EPILOG, short_help="Try cpuchat with the bundled demo model.")
 @stacked(
-    click.option("--plain", is_flag=True, help="Answer three questions on standard output, with the figures."),
+    click.option("--plain", is_flag=True, help="Answer three questions on standard output, with figures."),
     threads_option(),
     cores_option(),
     memory_option(),
     ctx_option(),
 )
 def demo(plain: bool, **values: Any) -> int:
-    """Chat with the demo model: nothing to download, nothing to set up."""
+    """Chat with the bundled demo model: no download, no setup."""
     if not plain:
         from cpuchat.cli.app import open_app
 
@@ -56,7 +56,7 @@ def demo(plain: bool, **values: Any) -> int:
 
 
 async def _plain(chosen: Settings) -> int:
-    """Each question is a chat of its own, sampled as in the app."""
+    """Answer each question in a chat of its own, sampled as in the app."""
     from cpuchat.cli.session import Answer, Session
     from cpuchat.cli.terminal import Terminal
     from cpuchat.present.answers import full_summary

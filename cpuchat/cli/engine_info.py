@@ -1,4 +1,4 @@
-"""What the engine of this installation was built with."""
+"""Asks a worker for the engine's version and CPU features."""
 
 from __future__ import annotations
 

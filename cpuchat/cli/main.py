@@ -1,6 +1,6 @@
-"""Entry point: finds the command, starts it, and turns every failure into a message and an exit code.
+"""Entry point: runs a command and turns every failure into a message and an exit code.
 
-Commands are imported when they run: `cpuchat --help` must be there at once.
+Commands are imported when they run, so that `cpuchat --help` is fast.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from cpuchat.cli.output import cleaned_output
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
 SIGPIPE_STATUS = 141
-"""What a shell reports for a program whose reader went away."""
+"""128 + SIGPIPE: what a shell reports for a program whose output was closed."""
 
 _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
-    "demo": ("cpuchat.cli.demo", "demo", "See it work with the demo model that comes along."),
-    "models": ("cpuchat.cli.models.group", "models", "Find, download, check, compare and keep models."),
-    "doctor": ("cpuchat.cli.doctor", "doctor", "What this machine is, and what keeps inference from being fast on it."),
-    "probe": ("cpuchat.cli.probe", "probe", "Measure how fast this machine reads its memory."),
-    "counters": ("cpuchat.cli.counters", "counters", "Hardware counters of memory traffic: what can be read, and how."),
-    "tune": ("cpuchat.cli.tune", "tune", "Plans for what only root may change, with the way back, measured."),
+    "demo": ("cpuchat.cli.demo", "demo", "Try cpuchat with the bundled demo model."),
+    "models": ("cpuchat.cli.models.group", "models", "Find, download, inspect, quantize and delete models."),
+    "doctor": ("cpuchat.cli.doctor", "doctor", "Check what limits inference speed on this machine."),
+    "probe": ("cpuchat.cli.probe", "probe", "Measure the read bandwidth of this machine."),
+    "counters": ("cpuchat.cli.counters", "counters", "List hardware counters of memory traffic and power."),
+    "tune": ("cpuchat.cli.tune", "tune", "Plan, measure and revert settings that only root may change."),
 }
 
 _EPILOG = """\b
 Examples:
   cpuchat                                     chat in the terminal
   cpuchat --model ~/models/qwen.gguf          chat with this model
-  cpuchat ask "Why is the sky blue?"          one answer on standard output
-  cat notes.md | cpuchat ask "Sum this up:"   question and material
+  cpuchat ask "Why is the sky blue?"          answer on standard output
+  cat notes.md | cpuchat ask "Sum this up:"   standard input as context
   cpuchat demo --plain                        three answers with their figures
 
-Models are GGUF files: give a path, or the name of a repository in the local Hugging Face cache. Without any,
-the small demo model of the package answers."""
+Models are GGUF files: give a path, or the name of a repository in the local Hugging Face cache. Without one, the
+bundled demo model is used."""
 
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -60,22 +60,22 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     context_settings=_CONTEXT,
     epilog=_EPILOG,
 )
-@click.option("--model", "-m", metavar="FILE|REPO", help="Chat with this model; default: the one used last.")
-@click.option("--threads", type=int, metavar="N", help="Threads that compute; 0 chooses.")
-@click.option("--cores", metavar="LIST", help="Cores that compute: all, 0-7, l3:0-3, node:0, socket:0, 4/l3 or auto.")
+@click.option("--model", "-m", metavar="FILE|REPO", help="The model; default: the one used last.")
+@click.option("--threads", type=int, metavar="N", help="Compute threads; 0 = automatic.")
+@click.option("--cores", metavar="LIST", help="Compute cores: auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3.")
 @click.option(
     "--memory-policy", metavar="POLICY",
-    help="On which NUMA nodes memory is: auto, local, interleave, weighted, bind:0 or preferred:0.",
+    help="NUMA memory policy: auto, local, interleave, weighted, bind:0 or preferred:0.",
 )  # fmt: skip
-@click.option("--ctx", "ctx_size", type=int, metavar="N", help="Context size in tokens; 0 chooses.")
+@click.option("--ctx", "ctx_size", type=int, metavar="N", help="Context size in tokens; 0 = automatic.")
 @click.option(
     "--draft-model", metavar="FILE|REPO|none",
-    help="A small model of the same vocabulary that drafts; default: the model's own, if known.",
+    help="Draft model of the same vocabulary; default: the one that the catalog names.",
 )  # fmt: skip
-@click.option("--drafters", metavar="NAME", help="Who drafts: auto, off, draft, lookup, suffix or free.")
+@click.option("--drafters", metavar="NAME", help="Drafters: auto, off, draft, lookup, suffix or free.")
 @click.option(
     "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
-    help="Show the versions and what the engine was built with.",
+    help="Show versions and the engine's CPU features.",
 )  # fmt: skip
 @click.pass_context
 def cli(
@@ -90,7 +90,7 @@ def cli(
 ) -> int:
     """Chat with local language models on the CPU, and see how fast they run.
 
-    Without a command, cpuchat opens the chat in the terminal.
+    Without a command, cpuchat opens the terminal app.
     """
     if ctx.invoked_subcommand is not None:
         given = {
@@ -105,8 +105,8 @@ def cli(
         for flag, value in given.items():
             if value is not None:
                 raise UsageError(
-                    f"{flag} before a command is for the chat app.",
-                    f"Put it behind the command: cpuchat {ctx.invoked_subcommand} {flag} {value}",
+                    f"{flag} before a command applies to the chat app only.",
+                    f"Put it after the command: cpuchat {ctx.invoked_subcommand} {flag} {value}",
                 )
         return 0
     from cpuchat.cli.app import open_app
@@ -160,7 +160,7 @@ def _run(arguments: Sequence[str]) -> int:
         return _fail(
             CpuchatError(
                 f"Unexpected {type(error).__name__}: {error}. This is a bug.",
-                "Run it again with CPUCHAT_DEBUG=1 for the traceback.",
+                "Run it again with CPUCHAT_DEBUG=1 for a traceback.",
             ),
             arguments,
         )
@@ -189,9 +189,9 @@ def _heed_ctrl_c() -> None:
 
 
 def _show_help(error: NoArgsIsHelpError, arguments: Sequence[str]) -> int:
-    """A group without its command: its help says what there is. Wrong usage all the same."""
+    """Show the help of a group that was called without a command; a usage error."""
     if "--json" in arguments:
-        return _fail(UsageError("A command is missing.", f"See {error.ctx.command_path} --help."), arguments)
+        return _fail(UsageError("Missing command.", f"See {error.ctx.command_path} --help."), arguments)
     try:
         print(error.ctx.get_help(), file=sys.stderr, flush=True)
     except BrokenPipeError:

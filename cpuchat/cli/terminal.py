@@ -1,4 +1,4 @@
-"""What the command line prints: answers on stdout, everything about them on stderr."""
+"""Prints answers to stdout and everything about them to stderr."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Terminal:
                 share = f" {100 * done // total} %" if total else ""
                 text = f"{phase} the model{share}"
             case PrefillProgress(processed=processed, total=total):
-                text = f"reading the prompt {processed:,} of {total:,} tokens"
+                text = f"processing the prompt {processed:,} of {total:,} tokens"
         self.status(text)
 
     def status(self, text: str) -> None:

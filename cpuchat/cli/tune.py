@@ -1,4 +1,4 @@
-"""`cpuchat tune`: plans for settings that only root may change, their scripts, and whether they were worth it."""
+"""`cpuchat tune`: plans for machine settings that only root may change, their scripts, and whether they help."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 from cpuchat.cli.options import cores_option, laid_over, memory_option, model_option, overridden, threads_option
 from cpuchat.cli.terminal import paragraph
 from cpuchat.errors import UsageError
+from cpuchat.present.table import table
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
@@ -24,36 +25,36 @@ ROOT = Path("/")
 """Replaced in tests."""
 
 _EPILOG = """\b
-How it goes:
-  cpuchat tune plan          writes two scripts: one that changes settings, one that puts them back
-  cpuchat tune measure       how fast the model decodes before
-  sudo sh .../apply.sh       you run it; cpuchat never asks for root itself
-  cpuchat tune measure       how fast it decodes after, and whether that is more than chance
+Workflow:
+  cpuchat tune plan          writes two scripts: one applies the settings, one reverts them
+  cpuchat tune measure       measures decode speed before
+  sudo sh .../apply.sh       run it yourself; cpuchat never asks for root
+  cpuchat tune measure       measures decode speed after, and whether the change is significant
   sudo sh .../revert.sh      if it is not
 
-Nothing of it survives a reboot."""
+Nothing survives a reboot."""
 
 _PLAN_EPILOG = """\b
 Examples:
   cpuchat tune plan
   cpuchat tune plan --knob thp --knob cstates
 
-The script looks at every file first and changes nothing if somebody else has changed one since. The one that goes
-back writes exactly the values that were there when the plan was made. Exit code 0, also when nothing is to be done."""
+The apply script checks every file first and changes nothing if one has changed since the plan was made. The revert
+script restores exactly the values from when the plan was made. Exit code 0, also when there is nothing to change."""
 
 
 @click.group(epilog=_EPILOG, short_help="Settings that only root may change: plan, measure, revert.")
 def tune() -> None:
-    """Plan changes of this machine's settings, and measure what they bring.
+    """Plan changes of machine settings, and measure whether they help.
 
-    cpuchat plans, prints scripts and measures. It changes nothing itself.
+    cpuchat plans, writes scripts and measures. It changes nothing itself.
     """
 
 
-@tune.command("state", short_help="Show the settings, and which can be changed here.")
+@tune.command("state", short_help="Show the settings, and which of them a plan can change.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def show_state(as_json: bool) -> int:
-    """Show how the settings are now, and which of them a plan can change here."""
+    """Show the current settings, and which of them a plan can change on this machine."""
     import dataclasses
 
     import msgspec
@@ -66,24 +67,24 @@ def show_state(as_json: bool) -> int:
     if as_json:
         click.echo(json_line([msgspec.to_builtins(dataclasses.asdict(state)) for state in states]))
         return 0
-    rows = [("SETTING", "NOW", "WHAT TO EXPECT OF A CHANGE")]
-    rows += [(one.name, one.value or "n/a", "not offered" if one.refusal else one.verdict) for one in states]
-    _table(rows)
+    rows = [("SETTING", "NOW", "EXPECTED EFFECT")]
+    rows += [(one.name, one.value or "n/a", "unavailable" if one.refusal else one.verdict) for one in states]
+    _print_table(rows)
     _print_refusals([one.refusal for one in states if one.refusal])
-    click.echo("\nNever changed:")
+    click.echo("\nRead-only:")
     for one in states:
         if one.verdict == "read-only":
             _echo(f"{one.name}: {one.about}.")
     return 0
 
 
-@tune.command(epilog=_PLAN_EPILOG, short_help="Write a script that changes settings, and the way back.")
-@click.option("--knob", "knobs", multiple=True, metavar="NAME", help="Change this one; default: all of low risk.")
+@tune.command(epilog=_PLAN_EPILOG, short_help="Write the scripts that apply and revert settings.")
+@click.option("--knob", "knobs", multiple=True, metavar="NAME", help="Change this setting; default: all of low risk.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(knobs: tuple[str, ...], as_json: bool) -> int:
-    """Write the script that changes settings, and first the one that puts them back.
+    """Write the script that changes settings, and first the one that reverts them.
 
-    NAME is one of those that `cpuchat tune state` lists.
+    NAME: a setting listed by `cpuchat tune state`.
     """
     import msgspec
 
@@ -100,25 +101,25 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
         click.echo(json_line({**files, **msgspec.to_builtins(made)}))
         return 0
     if saved is None:
-        click.echo("There is nothing to change." if made.notes else "Nothing can be changed here.")
+        click.echo("Nothing to change." if made.notes else "Nothing can be changed on this machine.")
     else:
         rows = _change_rows(made)
-        click.echo(f"The plan {saved.name}. Nothing has been changed yet.\n")
-        _table([row[:-1] for row in rows])
+        click.echo(f"Plan {saved.name}. Nothing has been changed yet.\n")
+        _print_table([row[:-1] for row in rows])
         for row in dict.fromkeys((row[0].strip(), row[-1]) for row in rows):
             _echo(": ".join(row))
     for note in made.notes:
         _echo(note)
     _print_refusals(made.refusals)
     if saved is not None:
-        click.echo(f"\n{saved.revert} is saved and puts everything back.\n{saved.apply} is this:\n")
+        click.echo(f"\n{saved.revert} reverts everything.\n{saved.apply}:\n")
         click.echo("".join(f"    {line}".rstrip() + "\n" for line in saved.apply.read_text().splitlines()))
-        click.echo("What to do:")
-        _table([
+        click.echo("Next steps:")
+        _print_table([
             ("  1. measure", "cpuchat tune measure"),
             ("  2. apply", saved.command(saved.apply)),
             ("  3. measure again", "cpuchat tune measure"),
-            ("  4. back, if it brought nothing", saved.command(saved.revert)),
+            ("  4. revert, if it did not help", saved.command(saved.revert)),
         ])  # fmt: skip
     return 0
 
@@ -132,7 +133,7 @@ def _target_cpus(topology: Topology, chosen: Settings) -> tuple[int, ...]:
 
 
 def _change_rows(made: Plan) -> list[tuple[str, ...]]:
-    """Each knob with what becomes of it, and at the end what it is; files that change alike in one row."""
+    """Each knob with its change, and last its description; identical changes share a row."""
     from cpuchat.hardware.tuning.knobs import KNOBS
 
     about = {knob.name: f"{knob.about} ({knob.verdict})" for knob in KNOBS}
@@ -155,7 +156,7 @@ def _print_refusals(refusals: Sequence[KnobRefusal]) -> None:
     for refusal in refusals:
         grouped.setdefault((refusal.why, refusal.how), []).append(refusal.knob)
     if grouped:
-        click.echo("\nNot offered here:")
+        click.echo("\nUnavailable on this machine:")
     for (why, how), knobs in grouped.items():
         _echo(f"{', '.join(knobs)}: {why}.{f' {how}' if how else ''}")
 
@@ -166,21 +167,21 @@ def _echo(text: str) -> None:
         click.echo(line)
 
 
-@tune.command(short_help="Measure how fast the model decodes, before and after.")
+@tune.command(short_help="Measure decode speed before and after.")
 @model_option()
 @threads_option()
 @cores_option()
 @memory_option()
-@click.option("--plan", "name", default="", metavar="NAME", help="Which plan; default: the newest.")
+@click.option("--plan", "name", default="", metavar="NAME", help="The plan; default: the newest.")
 @click.option(
-    "--label", type=click.Choice(["before", "after"]), help="What is measured; default: before, and then after."
+    "--label", type=click.Choice(["before", "after"]), help="What the result is; default: before, then after."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def measure(model: str | None, name: str, label: Label | None, as_json: bool, **values: Any) -> int:
-    """Measure how fast the model decodes: three times 64 tokens, greedy, without drafters.
+    """Measure decode speed: three times 64 tokens, greedy, without drafters.
 
-    The result is kept with the plan. Once both are there, before and after are compared: a change is worth keeping if
-    it gains more than 2 % and more than twice the spread. Without any plan, it just measures.
+    The result is saved with the plan. Once before and after are measured, they are compared: a gain is significant if
+    it exceeds 2 % and twice the spread. Without a plan, it only measures.
     """
     import asyncio
 
@@ -218,7 +219,7 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
 
 
 def _label(saved: SavedPlan, wanted: Label | None) -> Label:
-    """What the coming measurement is. Raises UsageError where it would not be what it is called."""
+    """Return the label of the coming measurement. Raises UsageError where the plan's state contradicts it."""
     from cpuchat.hardware.tuning.plan import effect
     from cpuchat.tune import records
 
@@ -226,19 +227,19 @@ def _label(saved: SavedPlan, wanted: Label | None) -> Label:
     some = any(now for now, _ in effect(saved.plan, ROOT).values())
     if label == "before" and some:
         raise UsageError(
-            f"Changes of the plan {saved.name} are in effect, so this is not the state before.",
-            f"Put it back first: {saved.command(saved.revert)}",
+            f"Changes of plan {saved.name} are in effect, so this is not the state before.",
+            f"Revert it first: {saved.command(saved.revert)}",
         )
     if label == "after" and not some:
         raise UsageError(
-            f"Nothing of the plan {saved.name} is in effect yet.",
-            f"Apply it: {saved.command(saved.apply)}; or measure the state before once more: --label before",
+            f"Plan {saved.name} is not in effect yet.",
+            f"Apply it: {saved.command(saved.apply)}; or repeat the measurement before: --label before",
         )
     return label
 
 
 def _what_next(saved: SavedPlan, record: Record, result: dict[str, Any]) -> list[str]:
-    """What the measurement says about the plan; put into `result` as well."""
+    """Return what the measurement says about the plan; it is added to `result` as well."""
     import msgspec
 
     from cpuchat.hardware.tuning.resctrl import DRAFTING_ONLY
@@ -253,26 +254,26 @@ def _what_next(saved: SavedPlan, record: Record, result: dict[str, Any]) -> list
     verdict, why = records.judged(records.load(saved.folder, "before"), record)
     result["verdict"] = msgspec.to_builtins(verdict) if verdict is not None else None
     if verdict is None:
-        return [*lines, f"No verdict: {why}."]
+        return [*lines, f"No comparison: {why}."]
     lines.append(verdict.words)
     if saved.plan.group is not None:
         lines.append(DRAFTING_ONLY)
     if not verdict.keep:
-        lines.append(f"To put it back: {saved.command(saved.revert)}")
+        lines.append(f"To revert: {saved.command(saved.revert)}")
     return lines
 
 
 def _effect_words(counts: dict[str, tuple[int, int]]) -> str:
-    """`governor, thp; not: cstates (0 of 8)`."""
+    """`governor, thp; not fully: cstates (0 of 8)`."""
     done = [name for name, (now, of) in counts.items() if now == of]
     missing = [f"{name} ({now} of {of})" for name, (now, of) in counts.items() if now < of]
-    return (", ".join(done) or "nothing") + (f"; not, or not everywhere: {', '.join(missing)}" if missing else "")
+    return (", ".join(done) or "nothing") + (f"; not fully: {', '.join(missing)}" if missing else "")
 
 
-@tune.command("list", short_help="List the plans, what is in effect, and what was measured.")
+@tune.command("list", short_help="List plans, what is in effect, and the measurements.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_plans(as_json: bool) -> int:
-    """List the plans, what of them is in effect now, and what was measured."""
+    """List plans, what of them is in effect now, and the measurements."""
     from cpuchat.cli.output import json_line
     from cpuchat.hardware.tuning import store
     from cpuchat.hardware.tuning.plan import effect
@@ -296,7 +297,7 @@ def list_plans(as_json: bool) -> int:
         click.echo(json_line(rows))
         return 0
     if not rows:
-        click.echo("There is no tuning plan. To make one: cpuchat tune plan")
+        click.echo("No tuning plans. Create one: cpuchat tune plan")
     for row in rows:
         rates = " → ".join(units.rate(row[label]) if row[label] else "n/a" for label in ("before", "after"))
         click.echo(f"{row['name']}  in effect: {_effect_words(row['effect'])}")
@@ -304,26 +305,23 @@ def list_plans(as_json: bool) -> int:
     return 0
 
 
-@tune.command(short_help="Print the command that puts everything back.")
+@tune.command(short_help="Print the command that reverts a plan.")
 @click.argument("name", default="")
 def revert(name: str) -> int:
-    """Print the command that puts back what was there before the plan NAME (default: the newest)."""
+    """Print the command that reverts the plan NAME (default: the newest)."""
     from cpuchat.hardware.tuning import store
     from cpuchat.hardware.tuning.plan import effect
 
     saved = store.find(name)
     counts = effect(saved.plan, ROOT)
     if not any(now for now, _ in counts.values()):
-        click.echo(f"Nothing of the plan {saved.name} is in effect. This would do no harm:", err=True)
+        click.echo(f"Plan {saved.name} is not in effect; reverting is harmless:", err=True)
     else:
-        click.echo(f"In effect of the plan {saved.name}: {_effect_words(counts)}. To put it back:", err=True)
+        click.echo(f"In effect of plan {saved.name}: {_effect_words(counts)}. To revert:", err=True)
     click.echo(saved.command(saved.revert))
     return 0
 
 
-def _table(rows: list[tuple[str, ...]]) -> None:
-    """Columns as wide as their widest cell; the last one ends where it ends."""
-    cleaned = [[cell[: len(cell) - len(cell.lstrip())] + clean_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cleaned, strict=True)]
-    for row in cleaned:
-        click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    for line in table(rows):
+        click.echo(line)

@@ -1,4 +1,4 @@
-"""`cpuchat --version`: what is installed and what the engine was built with."""
+"""`cpuchat --version`: the installed versions and the engine's CPU features."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def show() -> int:
     try:
         info = asyncio.run(engine_info())
     except CpuchatError as error:
-        click.echo("engine: cannot be used")
+        click.echo("engine: unavailable")
         click.echo(error_text(error), err=True)
         return error.exit_code
     if info.llama_commit:
@@ -35,4 +35,4 @@ def _installed(distribution: str) -> str:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return "is not installed"
+        return "not installed"

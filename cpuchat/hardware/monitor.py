@@ -70,7 +70,7 @@ class _Watched(Generic[V]):
     @property
     def waiting(self) -> str:
         """Why the source in use has no figure."""
-        return "has no figure at the moment" if self._silent > 1 or self._impossible else "needs a second sample"
+        return "has no reading at the moment" if self._silent > 1 or self._impossible else "needs a second sample"
 
     def sample(self, now: float) -> V | None:
         if self._source is None and not self._open(now):
@@ -109,7 +109,7 @@ class _Watched(Generic[V]):
         if value is None:
             self._silent += 1
             if self._silent >= SILENCE:
-                raise CannotCount("it gives no figures; another program may hold the counters")
+                raise CannotCount("no readings; another program may be using the counters")
             return
         self._silent = 0
         why = self._check(value)
@@ -137,7 +137,7 @@ class _Watched(Generic[V]):
 
 def _check_power(value: Power) -> str:
     sensible = 0 <= value.watts < math.inf and 0 <= value.joules < math.inf
-    return "" if sensible else "its figures make no sense"
+    return "" if sensible else "its readings are not valid numbers"
 
 
 class Monitor:
@@ -182,10 +182,10 @@ class Monitor:
     def _check(self, value: Bandwidth) -> str:
         most = self._theoretical
         if not 0 <= value.total < math.inf:
-            return "its figures make no sense"
+            return "its readings are not valid numbers"
         if most is None or value.total <= IMPOSSIBLE * most:
             return ""
-        return f"reads {value.total / 1e9:.0f} GB/s where the memory can carry {most / 1e9:.0f}"
+        return f"reads {value.total / 1e9:.0f} GB/s, above the theoretical peak of {most / 1e9:.0f}"
 
     @property
     def theoretical(self) -> float | None:

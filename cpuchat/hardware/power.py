@@ -1,4 +1,4 @@
-"""Power of the CPU packages: watts now and joules since counting began. No memory modules, no power supply.
+"""Power of the CPU packages: watts now and joules since counting began, without DRAM and power supply.
 
 RAPL: Documentation/power/powercap/powercap.rst. AMD's driver offers it under the same "intel" names. Since Linux 5.10
 only administrators may read the energy. HSMP: hardware.counters.hsmp and drivers/platform/x86/amd/hsmp/hwmon.c.
@@ -22,7 +22,8 @@ from cpuchat.hardware.counters.hsmp import (
     socket_folders,
 )
 from cpuchat.hardware.counters.kernel import Kernel
-from cpuchat.hardware.counters.perf_events import Event, close_all, open_event, read_pmu, why_not
+from cpuchat.hardware.counters.perf_events import read_pmu
+from cpuchat.hardware.counters.uncore import EventGroup, opening
 from cpuchat.telemetry.machine import Power
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Rapl:
 
     def __init__(self, root: Path = ROOT, topology: Topology | None = None) -> None:
         if topology is not None and topology.architecture not in ("x86_64", "AMD64"):
-            raise CannotCount("only x86 CPUs have it")
+            raise CannotCount("x86 CPUs only")
         self._packages: list[tuple[Path, int]] = []
         folders = root / "sys/class/powercap"
         try:
@@ -51,13 +52,13 @@ class Rapl:
         # "intel-rapl:0:1" is a part of a package, "psys" the whole board, which has the packages in it.
         packages = [z for z in zones if z.name.count(":") == 1 and read_text(z / "name").startswith("package")]
         if zones and not any(read_text(zone / "name") for zone in zones):
-            raise CannotCount("it is hidden from this container")
+            raise CannotCount("not visible in this container")
         if not packages:
-            raise CannotCount("the kernel tells no energy of the packages", "`sudo modprobe intel_rapl_msr`")
+            raise CannotCount("the kernel reports no package energy", "`sudo modprobe intel_rapl_msr`")
         for zone in packages:
             if read_number(zone / "energy_uj") is None:
                 raise CannotCount(
-                    "only administrators may read the energy since Linux 5.10",
+                    "readable by root only since Linux 5.10",
                     f"install the collector (`{UNIT_COMMAND}`)",
                 )
             self._packages.append((zone / "energy_uj", read_number(zone / "max_energy_range_uj") or 0))
@@ -69,7 +70,7 @@ class Rapl:
         counts = [read_number(file) for file, _ in self._packages]
         known = [count for count in counts if count is not None]
         if len(known) != len(counts):
-            raise OSError(errno.EACCES, "the energy cannot be read any more")
+            raise OSError(errno.EACCES, "the energy can no longer be read")
         before, last = self._time, self._last
         self._time, self._last = now, known
         if before is None or now <= before:
@@ -99,38 +100,32 @@ class PackageEnergy:
     def __init__(self, root: Path = ROOT, kernel: Kernel | None = None) -> None:
         pmu = read_pmu("power", root)
         if pmu is None or "energy-pkg" not in pmu.event_names():
-            raise CannotCount("the kernel offers no counter of energy")
+            raise CannotCount("the kernel has no energy counter")
         configs, scale, unit = pmu.named("energy-pkg")
         if unit != "Joules":
-            raise CannotCount(f"the kernel counts energy in {unit or 'no unit'}")
-        self._scale = scale
+            raise CannotCount(f"unknown energy unit {unit or '(none)'}")
         self._time: float | None = None
         self._joules = 0.0
-        self._events: list[Event] = []
-        try:
-            for cpu in pmu.cpus:
-                self._events.append(open_event(kernel or Kernel(), pmu.type, configs, cpu=cpu))
-        except OSError as error:
-            self.close()
-            raise why_not(error, root) from None
+        self._events = EventGroup(kernel or Kernel())
+        with opening(self, root):
+            self._events.add(pmu, configs, scale)
 
     def sample(self, now: float) -> Power | None:
         before, self._time = self._time, now
-        grown = [event.growth() for event in self._events]
-        if before is None or now <= before or any(value is None for value in grown):
+        joules = self._events.growth()
+        if before is None or now <= before or joules is None:
             return None
-        joules = sum(value or 0.0 for value in grown) * self._scale
-        if joules > _MOST_WATTS * len(grown) * (now - before):
+        if joules > _MOST_WATTS * len(self._events) * (now - before):
             return None
         self._joules += joules
         return Power(joules / (now - before), self._joules, self.name)
 
     def close(self) -> None:
-        close_all(self._events)
+        self._events.close()
 
 
 class _Watts:
-    """Where only watts are told: joules are watts by time."""
+    """A source of watts alone: joules are watts integrated over time."""
 
     name = "hsmp"
     least_seconds = 0.5
@@ -141,7 +136,7 @@ class _Watts:
         self._failures = 0
 
     def _read(self) -> float:
-        """Watts of all sockets. Raises OSError."""
+        """Return the watts of all sockets. Raises OSError."""
         raise NotImplementedError
 
     def sample(self, now: float) -> Power | None:
@@ -169,13 +164,13 @@ class HsmpSensor(_Watts):
         files = [file for folder in folders for file in sorted(folder.glob("hwmon/hwmon*/power1_input"))]
         self._files = [file for file in files if read_number(file) is not None]
         if not self._files:
-            raise CannotCount("there is no sensor; it comes with the driver of Linux 6.16")
+            raise CannotCount("no such sensor; needs the driver of Linux 6.16")
         require_all_sockets(len(self._files), topology)
 
     def _read(self) -> float:
         values = [read_number(file) for file in self._files]
         if any(value is None or value < 0 for value in values):
-            raise OSError(errno.EIO, "the sensor does not answer")
+            raise OSError(errno.EIO, "the sensor does not respond")
         return sum(value or 0 for value in values) / 1e6
 
     def close(self) -> None:

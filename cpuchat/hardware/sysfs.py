@@ -1,16 +1,19 @@
-"""The files in which Linux tells what a machine is made of, as plain values.
+"""Reads the files in which Linux describes a machine, as plain values.
 
-Nothing here raises: what is absent, unreadable or nonsense is None, 0 or empty. Kernel documentation: admin-guide/
+Nothing here raises: what is absent, unreadable or malformed is None, 0 or empty. Kernel documentation: admin-guide/
 cputopology.rst, ABI/stable/sysfs-devices-node, ABI/testing/sysfs-devices-system-cpu (caches, cpu_capacity).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import platform
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cpuchat.hardware.cgroups import read_number, read_text
 from cpuchat.hardware.lists import parse_cpu_list
@@ -25,7 +28,7 @@ _SLOW = 0.75
 frequency; L3-stacked and plain halves of one desktop chip differ by 0.92."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CpuInfo:
     """/proc/cpuinfo of the first CPU."""
 
@@ -36,22 +39,30 @@ class CpuInfo:
     architecture: str = ""
     flags: frozenset[str] = frozenset()
 
+    def fields(self) -> dict[str, Any]:
+        """The fields by name, for classes that add to them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(CpuInfo)}
+
 
 @dataclass(frozen=True, slots=True)
-class CacheFiles:
-    """One `cpuN/cache/indexM`: size in bytes, `shared` the CPUs that share it, `id` as resctrl names it."""
+class Cache:
+    """One `cpuN/cache/indexM`: `kind` Data, Instruction or Unified, `size` in bytes, `id` as resctrl names it, `cpus`
+    that share it."""
 
     level: int
     kind: str
     size: int
     ways: int
     id: int | None
-    shared: tuple[int, ...]
+    cpus: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFiles:
-    """One NUMA node; memory in bytes, distances in the kernel's tenths (10 = local)."""
+class Node:
+    """A NUMA node. `distances` to each node in tenths of a local access (10 = local); `memory` in bytes (0: unknown).
+
+    Without CPUs it is memory alone (CXL, HBM).
+    """
 
     number: int
     cpus: tuple[int, ...]
@@ -65,7 +76,7 @@ def read_cpuinfo(root: Path) -> CpuInfo:
         with (root / "proc/cpuinfo").open("rb") as file:
             text = file.read(_CPUINFO_BYTES).decode("ascii", "replace")
     except OSError:
-        return CpuInfo()
+        text = ""
     values: dict[str, str] = {}
     for line in text.splitlines():
         name, colon, value = line.partition(":")
@@ -77,7 +88,7 @@ def read_cpuinfo(root: Path) -> CpuInfo:
         vendor=values.get("vendor_id") or values.get("CPU implementer") or "",
         family=_number(values.get("cpu family", "")),
         model_number=_number(values.get("model") or values.get("CPU part") or ""),
-        architecture="x86_64" if x86 else "aarch64" if arm else "",
+        architecture="x86_64" if x86 else "aarch64" if arm else platform.machine(),
         flags=frozenset((x86 or arm).split()),
     )
 
@@ -128,23 +139,23 @@ def siblings(root: Path, cpu: int) -> tuple[int, ...]:
 
 
 def package(root: Path, cpu: int) -> int:
-    """The socket of `cpu`; 0 where the machine does not tell (-1 on some Arm boards)."""
+    """The socket of `cpu`; 0 where it is unknown (-1 on some Arm boards)."""
     return max(read_number(root / CPUS / f"cpu{cpu}/topology/physical_package_id") or 0, 0)
 
 
-def caches(root: Path, cpu: int) -> list[CacheFiles]:
+def caches(root: Path, cpu: int) -> list[Cache]:
     """The caches that `cpu` uses, smallest level first."""
-    found: list[CacheFiles] = []
+    found: list[Cache] = []
     for _, folder in _numbered(root / CPUS / f"cpu{cpu}/cache", "index"):
         level = read_number(folder / "level")
         if level is not None and 1 <= level <= 4:
-            found.append(CacheFiles(
+            found.append(Cache(
                 level=level,
                 kind=read_text(folder / "type"),
                 size=_size(read_text(folder / "size")),
                 ways=max(read_number(folder / "ways_of_associativity") or 0, 0),
                 id=read_number(folder / "id"),
-                shared=tuple(sorted({cpu, *parse_cpu_list(read_text(folder / "shared_cpu_list"))})),
+                cpus=tuple(sorted({cpu, *parse_cpu_list(read_text(folder / "shared_cpu_list"))})),
             ))  # fmt: skip
     return sorted(found, key=lambda cache: cache.level)
 
@@ -154,18 +165,18 @@ def _size(text: str) -> int:
     return int(match[1]) * _UNITS.get(match[2], 1) if match else 0
 
 
-def nodes(root: Path) -> list[NodeFiles]:
+def nodes(root: Path) -> list[Node]:
     """The NUMA nodes, ascending; none on a kernel without NUMA. Nodes without CPUs (CXL, HBM) are among them."""
     folders = list(_numbered(root / NODES, "node"))
     listed = parse_cpu_list(read_text(root / NODES / "online"))
     if listed:
         folders = [(number, folder) for number, folder in folders if number in listed]
     numbers = [number for number, _ in folders]
-    found: list[NodeFiles] = []
+    found: list[Node] = []
     for number, folder in folders:
         far = [int(word) for word in read_text(folder / "distance").split() if word.isdigit() and len(word) < 6]
         distances = dict(zip(numbers, far, strict=True)) if len(far) == len(numbers) else {number: 10}
-        found.append(NodeFiles(number, parse_cpu_list(read_text(folder / "cpulist")), distances, _memory(folder)))
+        found.append(Node(number, parse_cpu_list(read_text(folder / "cpulist")), distances, _memory(folder)))
     return found
 
 
@@ -207,12 +218,12 @@ def isolated_cpus(root: Path) -> tuple[int, ...]:
 
 
 def hypervisor(root: Path, flags: Collection[str]) -> str:
-    """What tells that this is a virtual machine; "" for bare metal."""
+    """The evidence that this is a virtual machine; "" for bare metal."""
     if "hypervisor" in flags:
-        return "the hypervisor flag of the CPU"
+        return "hypervisor flag in /proc/cpuinfo"
     if kind := read_text(root / "sys/hypervisor/type"):
         return f"/sys/hypervisor ({kind[:20]})"
     product = read_text(root / "sys/class/dmi/id/product_name")  # Arm CPUs have no such flag
     if re.search(r"virtual machine|kvm|qemu", product, re.IGNORECASE):
-        return f"the board's name ({product[:40]})"
+        return f"product name {product[:40]}"
     return ""

@@ -1,8 +1,8 @@
-"""What this machine is made of: sockets, NUMA nodes, L3 groups, cores, and what this process may use of them.
+"""The topology of this machine: sockets, NUMA nodes, L3 groups and cores, and which of them this process may use.
 
-Linux tells it in sysfs and proc (hardware.sysfs); elsewhere psutil's counts are all there is. `root` replaces `/` in
-tests. An L3 group is what shares one L3 cache: AMD's CCX. Linux has no name for the die that it sits on (CCD), so
-groups that share one fabric link are told by CPU family: Zen 1 and 2, and Zen 4c, have two L3 groups to a die.
+Linux reports it in sysfs and proc (hardware.sysfs); elsewhere psutil's counts are all there is. `root` replaces `/` in
+tests. An L3 group is what shares one L3 cache: AMD's CCX. Linux has no name for its die (CCD), so which groups share a
+fabric link follows from the CPU family: Zen 1 and 2, and Zen 4c, have two L3 groups per die.
 """
 
 from __future__ import annotations
@@ -17,14 +17,10 @@ from typing import Final
 
 from cpuchat.hardware import sysfs
 from cpuchat.hardware.cgroups import cpu_quota
-from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.memory import meminfo, total_bytes
+from cpuchat.hardware.sysfs import CpuInfo, Node
 
 ROOT: Final = Path("/")
-
-__all__ = [
-    "ROOT", "Cache", "Core", "L3Group", "Node", "Topology", "format_cpu_list", "parse_cpu_list", "read_topology",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class L3Group:
-    """Cores that share one L3 cache of `size` bytes (0: not told) and `ways` ways (0: not told).
+    """Cores that share one L3 cache of `size` bytes (0: unknown) and `ways` ways (0: unknown).
 
     `id` is resctrl's cache id (None: unknown), `cores` indexes `Topology.cores`, `fabric_link` indexes
     `Topology.fabric_links`. `node` is that of its first CPU.
@@ -62,53 +58,21 @@ class L3Group:
     fabric_link: int
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A NUMA node. `distances` to each node in tenths of a local access (10 = local); `memory` in bytes (0: not told).
-
-    Without CPUs it is memory alone (CXL, HBM).
-    """
-
-    number: int
-    cpus: tuple[int, ...]
-    distances: dict[int, int]
-    memory: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """One cache of the first allowed core: `kind` Data, Instruction or Unified, `size` in bytes, its `cpus`."""
-
-    level: int
-    kind: str
-    size: int
-    ways: int
-    cpus: tuple[int, ...]
-
-
 @dataclass(frozen=True)
-class Topology:
+class Topology(CpuInfo):
     """The machine, and what of it this process may use.
 
     `fabric_links` holds for each fabric link the L3 groups (by index) behind it. `online` are all running CPUs,
     `allowed` those of this process, `allowed_nodes` the nodes that it may take memory from. `quota`: the cgroup's CPU
     quota in CPUs (None: unlimited). `memory_total` is the machine's, `memory_limit` the cgroup's (None: unlimited), in
-    bytes. `virtual` says what tells that this is a virtual machine, "" for bare metal. `notes` say in
-    words what is not known.
+    bytes. `virtual` is the evidence for a virtual machine, "" for bare metal. `notes` say what is not known.
     """
 
-    model: str = ""
-    vendor: str = ""
-    family: int | None = None
-    model_number: int | None = None
-    architecture: str = ""
-    flags: frozenset[str] = frozenset()
     cores: tuple[Core, ...] = ()
     l3_groups: tuple[L3Group, ...] = ()
     nodes: tuple[Node, ...] = ()
     packages: tuple[int, ...] = (0,)
     fabric_links: tuple[tuple[int, ...], ...] = ()
-    caches: tuple[Cache, ...] = ()
     online: tuple[int, ...] = ()
     allowed: tuple[int, ...] = ()
     allowed_nodes: tuple[int, ...] = (0,)
@@ -118,7 +82,6 @@ class Topology:
     isolated: tuple[int, ...] = ()
     virtual: str = ""
     smt: bool = False
-    hybrid: bool = False
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -185,12 +148,12 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """One line: "EPYC 9354P · 1 socket · NPS1 · 8 L3 groups × 4 cores"."""
+        """The machine in one line: "EPYC 9354P · 1 socket · NPS1 · 8 L3 groups × 4 cores"."""
         return " · ".join((self.cpu_name, self.sockets_words, self.nps_words, self.cores_words))
 
 
 def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) -> Topology:
-    """What the machine below `root` is; never raises.
+    """Read the topology of the machine below `root`; never raises.
 
     `allowed` are the CPUs that may be used (default: those of this process; below another root, those that
     /proc/self/status names there).
@@ -210,7 +173,7 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
     virtual = sysfs.hypervisor(root, info.flags)
     if virtual:
         notes.append(
-            f"This is a virtual machine ({virtual}): its L3 groups and NUMA nodes need not be those of the machine."
+            f"Virtual machine ({virtual}): L3 groups and NUMA nodes may differ from the host's."
         )
     nodes = _nodes(root, online)
     cores = _cores(root, online, nodes, info.vendor)
@@ -219,18 +182,12 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
     mems = [n for n in sysfs.allowed_list(root, "Mems_allowed_list") if any(node.number == n for node in nodes)]
     total, limit = _memory(root)
     return Topology(
-        model=info.model,
-        vendor=info.vendor,
-        family=info.family,
-        model_number=info.model_number,
-        architecture=info.architecture or platform.machine(),
-        flags=info.flags,
+        **info.fields(),
         cores=cores,
         l3_groups=groups,
         nodes=nodes,
         packages=tuple(sorted({core.package for core in cores})),
         fabric_links=links,
-        caches=tuple(Cache(c.level, c.kind, c.size, c.ways, c.shared) for c in sysfs.caches(root, mine[0])),
         online=online,
         allowed=mine,
         allowed_nodes=tuple(mems) or tuple(node.number for node in nodes),
@@ -240,7 +197,6 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
         isolated=sysfs.isolated_cpus(root),
         virtual=virtual,
         smt=any(len(core.cpus) > 1 for core in cores),
-        hybrid=any(core.kind for core in cores),
         notes=tuple(notes),
     )
 
@@ -277,7 +233,7 @@ def _cores(root: Path, online: tuple[int, ...], nodes: tuple[Node, ...], vendor:
 
 def _l3_groups(root: Path, cores: tuple[Core, ...], notes: list[str]) -> tuple[tuple[Core, ...], list[L3Group]]:
     """The cores with their L3 group, and the groups in the order of socket and cache id; links are still 0."""
-    found: list[tuple[sysfs.CacheFiles, list[Core]]] = []
+    found: list[tuple[sysfs.Cache, list[Core]]] = []
     known: set[int] = set()
     for core in cores:
         if core.index in known:
@@ -285,17 +241,17 @@ def _l3_groups(root: Path, cores: tuple[Core, ...], notes: list[str]) -> tuple[t
         cache = next((c for c in sysfs.caches(root, core.cpus[0]) if c.level == 3), None)
         if cache is None:
             continue
-        shared = set(cache.shared)
+        shared = set(cache.cpus)
         members = [c for c in cores if c.index not in known and c.package == core.package and c.cpus[0] in shared]
         known.update(c.index for c in members)
         found.append((cache, members))
     if not found:
-        notes.append("The machine does not tell its L3 caches, so cores cannot be chosen by them.")
+        notes.append("The system does not report L3 caches, so cores cannot be chosen by L3 group.")
         return cores, []
     ids = [cache.id for cache, _ in found]
     has_ids = None not in ids and len(set(ids)) == len(ids)
     if not has_ids:
-        notes.append("The machine does not number its L3 caches: they are counted by their first CPU.")
+        notes.append("The system does not number its L3 caches; they are numbered by their first CPU.")
     found.sort(key=lambda f: (f[1][0].package, f[0].id if has_ids else 0, f[1][0].index))
     groups: list[L3Group] = []
     place: dict[int, int] = {}
@@ -312,7 +268,7 @@ def _l3_groups(root: Path, cores: tuple[Core, ...], notes: list[str]) -> tuple[t
 
 
 def _fabric_links(
-    groups: list[L3Group], info: sysfs.CpuInfo, virtual: str
+    groups: list[L3Group], info: CpuInfo, virtual: str
 ) -> tuple[tuple[L3Group, ...], tuple[tuple[int, ...], ...]]:
     """The groups with their link, and the links. Two groups of one die have neighbouring cache ids."""
     family, model = info.family or 0, info.model_number or 0
@@ -338,7 +294,7 @@ def _memory(root: Path) -> tuple[int, int | None]:
     return (total, limited if limited < total else None) if total else (limited, None)
 
 
-def _without_sysfs(root: Path, info: sysfs.CpuInfo, allowed: Collection[int] | None) -> Topology:
+def _without_sysfs(root: Path, info: CpuInfo, allowed: Collection[int] | None) -> Topology:
     """macOS, Windows: as many cores as psutil counts, and nothing about where they are."""
     import psutil
 
@@ -346,10 +302,7 @@ def _without_sysfs(root: Path, info: sysfs.CpuInfo, allowed: Collection[int] | N
     n_cores = min(psutil.cpu_count(logical=False) or len(mine), len(mine))
     total, limit = _memory(root)
     return Topology(
-        model=info.model or platform.processor(),
-        vendor=info.vendor,
-        architecture=info.architecture or platform.machine(),
-        flags=info.flags,
+        **replace(info, model=info.model or platform.processor()).fields(),
         cores=tuple(Core(index, (cpu,), 0, 0, None) for index, cpu in enumerate(mine[:n_cores])),
         nodes=(Node(0, mine, {0: 10}, total),),
         online=mine,
@@ -359,8 +312,7 @@ def _without_sysfs(root: Path, info: sysfs.CpuInfo, allowed: Collection[int] | N
         memory_limit=limit,
         smt=n_cores < len(mine),
         notes=(
-            "This system does not tell its caches and NUMA nodes, nor which CPUs share a core: "
-            "cores are counted, not placed.",
+            "This system does not report caches, NUMA nodes or SMT siblings: only the number of cores is known.",
         ),
     )
 

@@ -11,8 +11,8 @@ from cpuchat.telemetry.units import gigabytes
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.diagnostics.checks import Finding
     from cpuchat.hardware.diagnostics.facts import DiagnosticFacts
+    from cpuchat.hardware.diagnostics.findings import Finding
 
 WIDTH = 100
 _LABEL = 10

@@ -1,4 +1,4 @@
-"""Columns of text for the command line."""
+"""Aligned columns of text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from cpuchat.text import clean_line
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Lines with the cells of `rows` below each other; the columns of the numbers in `right` end at the same place.
+    """Align the cells of `rows` in columns; the columns whose numbers are in `right` are right-aligned.
 
-    Cells are cleaned of what a terminal would obey. A column that is empty in all rows but the first, the headings,
-    is left out.
+    Cells are cleaned of control characters and keep their indentation. A column that is empty in all rows but the
+    first (the headings) is left out.
     """
-    cells = [[clean_line(cell) for cell in row] for row in rows]
+    cells = [[cell[: len(cell) - len(cell.lstrip(" "))] + clean_line(cell) for cell in row] for row in rows]
     used = [n for n, column in enumerate(zip(*cells, strict=True)) if any(column[1:])]
     widths = {n: max(len(row[n]) for row in cells) for n in used}
     return [

@@ -50,21 +50,21 @@ def test_the_list_reads_as_the_json_says() -> None:
         [line] = [
             line for line in done.stdout.partition("Power:")[0].splitlines() if line.startswith(f"  {row['name']} ")
         ]
-        assert ("opens" in line) == row["opens"]
+        assert ("available" in line) == row["opens"]
         assert row["why"] in line
 
 
 def test_what_opens_is_said_to_be_used(collected: Path) -> None:
     done = run("counters")
-    used = [line.split() for line in done.stdout.splitlines() if "is used" in line]
-    assert used == [["collector", "opens,", "and", "is", "used"]] * 2
+    used = [line.split() for line in done.stdout.splitlines() if "in use" in line]
+    assert used == [["collector", "available,", "in", "use"]] * 2
 
 
 def test_old_figures_are_named_as_such(collected: Path) -> None:
     os.utime(collected, (1, 1))
     [row] = [row for row in json.loads(run("counters", "--json").stdout)["bandwidth"] if row["name"] == "collector"]
     assert row["opens"] is False
-    assert "old" in row["why"]
+    assert "stale" in row["why"]
 
 
 def test_watching_prints_a_line_a_second(collected: Path) -> None:

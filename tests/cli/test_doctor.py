@@ -88,7 +88,7 @@ def test_what_is_not_known_says_why_and_how(tmp_path: Path) -> None:
     text = " ".join(" ".join(lines).split())
     assert "theoretical peak: n/a · memory modules are not visible in a virtual machine" in text
     assert "n/a: not measured yet; `cpuchat probe` measures it" in text
-    assert "memory traffic: n/a: this is a virtual machine" in text
+    assert "memory traffic: n/a: virtual machines expose no such counters" in text
 
 
 def test_the_whole_survey_is_on_the_page(tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_settings_that_are_not_possible_are_a_finding_and_not_a_failure(
     config.write_text('[engine]\ncores = "l3:77"\nmemory = "bind:5"\n')
     assert program.main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert "problem: The cores of the settings cannot be used here" in out
-    assert "problem: The memory policy of the settings cannot be used here" in out
+    assert "problem: The configured cores cannot be used" in out
+    assert "problem: The configured memory policy cannot be used" in out
 
 
 @pytest.mark.usefixtures("quick")
@@ -191,7 +191,7 @@ def test_too_many_threads_in_the_settings_are_a_finding_and_not_a_failure(
     config.write_text("[engine]\nthreads = 500\n")
     assert program.main(["doctor", *arguments]) == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "problem: The cores of the settings cannot be used here" in out
+    assert "problem: The configured cores cannot be used" in out
     assert "500 threads" in out
 
 

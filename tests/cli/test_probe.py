@@ -80,7 +80,7 @@ def test_two_nodes(on: Callable[[str], None]) -> None:
 def test_a_virtual_machine_is_not_believed(on: Callable[[str], None]) -> None:
     on("vm")
     out = run().stdout
-    assert "Virtual machine (the hypervisor flag of the CPU): the topology is unverified" in out
+    assert "Virtual machine (hypervisor flag in /proc/cpuinfo): the topology is unverified" in out
     assert "Theoretical peak: n/a" in out
 
 

@@ -169,7 +169,7 @@ def test_a_bug_is_one_line_and_a_traceback_only_on_request(monkeypatch: pytest.M
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         "cpuchat: Unexpected RuntimeError: boom. This is a bug.",
-        "  Run it again with CPUCHAT_DEBUG=1 for the traceback.",
+        "  Run it again with CPUCHAT_DEBUG=1 for a traceback.",
     ]
     monkeypatch.setenv("CPUCHAT_DEBUG", "1")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -196,5 +196,5 @@ def test_version_with_a_broken_engine_still_tells_the_versions(tmp_path: Path, m
     done = run_process("--version")
     assert done.returncode == 9
     assert done.stdout.startswith("cpuchat 0.")
-    assert "engine: cannot be used" in done.stdout
+    assert "engine: unavailable" in done.stdout
     assert "libllama.so" in done.stderr

@@ -109,7 +109,7 @@ def test_when_nothing_is_left_it_says_why_and_tries_again_later(root: Path, mach
     watching = monitor(root, machine)
     sample = watching.sample(100.0)
     assert sample.bandwidth is None and sample.power is None
-    assert sample.no_bandwidth == "HSMP mailbox: this firmware does not know the question; update the firmware"
+    assert sample.no_bandwidth == "HSMP mailbox: this firmware does not support the message; update the firmware"
     assert "modprobe intel_rapl_msr" in sample.no_power
     machine.answers = answers
     asked = len(machine.sent)
@@ -135,7 +135,7 @@ def test_impossible_figures_are_not_shown_and_end_the_source(tmp_path: Path) -> 
     sample = watching.sample(4.0)
     assert sample.bandwidth is None
     why = {one.name: one.why for one in watching.refusals}
-    assert why["umc"] == "reads 800 GB/s where the memory can carry 461"
+    assert why["umc"] == "reads 800 GB/s, above the theoretical peak of 461"
 
 
 def test_one_impossible_figure_is_forgiven(tmp_path: Path) -> None:
@@ -302,10 +302,10 @@ def test_a_source_that_fell_silent_gives_way_to_the_next(monkeypatch: pytest.Mon
     watching = fakes(monkeypatch, "counter_openers", lambda: [silent, second])
     said = [watching.sample(float(n)) for n in range(30)]
     assert said[0].no_bandwidth == "fake needs a second sample"
-    assert said[10].no_bandwidth == "fake has no figure at the moment"
+    assert said[10].no_bandwidth == "fake has no reading at the moment"
     assert said[-1].bandwidth == figure
     assert silent.closed == 1
-    assert [one.why for one in watching.refusals] == ["it gives no figures; another program may hold the counters"]
+    assert [one.why for one in watching.refusals] == ["no readings; another program may be using the counters"]
 
 
 @pytest.mark.parametrize("total", [float("nan"), float("inf"), -1.0])
@@ -314,7 +314,7 @@ def test_a_figure_that_is_none_is_never_shown(monkeypatch: pytest.MonkeyPatch, t
     watching = fakes(monkeypatch, "counter_openers", lambda: [source])
     assert all(watching.sample(float(n)).bandwidth is None for n in range(5))
     assert source.closed == 1
-    assert [one.why for one in watching.refusals] == ["its figures make no sense"]
+    assert [one.why for one in watching.refusals] == ["its readings are not valid numbers"]
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_time_that_goes_back_gives_no_figure(tmp_path: Path) -> None:
 
 def test_energy_for_administrators_only(tmp_path: Path) -> None:
     zone(tmp_path, "0", "package-0", "")  # what an unreadable file reads as
-    with pytest.raises(CannotCount, match=r"administrators .* 5\.10") as caught:
+    with pytest.raises(CannotCount, match=r"root only .* 5\.10") as caught:
         Rapl(tmp_path)
     assert "cpuchat counters unit" in caught.value.how
 
@@ -101,7 +101,7 @@ def test_energy_that_becomes_unreadable(tmp_path: Path) -> None:
     zone(tmp_path, "0", "package-0", 1)
     meter = Rapl(tmp_path)
     (tmp_path / ZONES / "intel-rapl:0/energy_uj").unlink()
-    with pytest.raises(OSError, match="cannot be read"):
+    with pytest.raises(OSError, match="no longer be read"):
         meter.sample(1.0)
 
 
@@ -138,7 +138,7 @@ def test_energy_through_perf(tmp_path: Path) -> None:
 
 
 def test_energy_through_perf_refused(tmp_path: Path) -> None:
-    with pytest.raises(CannotCount, match="no counter of energy"):
+    with pytest.raises(CannotCount, match="no energy counter"):
         PackageEnergy(tmp_path, Simulated().calls)
     energy_pmu(tmp_path)
     machine = Simulated(refuse=lambda event: refused(errno.EACCES) if event.cpu else None)
@@ -185,7 +185,7 @@ def test_hsmp_that_does_not_know_power(tmp_path: Path) -> None:
 def test_the_sensor_tells_microwatts(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "2x-epyc-7543")
     topology = read_topology(root)
-    with pytest.raises(CannotCount, match="no sensor"):
+    with pytest.raises(CannotCount, match="no such sensor"):
         HsmpSensor(topology, root)
     files = {f"sys/devices/platform/AMDI0097:0{n}/hwmon/hwmon{n + 3}/power1_input": str(100_250_000) for n in range(2)}
     write(root, files)
@@ -200,7 +200,7 @@ def test_the_sensor_tells_microwatts(tmp_path: Path) -> None:
 
 
 def test_other_architectures_are_not_told_to_load_intels_module(tmp_path: Path) -> None:
-    with pytest.raises(CannotCount, match="only x86") as caught:
+    with pytest.raises(CannotCount, match="x86 CPUs only") as caught:
         Rapl(tmp_path, Topology(architecture="aarch64"))
     assert caught.value.how == ""
     zone(tmp_path, "0", "package-0", 5)
@@ -211,7 +211,7 @@ def test_a_container_that_hides_it_is_not_told_to_load_a_module(tmp_path: Path) 
     folder = tmp_path / ZONES
     folder.mkdir(parents=True)
     (folder / "intel-rapl:0").symlink_to("../../devices/virtual/powercap/intel-rapl/intel-rapl:0")
-    with pytest.raises(CannotCount, match="hidden") as caught:
+    with pytest.raises(CannotCount, match="not visible") as caught:
         Rapl(tmp_path)
     assert caught.value.how == ""
 

@@ -1,4 +1,4 @@
-"""Measuring the read bandwidth of a set of CPUs, in a process of its own (`read_probe`)."""
+"""Measures the read bandwidth of a set of CPUs, in a process of its own (`read_probe`)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from cpuchat.children import child_environment, python_command
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.hardware import sysfs
 from cpuchat.hardware.memory import available_bytes
+from cpuchat.telemetry.units import plural
 
 ROOT = Path("/")
 MOST_BYTES: Final = 3_900_000_000
@@ -25,7 +26,7 @@ _ENOUGH: Final = 32 << 20
 _FAR_BEYOND, _BEYOND = 8, 2
 """How many times the L3 all threads of one L3 group together read, where there is memory for it; and at least."""
 _MODULE = "cpuchat.hardware.bandwidth.read_probe"
-_OPTIONS: list[str] = []  # What the probe should do otherwise than it would.
+_OPTIONS: list[str] = []  # further options of the probe, for tests
 _POLL_SECONDS: Final = 0.05
 _PATIENCE: Final = 45.0
 _MEMORY_REFUSED: Final = "CPUCHAT_MEMORY_REFUSED"
@@ -88,7 +89,7 @@ def measure(
     """
     chosen = tuple(sorted(set(cpus)))
     if not chosen:
-        raise ProbeFailed("There is no core to measure.")
+        raise ProbeFailed("No cores to measure.")
     command = [
         *python_command("-m", _MODULE), *_OPTIONS,
         "--cpus", ",".join(map(str, chosen)),
@@ -104,10 +105,10 @@ def measure(
     found = _run(command, cancelled or (lambda: False), seconds * rounds + _PATIENCE)
     refused = found.get("memory_refused")
     if node is not None and refused:
-        raise ProbeFailed(f"Memory could not be bound to node {node}: {refused}")
+        raise ProbeFailed(f"Cannot bind memory to node {node}: {refused}")
     rates = tuple(float(rate) for rate in found.get("rounds", ()))
     if not rates or max(rates) <= 0:
-        raise ProbeFailed("The measuring process read nothing.")
+        raise ProbeFailed("The measuring process returned no result.")
     return ReadBandwidth(chosen, max(rates), rates, node, tuple(float(share) for share in found.get("shares", ())))
 
 
@@ -127,8 +128,8 @@ def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
     allowed = min(MOST_BYTES, available_bytes(root) // 4)
     if needed * len(cpus) > allowed:
         raise ProbeFailed(
-            f"Measuring {_cores(len(cpus))} takes {needed * len(cpus) * 4 / 1e9:.1f} GB of free memory, "
-            f"and there is {allowed * 4 / 1e9:.1f} GB.",
+            f"Measuring {plural(len(cpus), 'core')} needs {needed * len(cpus) * 4 / 1e9:.1f} GB of free memory, "
+            f"{allowed * 4 / 1e9:.1f} GB are free.",
             "Close other programs, or measure fewer cores.",
         )
     return max(min(wanted, allowed // len(cpus)) // _HUGE_PAGE, 1) * _HUGE_PAGE
@@ -142,7 +143,7 @@ def _l3_groups(cpus: Sequence[int], root: Path) -> list[tuple[int, int]]:
         if cpu in seen:
             continue
         caches = sysfs.caches(root, cpu)
-        shared = set(caches[-1].shared) & set(cpus) if caches else {cpu}
+        shared = set(caches[-1].cpus) & set(cpus) if caches else {cpu}
         seen |= shared | {cpu}
         if caches:
             groups.append((caches[-1].size, max(len(shared), 1)))
@@ -164,18 +165,18 @@ def _run(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, An
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
     except OSError as error:
-        raise ProbeFailed(f"The measuring process did not start: {error.strerror}.") from None
+        raise ProbeFailed(f"Cannot start the measuring process: {error.strerror}.") from None
     with process:
         try:
             while True:
                 if cancelled():
-                    raise Interrupted("The measurement was stopped.")
+                    raise Interrupted("Measurement cancelled.")
                 try:
                     output, errors = process.communicate(timeout=_POLL_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
                     if monotonic() > end:
-                        raise ProbeFailed(f"The measurement was not done after {limit:.0f} seconds.") from None
+                        raise ProbeFailed(f"The measurement timed out after {limit:.0f} seconds.") from None
         finally:
             if process.poll() is None:
                 process.kill()
@@ -190,14 +191,10 @@ def _parsed(output: bytes, errors: bytes, status: int) -> dict[str, Any]:
     if isinstance(found, dict) and status == 0:
         return found
     if isinstance(found, dict) and found.get("error"):
-        raise ProbeFailed(f"Memory could not be read: {found['error']}.", "Choose other cores, or fewer.")
+        raise ProbeFailed(f"The measurement failed: {found['error']}.", "Choose other or fewer cores.")
     if status < 0:
-        why = f"was ended by signal {-status}"
+        why = f"was killed by signal {-status}"
     else:
         lines = errors.decode(errors="replace").strip().splitlines()
         why = f"failed: {lines[-1][:200]}" if lines else f"failed with status {status}"
-    raise ProbeFailed(f"The measuring process {why}.", "Most likely memory is short: close other programs.")
-
-
-def _cores(n: int) -> str:
-    return "1 core" if n == 1 else f"{n} cores"
+    raise ProbeFailed(f"The measuring process {why}.", "Memory is probably short: close other programs.")

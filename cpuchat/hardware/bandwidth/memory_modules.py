@@ -1,4 +1,4 @@
-"""What the memory modules could deliver at most: channels × transfers per second × width.
+"""The theoretical peak bandwidth of the memory modules: channels × transfers per second × width.
 
 In the order of trust: the SMBIOS table (root only: which modules there are, how fast they run), EDAC (anyone: which
 channels have modules, no speed), and what this model of CPU takes (assumed).
@@ -15,6 +15,7 @@ from typing import Final
 from cpuchat.hardware.bandwidth.smbios import Module, read_modules
 from cpuchat.hardware.cgroups import read_number, read_text
 from cpuchat.hardware.topology import Topology
+from cpuchat.telemetry.units import plural
 
 ROOT: Final = Path("/")
 SMBIOS_TABLE: Final = "sys/firmware/dmi/tables/DMI"
@@ -24,7 +25,7 @@ _CHANNEL_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Theoretical:
-    """The most that all channels together could transfer, in bytes per second.
+    """The theoretical peak of all channels together, in bytes per second.
 
     `source` says in words how that is known; `assumed`: something of it is only usual for this CPU. `channels` are
     those with modules, `possible` those that the CPUs have (None: not known), `speed_mt` million transfers per second.
@@ -73,7 +74,7 @@ _CPUS: Final = tuple(
 
 
 def theoretical(topology: Topology, root: Path = ROOT) -> Theoretical | None:
-    """The best that is known about this machine's memory; None when nothing is. Never raises."""
+    """Return the best known theoretical peak of this machine; None when unknown. Never raises."""
     usual = usual_memory(topology)
     possible = usual[0] * len(topology.packages) if usual else None
     modules = read_modules(root / SMBIOS_TABLE)
@@ -82,14 +83,14 @@ def theoretical(topology: Topology, root: Path = ROOT) -> Theoretical | None:
         return known
     if usual is None or topology.virtual:  # A virtual machine has some share of a memory that it knows nothing about.
         return None
-    note = "" if modules else "the memory modules themselves are told to root only: sudo dmidecode -t memory"
+    note = "" if modules else "installed modules: sudo dmidecode -t memory"
     speed = usual[1]
     channels = len(edac_channels(root))
     if channels:
-        words = f"{_channels(channels)} with modules (EDAC) × {speed} MT/s, assumed for {topology.cpu_name}"
+        words = f"{plural(channels, 'channel')} populated (EDAC) × {speed} MT/s, assumed for {topology.cpu_name}"
     else:
         channels = usual[0] * len(topology.packages)
-        words = f"assumed: {_channels(channels)} × {speed} MT/s, what {topology.cpu_name} takes"
+        words = f"assumed: {plural(channels, 'channel')} × {speed} MT/s, the maximum of {topology.cpu_name}"
     return Theoretical(channels * speed * 1e6 * _CHANNEL_BYTES, words, channels, speed, True, possible, note)
 
 
@@ -119,7 +120,7 @@ def _from_modules(modules: list[Module], possible: int | None) -> Theoretical | 
         channels = channels[:possible]
     total = sum(min(speeds[channel]) * 1e6 * widths[channel] / 8 for channel in channels)
     slowest = min(min(speeds[channel]) for channel in channels)
-    words = f"{_channels(len(channels))} × {slowest} MT/s (SMBIOS)"
+    words = f"{plural(len(channels), 'channel')} × {slowest} MT/s (SMBIOS)"
     return Theoretical(total, words, len(channels), slowest, False, possible)
 
 
@@ -153,7 +154,3 @@ def _folders(base: Path, name: str) -> Iterator[Path]:
         yield from sorted(path for path in base.iterdir() if re.fullmatch(rf"{name}[0-9]{{1,4}}", path.name))
     except OSError:
         return
-
-
-def _channels(n: int) -> str:
-    return "1 channel" if n == 1 else f"{n} channels"

@@ -16,6 +16,7 @@ from cpuchat.hardware.bandwidth import cache as bandwidth_cache
 from cpuchat.hardware.bandwidth.measuring import ROOT, Cancelled, ReadBandwidth, measure
 from cpuchat.hardware.numa.mempolicy import current
 from cpuchat.telemetry.machine import Peak
+from cpuchat.telemetry.units import plural
 
 _RETRY_SECONDS: Final = 3600.0
 """How long a measurement made beside other programs counts before it is repeated: on a machine that is always busy,
@@ -88,7 +89,7 @@ def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> ReadBandwidth 
 
 
 def remember(measured: ReadBandwidth, memory_words: str = "", *, root: Path = ROOT) -> Peak:
-    """Keep a measurement as the peak of its CPUs, unless other programs ran and more was measured before."""
+    """Save a measurement as the peak of its CPUs, unless it was disturbed and more was measured before."""
     known = _saved(measured.cpus, memory_words, root) if measured.disturbed else None
     if known is not None and known.bytes_per_s > measured.bytes_per_s:
         if not known.disturbed:
@@ -104,6 +105,5 @@ def _key(cpus: Sequence[int], memory_words: str, root: Path) -> str:
 
 
 def _peak(measured: ReadBandwidth) -> Peak:
-    n = len(measured.cpus)
-    source = f"measured, {n} core{'' if n == 1 else 's'}"
+    source = f"measured, {plural(len(measured.cpus), 'core')}"
     return Peak(measured.bytes_per_s, f"{source}, other programs ran" if measured.disturbed else source, measured.cpus)

@@ -1,4 +1,4 @@
-"""How a machine reads: by one core, by one L3 group, by all cores, and from every NUMA node to every other.
+"""Surveys the read bandwidth: one core, one L3 group, all cores, and every NUMA node to every other.
 
 This is what tells the fabric link of an L3 group from the memory behind it, and how many cores of each L3 group are
 enough to use the memory up.
@@ -113,7 +113,7 @@ def survey(
     notes: list[str] = []
     for number, step in enumerate(plan.steps):
         if number >= 2 and monotonic() - begin > BUDGET_SECONDS:
-            notes.append(f"not measured, for want of time: {', '.join(s.what for s in plan.steps[number:])}")
+            notes.append(f"not measured within the time limit: {', '.join(s.what for s in plan.steps[number:])}")
             break
         if on_progress is not None:
             on_progress(number, len(plan.steps), step.what)
@@ -178,13 +178,13 @@ class _Plan:
         self.cells = _cells(topology, self.cpus)
         self.steps: list[_Step] = []
         self._add("all cores", self.cpus)
-        self._add("one core", self.one)
-        self._add("one L3 group", self.group)
-        self._add("one fabric link", self.fabric_link)
+        self._add("1 core", self.one)
+        self._add("1 L3 group", self.group)
+        self._add("1 fabric link", self.fabric_link)
         for count, members in self.counts.items():
-            self._add(f"{count} of each L3 group", members)
+            self._add(f"{count} per L3 group", members)
         for (near, far), members in self.cells.items():
-            self._add(f"node {near} from node {far}", members, far)
+            self._add(f"node {near} reading node {far}", members, far)
 
     def _add(self, what: str, cpus: tuple[int, ...], node: int | None = None) -> None:
         if cpus and all((step.cpus, step.node) != (cpus, node) for step in self.steps):

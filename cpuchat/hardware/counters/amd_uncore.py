@@ -1,7 +1,7 @@
 """AMD's counters outside the cores: memory controllers (Zen 4 and newer) and the data fabric (EPYC since Zen 2).
 
 Events and bytes per count: tools/perf/pmu-events/arch/x86/amdzen{2,3,4,5}/ of the kernel, PMUs:
-arch/x86/events/amd/uncore.c. They count for the whole machine, whoever caused the traffic.
+arch/x86/events/amd/uncore.c. They count for the whole machine, whichever process caused the traffic.
 """
 
 from __future__ import annotations
@@ -11,21 +11,13 @@ from typing import TYPE_CHECKING
 
 from cpuchat.hardware.counters.base import ROOT, CannotCount
 from cpuchat.hardware.counters.kernel import Kernel
-from cpuchat.hardware.counters.perf_events import (
-    Event,
-    Pmu,
-    close_all,
-    open_event,
-    read_pmu,
-    read_pmus,
-    why_not,
-)
+from cpuchat.hardware.counters.perf_events import Event, Pmu, close_all, open_event, read_pmu, read_pmus
+from cpuchat.hardware.counters.uncore import EventGroup, ReadWriteCounter, opening
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
 
-LINE = 64
 BEAT = 32
 """Bytes of one inbound beat on the link between a core complex and the fabric."""
 _CAS, _READ, _WRITE = 0x0A, 1, 2
@@ -36,63 +28,34 @@ _MODERATORS = 8
 
 def _require_amd(topology: Topology) -> None:
     if not any(name in topology.vendor.lower() for name in ("amd", "hygon")):
-        raise CannotCount("only AMD CPUs have it")
+        raise CannotCount("AMD CPUs only")
 
 
-class AmdMemoryControllers:
-    """Column accesses of every memory channel: exact, with reads and writes apart. Zen 4 and newer, Linux 6.8.
+class AmdMemoryControllers(ReadWriteCounter):
+    """Column accesses of every memory channel: exact, reads and writes apart. Zen 4 and newer, Linux 6.8.
 
-    Where the fabric's counters open too, they tell what each L3 group read.
+    Where the fabric's counters open too, they give what each L3 group read.
     """
 
     name = "umc"
-    scope: Scope = "machine"
-    least_seconds = 0.25
 
     def __init__(self, topology: Topology, root: Path = ROOT, kernel: Kernel | None = None) -> None:
         _require_amd(topology)
-        calls = kernel or Kernel()
+        super().__init__(kernel)
         controllers = read_pmus("amd_umc_", root)
         if not controllers:
             raise CannotCount(
-                "the kernel offers no counters of memory controllers", "needs Zen 4 or newer and Linux 6.8 or newer"
+                "the kernel has no counters of memory controllers", "needs Zen 4 or newer and Linux 6.8 or newer"
             )
-        self._reads: list[Event] = []
-        self._writes: list[Event] = []
         self._links: FabricLinks | None = None
-        self._time: float | None = None
-        try:
+        with opening(self, root):
             for pmu in controllers:
-                for cpu in pmu.cpus:
-                    for mask, events in ((_READ, self._reads), (_WRITE, self._writes)):
-                        configs = pmu.configs(event=_CAS, rdwrmask=mask)
-                        events.append(open_event(calls, pmu.type, configs, cpu=cpu))
-        except OSError as error:
-            self.close()
-            raise why_not(error, root) from None
-        except CannotCount:
-            self.close()
-            raise
+                for mask, events in ((_READ, self._reads), (_WRITE, self._writes)):
+                    events.add(pmu, pmu.configs(event=_CAS, rdwrmask=mask))
         try:
-            self._links = FabricLinks(topology, root, calls)
+            self._links = FabricLinks(topology, root, self._kernel)
         except (CannotCount, OSError):  # bars for each L3 group are an extra
             pass
-
-    def sample(self, now: float) -> Bandwidth | None:
-        before, self._time = self._time, now
-        read, written = _bytes(self._reads, LINE), _bytes(self._writes, LINE)
-        per_l3 = self._each_l3()
-        if before is None or now <= before or read is None or written is None:
-            return None
-        seconds = now - before
-        return Bandwidth(
-            (read + written) / seconds,
-            self.name,
-            self.scope,
-            read / seconds,
-            written / seconds,
-            tuple(value / seconds for value in per_l3),
-        )
 
     def _each_l3(self) -> tuple[float, ...]:
         if self._links is None:
@@ -105,7 +68,7 @@ class AmdMemoryControllers:
             return ()
 
     def close(self) -> None:
-        close_all([*self._reads, *self._writes])
+        super().close()
         if self._links is not None:
             self._links.close()
 
@@ -125,39 +88,30 @@ class AmdDataFabric:
         _require_amd(topology)
         pmu = read_pmu("amd_df", root)
         if pmu is None:
-            raise CannotCount("the kernel offers no counters of the data fabric", "`sudo modprobe amd_uncore`")
+            raise CannotCount("the kernel has no counters of the data fabric", "`sudo modprobe amd_uncore`")
         if pmu.has("umask", 12):
-            raise CannotCount("this CPU is counted at its memory controllers", "needs Linux 6.8 or newer")
+            raise CannotCount("this CPU counts at its memory controllers", "needs Linux 6.8 or newer")
         if len([node for node in topology.nodes if node.cpus]) > len(topology.packages):
             raise CannotCount("its counters are wrong with several NUMA nodes per socket", "set NPS1 in the firmware")
-        calls = kernel or Kernel()
-        self._events: list[Event] = []
+        self._events = EventGroup(kernel or Kernel())
         self._time: float | None = None
-        try:
+        with opening(self, root):
             for channel in range(_CHANNELS):
-                configs = pmu.configs(event=0x07 + 0x40 * channel, umask=0x38)
-                for cpu in pmu.cpus:
-                    self._events.append(open_event(calls, pmu.type, configs, cpu=cpu))
-        except OSError as error:
-            self.close()
-            raise why_not(error, root) from None
-        except CannotCount:
-            self.close()
-            raise
+                self._events.add(pmu, pmu.configs(event=0x07 + 0x40 * channel, umask=0x38))
 
     def sample(self, now: float) -> Bandwidth | None:
         before, self._time = self._time, now
-        total = _bytes(self._events, LINE)
+        total = self._events.growth()
         if before is None or now <= before or total is None:
             return None
         return Bandwidth(total / (now - before), self.name, self.scope)
 
     def close(self) -> None:
-        close_all(self._events)
+        self._events.close()
 
 
 class FabricLinks:
-    """What came in over each link between cores and fabric. Zen 4 and Zen 5.
+    """Traffic into the cores over each fabric link. Zen 4 and Zen 5.
 
     A moderator has two interfaces; which one serves which L3 group is not documented. The links that ever carried
     anything are taken in the order of their numbers, and only where there are as many of them as L3 groups.
@@ -166,7 +120,7 @@ class FabricLinks:
     def __init__(self, topology: Topology, root: Path, kernel: Kernel) -> None:
         pmu = read_pmu("amd_df", root)
         if pmu is None or not pmu.has("umask", 12):
-            raise CannotCount("no counters of single links")
+            raise CannotCount("no counters for each fabric link")
         self._groups = _groups_by_cpu(topology, pmu)
         self._events: list[list[Event]] = []  # one list per cpu of the PMU, moderators' two interfaces in turn
         self._seen: list[list[bool]] = []
@@ -184,7 +138,7 @@ class FabricLinks:
             raise
 
     def growth(self) -> tuple[float, ...]:
-        """Bytes that each L3 group got since the time before, in the order of the topology; () where not known."""
+        """Bytes that each L3 group received since the time before, in the order of the topology; () where unknown."""
         found: dict[int, float] = {}
         for events, seen, groups in zip(self._events, self._seen, self._groups, strict=True):
             counts = [event.growth() or 0.0 for event in events]
@@ -213,13 +167,7 @@ def _groups_by_cpu(topology: Topology, pmu: Pmu) -> list[tuple[int, ...]]:
     package_of = {cpu: group.package for group in topology.l3_groups for cpu in group.cpus}
     packages = [package_of.get(cpu) for cpu in pmu.cpus]
     if sorted(str(package) for package in packages) != sorted(str(package) for package in topology.packages):
-        raise CannotCount("not one set of links per socket")
+        raise CannotCount("not one set of fabric links per socket")
     if any(len(link) != 1 for link in topology.fabric_links):
-        raise CannotCount("several L3 groups share a link")
+        raise CannotCount("several L3 groups share a fabric link")
     return [tuple(g.index for g in topology.l3_groups if g.package == package) for package in packages]
-
-
-def _bytes(events: list[Event], each: int) -> float | None:
-    """What all events grew by, in bytes; None when one of them had no count."""
-    grown = [event.growth() for event in events]
-    return None if any(value is None for value in grown) else sum(value or 0.0 for value in grown) * each

@@ -1,4 +1,4 @@
-"""What the collector (hardware.collector) or another program with the rights writes into a file.
+"""The file that the collector (hardware.collector), or another program with the rights, writes figures into.
 
 Of any program, `{"bw": 212.5, "util": 46.1, "ts": 1700000000.0}` will do: gigabytes per second, percent of what the
 memory carries, and seconds since 1970. The collector's own file holds more, under names of their own; see `content_of`.
@@ -100,7 +100,7 @@ class _File:
         try:
             text, changed = _read(self._path)
         except PermissionError:
-            raise CannotCount(f"{self._path} may not be read", f"`sudo chmod a+r {self._path}`") from None
+            raise CannotCount(f"{self._path} is not readable", f"`sudo chmod a+r {self._path}`") from None
         except OSError:
             raise CannotCount("it is not running", _INSTALL) from None
         try:
@@ -108,11 +108,11 @@ class _File:
         except (ValueError, RecursionError):
             content = None
         if not isinstance(content, dict):
-            raise CannotCount(f"{self._path} makes no sense", _INSTALL)
+            raise CannotCount(f"{self._path} is malformed", _INSTALL)
         written = _number(content.get("ts"))
         age = self._kernel.wall() - (changed if written is None else written)
         if not -FRESH_SECONDS <= age <= FRESH_SECONDS:
-            raise CannotCount("it has stopped: its figures are old", "`sudo systemctl restart cpuchat-bwd`")
+            raise CannotCount("it has stopped: its figures are stale", "`sudo systemctl restart cpuchat-bwd`")
         return content
 
     def _patiently(self, found: Callable[[Mapping[str, Any]], V]) -> V | None:
@@ -204,12 +204,12 @@ def _source(value: object) -> str:
 
 
 def _bandwidth(content: Mapping[str, Any]) -> Bandwidth:
-    """Raises CannotCount: it tells none."""
+    """Raises CannotCount: it reports none."""
     total = _rate(content.get("bytes_per_s"))
     if total is None:
         total = _rate(content.get("bw"), 1e9)
     if total is None:
-        raise CannotCount(_words(content.get("no_bandwidth")) or "it tells no bandwidth")
+        raise CannotCount(_words(content.get("no_bandwidth")) or "it reports no bandwidth")
     groups = content.get("per_l3")
     values = [_rate(value) for value in groups] if isinstance(groups, list) and len(groups) <= _MOST_GROUPS else []
     per_l3 = tuple(value for value in values if value is not None)
@@ -224,8 +224,8 @@ def _bandwidth(content: Mapping[str, Any]) -> Bandwidth:
 
 
 def _power(content: Mapping[str, Any]) -> Power:
-    """Raises CannotCount: it tells none."""
+    """Raises CannotCount: it reports none."""
     watts, joules = _number(content.get("watts"), _MOST_WATTS), _number(content.get("joules"))
     if watts is None or joules is None:
-        raise CannotCount(_words(content.get("no_power")) or "it tells no power")
+        raise CannotCount(_words(content.get("no_power")) or "it reports no power")
     return Power(watts, joules, _source(content.get("power_source")))

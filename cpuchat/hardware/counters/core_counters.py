@@ -1,4 +1,4 @@
-"""What the threads of one process fetched from memory, by the counters of the cores they run on.
+"""Counts what the threads of one process fetched from memory, by the counters of the cores they run on.
 
 Needs no rights where perf_event_paranoid is 2 or less, and sees that process alone. AMD Zen 3 and newer: fills of the
 L1 data cache from memory (event 0x44 umask 0x48) and L2 prefetches that missed the L3 (0x72 umask 0x1f), 64 bytes each
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cpuchat.hardware.counters.base import ROOT, CannotCount
 from cpuchat.hardware.counters.kernel import Kernel
-from cpuchat.hardware.counters.perf_events import TYPE_RAW, Event, close_all, open_event, why_not
+from cpuchat.hardware.counters.perf_events import TYPE_RAW, Event, close_all, open_event, open_failure
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class CoreCounters:
         if pid is None:
             raise CannotCount("no model is loaded")
         if "amd" not in topology.vendor.lower() or (topology.family or 0) < 0x19:
-            raise CannotCount("the right events are known for AMD Zen 3 and newer only")
+            raise CannotCount("AMD Zen 3 and newer only")
         self._tasks = root / "proc" / str(pid) / "task"
         self._kernel = kernel or Kernel()
         self._root = root
@@ -45,9 +45,9 @@ class CoreCounters:
             self._follow()
         except OSError as error:
             self.close()
-            raise why_not(error, root, own_process=True) from None
+            raise open_failure(error, root, own_process=True) from None
         if not self._events:
-            raise CannotCount("the inference process is gone")
+            raise CannotCount("the inference process has exited")
 
     def _threads(self) -> set[int]:
         try:
@@ -56,7 +56,7 @@ class CoreCounters:
             return set()
 
     def _follow(self) -> float:
-        """Open events of new threads, close those of ended ones; returns what the latter still had to tell."""
+        """Open events of new threads, close those of ended ones; returns what the latter counted last."""
         threads = self._threads()
         rest = 0.0
         for ended in self._events.keys() - threads:
@@ -85,9 +85,9 @@ class CoreCounters:
         try:
             lines = self._follow()
         except OSError as error:
-            raise why_not(error, self._root, own_process=True) from None
+            raise open_failure(error, self._root, own_process=True) from None
         if not self._events:
-            raise CannotCount("the inference process is gone")
+            raise CannotCount("the inference process has exited")
         grown = [event.growth() for events in self._events.values() for event in events]
         if before is None or now <= before or any(value is None for value in grown):
             return None

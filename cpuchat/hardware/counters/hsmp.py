@@ -1,10 +1,10 @@
-"""HSMP: what the system management unit of an AMD EPYC (Milan and newer) says about memory traffic and power.
+"""HSMP: memory traffic and power as the system management unit of an AMD EPYC (Milan and newer) reports them.
 
 Needs no rights once the driver is loaded. Files: Documentation/arch/x86/amd_hsmp.rst ("HSMP telemetry sysfs files").
 Mailbox: struct hsmp_message and the messages of arch/x86/include/uapi/asm/amd_hsmp.h; a /dev/hsmp opened for reading
 takes messages of type GET only, and only those are ever sent here.
 
-The units are told in two ways: the header says Gbit/s, the kernel's documentation GB/s. `unit_of` decides.
+Sources disagree on the unit: the header says Gbit/s, the kernel's documentation GB/s. `unit_of` decides.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _FAILURES = 4
 def require_epyc(topology: Topology) -> None:
     """Raises CannotCount on CPUs that have no HSMP."""
     if "amd" not in topology.vendor.lower() or "EPYC" not in topology.model:
-        raise CannotCount("only AMD EPYC has it")
+        raise CannotCount("AMD EPYC only")
     if (topology.family or 0) < 0x19:
-        raise CannotCount("only EPYC 7003 (Milan) and newer have it")
+        raise CannotCount("EPYC 7003 (Milan) and newer only")
 
 
 def require_all_sockets(found: int, topology: Topology) -> None:
     """Raises CannotCount where some socket is missing: the sum of the others would pass for the machine's."""
     if found < len(topology.packages):
-        raise CannotCount(f"it tells of {found} of {len(topology.packages)} sockets only")
+        raise CannotCount(f"it reports {found} of {len(topology.packages)} sockets only")
 
 
 def unit_of(largest: float, theoretical: float | None) -> float:
@@ -79,7 +79,7 @@ class _Sockets:
 
     def _check(self) -> None:
         if not all(largest > 0 for largest, _ in self._read()):
-            raise CannotCount("the firmware does not tell the memory's bandwidth")
+            raise CannotCount("the firmware does not report memory bandwidth")
 
     def sample(self, now: float) -> Bandwidth | None:
         try:
@@ -111,7 +111,7 @@ class HsmpFiles(_Sockets):
         super().__init__(topology, theoretical)
         self._folders = [folder for folder in socket_folders(root) if read_text(folder / "ddr_max_bw")]
         if not self._folders:
-            raise CannotCount("there are no such files; they come with the driver of Linux 6.16")
+            raise CannotCount("no such files; needs the driver of Linux 6.16")
         require_all_sockets(len(self._folders), topology)
         self._check()
 
@@ -120,7 +120,7 @@ class HsmpFiles(_Sockets):
         for folder in self._folders:
             largest, used = read_number(folder / "ddr_max_bw"), read_number(folder / "ddr_utilised_bw_input")
             if largest is None or used is None or min(largest, used) < 0:
-                raise OSError(errno.EIO, f"{folder.name} tells no bandwidth")
+                raise OSError(errno.EIO, f"{folder.name} reports no bandwidth")
             found.append((largest, used))
         return found
 
@@ -141,8 +141,8 @@ class Mailbox:
             self._fd = self._kernel.open(root / DEVICE)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
-                raise CannotCount("/dev/hsmp may not be read", "`sudo chmod a+r /dev/hsmp`") from None
-            raise CannotCount("there is no /dev/hsmp", _LOAD) from None
+                raise CannotCount("/dev/hsmp is not readable", "`sudo chmod a+r /dev/hsmp`") from None
+            raise CannotCount("/dev/hsmp does not exist", _LOAD) from None
 
     def get(self, message: int, socket: int) -> int:
         """The answer's one word.
@@ -151,7 +151,7 @@ class Mailbox:
             OSError: the firmware does not know the message (ENOMSG), there is no such socket (ENODEV), or it is busy.
         """
         if message not in _ALLOWED:
-            raise ValueError(f"HSMP message {message:#x} is not one that only reads")
+            raise ValueError(f"HSMP message {message:#x} is not a GET message")
         buffer = bytearray(_MESSAGE.pack(message, 0, 1, *([0] * 8), socket))
         self._kernel.ioctl(self._fd, COMMAND, buffer)
         return _MESSAGE.unpack(buffer)[3]
@@ -161,11 +161,11 @@ class Mailbox:
 
 
 def explain(error: OSError) -> CannotCount:
-    """What a refused message means."""
+    """Explain why a message was refused."""
     if error.errno == errno.ENOMSG:
-        return CannotCount("this firmware does not know the question", "update the firmware")
+        return CannotCount("this firmware does not support the message", "update the firmware")
     if error.errno in (errno.ETIMEDOUT, errno.ENODEV, errno.EIO):
-        return CannotCount("the firmware does not answer", "enable HSMP in the firmware")
+        return CannotCount("the firmware does not respond", "enable HSMP in the firmware")
     return CannotCount((error.strerror or str(error)).lower())
 
 

@@ -1,7 +1,7 @@
 """Intel's memory controllers: column accesses on servers, free-running counters on clients.
 
 The kernel names the events and their scale in sysfs (arch/x86/events/intel/uncore_snb.c and uncore_snbep.c); they
-count for the whole machine, whoever caused the traffic.
+count for the whole machine, whichever process caused the traffic.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from cpuchat.hardware.counters.base import ROOT, CannotCount
 from cpuchat.hardware.counters.kernel import Kernel
-from cpuchat.hardware.counters.perf_events import Event, Pmu, close_all, open_event, read_pmu, read_pmus, why_not
-from cpuchat.telemetry.machine import Bandwidth, Scope
+from cpuchat.hardware.counters.perf_events import Pmu, read_pmu, read_pmus
+from cpuchat.hardware.counters.uncore import LINE, ReadWriteCounter, opening
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
@@ -22,55 +22,26 @@ _READS = ("cas_count_read", "data_read", "read")
 _WRITES = ("cas_count_write", "data_write", "write")
 
 
-class IntelMemoryControllers:
+class IntelMemoryControllers(ReadWriteCounter):
     """Reads and writes of every channel of `uncore_imc_*`."""
 
     name = "imc"
-    scope: Scope = "machine"
-    least_seconds = 0.25
 
     def __init__(self, topology: Topology, root: Path = ROOT, kernel: Kernel | None = None) -> None:
         if "intel" not in topology.vendor.lower():
-            raise CannotCount("only Intel CPUs have it")
+            raise CannotCount("Intel CPUs only")
+        super().__init__(kernel)
         controllers = _controllers(root)
         if not controllers:
-            raise CannotCount("the kernel offers no counters of memory controllers", "`sudo modprobe intel_uncore`")
-        calls = kernel or Kernel()
-        self._reads: list[tuple[Event, float]] = []
-        self._writes: list[tuple[Event, float]] = []
-        self._time: float | None = None
-        try:
+            raise CannotCount("the kernel has no counters of memory controllers", "`sudo modprobe intel_uncore`")
+        with opening(self, root):
             for pmu in controllers:
                 for names, events in ((_READS, self._reads), (_WRITES, self._writes)):
-                    self._open(pmu, _chosen(pmu, names), events, calls)
-        except OSError as error:
-            self.close()
-            raise why_not(error, root) from None
-        except CannotCount:
-            self.close()
-            raise
-        if not self._reads or not self._writes:
-            self.close()
-            raise CannotCount("the kernel names no events for reads and writes", "needs a newer kernel")
-
-    @staticmethod
-    def _open(pmu: Pmu, names: list[str], events: list[tuple[Event, float]], kernel: Kernel) -> None:
-        for name in names:
-            configs, scale, unit = pmu.named(name)
-            size = scale * _BYTES[unit] if unit in _BYTES else 64.0
-            for cpu in pmu.cpus:
-                events.append((open_event(kernel, pmu.type, configs, cpu=cpu), size))
-
-    def sample(self, now: float) -> Bandwidth | None:
-        before, self._time = self._time, now
-        read, written = _bytes(self._reads), _bytes(self._writes)
-        if before is None or now <= before or read is None or written is None:
-            return None
-        seconds = now - before
-        return Bandwidth((read + written) / seconds, self.name, self.scope, read / seconds, written / seconds)
-
-    def close(self) -> None:
-        close_all(event for event, _ in [*self._reads, *self._writes])
+                    for name in _chosen(pmu, names):
+                        configs, scale, unit = pmu.named(name)
+                        events.add(pmu, configs, scale * _BYTES[unit] if unit in _BYTES else LINE)
+            if not self._reads or not self._writes:
+                raise CannotCount("the kernel names no events for reads and writes", "needs a newer kernel")
 
 
 def _controllers(root: Path) -> list[Pmu]:
@@ -89,8 +60,3 @@ def _chosen(pmu: Pmu, wanted: tuple[str, ...]) -> list[str]:
         if found:
             return found
     return []
-
-
-def _bytes(events: list[tuple[Event, float]]) -> float | None:
-    grown = [(event.growth(), size) for event, size in events]
-    return None if any(value is None for value, _ in grown) else sum((value or 0.0) * size for value, size in grown)

@@ -1,4 +1,4 @@
-"""Which sources are tried in which order. The first that opens wins; when it fails later, the next one takes over."""
+"""The order in which counters are tried: the first that opens is used; when it fails later, the next takes over."""
 
 from __future__ import annotations
 
@@ -149,8 +149,8 @@ def advice(refusals: Sequence[CounterRefusal], topology: Topology) -> str:
         if worth_trying(one, topology) and one.name != "collector":
             return f"{one.name}: {one.why}; {one.how}"
     if topology.virtual:
-        return "this is a virtual machine, which shows no such counters"
-    return "no counter of this machine can be read; `cpuchat counters` says why" if refusals else "not looked for yet"
+        return "virtual machines expose no such counters"
+    return "no counter can be opened; see `cpuchat counters`" if refusals else "not opened yet"
 
 
 def worth_trying(one: CounterRefusal, topology: Topology) -> bool:

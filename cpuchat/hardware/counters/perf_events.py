@@ -98,8 +98,8 @@ def close_all(events: Iterable[Event]) -> None:
             pass
 
 
-def why_not(error: OSError, root: Path = ROOT, *, own_process: bool = False) -> CannotCount:
-    """What perf_event_open's refusal means, and what to do about it.
+def open_failure(error: OSError, root: Path = ROOT, *, own_process: bool = False) -> CannotCount:
+    """Explain why perf_event_open failed, and what to do about it.
 
     Args:
         own_process: the event was to count one of the user's processes, which needs fewer rights.
@@ -108,23 +108,23 @@ def why_not(error: OSError, root: Path = ROOT, *, own_process: bool = False) -> 
     wanted = 2 if own_process else 0
     if error.errno in (errno.EACCES, errno.EPERM):
         if level is not None and level > wanted:
-            means = f"`sudo sysctl kernel.perf_event_paranoid={wanted}` allows it until the next start"
+            means = f"run `sudo sysctl kernel.perf_event_paranoid={wanted}` (until the next reboot)"
             means = means if own_process else f"install the collector (`{UNIT_COMMAND}`), or {means}"
-            return CannotCount(f"the kernel allows it to administrators only (perf_event_paranoid is {level})", means)
+            return CannotCount(f"the kernel restricts it to root (perf_event_paranoid is {level})", means)
         return CannotCount(
-            "this process may not use performance counters",
-            f"containers often forbid it; on the host, install the collector (`{UNIT_COMMAND}`)",
+            "performance counters are blocked for this process",
+            f"containers often block them; on the host, install the collector (`{UNIT_COMMAND}`)",
         )
     if error.errno == errno.ENOSYS:
         return CannotCount("this kernel has no performance counters")
     if error.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENXIO):
-        return CannotCount("this CPU, or the virtual machine around it, has no such counter")
+        return CannotCount("this CPU or virtual machine has no such counter")
     if error.errno == errno.EBUSY:
-        return CannotCount("another program holds the counters", "end other monitoring programs, such as perf or pcm")
+        return CannotCount("another program uses the counters", "stop other monitoring programs such as perf or pcm")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return CannotCount("too many open files", "raise the limit: `ulimit -n 4096`")
     if error.errno == errno.ESRCH:
-        return CannotCount("the inference process is gone")
+        return CannotCount("the inference process has exited")
     return CannotCount((error.strerror or str(error)).lower())
 
 
@@ -156,7 +156,7 @@ class Pmu:
         configs = [0, 0, 0]
         for field, value in values.items():
             if not self.has(field, max(value.bit_length(), 1)):
-                raise CannotCount(f"the kernel's {self.name} does not know the field {field}={value:#x}")
+                raise CannotCount(f"the kernel's {self.name} has no field {field}={value:#x}")
             which, ranges = self.formats[field]
             for first, last in ranges:
                 width = last - first + 1
@@ -187,7 +187,7 @@ class Pmu:
             if not 0 < scale < math.inf:
                 raise ValueError(scale)
         except ValueError:
-            raise CannotCount(f"the kernel's {self.name} describes {event} in an unknown way") from None
+            raise CannotCount(f"the kernel's {self.name} describes {event} in an unknown format") from None
         return self.configs(**values), scale, read_text(self.folder / "events" / f"{event}.unit")
 
 

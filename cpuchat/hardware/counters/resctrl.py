@@ -1,7 +1,7 @@
 """Memory bandwidth monitoring through resctrl: bytes of each L3 group since boot.
 
-Files: Documentation/filesystems/resctrl.rst. They count for the whole machine; direct memory access by devices is not
-in them. On AMD the hardware has fewer counters than groups may want, and then files say words instead of numbers.
+Files: Documentation/filesystems/resctrl.rst. They count for the whole machine; DMA by devices is not
+included. On AMD the hardware has fewer counters than groups may want, and then files say words instead of numbers.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class MemoryBandwidthMonitoring:
         mount = root / MOUNT
         flags = topology.flags
         if flags and "cqm_mbm_total" not in flags:
-            raise CannotCount("this CPU, or the virtual machine around it, does not count it")
+            raise CannotCount("this CPU or virtual machine has no memory bandwidth monitoring")
         if not (mount / "info").is_dir():
             raise CannotCount("resctrl is not mounted", _MOUNT_IT)
         self._mount = mount
         numbers = _files(mount).keys()
         if not numbers:
-            raise CannotCount("resctrl does not monitor here")
+            raise CannotCount("resctrl has no monitoring groups")
         # resctrl numbers L3 groups as the caches do; without those numbers only the sum can be told.
         order = [group.id for group in topology.l3_groups]
         self._order = [number for number in order if number is not None] if set(order) == numbers else []
@@ -102,10 +102,10 @@ def _files(mount: Path) -> dict[int, list[Path]]:
 
 def _explained(text: str) -> CannotCount:
     if not text:
-        return CannotCount("its files may not be read", "`sudo chmod -R a+rX /sys/fs/resctrl/mon_data`")
-    word = text if text in _WORDS else "nonsense"
+        return CannotCount("its files are not readable", "`sudo chmod -R a+rX /sys/fs/resctrl/mon_data`")
+    word = text if text in _WORDS else "an unknown value"
     how = {
-        "Unavailable": "end other monitoring, such as pqos: the CPU has few counters",
+        "Unavailable": "stop other monitoring such as pqos; the CPU has few counters",
         "Unassigned": "`echo default | sudo tee /sys/fs/resctrl/info/L3_MON/mbm_assign_mode`",
     }.get(word, "")
-    return CannotCount(f"the counter says {word}", how)
+    return CannotCount(f"the counter reports {word}", how)

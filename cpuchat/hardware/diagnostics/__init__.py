@@ -1,1 +1,1 @@
-"""What is wrong with this machine for inference, with evidence and what to do."""
+"""Diagnostics: what limits inference on this machine, with evidence and what to do."""

@@ -1,7 +1,4 @@
-"""What is wrong with a machine for CPU inference: each finding with the figure that shows it, and what to do.
-
-Pure: judges the facts that `facts.gather` collects.
-"""
+"""Runs all checks over the facts that `facts.gather_facts` collects. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +6,12 @@ from cpuchat.hardware.diagnostics import cores as checks_cores
 from cpuchat.hardware.diagnostics import engine as checks_engine
 from cpuchat.hardware.diagnostics import memory as checks_memory
 from cpuchat.hardware.diagnostics.facts import DiagnosticFacts
-from cpuchat.hardware.diagnostics.findings import ORDER, Finding, Level
-
-__all__ = ["Finding", "Level", "examine"]
+from cpuchat.hardware.diagnostics.findings import ORDER, Finding
 
 _CHECKS = (*checks_engine.CHECKS, *checks_cores.CHECKS, *checks_memory.CHECKS)
 
 
 def examine(facts: DiagnosticFacts) -> list[Finding]:
-    """All findings, the worst first. What cannot be known on a machine has none."""
+    """Return all findings, the worst first. What is unknown on a machine has none."""
     found = [finding for check in _CHECKS for finding in check(facts)]
     return sorted(found, key=lambda finding: ORDER.index(finding.level))

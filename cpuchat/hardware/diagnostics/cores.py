@@ -1,4 +1,4 @@
-"""Checks of the cores: which are used, what else wants them, how fast they may run."""
+"""Checks of the cores: which are in use, what else runs on them, their frequency settings."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _DYNAMIC = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 
 
 def settings(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Settings that cannot be followed on this machine."""
+    """Settings that this machine cannot apply."""
     if facts.cores_error:
         words = f"engine.cores {facts.settings.cores}, engine.threads {facts.settings.threads}: {facts.cores_error}"
-        yield Finding("problem", "The cores of the settings cannot be used here", words, "Set both to auto and 0.")
+        yield Finding("problem", "The configured cores cannot be used", words, "Set both to auto and 0.")
     if facts.policy_error:
         words = f"engine.memory {facts.settings.memory}: {facts.policy_error}"
-        yield Finding("problem", "The memory policy of the settings cannot be used here", words, "Set it to auto.")
+        yield Finding("problem", "The configured memory policy cannot be used", words, "Set it to auto.")
     if facts.policy_refused:
         evidence = f"{facts.policy}: {facts.policy_refused}"
-        fix = "In a container, allow it set_mempolicy (docker run --cap-add SYS_NICE)."
+        fix = "In a container, allow set_mempolicy: docker run --cap-add SYS_NICE."
         yield Finding("warning", "The memory policy is not in effect", evidence, fix)
 
 
 def siblings(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Two threads on one core share its units and its way to memory."""
+    """Two threads on one core share its execution units and its path to memory."""
     if facts.choice is None:
         return
     cores = Counter(core.index for cpu in facts.choice.cpus if (core := facts.topology.core_of(cpu)) is not None)
@@ -44,61 +44,60 @@ def siblings(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def quota(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """A control group that grants less time than there are cores stops all threads again and again."""
+    """A cgroup quota below the number of cores throttles all threads periodically."""
     granted, cores = facts.topology.quota, len(facts.topology.allowed_cores)
     if granted is None:
         return
     if facts.settings.threads > max(math.floor(granted), 1):
-        evidence = f"{facts.settings.threads} threads are set, the control group grants the time of {granted:g} CPUs"
+        evidence = f"{facts.settings.threads} threads configured, cgroup CPU quota: {granted:g}"
         yield Finding("problem", "The CPU quota is below the thread count", evidence, "Set engine.threads to 0.")
     elif granted < cores:
-        evidence = f"the control group grants the time of {granted:g} CPUs, {cores} cores are there"
-        fix = "Raise its cpu.max (docker run --cpus), or better give it whole cores (--cpuset-cpus)."
+        evidence = f"cgroup CPU quota: {granted:g}, {cores} cores available"
+        fix = "Raise cpu.max (docker run --cpus), or better assign whole cores (--cpuset-cpus)."
         yield Finding("warning", "The CPU quota leaves cores unused", evidence, fix)
     else:
         yield Finding("ok", "CPU quota", f"{granted:g} CPUs for {cores} cores")
 
 
 def others(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """One thread that has to wait for its core makes all others wait."""
+    """A thread that waits for its core delays all others."""
     if facts.load is None:
         return
     cores = len(facts.topology.cores)  # the figure is of the whole machine, also in a container
     if not cores:
         return
-    evidence = f"{facts.load:.1f} processes were running or waiting on average in the last minute, for {cores} cores"
+    evidence = f"load average {facts.load:.1f} over the last minute, {cores} cores"
     if facts.load > cores:
-        yield Finding(
-            "warning", "Other programs use the cores", evidence, "Find them with top, and end or wait for them."
-        )
+        yield Finding("warning", "Other programs use the cores", evidence, "Find them with top; stop them or wait.")
     elif facts.load > cores / 2:
-        fix = "Find them with top; measure when they are done."
+        fix = "Find them with top; measure when they have finished."
         yield Finding("advice", "Other programs use some of the cores", evidence, fix)
     else:
         yield Finding("ok", "other load", evidence)
 
 
 def isolated(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """CPUs that the kernel was told to leave alone are usually meant for somebody."""
+    """Isolated CPUs are usually reserved for another program."""
     if facts.choice is None:
         return
     ours = sorted(set(facts.choice.cpus) & set(facts.topology.isolated))
     if ours and len(ours) < len(facts.choice.cpus):
         evidence = f"CPUs {format_cpu_list(ours)} of {format_cpu_list(facts.choice.cpus)} are isolated (isolcpus=)"
         rest = format_cpu_list(set(facts.choice.cpus) - set(ours))
-        yield Finding("advice", "Cores in use are reserved", evidence, f"If for somebody else: engine.cores {rest}.")
+        fix = f"If they are reserved for another program: engine.cores {rest}."
+        yield Finding("advice", "Cores in use are isolated", evidence, fix)
 
 
 def virtual(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """What a virtual machine shows of caches and nodes may be made up."""
+    """The caches and nodes that a virtual machine reports may differ from the host's."""
     if facts.topology.virtual:
-        evidence = f"{facts.topology.virtual}; it shows {facts.topology.cores_words}, {facts.topology.nps_words}"
-        fix = "Trust `cpuchat probe` instead, and ask the host to pin virtual CPUs to cores of their own."
-        yield Finding("advice", "This is a virtual machine: its topology is unverified", evidence, fix)
+        evidence = f"{facts.topology.virtual}; reports {facts.topology.cores_words}, {facts.topology.nps_words}"
+        fix = "Rely on `cpuchat probe`; on the host, pin virtual CPUs to dedicated cores."
+        yield Finding("advice", "Virtual machine: the topology is unverified", evidence, fix)
 
 
 def governor(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Anything but "performance" lets cores start slowly after each pause."""
+    """Any governor but "performance" ramps the frequency up slowly after each pause."""
     if not facts.governors:
         return
     n = sum(count for _, count in facts.governors)
@@ -123,10 +122,10 @@ def boost(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def prefetchers(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Weights are read in sequence: what prefetchers are made for."""
+    """Weights are read sequentially, which prefetchers speed up."""
     if facts.prefetch.startswith("off"):
-        fix = "Switch them on in the firmware's setup; cpuchat never writes to this register."
-        yield Finding("warning", "Hardware prefetchers are switched off", f"{facts.prefetch} (CPU 0)", fix)
+        fix = "Enable them in the firmware setup; cpuchat never writes to this register."
+        yield Finding("warning", "Hardware prefetchers are disabled", f"{facts.prefetch} (CPU 0)", fix)
     elif facts.prefetch:
         yield Finding("ok", "prefetchers", facts.prefetch)
 

@@ -1,4 +1,4 @@
-"""Checks of the engine's build against the CPU, and of the counters that tell how near it comes to the machine."""
+"""Checks of the engine's build against the CPU, and of the available counters."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ _LEVELS: dict[str, Level] = {
     "SVE": "advice",
 }
 _REBUILD = "Build it for this machine: `make setup`, or reinstall llama-cpp-python with CMAKE_ARGS=-DGGML_NATIVE=ON."
-_SHOWN = 4
 
 
 def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Instruction sets that the CPU has and the engine was built without, and the other way round."""
+    """Instruction sets that the CPU has and the engine lacks, and the reverse."""
     if facts.engine is None:
         if facts.engine_error:
-            fix = facts.engine_fix or f"Put that right. If it is the engine itself: {_REBUILD[0].lower()}{_REBUILD[1:]}"
+            fix = facts.engine_fix or f"Fix this error. If the engine is broken: {_REBUILD[0].lower()}{_REBUILD[1:]}"
             yield Finding("problem", "The engine does not start", facts.engine_error, fix)
         return
     flags, features = facts.topology.flags, set(facts.engine.features)
@@ -46,7 +45,7 @@ def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
     foreign = [name for flag, name in FEATURES.items() if name in features and flag not in flags]
     has = ", ".join(facts.engine.features) or "no optional features"
     if foreign:
-        evidence = f"built with {', '.join(foreign)}, which this CPU does not have; it may end at any moment"
+        evidence = f"built with {', '.join(foreign)}, which this CPU lacks; it may crash at any time"
         yield Finding("problem", "The engine was built for another CPU", evidence, _REBUILD)
     for level in ("problem", "warning", "advice"):
         names = [name for name, its in missing.items() if its == level]
@@ -58,9 +57,9 @@ def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def counters(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Without a counter there is only the model's own estimate of memory traffic."""
+    """Without a counter, memory traffic is only estimated from the model."""
     if facts.counter:
-        yield Finding("ok", "memory counter", f"{facts.counter} opens")
+        yield Finding("ok", "memory counter", f"{facts.counter} available")
         return
     refusals = [one for one in facts.counter_refusals if worth_trying(one, facts.topology)]
     if not refusals or facts.topology.virtual:
@@ -68,9 +67,9 @@ def counters(facts: DiagnosticFacts) -> Iterator[Finding]:
     # A module to load is less trouble than a service to install.
     helpful = min(refusals, key=lambda one: one.name == "collector")
     evidence = f"{helpful.name}: {helpful.why}"
-    where = "On the host, whose container this is: " if facts.container else ""
+    where = "On the host of this container: " if facts.container else ""
     yield Finding(
-        "advice", "No counter of memory traffic opens: what is shown is estimated from the model", evidence,
+        "advice", "No counter of memory traffic is available; traffic is estimated from the model", evidence,
         f"{where}{helpful.how} (`cpuchat counters` lists all)",
     )  # fmt: skip
 

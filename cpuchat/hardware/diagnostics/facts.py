@@ -1,4 +1,4 @@
-"""Everything about this machine that decides how fast inference can be, gathered once for `checks`."""
+"""Gathers everything about this machine that affects inference speed, for the checks."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ _PATIENCE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WantedSetup:
-    """What the settings say about the machine, in their own words, and the model that is used: its name and its size
-    in bytes (0: none)."""
+    """The machine's settings as written, and the model in use: its name and its size in bytes (0: none)."""
 
     cores: str = "auto"
     threads: int = 0
@@ -47,13 +46,12 @@ class WantedSetup:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticFacts:
-    """One look at the machine; sizes in bytes. "" and None mean "not known", or that there is no such thing.
+    """The machine at one moment; sizes in bytes. "" and None mean unknown or absent.
 
-    `cores_error` and `policy_error` are why the settings cannot be followed here, `policy_refused` is why the kernel
-    does not take the memory policy. `governors` counts CPUs by
-    frequency governor, `driver` is what scales it. `load` is the average number of running processes of the last
-    minute. `counter` and `power` name the sources that open, the refusals say why better ones do not.
-    `engine_error` is why there is no engine, `engine_fix` what its error says to do.
+    `cores_error` and `policy_error` are why the settings cannot be applied, `policy_refused` is why the kernel rejects
+    the memory policy. `governors` counts CPUs by frequency governor, `driver` is the frequency driver. `load` is the
+    load average of the last minute. `counter` and `power` name the sources that open, the refusals say why better ones
+    do not. `engine_error` is why there is no engine, `engine_fix` what its error says to do.
     """
 
     topology: Topology
@@ -89,7 +87,7 @@ class DiagnosticFacts:
 
 
 def refused_policy(words: str) -> str:
-    """Why the kernel does not take this memory policy, tried in a process of its own; "" when it does."""
+    """Try a memory policy in a process of its own; returns why the kernel rejects it, "" when it does not."""
     told = f"import os; print(os.environ.get({MEMORY_REFUSED!r}, ''))"
     try:
         command = launch_command(words, python_command("-c", told))
@@ -113,7 +111,7 @@ def gather_facts(
     refused: Callable[[str], str] = refused_policy,
     root: Path = ROOT,
 ) -> DiagnosticFacts:
-    """Read what can be read, without measuring anything. Never raises for what the machine does not tell.
+    """Read what can be read, without measuring anything. Never raises for what is unknown.
 
     Args:
         pid: a process of this user, to see whether counters of a single process open.

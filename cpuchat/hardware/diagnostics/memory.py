@@ -1,4 +1,4 @@
-"""Checks of the memory: its modules, how it is divided into nodes, whether there is enough of it."""
+"""Checks of the memory: modules, NUMA nodes, bandwidth, available space."""
 
 from __future__ import annotations
 
@@ -19,52 +19,50 @@ _SWAP_BYTES = 256 << 20
 
 
 def channels(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Every channel without a module is bandwidth that is not there."""
+    """Channels without a module add no bandwidth."""
     limit = facts.theoretical
     if facts.topology.virtual or limit is None or limit.possible is None:
         return
     used, possible = limit.channels, limit.possible
-    evidence = (
-        f"{used} of {possible} channels have modules ({limit.source}), {limit.bytes_per_s / 1e9:.0f} GB/s at most"
-    )
+    evidence = f"{used} of {possible} channels populated ({limit.source}), theoretical peak {_gb(limit.bytes_per_s)}/s"
     if used < possible:
-        fix = f"Put equal modules into all {possible} channels: bandwidth, and with it tok/s, grows with their number."
-        title = "One memory channel only" if used == 1 else "Memory channels are empty"
+        fix = f"Install equal modules in all {possible} channels: bandwidth and tok/s grow with their number."
+        title = "Only one memory channel is populated" if used == 1 else "Some memory channels are empty"
         yield Finding("problem" if used == 1 else "warning", title, evidence, fix)
     elif not limit.assumed:
         yield Finding("ok", "memory channels", evidence)
 
 
 def speeds(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """All modules run at the speed of the slowest, and slower than the CPU can where they cannot do more."""
+    """All modules run at the speed of the slowest, or below what the CPU supports."""
     found: dict[int, int] = {}
     for module in facts.modules:
         if module.speed_mt:
             found[module.speed_mt] = found.get(module.speed_mt, 0) + 1
     if len(found) > 1:
         evidence = ", ".join(f"{n} at {speed} MT/s" for speed, n in sorted(found.items()))
-        fix = "Use modules of one kind: the slowest sets the pace of its channel."
+        fix = "Use identical modules: the slowest one sets the speed of its channel."
         yield Finding("warning", "Memory modules differ in speed", evidence, fix)
         return
     usual = usual_memory(facts.topology)
     if found and usual is not None:
         [speed] = found
         doubled = len({channel_of(module) for module in facts.modules} - {""}) < len(facts.modules)
-        evidence = f"{sum(found.values())} modules at {speed} MT/s, {facts.topology.cpu_name} takes {usual[1]} MT/s"
+        evidence = f"{sum(found.values())} modules at {speed} MT/s, {facts.topology.cpu_name} supports {usual[1]} MT/s"
         if speed < 0.95 * usual[1]:
-            more = " Two modules on one channel make all of them slower." if doubled else ""
-            fix = f"Look at the memory speed in the firmware's setup, and at what the modules can do.{more}"
-            yield Finding("advice", "Memory runs below the CPU's speed", evidence, fix)
+            more = " Two modules per channel lower the speed of all." if doubled else ""
+            fix = f"Check the memory speed in the firmware setup and the rating of the modules.{more}"
+            yield Finding("advice", "Memory runs below the speed that the CPU supports", evidence, fix)
         else:
             yield Finding("ok", "memory speed", evidence)
 
 
 def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """What all cores read, against what the modules could deliver."""
+    """The read bandwidth against the theoretical peak of the modules."""
     if facts.peak is None:
         yield Finding(
-            "advice", "The read bandwidth has not been measured", "utilization and ceilings need it",
-            "`cpuchat probe` measures it in 15 seconds, and so does the first chat.",
+            "advice", "The read bandwidth has not been measured", "bandwidth utilization and ceilings need it",
+            "`cpuchat probe` measures it in under 15 seconds; so does the first chat.",
         )  # fmt: skip
         return
     measured, limit = facts.peak.bytes_per_s, facts.theoretical
@@ -79,14 +77,14 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
     links = _links(facts)
     if whole and share < _GOOD_SHARE and links is not None and measured >= _GOOD_LINK_SHARE * links:
         n = len(facts.topology.fabric_links)
-        words = f"the {n} links of its L3 groups carry" if n > 1 else "the link of its L3 group carries"
+        words = f"the {n} fabric links of its L3 groups carry" if n > 1 else "the fabric link of its L3 group carries"
         yield Finding("ok", "read bandwidth", f"{evidence}; {words} {links / 1e9:.0f} GB/s at most")
     elif whole and share < _GOOD_SHARE:
-        fix = "Measure with nothing else running; then look for empty channels, and for NPS1 in the firmware's setup."
-        yield Finding("advice", "The cores read less than this memory could deliver", evidence, fix)
+        fix = "Measure on an idle machine; then check for empty channels and NPS1 in the firmware setup."
+        yield Finding("advice", "The read bandwidth is far below the theoretical peak", evidence, fix)
     elif share > 1.05:
-        fix = "One of the two is wrong: read the modules with sudo dmidecode -t memory."
-        yield Finding("advice", "More was measured than the modules should deliver", evidence, fix)
+        fix = "One of the two is wrong: list the modules with sudo dmidecode -t memory."
+        yield Finding("advice", "The read bandwidth exceeds the theoretical peak", evidence, fix)
     else:
         yield Finding("ok", "read bandwidth", evidence)
 
@@ -102,7 +100,7 @@ def _links(facts: DiagnosticFacts) -> float | None:
 
 
 def balancing(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """With several nodes the kernel samples accesses by faults, and moves pages while they are read."""
+    """With several nodes, NUMA balancing samples accesses by page faults and migrates pages while they are read."""
     if facts.balancing is None or len(facts.topology.nodes) < 2:
         return
     evidence = f"/proc/sys/kernel/numa_balancing is {facts.balancing}, {len(facts.topology.nodes)} NUMA nodes"
@@ -120,20 +118,20 @@ def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
     count, sockets = len(machine.cpu_nodes), len(machine.packages)
     evidence = f"{machine.sockets_words} as {count} NUMA node{'s' if count > 1 else ''}"
     if sockets > 1 and count == 1:
-        fix = "Set NPS1 in the firmware's setup: each access would be about 90 ns nearer."
+        fix = "Set NPS1 in the firmware setup: memory latency drops by about 90 ns."
         yield Finding("warning", "NPS0: both sockets are one NUMA node", evidence, fix)
     elif count > 4 * sockets:
-        fix = 'Switch off "L3 as NUMA domain" in the firmware\'s setup; one model uses all memory alike.'
+        fix = 'Disable "L3 as NUMA domain" in the firmware setup; one model reads all memory evenly.'
         yield Finding("advice", "Each L3 group is a NUMA node", evidence, fix)
     elif count > sockets:
-        fix = "Set NPS1 in the firmware's setup if one model is what this machine is for: about 1 to 3 %."
-        yield Finding("advice", f"NPS{count // sockets}: memory is divided inside a socket", evidence, fix)
+        fix = "Set NPS1 in the firmware setup if this machine runs one model: about 1 to 3 % faster."
+        yield Finding("advice", f"NPS{count // sockets}: several NUMA nodes per socket", evidence, fix)
     else:
         yield Finding("ok", "NPS1", evidence)
 
 
 def huge_pages(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Weights that are copied lie in anonymous memory, where huge pages save page table walks."""
+    """Copied weights are in anonymous memory, where huge pages save page table walks."""
     if facts.thp == "never":
         evidence = "/sys/kernel/mm/transparent_hugepage/enabled is never"
         yield Finding("advice", "Transparent huge pages are off", evidence, by_plan(facts, "thp"))
@@ -142,32 +140,33 @@ def huge_pages(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def room(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Weights that do not fit are read from the disk for every token."""
+    """Weights that do not fit are read from disk for every token."""
     size, available = facts.settings.model_bytes, facts.available
     limit = facts.topology.memory_limit
     total = limit or facts.topology.memory_total
-    where = f", the control group's limit is {_gb(limit)}" if limit else ""
+    where = f", cgroup memory limit: {_gb(limit)}" if limit else ""
     if size and size > available:
-        evidence = f"{facts.settings.model} is {_gb(size)}, {_gb(available)} are available of {_gb(total)}{where}"
-        fix = "Raise the limit or free memory." if limit and limit < size else "End other programs."
-        yield Finding("problem", "The model does not fit into memory", evidence, f"{fix} Or take a smaller model.")
+        evidence = f"{facts.settings.model} is {_gb(size)}; {_gb(available)} of {_gb(total)} available{where}"
+        fix = "Raise the limit or free memory." if limit and limit < size else "Close other programs."
+        yield Finding("problem", "The model does not fit into memory", evidence, f"{fix} Or use a smaller model.")
     elif total and available < max(min(_LITTLE_SHARE * total, _ENOUGH_BYTES), _LITTLE_BYTES):
-        evidence = f"{_gb(available)} available of {_gb(total)}{where}"
-        yield Finding("warning", "Little memory is available", evidence, "End other programs, or raise the limit.")
+        evidence = f"{_gb(available)} of {_gb(total)} available{where}"
+        yield Finding("warning", "Little memory is available", evidence, "Close other programs, or raise the limit.")
     elif total:
-        yield Finding("ok", "memory", f"{_gb(available)} available of {_gb(total)}{where}")
+        yield Finding("ok", "memory", f"{_gb(available)} of {_gb(total)} available{where}")
 
 
 def swap(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Weights that were swapped out stop every token until they are back."""
+    """Swapped-out weights delay every token until they are read back."""
     if facts.swap_used > _SWAP_BYTES:
-        evidence = f"{_gb(facts.swap_used)} of {_gb(facts.swap_total)} are in use, {_gb(facts.available)} available"
+        swap = f"{_gb(facts.swap_used)} of {_gb(facts.swap_total)} swap in use"
+        evidence = f"{swap}, {_gb(facts.available)} memory available"
         fix = "Free memory, then swapoff -a and swapon -a; or keep the model in memory: engine.mlock."
         yield Finding("advice", "Swap is in use", evidence, fix)
 
 
-def _gb(n_bytes: int | None) -> str:
-    return units.rate((n_bytes or 0) / 1e9) + " GB"
+def _gb(n_bytes: float | None) -> str:
+    return f"{units.gigabytes(n_bytes or 0)} GB"
 
 
 CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (

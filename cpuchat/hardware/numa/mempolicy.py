@@ -1,4 +1,4 @@
-"""On which NUMA nodes the kernel places memory that a process asks for, and page cache that it is first to read.
+"""Sets the NUMA memory policy: on which nodes the kernel places what a process allocates or reads in first.
 
 System calls set_mempolicy(2) and get_mempolicy(2); modes and flags from include/uapi/linux/mempolicy.h, meaning from
 Documentation/admin-guide/mm/numa_memory_policy.rst. A policy belongs to a thread, is inherited over fork and exec, and
@@ -45,7 +45,7 @@ _CALLS = {"x86_64": (239, 238), "aarch64": (236, 237), "riscv64": (236, 237)}
 _LIST = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
 WEIGHTED_SINCE = (6, 9)
 
-_EXAMPLES = "Choose auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers such as 0-1)."
+_EXAMPLES = "Use auto, local, interleave, weighted, bind:0 or preferred:0 (node lists such as 0-1)."
 
 
 class PolicyRefused(CpuchatError):
@@ -137,7 +137,7 @@ def parse_list(text: str) -> tuple[int, ...]:
     """
     numbers = parse_cpu_list(text) if _LIST.fullmatch(text) else ()
     if not numbers:
-        raise UsageError(f'"{text}" is no list of numbers.', "Write it like 0-3,8.")
+        raise UsageError(f'Invalid list: "{text}".', "Use the form 0-3,8.")
     return numbers
 
 
@@ -155,7 +155,7 @@ def parse_policy(text: str) -> Policy:
             return Policy(mode, parse_list(nodes) if colon else ())
         case "bind" | "preferred" if colon:
             return Policy(mode, parse_list(nodes))
-    raise UsageError(f'"{text}" is no memory policy.', _EXAMPLES)
+    raise UsageError(f'Unknown memory policy: "{text}".', _EXAMPLES)
 
 
 def has_weighted(release: str) -> bool:
@@ -183,12 +183,12 @@ def choose_policy(
     if wanted is not None:
         _check_nodes(wanted.nodes, usable or (0,))
     if len(usable) <= 1:
-        return Policy("local"), "all memory is on one node, so there is nothing to place"
+        return Policy("local"), "one NUMA node, nothing to place"
     if wanted is None:
         return _automatic(topology, usable, cpus)
     nodes = wanted.nodes or (usable if wanted.mode in ("interleave", "weighted") else ())
     if wanted.mode == "weighted" and not has_weighted(os.uname().release if release is None else release):
-        return Policy("interleave", nodes), "weighted interleaving needs Linux 6.9 or newer, so pages go round evenly"
+        return Policy("interleave", nodes), "weighted needs Linux 6.9 or newer, so interleaved"
     return Policy(wanted.mode, nodes), "set in the settings"
 
 
@@ -197,10 +197,12 @@ def _automatic(topology: Topology, usable: tuple[int, ...], cpus: Collection[int
     nodes = tuple(node for node in near if node in usable)
     if len(near) == 1 and nodes:
         # Not "local": the thread that reads the file in may run on another node than those that compute.
-        return Policy("preferred", nodes), f"the cores in use all sit on node {nodes[0]}"
+        return Policy("preferred", nodes), f"all cores in use are on node {nodes[0]}"
     if len(nodes) < 2:
         return Policy("interleave", usable), "the nodes of the cores in use have no memory of their own"
-    return Policy("interleave", nodes), f"cores of {len(nodes)} nodes read the weights, so every node holds a part"
+    return Policy(
+        "interleave", nodes
+    ), f"cores of {len(nodes)} nodes read the weights, so they are spread over all of them"
 
 
 def _check_nodes(nodes: tuple[int, ...], usable: tuple[int, ...]) -> None:
@@ -208,8 +210,8 @@ def _check_nodes(nodes: tuple[int, ...], usable: tuple[int, ...]) -> None:
     if missing:
         what = f"Node {missing[0]} has" if len(missing) == 1 else f"Nodes {format_cpu_list(missing)} have"
         raise UsageError(
-            f"{what} no memory that this process may use.",
-            f"Memory is on node {format_cpu_list(usable)}: choose from that.",
+            f"{what} no memory available to this process.",
+            f"Available nodes: {format_cpu_list(usable)}.",
         )
 
 
@@ -268,25 +270,27 @@ def _number(policy: Policy) -> int:
 
 def _no_such_node(missing: list[int], there: Collection[int]) -> PolicyRefused:
     name = f"node {missing[0]} is" if len(missing) == 1 else f"nodes {format_cpu_list(missing)} are"
-    hint = f"Memory is on node {format_cpu_list(there)}." if there else ""
-    return PolicyRefused(f"The kernel refused the memory policy: {name} not there or not allowed.", hint)
+    hint = f"Available nodes: {format_cpu_list(there)}." if there else ""
+    return PolicyRefused(f"The kernel rejected the memory policy: {name} missing or not allowed.", hint)
 
 
 def _refusal(policy: Policy, error: OSError) -> PolicyRefused:
     import errno
 
     if sys.platform != "linux":
-        return PolicyRefused("Programs choose where memory is placed only on Linux.", "Set engine.memory to local.")
+        return PolicyRefused("Memory policies are supported on Linux only.", "Set engine.memory to local.")
     match error.errno:
         case errno.EPERM | errno.EACCES:
             return PolicyRefused(
-                "This system does not let programs choose where memory is placed, as most containers don't.",
+                "Setting a memory policy is not permitted here, as in most containers.",
                 "Start the container with --cap-add SYS_NICE, or set engine.memory to local.",
             )
         case errno.ENOSYS:
             return PolicyRefused("This kernel has no memory policies.", "Set engine.memory to local.")
         case errno.EINVAL if policy.mode == "weighted" and not has_weighted(os.uname().release):
-            return PolicyRefused("Weighted interleaving needs Linux 6.9 or newer.", "Use interleave.")
+            return PolicyRefused("Weighted interleaving needs Linux 6.9 or newer.", "Set engine.memory to interleave.")
         case errno.EINVAL if policy.nodes:
             return _no_such_node(list(policy.nodes), ())
-    return PolicyRefused(f"The kernel refused the memory policy: {error.strerror or error}.", "Use local.")
+    return PolicyRefused(
+        f"The kernel rejected the memory policy: {error.strerror or error}.", "Set engine.memory to local."
+    )

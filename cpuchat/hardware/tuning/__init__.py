@@ -1,5 +1,5 @@
-"""Settings of the machine that only root may change: what they are, what to try, and scripts that change them.
+"""Tuning plans for machine settings that only root may change, and the scripts that apply and revert them.
 
-The program changes nothing itself and never runs sudo. It plans, saves a script that puts everything back, prints one
-that applies the plan, and looks afterwards at what is really in effect. Nothing here survives a reboot.
+cpuchat itself changes nothing and never runs sudo: it plans, saves a script that reverts, prints one that applies, and
+checks afterwards what is in effect. Nothing survives a reboot.
 """

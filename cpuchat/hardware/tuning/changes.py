@@ -1,4 +1,4 @@
-"""What a tuning plan is made of: plain values, and how the value of a file is read."""
+"""Plain values of a tuning plan, and how the value of a file is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPERIMENTAL: Verdict = "experimental, expected about 0"
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One file's value: `old` is what it says now and what the revert script writes, `new` what the plan writes.
+    """One file's value: `old` is its current value, which the revert script writes back, `new` what the plan writes.
 
     `path` is absolute on the machine ("/sys/..."), whatever root it was read below.
     """
@@ -27,7 +27,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A resctrl control group to make: `schemata` is its L3 line, `cpus` the list of CPUs that it takes over."""
+    """A resctrl control group to create: `schemata` is its L3 line, `cpus` the list of CPUs assigned to it."""
 
     path: str
     schemata: str
@@ -35,7 +35,7 @@ class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnobRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A knob that is not offered here: `why`, and `how` to have it all the same ("" = not at all)."""
+    """A knob that is unavailable here: `why`, and `how` to make it available ("" = not possible)."""
 
     knob: str
     why: str
@@ -43,7 +43,7 @@ class KnobRefusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to change, in this order; the way back is the other way round. `notes` say what was left alone."""
+    """What to change, in this order; reverting goes in reverse. `notes` say what is left unchanged."""
 
     changes: tuple[Change, ...] = ()
     group: CacheGroup | None = None
@@ -74,5 +74,5 @@ def below(root: Path, path: str) -> Path:
 
 
 def value_of(root: Path, path: str) -> str:
-    """What the file at the absolute `path` says now, as `chosen`; "" when it cannot be read."""
+    """Return the current value of the file at the absolute `path`, as `chosen`; "" when unreadable."""
     return chosen(read_text(below(root, path)))

@@ -1,4 +1,4 @@
-"""The settings that a plan can change: where each is, what is good for decoding, what speaks against it here.
+"""The settings that a plan can change: their files, the value that is good for decoding, when they are unavailable.
 
 Files: Documentation/admin-guide/pm/{cpufreq,intel_pstate,amd-pstate,cpuidle}.rst, admin-guide/mm/transhuge.rst,
 admin-guide/sysctl/kernel.rst.
@@ -62,26 +62,26 @@ class Knob:
         return [path for path in self.files(topology, root) if below(root, path).is_file()]
 
     def changes(self, topology: Topology, root: Path) -> tuple[list[Change], list[str]]:
-        """What to write, and notes about files that are left alone."""
+        """Return what to write, and notes about files that are left unchanged."""
         changes: list[Change] = []
         odd: dict[str, list[str]] = {}
         for path in self.present(topology, root):
             text = read_text(below(root, path))
             old, new = chosen(text), self.propose(root, path, text)
             if not old or "\n" in text:
-                odd.setdefault("cannot be read", []).append(path)
+                odd.setdefault("is unreadable", []).append(path)
             elif new is None:
-                odd.setdefault("does not offer what would be good", []).append(path)
+                odd.setdefault("does not offer the recommended value", []).append(path)
             elif new != old:
                 changes.append(Change(knob=self.name, path=path, old=old, new=new))
         notes = [
-            f"{self.name}: left alone, {paths[0]} {why}" + (f" (and {len(paths) - 1} more)" if len(paths) > 1 else "")
+            f"{self.name}: unchanged, {paths[0]} {why}" + (f" (and {len(paths) - 1} more)" if len(paths) > 1 else "")
             for why, paths in odd.items()
         ]
-        return changes, notes or ([] if changes else [f"{self.name}: already as it should be"])
+        return changes, notes or ([] if changes else [f"{self.name}: already set"])
 
     def state(self, topology: Topology, root: Path) -> str:
-        """What it is set to now, in words; "" where it does not exist."""
+        """Return the current value in words; "" where it does not exist."""
         paths = self.present(topology, root)
         values = Counter(self.words(path, value_of(root, path)) or "?" for path in paths)
         if len(values) == 1:
@@ -146,7 +146,7 @@ def _balancing_words(path: str, value: str) -> str:
 
 
 def _disabled_words(path: str, value: str) -> str:
-    return {"0": "deep states in use", "1": "deep states off"}.get(value, value)
+    return {"0": "deep states enabled", "1": "deep states disabled"}.get(value, value)
 
 
 # In the order of the script. The preference comes before the governor: under the performance governor the kernel
@@ -154,32 +154,32 @@ def _disabled_words(path: str, value: str) -> str:
 KNOBS: tuple[Knob, ...] = (
     Knob(
         name="epp",
-        about="energy preference: how eagerly cores raise their frequency",
+        about="energy performance preference: how fast cores raise their frequency",
         verdict=LOW_RISK,
         files=_per_cpu("energy_performance_preference"),
         propose=_listed_in("energy_performance_available_preferences"),
-        hint="Only the drivers amd_pstate=active and intel_pstate have one.",
+        hint="Only the drivers amd_pstate=active and intel_pstate provide it.",
     ),
     Knob(
         name="governor",
-        about="frequency governor: performance keeps cores at the top",
+        about="frequency governor: performance keeps the highest frequency",
         verdict=LOW_RISK,
         files=_per_cpu("scaling_governor"),
         propose=_listed_in("scaling_available_governors"),
-        hint="No frequency driver is loaded: look for CPPC or P-states in the firmware's setup.",
+        hint="No frequency driver is loaded: enable CPPC or P-states in the firmware setup.",
     ),
     Knob(
         name="boost",
-        about="frequencies above the base clock",
+        about="frequencies above the base clock (turbo)",
         verdict=LOW_RISK,
         files=_fixed(f"{CPUS}/cpufreq/boost", f"{CPUS}/intel_pstate/no_turbo"),
         propose=_boost,
         words=_boost_words,
-        hint="The frequency driver does not offer it: look in the firmware's setup.",
+        hint="The frequency driver does not provide it: check the firmware setup.",
     ),
     Knob(
         name="thp",
-        about="huge pages for weights that are copied (repacked, or load-mode read); mapped files get none",
+        about="transparent huge pages for copied weights (repacked, or load-mode read); mapped files get none",
         verdict=LOW_RISK,
         files=_fixed(f"{THP}/enabled"),
         propose=_offered("always"),
@@ -187,7 +187,7 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         name="numa-balancing",
-        about="the kernel moves pages between nodes and interrupts the threads that read them",
+        about="automatic page migration between nodes, which interrupts the threads that read them",
         verdict=LOW_RISK,
         files=_fixed(BALANCING),
         propose=_value("0"),
@@ -196,7 +196,7 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         name="thp-defrag",
-        about="make room for huge pages in the background",
+        about="memory compaction for huge pages in the background",
         verdict=EXPERIMENTAL,
         files=_fixed(f"{THP}/defrag"),
         propose=_offered("defer+madvise"),
@@ -204,7 +204,7 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         name="cstates",
-        about=f"no idle states that take over {DEEP_MICROSECONDS} µs to leave; costs power all the time",
+        about=f"no idle states with an exit latency above {DEEP_MICROSECONDS} µs; costs power permanently",
         verdict=EXPERIMENTAL,
         files=_idle_states,
         propose=_value("1"),
@@ -214,47 +214,47 @@ KNOBS: tuple[Knob, ...] = (
 
 
 def refusal_of(name: str, topology: Topology, root: Path, *, of_kernel: bool = False) -> KnobRefusal | None:
-    """What speaks against changing the machine from here, whatever the setting; None when nothing does."""
+    """Return why no setting can be changed from here; None when it can."""
     if place := container(root):
-        why = f"this is a container ({place}), and its kernel serves others too"
+        why = f"this is a container ({place}) that shares the host's kernel"
         return KnobRefusal(knob=name, why=why, how="Run cpuchat on the host.")
     if limit := limited(topology):
-        return KnobRefusal(knob=name, why=limit, how="Run cpuchat without that limit, or ask who runs the machine.")
+        return KnobRefusal(knob=name, why=limit, how="Run cpuchat without that limit, or ask the administrator.")
     if topology.virtual and not of_kernel:
-        why = f"this is a virtual machine ({topology.virtual})"
-        return KnobRefusal(knob=name, why=why, how="It is for the host to decide.")
+        why = f"virtual machine ({topology.virtual})"
+        return KnobRefusal(knob=name, why=why, how="Change it on the host.")
     return None
 
 
 def knob_refusal(knob: Knob, topology: Topology, root: Path) -> KnobRefusal | None:
-    """Why `knob` is not offered on this machine; None when it is."""
+    """Return why `knob` is unavailable on this machine; None when it is available."""
     if refused := refusal_of(knob.name, topology, root, of_kernel=knob.of_kernel):
         return refused
     if not knob.present(topology, root):
         missing = next(iter(knob.files(topology, root)), "")
-        why = f"{missing} does not exist" if missing else "there are no such files"
+        why = f"{missing} does not exist" if missing else "no such files"
         return KnobRefusal(knob=knob.name, why=why, how=knob.hint)
     if knob.name == "numa-balancing" and len(topology.nodes) < 2:
-        return KnobRefusal(knob=knob.name, why="there is one NUMA node, so nothing is moved")
+        return KnobRefusal(knob=knob.name, why="there is only one NUMA node")
     return None
 
 
 def limited(topology: Topology) -> str:
-    """How this process is kept from the whole machine; "" when it is not."""
+    """Return what limits this process to a part of the machine; "" when nothing does."""
     if topology.quota is not None:
-        return f"the control group grants the time of {topology.quota:g} CPUs"
+        return f"cgroup CPU quota: {topology.quota:g}"
     if len(topology.allowed) < len(topology.online):
         allowed, online = format_cpu_list(topology.allowed), format_cpu_list(topology.online)
-        return f"this process may use the CPUs {allowed} of {online} only"
+        return f"this process is limited to CPUs {allowed} of {online}"
     if topology.memory_limit is not None:
-        return f"the control group limits memory to {topology.memory_limit / 1e9:.1f} GB"
+        return f"cgroup memory limit: {topology.memory_limit / 1e9:.1f} GB"
     return ""
 
 
 def container(root: Path) -> str:
-    """What tells that this is a container; "" when nothing does."""
+    """Return the evidence that this is a container; "" without any."""
     for name in (".dockerenv", "run/.containerenv", "run/systemd/container", "var/run/secrets/kubernetes.io"):
         if (root / name).exists():
             return f"/{name}"
     match = re.search(r"docker|kubepods|containerd|libpod|lxc", read_text(root / "proc/self/cgroup"))
-    return f"/proc/self/cgroup says {match[0]}" if match else ""
+    return f"{match[0]} in /proc/self/cgroup" if match else ""

@@ -1,4 +1,4 @@
-"""Making a tuning plan, and seeing afterwards what of it is in effect."""
+"""Makes a tuning plan, and checks afterwards what of it is in effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = (*(knob.name for knob in KNOBS), resctrl.NAME)
 
 
 def make_plan(topology: Topology, root: Path, wanted: Sequence[str] = (), target_cpus: Sequence[int] = ()) -> Plan:
-    """What would change if the `wanted` knobs were set as is good for decoding. Reads, and changes nothing.
+    """Plan the changes that set the `wanted` knobs to what is good for decoding. Only reads.
 
     Args:
         wanted: some of `NAMES`; () takes those with the verdict "low risk, small gain".
@@ -28,9 +28,9 @@ def make_plan(topology: Topology, root: Path, wanted: Sequence[str] = (), target
     """
     for name in wanted:
         if name in READ_ONLY:
-            raise UsageError(f"{name} is only shown, never changed: {READ_ONLY[name]}.")
+            raise UsageError(f"{name} is read-only: {READ_ONLY[name]}.")
         if name not in NAMES:
-            raise UsageError(f"There is no knob {name!r}.", f"The knobs are {', '.join(NAMES)}.")
+            raise UsageError(f"Unknown knob: {name}.", f"Known knobs: {', '.join(NAMES)}.")
     names = set(wanted) or {knob.name for knob in KNOBS if knob.verdict == LOW_RISK}
     # The performance governor sets the preference too, and not every driver puts it back by itself.
     with_it = {"epp"} if "governor" in names else set()
@@ -58,12 +58,12 @@ def make_plan(topology: Topology, root: Path, wanted: Sequence[str] = (), target
 
 
 def in_effect(plan: Plan, root: Path) -> tuple[Change, ...]:
-    """The changes of the plan whose file really says the new value now."""
+    """Return the changes of the plan whose file has the new value now."""
     return tuple(change for change in plan.changes if value_of(root, change.path) == change.new)
 
 
 def group_in_effect(plan: Plan, root: Path) -> bool:
-    """The control group of the plan is there and divides the cache as planned."""
+    """Whether the control group of the plan exists and partitions the cache as planned."""
     if plan.group is None:
         return False
     wanted = resctrl.l3_masks(plan.group.schemata)
@@ -71,7 +71,7 @@ def group_in_effect(plan: Plan, root: Path) -> bool:
 
 
 def effect(plan: Plan, root: Path) -> dict[str, tuple[int, int]]:
-    """For each knob of the plan: how many of its changes are in effect, and how many there are."""
+    """Return for each knob of the plan how many of its changes are in effect, and how many there are."""
     now = in_effect(plan, root)
     counts = {
         name: (sum(change.knob == name for change in now), sum(change.knob == name for change in plan.changes))

@@ -1,4 +1,4 @@
-"""Dividing the L3 caches between target and draft model (Documentation/filesystems/resctrl.rst).
+"""Partitions the L3 caches between target and draft model (Documentation/filesystems/resctrl.rst).
 
 The target's cores get a control group with a few ways of each L3, low ones; all others keep all ways. What the target
 streams then cannot push out what a draft model on other cores of the same L3 keeps in the remaining ways. Weights are
@@ -26,8 +26,8 @@ GROUP = f"{MOUNT}/cpuchat"
 OWN_FOLDERS = ("info", "mon_groups", "mon_data", "cpuchat")
 """Folders of the file system that are no other user's control groups."""
 
-DRAFTING_ONLY = "l3: this is for drafting; measured without drafts, it only shows what the target loses"
-"""What has to be said of every plan with a control group."""
+DRAFTING_ONLY = "l3: helps drafting only; measured without drafts, it shows just the target's loss"
+"""Note of every plan with a control group."""
 
 _SHARE = 4  # the target keeps one way out of so many
 
@@ -43,7 +43,7 @@ def l3_masks(schemata: str) -> dict[int, int]:
 
 
 def state(root: Path) -> str:
-    """How the L3 caches are divided now, in words; "" where that is not known."""
+    """Return how the L3 caches are partitioned now; "" where that is unknown."""
     folder = root / MOUNT.lstrip("/")
     masks = l3_masks(read_text(folder / "schemata"))
     if not masks:
@@ -53,7 +53,7 @@ def state(root: Path) -> str:
         ways = sorted({mask.bit_count() for mask in own.values()})
         return f"target confined to {'-'.join(map(str, ways))} ways of {max(masks.values()).bit_count()}"
     others = other_groups(folder)
-    return f"divided by others ({', '.join(others)})" if others else "undivided"
+    return f"partitioned by other control groups ({', '.join(others)})" if others else "not partitioned"
 
 
 def other_groups(folder: Path) -> list[str]:
@@ -65,7 +65,7 @@ def other_groups(folder: Path) -> list[str]:
 
 
 def plan_group(topology: Topology, root: Path, target_cpus: Sequence[int]) -> CacheGroup | KnobRefusal:
-    """The control group for the target's cores, or why there is none.
+    """Plan the control group for the target's cores, or return why there is none.
 
     Args:
         target_cpus: logical CPUs of the target while the draft model has cores of its own; () when it has not.
@@ -77,37 +77,38 @@ def plan_group(topology: Topology, root: Path, target_cpus: Sequence[int]) -> Ca
         return KnobRefusal(knob=NAME, why=why, how=how)
 
     if "cat_l3" not in topology.flags:
-        return refuse("this CPU cannot divide its L3 cache (no cat_l3)")
+        return refuse("this CPU cannot partition its L3 cache (no cat_l3)")
     folder = root / MOUNT.lstrip("/")
     if not folder.is_dir():
-        return refuse("the kernel was built without resctrl")
+        return refuse("the kernel has no resctrl support")
     schemata = read_text(folder / "schemata")
     if not schemata:
         return refuse("resctrl is not mounted", f"Mount it and plan again: sudo mount -t resctrl resctrl {MOUNT}")
     masks = l3_masks(schemata)
     if not masks:
-        return refuse("resctrl offers no L3 masks here (code and data may be divided: mounted with cdp)")
+        return refuse("resctrl has no L3 masks here (perhaps mounted with cdp)")
     if others := other_groups(folder):
-        return refuse(f"others divide the cache already ({', '.join(others)})", "Ask whose control groups these are.")
+        why = f"other control groups partition the cache already ({', '.join(others)})"
+        return refuse(why, "Find out who created them.")
     full = int(read_text(folder / "info/L3/cbm_mask") or "0", 16) if _is_hex(folder / "info/L3/cbm_mask") else 0
     least, groups = read_number(folder / "info/L3/min_cbm_bits"), read_number(folder / "info/L3/num_closids")
     if not full or least is None or groups is None:
-        return refuse("resctrl does not say which masks are allowed (info/L3)")
+        return refuse("resctrl does not report which masks are allowed (info/L3)")
     if groups < 2:
         return refuse("the CPU has no second class of service (num_closids)")
     if any(mask != full for mask in masks.values()):
-        return refuse("the default group does not have all ways: somebody divides the cache already")
+        return refuse("the default group does not have all ways: the cache is partitioned already")
     if not target_cpus:
         return refuse(
-            "the draft model has no cores of its own, and the cache can only be divided by cores",
-            "Give it some (speculation.draft_cores), beside the target's in the same L3 groups.",
+            "the draft model has no cores of its own, and the cache can only be partitioned by cores",
+            "Set speculation.draft_cores to cores in the L3 groups of the target.",
         )
     used = {core.index for cpu in target_cpus if (core := topology.core_of(cpu)) is not None}
     if all(used.issuperset(group.cores) or used.isdisjoint(group.cores) for group in topology.l3_groups):
-        return refuse("no L3 group is used by both models, so they do not push each other out")
+        return refuse("no L3 group is shared by both models, so they do not evict each other")
     ways = max(full.bit_count() // _SHARE, least, 1)
     if ways >= full.bit_count():
-        return refuse(f"the L3 has only {full.bit_count()} ways, too few to divide")
+        return refuse(f"the L3 has only {full.bit_count()} ways, too few to partition")
     mask = f"{(1 << ways) - 1:x}"
     line = "L3:" + ";".join(f"{number}={mask}" for number in sorted(masks))
     return CacheGroup(path=GROUP, schemata=line, cpus=format_cpu_list(target_cpus))

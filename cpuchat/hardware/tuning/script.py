@@ -1,4 +1,4 @@
-"""The shell scripts of a plan: one that applies it, one that puts everything back.
+"""The shell scripts of a plan: one that applies it, one that reverts it.
 
 Both are for `sudo sh`, need nothing but a POSIX shell, and may run twice. The first looks at every file before it
 changes one: where somebody else has changed a value since the plan was made, it stops and changes nothing. The second
@@ -32,7 +32,7 @@ changed=0
 ending() {
     status=$?
     [ "$status" -ne 0 ] || return 0
-    if [ "$changed" = 0 ]; then say "nothing was changed."; else say "stopped half way. To put it back: $BACK"; fi
+    if [ "$changed" = 0 ]; then say "nothing was changed."; else say "stopped midway. To revert: $BACK"; fi
 }
 trap ending EXIT
 trap 'exit 130' INT TERM HUP
@@ -41,31 +41,31 @@ fail() { say "$1"; exit 1; }
 
 # FILE OLD NEW
 check() {
-    [ -f "$1" ] || fail "$1 is gone: make a new plan."
+    [ -f "$1" ] || fail "$1 does not exist any more: make a new plan."
     now=$(value "$1")
-    [ "$now" = "$2" ] || [ "$now" = "$3" ] || fail "$1 says '$now' now, not '$2': make a new plan."
+    [ "$now" = "$2" ] || [ "$now" = "$3" ] || fail "$1 is now '$now', not '$2': make a new plan."
 }
 
 put() {
     [ "$(value "$1")" != "$3" ] || return 0
     changed=1
     printf '%s\\n' "$3" > "$1"
-    [ "$(value "$1")" = "$3" ] || fail "$1 did not take '$3'."
+    [ "$(value "$1")" = "$3" ] || fail "$1 rejected '$3'."
 }
 """
 
 _REVERT = """\
 failed=0
-trap 'say "stopped half way: run it again."; exit 130' INT TERM HUP
+trap 'say "stopped midway: run it again."; exit 130' INT TERM HUP
 
 # FILE OLD NEW
 back() {
-    if [ ! -f "$1" ]; then say "$1 is gone."; failed=1; return 0; fi
+    if [ ! -f "$1" ]; then say "$1 does not exist any more."; failed=1; return 0; fi
     now=$(value "$1") || now=
     [ "$now" != "$2" ] || return 0
-    [ "$now" = "$3" ] || say "$1 said '$now', which the plan had not set; '$2' is written all the same."
+    [ "$now" = "$3" ] || say "$1 was '$now', which the plan had not set; writing '$2' anyway."
     printf '%s\\n' "$2" > "$1" || true
-    if [ "$(value "$1")" != "$2" ]; then say "$1 did not take '$2'."; failed=1; fi
+    if [ "$(value "$1")" != "$2" ]; then say "$1 rejected '$2'."; failed=1; fi
 }
 """
 
@@ -75,7 +75,7 @@ def apply_script(plan: Plan, root: Path, name: str, revert: Path) -> str:
     back = shlex.quote(f"{_sudo(root)}sh {shlex.quote(str(revert))}")
     parts = [
         f"#!/bin/sh\n# cpuchat: apply the tuning plan {name} ({', '.join(plan.knobs)}).\n"
-        "# Nothing of it survives a reboot. revert.sh beside it puts everything back.\n"
+        "# Nothing survives a reboot. revert.sh beside it reverts everything.\n"
         f"set -eu\nBACK={back}\n",
         _root_check(root),
         _VALUE,
@@ -85,14 +85,14 @@ def apply_script(plan: Plan, root: Path, name: str, revert: Path) -> str:
     parts.append("settings check\n" + (_others_check(root) if plan.group else "") + "settings put\n")
     if plan.group is not None:
         parts.append(_make_group(plan.group, root))
-    parts.append('say "applied. To put it back: $BACK"\n')
+    parts.append('say "applied. To revert: $BACK"\n')
     return "\n".join(part for part in parts if part)
 
 
 def revert_script(plan: Plan, root: Path, name: str) -> str:
-    """The script that puts back what was there when the plan was made."""
+    """Return the script that restores the values from when the plan was made."""
     parts = [
-        f"#!/bin/sh\n# cpuchat: put back what was there before the tuning plan {name}.\nset -eu\n",
+        f"#!/bin/sh\n# cpuchat: revert the tuning plan {name}.\nset -eu\n",
         _root_check(root),
         _VALUE,
         _REVERT,
@@ -104,7 +104,7 @@ def revert_script(plan: Plan, root: Path, name: str) -> str:
         parts.append(
             f"# Its CPUs and tasks go back to the default group.\n[ ! -d {group} ] || rmdir {group} || {failing}\n"
         )
-    parts.append('settings back\n[ "$failed" = 0 ] || exit 1\nsay "everything is as it was before the plan."\n')
+    parts.append('settings back\n[ "$failed" = 0 ] || exit 1\nsay "all settings are reverted."\n')
     return "\n".join(part for part in parts if part)
 
 
@@ -115,7 +115,7 @@ def _sudo(root: Path) -> str:
 def _root_check(root: Path) -> str:
     if root != Path("/"):
         return ""
-    return '[ "$(id -u)" -eq 0 ] || { printf \'%s\\n\' "cpuchat: run it with sudo sh" >&2; exit 1; }\n'
+    return '[ "$(id -u)" -eq 0 ] || { printf \'%s\\n\' "cpuchat: run this with sudo sh" >&2; exit 1; }\n'
 
 
 def _listing(changes: Sequence[Change], root: Path) -> str:
@@ -147,9 +147,9 @@ def _others_check(root: Path) -> str:
     mount = below(root, MOUNT)
     own = "|".join(f"*/{name}/" for name in OWN_FOLDERS)
     return (
-        f"[ -f {shlex.quote(str(mount))}/schemata ] || fail 'resctrl is not mounted any more: make a new plan.'\n"
+        f"[ -f {shlex.quote(str(mount))}/schemata ] || fail 'resctrl is no longer mounted: make a new plan.'\n"
         f"for folder in {shlex.quote(str(mount))}/*/; do\n"
-        f'    case "$folder" in {own}) ;; *) fail "others divide the L3 now ($folder): make a new plan." ;; esac\n'
+        f'    case "$folder" in {own}) ;; *) fail "$folder partitions the L3 now: make a new plan." ;; esac\n'
         "done\n"
     )
 

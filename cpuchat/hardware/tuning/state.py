@@ -1,4 +1,4 @@
-"""How the knobs are set now, and what is shown beside them but never changed."""
+"""The current values of the knobs, and of read-only settings beside them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from cpuchat.hardware.tuning.changes import EXPERIMENTAL, KnobRefusal
 from cpuchat.hardware.tuning.knobs import KNOBS, knob_refusal
 
 READ_ONLY: dict[str, str] = {
-    "smt": "one thread per core computes anyway, and switching siblings off takes half of the CPUs from everybody",
-    "prefetch": "decoding reads in sequence, which is what prefetchers are for, and writing the register taints the "
-    "kernel",
-    "nps": "it is set in the firmware, and NPS1 is right for one model",
+    "smt": "only one thread per core computes anyway, and disabling SMT takes half of the CPUs from all programs",
+    "prefetch": "decoding reads sequentially, which prefetchers speed up, and writing the register taints the kernel",
+    "nps": "set in the firmware; NPS1 is best for one model",
 }
-"""What is shown and never changed, and why not."""
+"""Settings that no plan changes, and why."""
 
 _AMD_PREFETCH = 0xC0000108
 _AMD_BITS = {0: "L1 stream", 1: "L1 stride", 2: "L1 region", 3: "L2 stream", 5: "up/down"}
@@ -46,7 +45,7 @@ def knob_states(topology: Topology, root: Path) -> tuple[KnobState, ...]:
         KnobState(knob.name, knob.state(topology, root), knob.verdict, knob.about, knob_refusal(knob, topology, root))
         for knob in KNOBS
     ]
-    about = "confine the target to a part of each L3, so that a draft model on cores of its own keeps the rest"
+    about = "confine the target to a part of each L3, leaving the rest to a draft model on its own cores"
     planned = resctrl.plan_group(topology, root, tuple(_some_of_each(topology)))
     refusal = planned if isinstance(planned, KnobRefusal) else None
     states.append(KnobState(resctrl.NAME, resctrl.state(root), EXPERIMENTAL, about, refusal))
@@ -68,10 +67,10 @@ def smt(root: Path) -> str:
 def nps(topology: Topology) -> str:
     """How the firmware divides the memory of a socket, in words."""
     if topology.virtual:
-        return f"{topology.nps_words} (virtual machine: need not be true)"
+        return f"{topology.nps_words} (virtual machine: unverified)"
     nodes, sockets = len(topology.cpu_nodes), len(topology.packages)
     if sockets > 1 and nodes == 1:
-        return f"{sockets} sockets in one node (NPS0)"
+        return f"{sockets} sockets in one NUMA node (NPS0)"
     if nodes > 4 * sockets and nodes == len(topology.l3_groups):  # NPS4 is the most there is
         return f"{nodes} NUMA nodes, one for each L3 group (L3 as NUMA)"
     return topology.nps_words

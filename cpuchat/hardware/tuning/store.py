@@ -1,4 +1,4 @@
-"""Where plans are kept: one folder each, with the way back saved before the way there."""
+"""Stores plans: one folder each, the revert script saved before the apply script."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def save(plan: Plan, root: Path = ROOT) -> SavedPlan:
         write_atomically(folder / "plan.json", msgspec.json.format(msgspec.json.encode(plan), indent=1))
         write_atomically(saved.apply, apply_script(plan, root, saved.name, saved.revert), mode=0o700)
     except OSError as error:
-        raise CpuchatError(f"The plan could not be saved: {error.filename}: {error.strerror}.") from None
+        raise CpuchatError(f"Cannot save the plan: {error.filename}: {error.strerror}.") from None
     return saved
 
 
@@ -92,8 +92,8 @@ def find(name: str = "") -> SavedPlan:
     """
     plans = saved_plans()
     if not plans:
-        raise UsageError("There is no tuning plan.", "Make one: cpuchat tune plan")
+        raise UsageError("No tuning plan found.", "Create one: cpuchat tune plan")
     for saved in reversed(plans):
         if name in ("", saved.name):
             return saved
-    raise UsageError(f"There is no tuning plan {name!r}.", "See cpuchat tune list.")
+    raise UsageError(f"Unknown tuning plan: {name}.", "List the plans: cpuchat tune list")

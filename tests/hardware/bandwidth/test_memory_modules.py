@@ -258,7 +258,7 @@ def test_modules_of_unknown_speed_leave_it_to_the_cpu(tmp_path: Path) -> None:
     found = found_in(tmp_path, table(device("DIMM_A1", speed=0, configured=0)))
     assert found.assumed
     assert found.bytes_per_s == pytest.approx(460.8e9)
-    assert found.source == "assumed: 12 channels × 4800 MT/s, what EPYC 9354 takes"
+    assert found.source == "assumed: 12 channels × 4800 MT/s, the maximum of EPYC 9354"
     assert found.note == ""
 
 
@@ -277,7 +277,7 @@ def test_without_the_table_the_channels_come_from_edac(tmp_path: Path) -> None:
     assert found is not None
     assert (found.channels, found.possible, found.assumed) == (5, 12, True)
     assert found.bytes_per_s == 5 * 4800e6 * 8
-    assert found.source == "5 channels with modules (EDAC) × 4800 MT/s, assumed for EPYC 9354"
+    assert found.source == "5 channels populated (EDAC) × 4800 MT/s, assumed for EPYC 9354"
 
 
 def test_without_anything_it_is_assumed_and_says_how_to_know(tmp_path: Path) -> None:

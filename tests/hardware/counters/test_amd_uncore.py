@@ -184,7 +184,7 @@ def test_old_kernels_and_other_cpus(tmp_path: Path) -> None:
     assert "6.8" in caught.value.how
     xeon = make_tree(tmp_path, "xeon-6430")
     umc(xeon, 0, "0")
-    with pytest.raises(CannotCount, match="only AMD"):
+    with pytest.raises(CannotCount, match="AMD CPUs only"):
         AmdMemoryControllers(read_topology(xeon), xeon, Simulated().calls)
 
 

@@ -82,8 +82,8 @@ def test_a_machine_without_counters_says_why_for_each(tmp_path: Path, name: str)
     [
         ("epyc-9354", "modprobe amd_hsmp"),
         ("xeon-6430", "modprobe intel_uncore"),
-        ("vm", "this is a virtual machine"),
-        ("garbage", "no counter of this machine"),
+        ("vm", "virtual machines expose no such counters"),
+        ("garbage", "no counter can be opened"),
     ],
 )
 def test_only_what_can_help_is_advised(tmp_path: Path, name: str, words: str) -> None:
@@ -102,7 +102,7 @@ def test_a_virtual_machine_may_have_core_counters(tmp_path: Path) -> None:
 
 
 def test_nothing_was_looked_for() -> None:
-    assert advice((), Topology()) == "not looked for yet"
+    assert advice((), Topology()) == "not opened yet"
 
 
 def test_every_failure_becomes_words() -> None:

@@ -16,9 +16,9 @@ from cpuchat.hardware.counters.perf_events import (
     TYPE_SOFTWARE,
     attributes,
     open_event,
+    open_failure,
     read_pmu,
     read_pmus,
-    why_not,
 )
 from tests.hardware.counters.simulated import Simulated, new_fabric, pmu, refused
 from tests.hardware.trees import write
@@ -124,16 +124,16 @@ def test_half_an_answer_is_an_error() -> None:
     ("code", "paranoid", "own", "why", "how"),
     [
         (errno.EACCES, "4", False, "perf_event_paranoid is 4", "cpuchat counters unit"),
-        (errno.EACCES, "4", False, "administrators", "sysctl kernel.perf_event_paranoid=0"),
+        (errno.EACCES, "4", False, "restricts it to root", "sysctl kernel.perf_event_paranoid=0"),
         (errno.EACCES, "4", True, "perf_event_paranoid is 4", "sysctl kernel.perf_event_paranoid=2"),
-        (errno.EPERM, "-1", False, "may not use", "containers"),
-        (errno.EPERM, "2", True, "may not use", "containers"),
+        (errno.EPERM, "-1", False, "blocked", "containers"),
+        (errno.EPERM, "2", True, "blocked", "containers"),
         (errno.ENOENT, "2", False, "no such counter", ""),
         (errno.EOPNOTSUPP, "2", False, "no such counter", ""),
         (errno.ENOSYS, "", False, "this kernel has no performance counters", ""),
         (errno.EBUSY, "2", False, "another program", "perf"),
         (errno.EMFILE, "2", True, "too many open files", "ulimit"),
-        (errno.ESRCH, "2", True, "gone", ""),
+        (errno.ESRCH, "2", True, "exited", ""),
         (errno.ENOMEM, "2", True, "cannot allocate memory", ""),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_refusal_says_why_and_what_to_do(
     tmp_path: Path, code: int, paranoid: str, own: bool, why: str, how: str
 ) -> None:
     root = write(tmp_path, {"proc/sys/kernel/perf_event_paranoid": paranoid})
-    refusal = why_not(refused(code), root, own_process=own)
+    refusal = open_failure(refused(code), root, own_process=own)
     assert isinstance(refusal, CannotCount)
     assert why in refusal.why
     assert how in refusal.how
@@ -163,7 +163,7 @@ def test_fields_of_other_words_and_single_bits(tmp_path: Path) -> None:
     assert odd is not None
     assert odd.configs(event=0xF, flag=1) == (0, 0xF0, 1 << 63)
     for wrong in ({"event": 16}, {"broken": 1}, {"absent": 0}):
-        with pytest.raises(CannotCount, match="does not know"):
+        with pytest.raises(CannotCount, match="has no field"):
             odd.configs(**wrong)
 
 
@@ -180,7 +180,7 @@ def test_named_events_with_scale_and_unit(tmp_path: Path) -> None:
     assert configs == (0x0304, 0, 0)
     assert scale * (1 << 20) == 64
     assert unit == "MiB"
-    with pytest.raises(CannotCount, match="unknown way"):
+    with pytest.raises(CannotCount, match="unknown format"):
         controller.named("bad")
 
 
@@ -205,5 +205,5 @@ def test_a_scale_that_makes_no_sense(tmp_path: Path, scale: str) -> None:
     pmu(tmp_path, "power", 8, "0", {"event": "config:0-7"}, {"energy": "event=0x02", "energy.scale": scale})
     power = read_pmu("power", tmp_path)
     assert power is not None
-    with pytest.raises(CannotCount, match="unknown way"):
+    with pytest.raises(CannotCount, match="unknown format"):
         power.named("energy")

@@ -90,11 +90,11 @@ def test_words_for_long_end_it(root: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "why", "how"),
     [
-        ("Unavailable", "says Unavailable", "pqos"),
-        ("Unassigned", "says Unassigned", "mbm_assign_mode"),
-        ("Error", "says Error", ""),
-        ("\x1b[31m", "says nonsense", ""),
-        ("", "may not be read", "chmod"),
+        ("Unavailable", "reports Unavailable", "pqos"),
+        ("Unassigned", "reports Unassigned", "mbm_assign_mode"),
+        ("Error", "reports Error", ""),
+        ("\x1b[31m", "reports an unknown value", ""),
+        ("", "not readable", "chmod"),
     ],
 )
 def test_words_from_the_start(root: Path, word: str, why: str, how: str) -> None:
@@ -122,9 +122,9 @@ def test_what_refuses(tmp_path: Path) -> None:
         MemoryBandwidthMonitoring(topology, root)
     assert "mount -t resctrl" in caught.value.how
     write(root, {f"{MOUNT}/info/L3/num_closids": "16"})
-    with pytest.raises(CannotCount, match="does not monitor"):
+    with pytest.raises(CannotCount, match="no monitoring groups"):
         MemoryBandwidthMonitoring(topology, root)
-    with pytest.raises(CannotCount, match="does not count"):
+    with pytest.raises(CannotCount, match="no memory bandwidth monitoring"):
         MemoryBandwidthMonitoring(replace(topology, flags=frozenset({"avx2"})), root)
 
 
@@ -139,5 +139,5 @@ def test_unmounting_ends_it(root: Path) -> None:
 
 def test_a_number_beyond_all_sense_is_none(root: Path) -> None:
     groups(root, "9" * 5000)
-    with pytest.raises(CannotCount, match="nonsense"):
+    with pytest.raises(CannotCount, match="an unknown value"):
         opened(root)

@@ -73,7 +73,7 @@ def test_words(text: str, policy: Policy) -> None:
     "text", ["", "auto", "bind", "preferred", "bind:", "bind:x", "bind:1-", "bind:3-1", "bind:12345", "local:0", "even"]
 )
 def test_wrong_words_say_what_is_possible(text: str) -> None:
-    with pytest.raises(UsageError, match=r"Choose auto, local|Write it like 0-3,8"):
+    with pytest.raises(UsageError, match=r"Use auto, local|Use the form 0-3,8"):
         parse_policy(text)
 
 
@@ -108,11 +108,11 @@ def test_auto_on_one_node_does_nothing(tmp_path: Path) -> None:
     topology = read_topology(make_tree(tmp_path, "epyc-9654"), allowed=range(192))
     policy, reason = choose_policy(topology)
     assert policy == Policy("local")
-    assert "one node" in reason
+    assert "one NUMA node" in reason
     # Words that need several nodes mean the same there; a node that is not there is still wrong.
     assert choose_policy(topology, "interleave")[0] == Policy("local")
     assert choose_policy(topology, "bind:0")[0] == Policy("local")
-    with pytest.raises(UsageError, match=r"Node 1 has no memory that this process may use\. Memory is on node 0"):
+    with pytest.raises(UsageError, match=r"Node 1 has no memory available to this process\. Available nodes: 0"):
         choose_policy(topology, "bind:1")
 
 
@@ -165,9 +165,9 @@ def test_what_the_kernel_is_told(text: str, number: int, nodes: tuple[int, ...])
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (errno.EPERM, "does not let programs choose .* --cap-add SYS_NICE"),
+        (errno.EPERM, "not permitted here.* --cap-add SYS_NICE"),
         (errno.ENOSYS, "has no memory policies"),
-        (errno.ENOMEM, "refused the memory policy: Cannot allocate memory"),
+        (errno.ENOMEM, "rejected the memory policy: Cannot allocate memory"),
     ],
 )
 def test_refusals_say_why_and_what_to_do(number: int, message: str) -> None:
@@ -177,7 +177,7 @@ def test_refusals_say_why_and_what_to_do(number: int, message: str) -> None:
 
 def test_nodes_that_the_kernel_drops_are_a_refusal_that_leaves_nothing_behind() -> None:
     kernel = Kernel((0, 1))
-    with pytest.raises(PolicyRefused, match=r"nodes 2-3 are not there or not allowed\. Memory is on node 0-1"):
+    with pytest.raises(PolicyRefused, match=r"nodes 2-3 are missing or not allowed\. Available nodes: 0-1"):
         mempolicy.apply(Policy("interleave", (0, 1, 2, 3)), kernel)
     assert kernel.policy == (0, ())
 
@@ -217,10 +217,10 @@ def test_this_kernel_refuses_a_node_that_is_not_there() -> None:
         return "", None
 
     message, left = in_thread(lambda: work(Policy("bind", (absent,))))
-    assert f"node {absent} is not there" in message
+    assert f"node {absent} is missing" in message
     assert left == in_thread(mempolicy.current)
     message, left = in_thread(lambda: work(Policy("interleave", (*mempolicy.allowed_nodes(), absent))))
-    assert f"node {absent} is not there" in message
+    assert f"node {absent} is missing" in message
     assert left == Policy("local")
 
 
@@ -230,5 +230,5 @@ def test_an_unknown_processor_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(PolicyRefused, match="no memory policies"):
         mempolicy.apply(Policy("bind", (0,)))
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(PolicyRefused, match="only on Linux"):
+    with pytest.raises(PolicyRefused, match="on Linux only"):
         mempolicy.apply(Policy("bind", (0,)))

@@ -10,7 +10,8 @@ import pytest
 from cpuchat import settings
 from cpuchat.errors import UsageError
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, cpus_to_try, place
-from cpuchat.hardware.topology import Core, Node, Topology, read_topology
+from cpuchat.hardware.sysfs import Node
+from cpuchat.hardware.topology import Core, Topology, read_topology
 from cpuchat.settings import Settings
 from tests.hardware.trees import make_tree
 

@@ -12,7 +12,8 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from cpuchat.hardware.topology import Core, L3Group, Node, Topology
+from cpuchat.hardware.sysfs import Node
+from cpuchat.hardware.topology import Core, L3Group, Topology
 
 CPUFREQ = "sys/devices/system/cpu/cpu{}/cpufreq"
 CHOICES = {
@@ -42,7 +43,7 @@ TOPOLOGY = Topology(
 )
 """Eight cores, two L3 groups, two NUMA nodes, all of it allowed."""
 
-VIRTUAL = replace(TOPOLOGY, virtual="the hypervisor flag of the CPU")
+VIRTUAL = replace(TOPOLOGY, virtual="hypervisor flag in /proc/cpuinfo")
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -77,7 +78,7 @@ def server(root: Path) -> Path:
 
 
 def resctrl(root: Path, mask: str = "ffff") -> Path:
-    """A mounted resctrl with an undivided L3."""
+    """A mounted resctrl with an not partitioned L3."""
     return write(root, {
         "sys/fs/resctrl/schemata": f"    MB:0=2048;1=2048\n    L3:0={mask};1={mask}",
         "sys/fs/resctrl/cpus_list": "0-7",

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cpuchat.errors import UsageError
-from cpuchat.hardware.topology import L3Group, Node, Topology
+from cpuchat.hardware.sysfs import Node
+from cpuchat.hardware.topology import L3Group, Topology
 from cpuchat.hardware.tuning.changes import CacheGroup, Change, KnobRefusal, chosen
 from cpuchat.hardware.tuning.plan import NAMES, effect, make_plan
 from cpuchat.hardware.tuning.resctrl import l3_masks, plan_group
@@ -43,7 +44,7 @@ def test_without_names_only_what_is_of_low_risk_is_planned(root: Path) -> None:
     assert plan.knobs == ("epp", "governor", "thp", "numa-balancing")
     assert plan.group is None
     assert plan.refusals == ()
-    assert plan.notes == ("boost: already as it should be",)
+    assert plan.notes == ("boost: already set",)
     assert Change(knob="thp", path="/sys/kernel/mm/transparent_hugepage/enabled", old="madvise", new="always") in (
         plan.changes
     )
@@ -88,20 +89,20 @@ def test_a_value_that_is_not_offered_is_not_planned(root: Path) -> None:
     plan = make_plan(TOPOLOGY, root, ("governor", "thp"))
     assert sum(change.knob == "governor" for change in plan.changes) == 7
     assert "thp" not in plan.knobs
-    assert any("cpu1/cpufreq/scaling_governor does not offer what would be good" in note for note in plan.notes)
+    assert any("cpu1/cpufreq/scaling_governor does not offer the recommended value" in note for note in plan.notes)
 
 
 def test_a_file_without_a_value_is_left_alone(root: Path) -> None:
     (root / "proc/sys/kernel/numa_balancing").write_text("\n")
     plan = make_plan(TOPOLOGY, root, ("numa-balancing",))
     assert plan.empty
-    assert plan.notes == ("numa-balancing: left alone, /proc/sys/kernel/numa_balancing cannot be read",)
+    assert plan.notes == ("numa-balancing: unchanged, /proc/sys/kernel/numa_balancing is unreadable",)
 
 
 def test_names_that_are_no_knobs(root: Path) -> None:
-    with pytest.raises(UsageError, match=r"no knob 'speed'\. The knobs are epp, governor"):
+    with pytest.raises(UsageError, match=r"Unknown knob: speed\. Known knobs: epp, governor"):
         make_plan(TOPOLOGY, root, ("speed",))
-    with pytest.raises(UsageError, match=r"prefetch is only shown, never changed: .*taints the kernel"):
+    with pytest.raises(UsageError, match=r"prefetch is read-only: .*taints the kernel"):
         make_plan(TOPOLOGY, root, ("prefetch",))
 
 
@@ -113,13 +114,13 @@ def test_missing_files_are_refused_with_their_name(tmp_path: Path) -> None:
     why = {refused.knob: refused.why for refused in plan.refusals}
     assert set(why) == set(NAMES)
     assert why["governor"] == "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor does not exist"
-    assert why["cstates"] == "there are no such files"
-    assert why["l3"] == "the kernel was built without resctrl"
+    assert why["cstates"] == "no such files"
+    assert why["l3"] == "the kernel has no resctrl support"
 
 
 @pytest.mark.parametrize("name", ["governor", "epp", "boost", "cstates", "l3"])
 def test_a_virtual_machine_does_not_own_its_hardware(root: Path, name: str) -> None:
-    assert refusal(name, VIRTUAL, root).why == "this is a virtual machine (the hypervisor flag of the CPU)"
+    assert refusal(name, VIRTUAL, root).why == "virtual machine (hypervisor flag in /proc/cpuinfo)"
 
 
 @pytest.mark.parametrize("name", ["thp", "thp-defrag", "numa-balancing"])
@@ -147,9 +148,9 @@ def test_a_container_is_refused_everything(root: Path, name: str, text: str) -> 
 @pytest.mark.parametrize(
     ("topology", "why"),
     [
-        (replace(TOPOLOGY, quota=2.5), "the control group grants the time of 2.5 CPUs"),
-        (replace(TOPOLOGY, allowed=(0, 1, 2)), "this process may use the CPUs 0-2 of 0-7 only"),
-        (replace(TOPOLOGY, memory_limit=8_000_000_000), "the control group limits memory to 8.0 GB"),
+        (replace(TOPOLOGY, quota=2.5), "cgroup CPU quota: 2.5"),
+        (replace(TOPOLOGY, allowed=(0, 1, 2)), "this process is limited to CPUs 0-2 of 0-7"),
+        (replace(TOPOLOGY, memory_limit=8_000_000_000), "cgroup memory limit: 8.0 GB"),
     ],
 )
 def test_who_has_a_part_of_the_machine_changes_nothing_of_it(root: Path, topology: Topology, why: str) -> None:
@@ -158,7 +159,7 @@ def test_who_has_a_part_of_the_machine_changes_nothing_of_it(root: Path, topolog
 
 def test_balancing_matters_between_nodes_only(root: Path) -> None:
     one = replace(TOPOLOGY, nodes=TOPOLOGY.nodes[:1])
-    assert refusal("numa-balancing", one, root).why == "there is one NUMA node, so nothing is moved"
+    assert refusal("numa-balancing", one, root).why == "there is only one NUMA node"
 
 
 def test_the_cache_is_divided_by_a_quarter_of_the_ways(root: Path) -> None:
@@ -175,15 +176,15 @@ def test_the_cache_is_divided_by_a_quarter_of_the_ways(root: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "cpus", "why"),
     [
-        ({"sys/fs/resctrl/database/schemata": "L3:0=ff"}, HALF_OF_EACH, "others divide the cache already (database)"),
+        ({"sys/fs/resctrl/database/schemata": "L3:0=ff"}, HALF_OF_EACH, "partition the cache already (database)"),
         ({"sys/fs/resctrl/schemata": "L3:0=fff0;1=ffff"}, HALF_OF_EACH, "the default group does not have all ways"),
         ({"sys/fs/resctrl/schemata": "L3CODE:0=ffff\nL3DATA:0=ffff"}, HALF_OF_EACH, "mounted with cdp"),
         ({"sys/fs/resctrl/schemata": ""}, HALF_OF_EACH, "resctrl is not mounted"),
         ({"sys/fs/resctrl/info/L3/num_closids": "1"}, HALF_OF_EACH, "no second class of service"),
         ({"sys/fs/resctrl/info/L3/min_cbm_bits": "16"}, HALF_OF_EACH, "only 16 ways"),
-        ({"sys/fs/resctrl/info/L3/cbm_mask": "nonsense"}, HALF_OF_EACH, "does not say which masks are allowed"),
+        ({"sys/fs/resctrl/info/L3/cbm_mask": "nonsense"}, HALF_OF_EACH, "does not report which masks are allowed"),
         ({}, (), "the draft model has no cores of its own"),
-        ({}, (0, 1, 2, 3), "no L3 group is used by both models"),
+        ({}, (0, 1, 2, 3), "no L3 group is shared by both models"),
     ],
 )  # fmt: skip
 def test_why_the_cache_is_not_divided(root: Path, files: dict[str, str], cpus: tuple[int, ...], why: str) -> None:
@@ -221,8 +222,8 @@ def test_the_state_of_every_knob_is_told(root: Path) -> None:
         "thp": "madvise",
         "numa-balancing": "on",
         "thp-defrag": "madvise",
-        "cstates": "deep states in use",
-        "l3": "undivided",
+        "cstates": "deep states enabled",
+        "l3": "not partitioned",
         "smt": "off",
         "prefetch": "",
         "nps": "NPS2",
@@ -244,7 +245,7 @@ def test_our_own_division_and_that_of_others_are_told_apart(root: Path) -> None:
     write(resctrl(root), {"sys/fs/resctrl/cpuchat/schemata": "L3:0=f;1=f"})
     assert state("l3", TOPOLOGY, root).value == "target confined to 4 ways of 16"
     write(root, {"sys/fs/resctrl/database/schemata": "L3:0=ff;1=ff", "sys/fs/resctrl/cpuchat/schemata": ""})
-    assert state("l3", TOPOLOGY, root).value == "divided by others (database)"
+    assert state("l3", TOPOLOGY, root).value == "partitioned by other control groups (database)"
 
 
 @pytest.mark.parametrize(
@@ -271,11 +272,11 @@ def test_prefetchers_where_the_register_can_be_read(
 @pytest.mark.parametrize(
     ("topology", "words"),
     [
-        (replace(TOPOLOGY, packages=(0, 1), nodes=TOPOLOGY.nodes[:1]), "2 sockets in one node (NPS0)"),
+        (replace(TOPOLOGY, packages=(0, 1), nodes=TOPOLOGY.nodes[:1]), "2 sockets in one NUMA node (NPS0)"),
         (replace(TOPOLOGY, nodes=TOPOLOGY.nodes[:1]), "NPS1"),
         (TOPOLOGY, "NPS2"),
         (L3_AS_NUMA, "8 NUMA nodes, one for each L3 group (L3 as NUMA)"),
-        (VIRTUAL, "2 NUMA nodes (virtual machine: need not be true)"),
+        (VIRTUAL, "2 NUMA nodes (virtual machine: unverified)"),
     ],
 )
 def test_how_memory_is_divided(root: Path, topology: Topology, words: str) -> None:

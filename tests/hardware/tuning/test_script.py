@@ -68,7 +68,7 @@ def test_values_that_were_changed_since_the_plan_stop_it_before_anything_is_chan
     before = snapshot(root)
     done = run(saved.apply, root)
     assert done.returncode == 1
-    assert "transparent_hugepage/enabled says 'never' now, not 'madvise': make a new plan." in done.stderr
+    assert "transparent_hugepage/enabled is now 'never', not 'madvise': make a new plan." in done.stderr
     assert "nothing was changed" in done.stderr
     assert snapshot(root) == before
 
@@ -79,7 +79,7 @@ def test_a_cpu_that_went_away_stops_it_too(root: Path) -> None:
     before = snapshot(root)
     done = run(saved.apply, root)
     assert done.returncode == 1
-    assert "cpu5/cpufreq/energy_performance_preference is gone: make a new plan." in done.stderr
+    assert "cpu5/cpufreq/energy_performance_preference does not exist any more: make a new plan." in done.stderr
     assert snapshot(root) == before
 
 
@@ -106,8 +106,8 @@ def test_a_file_that_takes_no_value_stops_it_and_says_how_to_go_back(tmp_path: P
     saved.apply.write_text(saved.apply.read_text().replace('> "$1"', deaf))
     done = run(saved.apply, root)
     assert done.returncode == 1
-    assert "cpu6/cpufreq/scaling_governor did not take 'performance'." in done.stderr
-    assert "stopped half way. To put it back: sh " in done.stderr
+    assert "cpu6/cpufreq/scaling_governor rejected 'performance'." in done.stderr
+    assert "stopped midway. To revert: sh " in done.stderr
     assert str(saved.revert) in done.stderr
 
 
@@ -122,7 +122,7 @@ def test_who_stops_it_is_told_where_it_stands(root: Path, shell: str, signal: st
     )
     done = run(saved.apply, root, shell)
     assert done.returncode == 130
-    assert "stopped half way. To put it back: sh " in done.stderr
+    assert "stopped midway. To revert: sh " in done.stderr
     assert snapshot(root) != before
     script = saved.revert.read_text()
     saved.revert.write_text(
@@ -132,7 +132,7 @@ def test_who_stops_it_is_told_where_it_stands(root: Path, shell: str, signal: st
     )
     done = run(saved.revert, root, shell)
     assert done.returncode == 130
-    assert "stopped half way: run it again." in done.stderr
+    assert "stopped midway: run it again." in done.stderr
     saved.revert.write_text(script)
     assert run(saved.revert, root, shell).returncode == 0
     assert snapshot(root) == before
@@ -145,7 +145,7 @@ def test_going_back_overrules_what_others_changed_since_and_says_so(root: Path) 
     (root / GOVERNOR).write_text("schedutil\n")
     done = run(saved.revert, root)
     assert done.returncode == 0
-    assert "cpu3/cpufreq/scaling_governor said 'schedutil', which the plan had not set" in done.stderr
+    assert "cpu3/cpufreq/scaling_governor was 'schedutil', which the plan had not set" in done.stderr
     assert snapshot(root) == before
 
 
@@ -155,7 +155,7 @@ def test_going_back_goes_on_after_a_file_that_is_gone_but_fails_in_the_end(root:
     (root / GOVERNOR).unlink()
     done = run(saved.revert, root)
     assert done.returncode == 1
-    assert "cpu3/cpufreq/scaling_governor is gone." in done.stderr
+    assert "cpu3/cpufreq/scaling_governor does not exist any more." in done.stderr
     assert (root / CPUFREQ.format(0) / "scaling_governor").read_text() == "powersave\n"
 
 
@@ -181,7 +181,7 @@ def test_others_who_divide_the_cache_since_stop_it(root: Path) -> None:
     before = snapshot(root)
     done = run(saved.apply, root)
     assert done.returncode == 1
-    assert "others divide the L3 now" in done.stderr
+    assert "partitions the L3 now" in done.stderr
     assert snapshot(root) == before
 
 
@@ -192,7 +192,7 @@ def test_a_file_system_that_is_mounted_no_more_stops_it(root: Path) -> None:
     done = run(saved.apply, root)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "cpuchat: resctrl is not mounted any more: make a new plan.", "cpuchat: nothing was changed.",
+        "cpuchat: resctrl is no longer mounted: make a new plan.", "cpuchat: nothing was changed.",
     ]  # fmt: skip
     assert snapshot(root) == before
 
@@ -268,7 +268,7 @@ def test_plans_are_found_again_newest_last(root: Path) -> None:
     assert [saved.name for saved in store.saved_plans()] == [first.name, second.name]
     assert store.find() == second
     assert store.find(first.name).plan == first.plan
-    with pytest.raises(UsageError, match="no tuning plan 'nonsense'"):
+    with pytest.raises(UsageError, match="Unknown tuning plan: nonsense"):
         store.find("nonsense")
 
 
@@ -276,7 +276,7 @@ def test_damaged_plans_are_passed_over(root: Path) -> None:
     saved = saved_plan(root, "governor")
     (saved.folder / "plan.json").write_text("{")
     assert store.saved_plans() == []
-    with pytest.raises(UsageError, match="There is no tuning plan"):
+    with pytest.raises(UsageError, match="No tuning plan found"):
         store.find()
 
 
@@ -284,5 +284,5 @@ def test_no_folder_for_plans_is_a_plain_error(root: Path) -> None:
     data = Path(os.environ["CPUCHAT_DATA_DIR"])
     data.parent.mkdir(parents=True, exist_ok=True)
     data.write_text("a file")
-    with pytest.raises(CpuchatError, match="could not be saved"):
+    with pytest.raises(CpuchatError, match="Cannot save the plan"):
         saved_plan(root, "governor")

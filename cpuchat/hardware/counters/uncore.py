@@ -1,0 +1,95 @@
+"""What counters outside the cores share: groups of perf events, and read and write traffic counted apart."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from cpuchat.hardware.counters.base import CannotCount
+from cpuchat.hardware.counters.kernel import Kernel
+from cpuchat.hardware.counters.perf_events import Event, Pmu, close_all, open_event, open_failure
+from cpuchat.telemetry.machine import Bandwidth, Scope
+
+LINE = 64
+"""Bytes of one column access: a cache line."""
+
+
+class EventGroup:
+    """Events that are read together, each with the amount that one count stands for (bytes, joules)."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._events: list[tuple[Event, float]] = []
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def add(self, pmu: Pmu, configs: tuple[int, int, int], each: float = LINE) -> None:
+        """Open the event on every unit of the PMU.
+
+        Raises:
+            OSError: refused.
+        """
+        for cpu in pmu.cpus:
+            self._events.append((open_event(self._kernel, pmu.type, configs, cpu=cpu), each))
+
+    def growth(self) -> float | None:
+        """The amount counted since the time before; None when one of the events had no count."""
+        grown = [(event.growth(), each) for event, each in self._events]
+        return None if any(value is None for value, _ in grown) else sum((value or 0.0) * each for value, each in grown)
+
+    def close(self) -> None:
+        close_all(event for event, _ in self._events)
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@contextlib.contextmanager
+def opening(source: _Closable, root: Path) -> Iterator[None]:
+    """Close `source` when one of its events cannot be opened.
+
+    Raises:
+        CannotCount: the reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        source.close()
+        raise open_failure(error, root) from None
+    except CannotCount:
+        source.close()
+        raise
+
+
+class ReadWriteCounter:
+    """Traffic of all memory controllers, reads and writes apart, for the whole machine."""
+
+    name = ""
+    scope: Scope = "machine"
+    least_seconds = 0.25
+
+    def __init__(self, kernel: Kernel | None) -> None:
+        self._kernel = kernel or Kernel()
+        self._reads, self._writes = EventGroup(self._kernel), EventGroup(self._kernel)
+        self._time: float | None = None
+
+    def sample(self, now: float) -> Bandwidth | None:
+        before, self._time = self._time, now
+        read, written, per_l3 = self._reads.growth(), self._writes.growth(), self._each_l3()
+        if before is None or now <= before or read is None or written is None:
+            return None
+        seconds = now - before
+        each = tuple(value / seconds for value in per_l3)
+        return Bandwidth((read + written) / seconds, self.name, self.scope, read / seconds, written / seconds, each)
+
+    def _each_l3(self) -> tuple[float, ...]:
+        """Bytes of each L3 group since the time before, in the order of the topology; () where unknown."""
+        return ()
+
+    def close(self) -> None:
+        self._reads.close()
+        self._writes.close()
