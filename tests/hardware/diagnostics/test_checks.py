@@ -160,7 +160,7 @@ def test_empty_channels(root: Path, channels: str, level: str, title: str, evide
     finding = found(facts_of(root), title)
     assert finding.level == level
     assert evidence in finding.evidence
-    assert f"{len(channels) * 38.4:.0f} GB/s" in finding.evidence
+    assert f"{len(channels) * 38.4:.3g} GB/s" in finding.evidence
     assert "all 12 channels" in finding.fix
 
 
