@@ -15,15 +15,11 @@ from cpuchat import paths
 from tests.support.terminal import Terminal
 
 
-@pytest.fixture(params=[(80, 24), (120, 40)], ids=["80x24", "120x40"])
-def size(request: pytest.FixtureRequest) -> tuple[int, int]:
-    return request.param
-
-
 @pytest.fixture
-def endless(tiny_model: Path, tmp_path: Path, size: tuple[int, int]) -> Iterator[Terminal]:
-    """The app with a model that never ends an answer by itself."""
-    terminal = Terminal(["--model", str(tiny_model)], columns=size[0], rows=size[1], home=tmp_path)
+def endless(tiny_model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
+    """The app with a model that never ends an answer by itself, in a small terminal or one of the size given."""
+    columns, rows = getattr(request, "param", (80, 24))
+    terminal = Terminal(["--model", str(tiny_model)], columns=columns, rows=rows, home=tmp_path)
     yield terminal
     terminal.close()
 
@@ -100,6 +96,7 @@ def test_a_window_made_smaller_and_larger_again_is_drawn_whole(demo: Terminal) -
     demo.wait_until(lambda screen: screen.count("╰") == 4 and screen.count("╯") == 4, "all frames")
 
 
+@pytest.mark.parametrize("endless", [(120, 40)], indirect=True, ids=["120x40"])
 def test_worker_killed_behind_the_app_is_told_and_healed(endless: Terminal) -> None:
     endless.wait_for("tiny")
     ask(endless, "hello")
