@@ -137,7 +137,7 @@ def test_a_cache_folder_that_cannot_be_written_is_a_note(
     monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the log goes instead
     with contextlib.closing(Terminal(["--model", str(tiny_model)], columns=120, rows=40, home=tmp_path)) as terminal:
-        terminal.wait_for("cannot be written")
+        terminal.wait_for("Cannot write to")
         ask(terminal, "Hello")
         terminal.press("esc")
         terminal.wait_for("stopped")

@@ -29,7 +29,7 @@ def test_download_while_chatting_then_load(hub_server: HubServer, tiny_model: Pa
     try:
         terminal.wait_for("0/4k ctx")
         terminal.press("ctrl+o")
-        terminal.wait_for("type to search")
+        terminal.wait_for("search, or paste")
         terminal.type("small fr")
         terminal.wait_for("◌ Small friend")
         terminal.press("enter")
@@ -38,13 +38,13 @@ def test_download_while_chatting_then_load(hub_server: HubServer, tiny_model: Pa
         hub_server.fault("friends/small-GGUF", "small-F32.gguf", Fault(gate=gate))
         terminal.press("enter")
         terminal.wait_for("/474 kB")
-        for shown in ("search hub", "type to search", "Message"):
+        for shown in ("search hub", "search, or paste", "Message"):
             terminal.press("esc")
             terminal.wait_for(shown)
         ask(terminal, "say something")
         assert "small F32" in terminal.text
         gate.open()
-        terminal.wait_for("small F32 is here")
+        terminal.wait_for("Enter loads it")
         terminal.press("esc")
         terminal.wait_for("Enter sends")
         terminal.press("ctrl+g")

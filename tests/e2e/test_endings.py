@@ -130,7 +130,7 @@ def test_a_signal_while_streaming_ends_in_order(name: str, tiny_model: Path, tmp
         os.kill(terminal.process.pid, number)
         assert terminal.wait_for_end() == 128 + number
         check_given_back(terminal, modes)
-        assert f"cpuchat: ended by {name}. Your chat is saved." in last_lines(terminal)
+        assert f"cpuchat: killed by {name}. Your chat is saved." in last_lines(terminal)
         assert not psutil.wait_procs(members, timeout=60)[1]
         (_, answer) = stored()
         assert answer[1] and answer[2] == "cancelled"
