@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from cpuchat.hardware.lists import parse_cpu_list
 from cpuchat.hardware.numa.launch import in_effect, launch_command
 from cpuchat.hardware.numa.mempolicy import choose_policy, parse_policy
 from cpuchat.hardware.numa.residency import evict, prepare_file, read_residency, resident_bytes, resident_nodes
@@ -65,10 +66,12 @@ def child(how: str) -> None:
 def started(words: str, how: str, cpus: str = "") -> Iterator[dict[str, object]]:
     """A child under the policy, alive in the body; what it said."""
     command = launch_command(words, [sys.executable, __file__, how])
-    if cpus:
-        launcher = [sys.executable, "-m", "cpuchat.hardware.numa.launch", "--memory", words, "--cpus", cpus]
-        command = [*launcher, "--", *command]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def pin() -> None:
+        if cpus:
+            os.sched_setaffinity(0, parse_cpu_list(cpus))
+
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=pin)
     assert process.stdin is not None and process.stdout is not None
     try:
         yield json.loads(process.stdout.readline())

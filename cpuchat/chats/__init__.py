@@ -1,1 +1,1 @@
-"""Chats on disk: store, search, export."""
+"""Chats on disk: store, search."""

@@ -15,10 +15,13 @@ from cpuchat.present.table import table
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.hardware.topology import Topology
     from cpuchat.hardware.tuning.changes import KnobRefusal, Plan
     from cpuchat.hardware.tuning.store import SavedPlan
+    from cpuchat.protocol import ModelInfo
     from cpuchat.settings import Settings
+    from cpuchat.tune.measure import DecodeRate
     from cpuchat.tune.records import Label, Record
 
 ROOT = Path("/")
@@ -190,20 +193,17 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
     from cpuchat.cli.options import model_path
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import Terminal
-    from cpuchat.hardware.placement.placement import PlacementSpec
     from cpuchat.hardware.tuning import store
     from cpuchat.hardware.tuning.plan import effect
     from cpuchat.telemetry import units
     from cpuchat.tune import records
-    from cpuchat.tune.run import measure_model
 
     chosen = overridden(values)
     path = model_path(model, chosen)
     saved = store.find(name) if name or label or store.saved_plans() else None
     label = _label(saved, label) if saved is not None else None
     terminal = Terminal()
-    options = msgspec.structs.replace(chosen.load_options(""), calibrate=False, probe=False)
-    info, measured = asyncio.run(measure_model(path, options, PlacementSpec.of(chosen), terminal.progress))
+    info, measured = asyncio.run(_decode_rate(path, chosen, terminal))
     terminal.clear_progress()
     result: dict[str, Any] = {"model": info.name, **msgspec.to_builtins(measured)}
     lines = [f"{info.name or path.stem}: {units.rate(measured.tok_s)} tok/s (spread {units.rate(measured.spread)})"]
@@ -216,6 +216,17 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
     for line in [json_line(result)] if as_json else lines:
         terminal.line(line)
     return 0
+
+
+async def _decode_rate(path: Path, chosen: Settings, terminal: Terminal) -> tuple[ModelInfo, DecodeRate]:
+    """Load the model alone and measure it. Raises CpuchatError."""
+    from cpuchat.cli.session import Session
+    from cpuchat.tune.measure import measure_decode
+
+    chosen.speculation.draft_model, chosen.hardware.probe = "none", False
+    async with Session(chosen, terminal) as session:
+        info = await session.load(path, calibrate=False)
+        return info, await measure_decode(session.conversation.generate_detached)
 
 
 def _label(saved: SavedPlan, wanted: Label | None) -> Label:

@@ -98,7 +98,7 @@ async def test_what_cannot_be_saved_even_at_the_end_is_printed(capsys: pytest.Ca
         assert print_unsaved(core) == ChatsError.exit_code
         printed = capsys.readouterr()
         assert LONG in printed.out
-        assert "could not be saved" in printed.err
+        assert "could not save" in printed.err
 
 
 async def test_a_message_that_cannot_be_saved_is_not_sent() -> None:

@@ -11,9 +11,11 @@ import pytest
 
 from cpuchat.cli import main as program
 from cpuchat.cli import tune
+from cpuchat.cli.terminal import Terminal
 from cpuchat.hardware.tuning import store
-from cpuchat.protocol import LoadOptions, ModelInfo
-from cpuchat.tune import records, run
+from cpuchat.protocol import ModelInfo
+from cpuchat.settings import Settings
+from cpuchat.tune import records
 from cpuchat.tune.measure import DecodeRate
 from tests.hardware.trees import cache_files, cpu_files, cpuinfo, node_files, system_files
 from tests.hardware.tuning import machine
@@ -159,10 +161,7 @@ class Rates:
             n_ctx_train=1, n_vocab=1, n_layer=1, n_threads=2, kv_size=1, fingerprint="f", cpus=(0, 1),
         )  # fmt: skip
 
-    async def __call__(
-        self, path: Path, options: LoadOptions, placement: object, on_progress: object = None
-    ) -> tuple[ModelInfo, DecodeRate]:
-        assert (options.draft_path, options.calibrate, options.probe) == ("", False, False)
+    async def __call__(self, path: Path, chosen: Settings, terminal: Terminal) -> tuple[ModelInfo, DecodeRate]:
         rounds = (self.rate - 0.1, self.rate, self.rate + 0.1)
         return self.model, DecodeRate(tok_s=self.rate, spread=0.2, rounds=rounds)
 
@@ -170,7 +169,7 @@ class Rates:
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> Rates:
     rates = Rates()
-    monkeypatch.setattr(run, "measure_model", rates)
+    monkeypatch.setattr(tune, "_decode_rate", rates)
     return rates
 
 

@@ -8,15 +8,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection
-from pathlib import Path
 
 import pytest
 
 from cpuchat.errors import UsageError
 from cpuchat.hardware.numa import launch, mempolicy
-from cpuchat.hardware.numa.mempolicy import Policy
-from cpuchat.hardware.topology import Topology, read_topology
-from tests.hardware.trees import make_tree
 
 TELL = """
 import json, os, sys
@@ -51,13 +47,11 @@ def run(*command: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("mode", ["bind", "interleave", "preferred"])
-def test_a_program_runs_under_the_policy_and_on_the_cpus(mode: str) -> None:
+def test_a_program_runs_under_the_policy(mode: str) -> None:
     words = f"{mode}:{mempolicy.allowed_nodes()[0]}"
-    cpu = max(os.sched_getaffinity(0))
-    told = run(*LAUNCH, "--memory", words, "--cpus", str(cpu), "--", *PROGRAM, "--memory", "a b")
+    told = run(*LAUNCH, "--memory", words, "--", *PROGRAM, "--memory", "a b")
     assert told["memory"] == words
     assert told["refused"] == ""
-    assert told["cpus"] == [cpu]
     assert told["argv"] == ["--memory", "a b"]
     assert told["env"] == {"CPUCHAT_MEMORY": words, **_own_folders()}
 
@@ -80,13 +74,10 @@ def test_a_program_of_the_program_inherits_the_policy() -> None:
 
 def test_a_refusal_lets_the_program_run_and_tells_it() -> None:
     absent = max(mempolicy.allowed_nodes()) + 700
-    told = run(*LAUNCH, "--memory", f"bind:{absent}", "--cpus", "4000", "--", *PROGRAM)
+    told = run(*LAUNCH, "--memory", f"bind:{absent}", "--", *PROGRAM)
     assert told["memory"] == "local"
     assert f"node {absent} is missing" in str(told["refused"])
     assert told["cpus"] == sorted(os.sched_getaffinity(0))
-    environ = told["env"]
-    assert isinstance(environ, dict)
-    assert "CPUs 4000 cannot be used" in environ["CPUCHAT_CPUS_REFUSED"]
 
 
 def test_a_container_that_blocks_the_calls() -> None:
@@ -105,9 +96,8 @@ def test_a_container_that_blocks_the_calls() -> None:
         (["--memory", "local", "--"], 2, "usage:"),
         (["--wrong", "x", "--", "true"], 2, "usage:"),
         (["--memory", "nonsense", "--", "true"], 2, "Unknown memory policy"),
-        (["--cpus", "a", "--", "true"], 2, "Invalid list"),
         (["--memory", "local", "--", "no-such-program"], 127, "No such file"),
-        (["--", "/etc"], 126, "Permission denied"),
+        (["--memory", "local", "--", "/etc"], 126, "Permission denied"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], status: int, message: str) -> None:
@@ -136,31 +126,6 @@ def test_nothing_is_added_where_nothing_is_placed(monkeypatch: pytest.MonkeyPatc
     assert launch.launch_command("interleave", ["prog", "x"]) == ["prog", "x"]
 
 
-@pytest.mark.parametrize(
-    ("machine", "inherited", "words"),
-    [
-        ("2x-epyc-7543", Policy("local"), "interleave:0-1"),
-        ("2x-epyc-7543", Policy("bind", (1,)), ""),  # started under numactl: that stays
-        ("2x-epyc-7543", None, ""),  # a container that forbids the calls
-        ("epyc-9654", Policy("local"), ""),
-        ("vm-without-caches", Policy("local"), ""),  # tells nothing of nodes
-    ],
-)
-def test_automatic(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, inherited: Policy | None, words: str
-) -> None:
-    root = make_tree(tmp_path, machine)
-
-    def read() -> Topology:
-        assert machine == "2x-epyc-7543"  # reading it takes time: only where there is something to choose
-        return read_topology(root, allowed=range(128))
-
-    monkeypatch.setattr("cpuchat.hardware.topology.read_topology", read)
-    monkeypatch.setattr(launch, "current", lambda: inherited)
-    expected = [*LAUNCH, "--memory", words, "--", "prog"] if words else ["prog"]
-    assert launch.launch_command("auto", ["prog"], root=str(root)) == expected
-
-
 class Forbidden:
     """A kernel that tells the policy but lets nobody set one."""
 
@@ -172,12 +137,10 @@ class Forbidden:
 
 
 def test_what_earlier_launches_left_in_the_environment_is_replaced() -> None:
-    environ = {"CPUCHAT_MEMORY": "bind:7", "CPUCHAT_MEMORY_REFUSED": "old", "CPUCHAT_CPUS_REFUSED": "old", "X": "y"}
-    pinned: list[tuple[int, ...]] = []
-    launch.prepare("interleave", "2-3", environ, calls=Forbidden(), set_affinity=lambda _, cpus: pinned.append(cpus))
+    environ = {"CPUCHAT_MEMORY": "bind:7", "CPUCHAT_MEMORY_REFUSED": "old", "X": "y"}
+    launch.prepare("interleave", environ, calls=Forbidden())
     assert environ.pop("CPUCHAT_MEMORY_REFUSED").startswith("Setting a memory policy is not permitted")
     assert environ == {"CPUCHAT_MEMORY": "local", "X": "y"}
-    assert pinned == [(2, 3)]
 
 
 def test_a_program_that_was_not_launched_knows_its_policy_too() -> None:
