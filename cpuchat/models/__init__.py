@@ -1,1 +1,1 @@
-"""GGUF files: reading headers, finding, fitting in memory, writing synthetic ones."""
+"""Models: GGUF headers, the local library, the hub, downloads, memory fit, predictions, draft models, quantizing."""

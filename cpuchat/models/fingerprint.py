@@ -14,8 +14,8 @@ def file_fingerprint(path: Path) -> str:
     """Identify a model file by content: 32 hex digits, the same wherever and whenever the file was copied.
 
     A hash over the length, the first MiB (the header), the last 64 KiB and 64 blocks of 4 KiB spread evenly
-    between; all parts of a split model. Under 50 ms for a file of any size on a solid-state disk. It tells models
-    apart; it does not prove that a file is undamaged.
+    between; all parts of a split model. Under 50 ms for a file of any size on a solid-state disk. It distinguishes
+    models; it does not prove that a file is intact.
 
     Raises:
         ModelNotFound: the file or one of its parts cannot be read.

@@ -1,4 +1,4 @@
-"""Does a model fit into memory? Arithmetic over its header, before anything is loaded.
+"""Computes whether a model fits into memory, from its header, before anything is loaded.
 
 Sizes follow llama.cpp of llama-cpp-python 0.3.36: the KV cache exactly (llama-kv-cache.cpp), the compute buffer as
 an estimate that was fitted to its log lines (`_compute_bytes`).
@@ -41,16 +41,16 @@ _SNAPSHOT_SHARE = 0.1
 
 
 def gigabytes(count: int) -> str:
-    """`4.7`; below one, `0.47`."""
+    """Format bytes as gigabytes: `4.7`; below one, `0.47`."""
     return f"{count / GB:.1f}" if count >= GB else f"{count / GB:.2f}"
 
 
 class MemoryNeed(msgspec.Struct, frozen=True):
-    """What a loaded model occupies, in bytes.
+    """The memory that a loaded model takes, in bytes.
 
     `weights` the file's tensors; `repack` the private repacked copy of some of them; `kv` the KV cache and
     recurrent state; `compute` buffers of the engine and the process. `reclaimable` is the part of `weights` that
-    the system may drop again because `repack` replaces it.
+    the system may drop because `repack` replaces it.
     """
 
     weights: int
@@ -62,16 +62,16 @@ class MemoryNeed(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """All of it, as it stands right after the load."""
+        """All of it, right after the load."""
         return self.weights + self.repack + self.kv + self.compute
 
     @property
     def least(self) -> int:
-        """What must be there to run at speed: `total` without what the system can drop."""
+        """What it needs to run at full speed: `total` without what the system can drop."""
         return self.total - self.reclaimable
 
     def explain(self) -> str:
-        """`5.6 GB = weights 4.7 + KV cache 0.5 (4096 tokens) + buffers 0.4`: the sum behind `least`."""
+        """Return the sum behind `least`: `5.6 GB = weights 4.7 + KV cache 0.5 (4096 tokens) + buffers 0.4`."""
         parts = [f"weights {gigabytes(self.weights - self.reclaimable)}"]
         if self.repack:
             parts.append(f"repacked copy {gigabytes(self.repack)}")
@@ -86,7 +86,7 @@ def _this_cpu() -> Instructions:
 
 
 def kv_bytes(header: GGUFHeader, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
-    """KV cache and recurrent state of one sequence.
+    """Return the bytes of KV cache and recurrent state of one sequence.
 
     Sliding windows are counted in full (the engine keeps them in full, and speculation needs that).
     """
@@ -96,9 +96,9 @@ def kv_bytes(header: GGUFHeader, n_ctx: int, type_k: str = "f16", type_v: str = 
 
 
 def kv_rows(header: GGUFHeader) -> list[tuple[int, int]]:
-    """Values of a K and a V row of every layer; (0, 0) for layers without attention.
+    """Return the sizes of a K and a V row of every layer, in values; (0, 0) for layers without attention.
 
-    They come from the shapes of the layer's tensors where they tell, else from the head counts. With multi-head
+    From the shapes of the layer's tensors where possible, else from the head counts. With multi-head
     latent attention only the compressed K row is kept.
     """
     shapes = {t.name: t.shape for t in header.tensors if t.name.startswith("blk.") and len(t.shape) > 1}
@@ -122,13 +122,13 @@ def kv_rows(header: GGUFHeader) -> list[tuple[int, int]]:
 
 
 def row_bytes(row: tuple[int, int], type_k: str, type_v: str) -> int:
-    """Bytes of one token's K and V rows (values, as of `kv_rows`) in the cache types of those names."""
+    """Return the bytes of one token's K and V rows (values, as of `kv_rows`) in these cache types."""
     kinds = BY_NAME[type_k.upper()], BY_NAME[type_v.upper()]
     return sum(-(-values // kind.block) * kind.nbytes for values, kind in zip(row, kinds, strict=True))
 
 
 def state_bytes(header: GGUFHeader) -> int:
-    """Recurrent state of all layers."""
+    """Return the bytes of the recurrent state of all layers."""
     return len(_recurrent_layers(header)) * sum(_recurrent_bytes(header))
 
 
@@ -139,7 +139,7 @@ def _recurrent_layers(header: GGUFHeader) -> set[str]:
 
 
 def _recurrent_bytes(header: GGUFHeader) -> tuple[int, int]:
-    """State of one recurrent layer in two parts (llama_hparams::n_embd_r and n_embd_s), F32."""
+    """Return the bytes of one recurrent layer's state in two parts (llama_hparams::n_embd_r and n_embd_s), F32."""
     head_size = header.number("wkv.head_size")
     if head_size:
         return 4 * header.n_embd * header.number("token_shift_count", 2), 4 * header.n_embd * head_size
@@ -155,9 +155,10 @@ def _recurrent_bytes(header: GGUFHeader) -> tuple[int, int]:
 
 
 def snapshots(header: GGUFHeader, options: LoadOptions) -> int:
-    """Snapshots of a recurrent state that are worth their memory and time: the longest draft that can be taken back.
+    """Return how many snapshots of a recurrent state are worth their memory and time: the longest draft that can be
+    rolled back.
 
-    0 for models that have no such state, no snapshots of it, or where they cost too much for more than one.
+    0 for models without such a state or without snapshots, or where more than one costs too much.
     """
     if header.architecture not in _SNAPSHOT_ARCHITECTURES:
         return 0
@@ -171,7 +172,7 @@ def snapshots(header: GGUFHeader, options: LoadOptions) -> int:
 
 
 def _bytes_per_token(header: GGUFHeader) -> int:
-    """Weights that one token is multiplied with: of a mixture of experts, those of the experts that it uses."""
+    """Return the bytes of the weights that one token uses: of a mixture of experts, those of its experts."""
     experts = max(header.number("expert_count"), 1)
     used = header.number("expert_used_count") or experts
     tied = not any(t.name == "output.weight" for t in header.tensors)
@@ -180,12 +181,12 @@ def _bytes_per_token(header: GGUFHeader) -> int:
 
 
 def most_snapshots(n_ubatch: int) -> int:
-    """More are of no use, or more than llama_batch_allocr::split_equal takes: it aborts unless n_ubatch > 1 + this."""
+    """Return the limit: more are useless, and llama_batch_allocr::split_equal aborts unless n_ubatch > 1 + this."""
     return max(min(_MOST_SNAPSHOTS, n_ubatch - 2), 0)
 
 
 def rollback_bytes(header: GGUFHeader, n_rs_seq: int) -> tuple[int, int]:
-    """What it costs to be able to go back to an earlier recurrent state: (copies of the state, compute buffer).
+    """Return the bytes for rolling back to an earlier recurrent state: (copies of the state, compute buffer).
 
     `n_rs_seq` snapshots, or one copy when that is 0. The graph holds those of one layer at a time, and up to three
     states besides (log lines of Mamba, Mamba-2 and gated delta nets).
@@ -225,7 +226,7 @@ def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outpu
 def required_memory(
     header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outputs: int = VERIFIED, n_rs_seq: int = 0
 ) -> MemoryNeed:
-    """Memory for the model of `header` (from `gguf.read_model`) with a context of `n_ctx` tokens.
+    """Return the memory for the model of `header` (of `read_model`) with a context of `n_ctx` tokens.
 
     Mapped weights count in full: they are page cache that the system may drop, but a model that does not stay in
     memory is read from disk again for every token. `n_outputs` is the number of positions of one batch whose
@@ -249,7 +250,7 @@ def required_memory(
 def plan_memory(
     header: GGUFHeader, options: LoadOptions, available: int, n_outputs: int = VERIFIED
 ) -> tuple[MemoryNeed, int]:
-    """What a load with these options takes, and how many snapshots of a recurrent state are kept.
+    """Return what a load with these options takes, and how many snapshots of a recurrent state are kept.
 
     The context is that of `choose_context`; there are fewer snapshots where memory is short.
     """
@@ -263,12 +264,12 @@ def plan_memory(
 
 
 def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int) -> MemoryNeed:
-    """What the model of `draft` takes beside a target that is loaded with these options and `n_ctx` tokens."""
+    """Return what the model of `draft` takes beside a target loaded with these options and `n_ctx` tokens."""
     return required_memory(draft, options, min(n_ctx, draft.n_ctx_train or n_ctx))
 
 
 def largest_context(header: GGUFHeader, options: LoadOptions, available: int, draft: GGUFHeader | None = None) -> int:
-    """The longest context, in tokens, that fits into `available` bytes; 0 when not even 256 tokens do.
+    """Return the longest context, in tokens, that fits into `available` bytes; 0 when not even 256 tokens do.
 
     Never more than the model was trained for. With the header of a `draft` model, both fit.
     """
@@ -288,7 +289,7 @@ def largest_context(header: GGUFHeader, options: LoadOptions, available: int, dr
 
 
 def choose_context(header: GGUFHeader, options: LoadOptions, available: int, wanted: int = 8192) -> int:
-    """The context to use when the user did not say: `wanted`, less if training or memory allow only less.
+    """Return the context to use by default: `wanted`, less if training or memory allow only less.
 
     At least 256, so that `check_fit` can explain what is missing.
     """
@@ -306,7 +307,7 @@ def check_fit(
     header: GGUFHeader | None = None,
     options: LoadOptions | None = None,
 ) -> None:
-    """Refuse what cannot fit. With `header` and `options` the hint names a context that would.
+    """Refuse a model that cannot fit. With `header` and `options` the hint names a context that would.
 
     Raises:
         DoesNotFit: `need.least` is more than `available_bytes`; the message holds the sum.
@@ -316,19 +317,19 @@ def check_fit(
     ideas: list[str] = []
     if header is not None and options is not None:
         fitting = min(largest_context(header, options, available_bytes), need.n_ctx)
-        quantised = msgspec.structs.replace(options, type_k="q8_0", type_v="q8_0", flash_attn="auto")
+        quantized = msgspec.structs.replace(options, type_k="q8_0", type_v="q8_0", flash_attn="auto")
         if fitting:
             ideas.append(f"--ctx {fitting} would fit")
         if options.type_k in ("f16", "f32", "bf16") and options.flash_attn != "off":
-            longer = min(largest_context(header, quantised, available_bytes), need.n_ctx)
+            longer = min(largest_context(header, quantized, available_bytes), need.n_ctx)
             if longer > fitting:
                 ideas.append(f"a q8_0 KV cache allows {longer} tokens")
     elif need.weights - need.reclaimable + need.repack + need.compute < available_bytes:
-        ideas += ["use a smaller --ctx", "quantise the KV cache (q8_0)"]
+        ideas += ["use a smaller --ctx", "quantize the KV cache (q8_0)"]
     if not ideas:
-        ideas.append("choose a smaller model or a smaller quantisation of it")
+        ideas.append("choose a smaller model or quantization")
     hint = ", or ".join(ideas)
     raise DoesNotFit(
-        f"This model does not fit: it needs {need.explain()}, and {gigabytes(available_bytes)} GB are available.",
+        f"Not enough memory: the model needs {need.explain()}, and {gigabytes(available_bytes)} GB are available.",
         hint[0].upper() + hint[1:] + ".",
     )

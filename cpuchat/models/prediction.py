@@ -1,7 +1,7 @@
-"""Does a model fit here, and how fast should it be? Told from its header, before it is downloaded or loaded.
+"""Predicts memory fit and decoding speed of a model from its header, before it is downloaded or loaded.
 
-Decoding reads all weights that take part in it and the KV cache once for every token, so its speed is what the memory
-delivers, divided by the bytes of a pass. What is predicted is plain decoding; drafts come on top.
+Decoding reads all active weights and the KV cache once per token, so its speed is the memory bandwidth divided by the
+bytes of a pass. Predicts plain decoding; speculation comes on top.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cpuchat.telemetry.traffic import pass_bytes
 
 Fit = Literal["fits", "tight", "too large"]
 N_PAST = 512
-"""Tokens in the context at which speed is predicted: an answer of a short chat."""
+"""Tokens in the context at which speed is predicted: a short chat."""
 _SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000
 # KV cache and buffers of a model of which only the size is known, as a share of its weights: at 8,192 tokens it is 0.25
 # for a Q4_K_M file of 0.5B parameters (Qwen2.5), 0.1 to 0.2 for 7B to 32B, 0.06 for 70B (Llama 3).
@@ -31,19 +31,18 @@ _BESIDE_SHARE, _BESIDE_MOST = 0.2, 3_000_000_000
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be expected of a model on a machine. Sizes in bytes.
+    """The predicted memory need and speed of a model on a machine. Sizes in bytes.
 
     `need` is for a context of `n_ctx` tokens, `draft_need` for the draft model beside it. `verdict`:
 
     - "too large": it needs more than is available now, and the engine would refuse it;
-    - "tight": it would be loaded, but leaves less than a twentieth of the memory (at least 0.5 GB) for all else, so
-      that the files of other programs, or its own weights, drop out of the page cache;
+    - "tight": it loads, but leaves less than a twentieth of the memory (at least 0.5 GB) for everything else, so that
+      files of other programs, or its own weights, are evicted from the page cache;
     - "fits": it leaves more.
 
-    `bytes_per_token` is what a plain pass reads with 512 tokens in the context, `limit_tok_s` the read bandwidth
-    divided by that, and `tok_s` what of it is to be expected; None where one of them is not known. `basis` says in
-    words what the speed rests on, or why there is none. `context_that_fits` is the longest context in tokens (0: not
-    even a short one, or not known). `exact` False: estimated by the size of the file; to be shown with "≈".
+    `bytes_per_token` is what a plain pass reads with 512 tokens in the context; `tok_s` is None if not known. `basis`
+    says what the speed is based on, or why there is none. `context_that_fits` is the longest context in tokens (0: not
+    even a short one, or not known). `exact` False: estimated from the file size; to be shown with "≈".
     """
 
     need: MemoryNeed
@@ -53,7 +52,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     total_memory: int
     verdict: Fit
     bytes_per_token: int
-    limit_tok_s: float | None = None
     tok_s: float | None = None
     basis: str = ""
     context_that_fits: int = 0
@@ -61,12 +59,12 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needed(self) -> int:
-        """All that must be there, the draft model's share included."""
+        """All memory needed, the draft model included."""
         return self.need.least + (self.draft_need.least if self.draft_need is not None else 0)
 
     @property
     def fits_alone(self) -> bool:
-        """Whether the model without the draft fits into what is available now."""
+        """Whether the model without the draft fits into the memory available now."""
         return self.need.least <= self.available
 
     @property
@@ -103,13 +101,13 @@ def predict(
     draft: GGUFHeader | None = None,
     n_ctx: int = 0,
 ) -> Prediction:
-    """What is to be expected of the model of `header` (all parts of a split one), loaded with `options`.
+    """Predict the model of `header` (all parts of a split one), loaded with `options`.
 
-    The memory is what the engine counts before it loads.
+    The memory is what the engine computes before a load.
 
     Args:
         draft: header of a draft model to be loaded beside it.
-        n_ctx: the context in tokens instead of that of the options (0 there, too: as much as the engine would choose).
+        n_ctx: context in tokens instead of that of the options (0: as the engine would choose).
     """
     if n_ctx:
         options = msgspec.structs.replace(options, n_ctx=n_ctx)
@@ -125,10 +123,10 @@ def predict_like(
     *,
     draft: GGUFHeader | None = None,
 ) -> Prediction:
-    """As `predict`, for the model of `header` in another quantization: all but the weights is the same.
+    """Predict the model of `header` in another quantization: everything but the weights is the same.
 
-    The memory is what the header of that file would tell, too; the speed came within 1.2 % of that for the shapes of
-    `synthetic.shapes` from Q4_0 to F16.
+    The memory is exact; the speed was within 1.2 % of that by its own header, for the shapes of `synthetic.shapes` from
+    Q4_0 to F16.
 
     Args:
         size: bytes of its tensors.
@@ -140,7 +138,7 @@ def predict_like(
         msgspec.structs.replace(
             tensor,
             nbytes=round(share * tensor.nbytes),
-            type=kind if kind and len(tensor.shape) > 1 else tensor.type,  # the copy of some types grows
+            type=kind if kind and len(tensor.shape) > 1 else tensor.type,  # the repacked copy of some types is larger
         )
         for tensor in header.tensors
     ]
@@ -149,7 +147,7 @@ def predict_like(
 
 
 def _main_type(quantization: str) -> str:
-    """The tensor type that most matrices of such a file have: `Q4_K` of `UD-Q4_K_XL`; "" where the name tells none."""
+    """Return the tensor type of most matrices of such a file: `Q4_K` for `UD-Q4_K_XL`; "" if the name doesn't say."""
     name = without_prefix(quantization)
     return next((kind for kind in (name, name.rpartition("_")[0]) if kind in BY_NAME), "")
 
@@ -184,7 +182,7 @@ def _by_header(
 
 
 def estimate(size: int, machine: Machine, *, active: float = 1.0, quantization: str = "") -> Prediction:
-    """As `predict`, where only the size of the file is known.
+    """Predict a model of which only the file size is known.
 
     Args:
         size: bytes of the file, all parts of a split one.
@@ -212,9 +210,9 @@ def _judged(
     verdict: Fit = "too large"
     if needed <= machine.available:
         verdict = "fits" if needed + _spare(machine.total) <= machine.available else "tight"
-    limit, tok_s, basis = _speed(per_token, read_again, quantization, machine)
+    tok_s, basis = _speed(per_token, read_again, quantization, machine)
     if verdict == "too large":
-        tok_s, basis = None, "it does not fit, so its weights would be read from the disk"
+        tok_s, basis = None, "does not fit: weights would be read from disk"
     return Prediction(
         need=need,
         draft_need=draft_need,
@@ -223,33 +221,31 @@ def _judged(
         total_memory=machine.total,
         verdict=verdict,
         bytes_per_token=per_token,
-        limit_tok_s=limit,
         tok_s=tok_s,
-        basis=basis if exact else f"≈ by the size of the file: {basis}",
+        basis=basis if exact else f"≈ from the file size: {basis}",
         context_that_fits=context_that_fits,
         exact=exact,
     )
 
 
 def _spare(total: int) -> int:
-    """What is to be left of `total` bytes for all else."""
+    """Return what must be left of `total` bytes for everything else."""
     return max(round(_SPARE_SHARE * total), _SPARE_BYTES)
 
 
 def _speed(
     per_token: int, read_again: int, quantization: str, machine: Machine
-) -> tuple[float | None, float | None, str]:
-    """(limit, what is to be expected, why), the first two in tok/s."""
+) -> tuple[float | None, str]:
+    """Return tok/s and the basis, or None and why."""
     if read_again <= machine.cache_bytes:
-        return None, None, "the weights stay in the L3 cache, so memory does not set the pace"
+        return None, "weights stay in the L3 cache: not memory-bound"
     if machine.peak <= 0:
-        return None, None, machine.peak_source
-    limit = machine.peak / max(per_token, 1)
-    reach, known = machine.utilization_of(quantization, per_token)
+        return None, machine.peak_source
+    share, source = machine.utilization_of(quantization, per_token)
     basis = (
-        f"{units.bandwidth(machine.peak)} GB/s ({machine.peak_source}) × {100 * reach:.0f} % ({known}) "
+        f"{units.bandwidth(machine.peak)} GB/s ({machine.peak_source}) × {100 * share:.0f} % ({source}) "
         f"÷ {gigabytes(per_token)} GB per token"
     )
     if read_again < PARTLY_CACHED * machine.cache_bytes:
-        basis += "; more where a part of the weights stays in the L3 cache"
-    return limit, limit * reach, basis
+        basis += "; faster where some weights stay in the L3 cache"
+    return share * machine.peak / max(per_token, 1), basis

@@ -1,7 +1,7 @@
-"""What is to be expected of a repository's models, before one of them is downloaded.
+"""Predicts the models of a repository before any is downloaded.
 
-A header is some MB, most of it the vocabulary, which stands before what tells the weights. But the quantizations of
-one model differ in their weights only, so one header of them is read, and the others are judged by it and their sizes.
+A header is some MB, most of it the vocabulary, which precedes the tensor list. Quantizations of a model differ only in
+their weights, so one header is read, and the others are predicted from it and their sizes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ from cpuchat.models.prediction import Prediction, estimate, predict, predict_lik
 from cpuchat.protocol import LoadOptions
 
 _FINAL = (HubOffline, RateLimited, AccessDenied)
-"""What one header meets with, the next one would meet with, too."""
-_MOST_HEADERS = 25
-"""That are asked for, of one repository: a hub may list any number of models."""
-_LONGEST = 20.0
-"""Seconds after which no other header is asked for."""
+"""Errors that every further header would meet, too."""
+_MAX_HEADERS = 25
+"""Requested of one repository: a hub may list any number of models."""
+_MAX_SECONDS = 20.0
+"""After which no further header is requested."""
 
 
 class ModelPrediction(Data, frozen=True):
-    """`problem`: why the header could not be read, "" when it was, or was not asked for.
-
-    `damaged`: the header was read, and is none that a model could be loaded with.
-    """
+    """`problem`: why the header could not be read, "" when it was, or was not requested. `damaged`: the header was
+    read, and no model could be loaded with it."""
 
     model: RepoModel
     prediction: Prediction
@@ -47,18 +45,17 @@ def predict_repository(
     draft: GGUFHeader | None = None,
     first: RepoModel | None = None,
 ) -> Iterator[ModelPrediction]:
-    """The prediction of every model that can be loaded, those whose headers were read first.
+    """Yield the prediction of every loadable model, those whose headers were read first. Blocks on the network.
 
-    Of each model the header of the usual quantization is read, or of the next one where that cannot be read; of
-    `first` in any case. When the hub cannot be reached or refuses, or after many, no other is asked for. Blocks
-    meanwhile.
+    Of each model the header of the usual quantization is read, or the next one where that fails; `first` in any case.
+    When the hub is unreachable or refuses, or after many, no other is requested.
     """
     models = usual_first(loadable(repository.models))
     headers: dict[str, tuple[RepoModel, GGUFHeader]] = {}
     faults: dict[RepoModel, CpuchatError] = {}
-    asked, until = 0, time.monotonic() + _LONGEST
+    asked, until = 0, time.monotonic() + _MAX_SECONDS
     for model in sorted(models, key=lambda one: one != first):
-        if hub is None or asked == _MOST_HEADERS or time.monotonic() > until:
+        if hub is None or asked == _MAX_HEADERS or time.monotonic() > until:
             break
         if model.base in headers:
             continue
@@ -86,8 +83,8 @@ def predict_repository(
 def predict_by_sample(
     model: RepoModel, sample: GGUFHeader, options: LoadOptions, machine: Machine, *, draft: GGUFHeader | None = None
 ) -> Prediction:
-    """The prediction by the header of another quantization of the same model (the same `RepoModel.base`)."""
-    beside = sample.file_size - sample.size  # its own header will be as long
+    """Predict a model by the header of another quantization of it (the same `RepoModel.base`)."""
+    beside = sample.file_size - sample.size  # its own header will be as large
     return predict_like(sample, model.size - beside, model.quantization, options, machine, draft=draft)
 
 

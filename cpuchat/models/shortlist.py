@@ -1,4 +1,4 @@
-"""Which models of the catalog suit a machine: those to look at first."""
+"""Selects the catalog models that suit a machine."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.prediction import Prediction
 
 PACE = 6.0
-"""tok/s that keep up with reading: at three words to four tokens 270 words a minute, where people read about 240
+"""tok/s that keep up with reading: 270 words per minute at three words per four tokens; people read about 240
 (Brysbaert 2019, doi:10.1016/j.jml.2019.104047)."""
-_USUAL_BANDWIDTH = (
-    25e9  # bytes/s that decoding reaches on a laptop with two memory channels; where nothing was measured
-)
+_USUAL_BANDWIDTH = 25e9  # bytes/s of decoding on a laptop with two memory channels; where nothing was measured
 _MOST = 8
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """The catalog for one machine, each model once. `suits` is short: fits, keeps up with reading, one of a publisher.
-    `others` may fit or be tight, or their size is not known. All with the newest year first."""
+    """The catalog for one machine, each model once. `suits` is short: fits, keeps up with reading, one per publisher.
+    `others` may fit or be tight, or their size is unknown. All newest first."""
 
     suits: tuple[CatalogModel, ...] = ()
     others: tuple[CatalogModel, ...] = ()
@@ -31,7 +29,7 @@ NOTHING = Ranked()
 
 
 def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]) -> Ranked:
-    """Order the models by what is to be expected of them here.
+    """Order the models by their predictions.
 
     Args:
         predictions: by id; without one a model is among the `others`.
@@ -52,7 +50,7 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
 
 
 def _worth(model: CatalogModel) -> tuple[int, float]:
-    """Newer ones know more for their size; among those of a year, the larger one does."""
+    """Return a sort key: newer models first, among those of a year the larger one."""
     return model.year, model.params
 
 
@@ -61,5 +59,5 @@ def _verdict(model: CatalogModel, predictions: Mapping[str, Prediction]) -> str:
 
 
 def _pace(prediction: Prediction) -> float:
-    """tok/s, as predicted or else for a usual machine."""
+    """Return tok/s, as predicted or else for a usual machine."""
     return prediction.tok_s or _USUAL_BANDWIDTH / max(prediction.bytes_per_token, 1)

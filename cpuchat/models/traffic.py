@@ -1,4 +1,4 @@
-"""What a pass of a model reads from memory, from its header. `telemetry.traffic` makes bytes per pass of it.
+"""Computes what a pass of a model reads from memory, from its header; `telemetry.traffic` turns it into bytes per pass.
 
 Follows llama.cpp of llama-cpp-python 0.3.36: which tensors a graph of src/models/*.cpp uses, and which cells of the
 KV cache its attention reads. With flash attention on a CPU, cells that are masked are not read at all
@@ -19,7 +19,7 @@ from cpuchat.protocol import KVTraffic, Traffic
 
 # Tables of which a pass reads one row per token.
 _TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
-# Parts that take no part in writing text: encoders, vision, audio, blocks that predict further tokens.
+# Not used for text decoding: encoders, vision, audio, blocks that predict further tokens.
 _OTHER = re.compile(r"^(enc|v|a|mm|nextn)\.")
 _NO_FLASH_ATTENTION = frozenset({"grok"})  # llama_init_from_model switches it off for these
 
@@ -64,7 +64,7 @@ _EXAONE4_LAYERS = 64  # only the model of that size has windows
 def traffic_of(
     header: GGUFHeader, *, type_k: str = "f16", type_v: str = "f16", n_experts: int = 0, flash_attn: bool = True
 ) -> Traffic:
-    """What a pass of the model of `header` (from `gguf.read_model`) reads.
+    """Return what a pass of the model of `header` (of `read_model`) reads.
 
     `type_k`, `type_v` are the types of its KV cache, `n_experts` how many experts a token uses (0: as trained).
     """
@@ -72,7 +72,7 @@ def traffic_of(
     tied = not any(t.name == "output.weight" for t in header.tensors)
     weights = experts = row = 0
     for tensor in header.tensors:
-        if not _takes_part(header, tensor):
+        if not _is_used(header, tensor):
             continue
         if tensor.name in _TABLES:
             row += tensor.nbytes // max(tensor.shape[1] if len(tensor.shape) > 1 else 1, 1)
@@ -91,7 +91,7 @@ def traffic_of(
     )
 
 
-def _takes_part(header: GGUFHeader, tensor: TensorInfo) -> bool:
+def _is_used(header: GGUFHeader, tensor: TensorInfo) -> bool:
     if _OTHER.match(tensor.name):
         return False
     layer = tensor.name.split(".")[1] if tensor.name.startswith("blk.") else ""
@@ -99,7 +99,7 @@ def _takes_part(header: GGUFHeader, tensor: TensorInfo) -> bool:
 
 
 def _layers(header: GGUFHeader) -> int:
-    """Layers that write text: those that predict further tokens come last (llama_hparams::n_layer)."""
+    """Return the number of decoding layers: those that predict further tokens come last (llama_hparams::n_layer)."""
     extra = header.number("nextn_predict_layers")
     return header.n_layer - extra if extra < header.n_layer else header.n_layer
 
@@ -119,7 +119,7 @@ def _kv(header: GGUFHeader, type_k: str, type_v: str, flash_attn: bool) -> tuple
 
 
 def windows_of(header: GGUFHeader) -> list[int]:
-    """How many tokens back each layer attends to, itself included; 0: to all of them."""
+    """Return the attention window of each layer in tokens, the current one included; 0: all tokens."""
     known = _WINDOWS.get(header.architecture, _NONE)
     if header.architecture == "exaone4" and header.n_layer != _EXAONE4_LAYERS:
         known = _NONE

@@ -155,7 +155,7 @@ def test_a_refusal_holds_the_sum_and_a_way_out(models: dict[str, Path]) -> None:
     assert f"{fit.gigabytes(available)} GB are available" in caught.value.message
     assert f"--ctx {largest} would fit" in caught.value.hint
     assert "q8_0 KV cache" in caught.value.hint
-    with pytest.raises(DoesNotFit, match="smaller quantisation"):
+    with pytest.raises(DoesNotFit, match="smaller model or quantization"):
         fit.check_fit(need, 1_000_000, header, options)
     with pytest.raises(DoesNotFit, match="smaller --ctx"):
         fit.check_fit(need, need.least - 1)

@@ -1,4 +1,4 @@
-"""What quantizing a model would give: llama.cpp itself says so, in a dry run that reads no weights."""
+"""Forecasts the result of quantizing a model: llama.cpp computes it in a dry run that reads no weights."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cpuchat.models.quantize.types import QuantType
 from cpuchat.models.traffic import traffic_of
 from cpuchat.telemetry.traffic import pass_bytes
 
-# Quantized from these, a model is as good as it can be, or nearly so.
-_SOUND = frozenset({"F32", "F16", "BF16", "Q8_0"})
+# Quantizing from these loses nothing more, or nearly nothing.
+_PRECISE = frozenset({"F32", "F16", "BF16", "Q8_0"})
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """The file that `type` would make. `header` is the one that it would have: fit and speed follow from it.
+    """The file that `type` would give. `header` is its header, for predicting fit and speed.
 
-    `file_size` in bytes, true within a few hundred. `needs_imatrix`: some of its tensors cannot be made without an
-    importance matrix. `lossy` are the types of tensors that were quantized coarsely before and would be again.
+    `file_size` in bytes, exact to a few hundred. `needs_imatrix`: some tensors need an importance matrix. `lossy`:
+    types of tensors that are already quantized below Q8_0 and would be quantized again.
     """
 
     type: QuantType
@@ -44,47 +44,47 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 def speed_up(source: GGUFHeader, made: GGUFHeader) -> float:
-    """How many times as fast `made` decodes as `source`, where reading the weights sets the pace."""
+    """Return how many times as fast `made` decodes as `source` where decoding is memory-bound."""
     before, after = (pass_bytes(traffic_of(header), 1, 0) for header in (source, made))
     return before / max(after, 1.0)
 
 
 async def source_header(source: Path) -> GGUFHeader:
-    """The header of a model that is to be quantized.
+    """Read the header of a model to quantize.
 
     Raises:
         ModelNotFound, ModelDamaged: as `read_model`.
-        UsageError: it is no language model, or a vocabulary only.
+        UsageError: it is not a language model.
     """
     header = await asyncio.to_thread(read_model, source)
     if header.other:
         raise UsageError(
-            f"{source.name} is {header.other}, no language model.", "Give the GGUF file of a language model."
+            f"{source.name} is {header.other}, not a language model.", "Choose the GGUF file of a language model."
         )
     return header
 
 
 async def foresee(process: QuantizeProcess, source: GGUFHeader, kind: QuantType) -> Forecast:
-    """What `kind` would make of the model of `source` (from `source_header`).
+    """Forecast the model of `source` (from `source_header`) as `kind`.
 
     Raises:
-        QuantizeFailed: llama.cpp does not know the architecture, or cannot make that type of it.
+        QuantizeFailed: llama.cpp does not support the architecture, or this type for it.
     """
-    await process.ask(Foresee(source=str(source.path), number=kind.number))
-    answer = await process.answer()
+    await process.send(Foresee(source=str(source.path), number=kind.number))
+    answer = await process.receive()
     if not isinstance(answer, Foreseen) or answer.types.keys() != {tensor.name for tensor in source.tensors}:
-        raise QuantizeFailed(f"llama.cpp sees other tensors in {source.path.name} than its header names.")
+        raise QuantizeFailed(f"llama.cpp reads other tensors from {source.path.name} than its header lists.")
     changed = {t.type for t in source.tensors if answer.types[t.name] != t.type}
     return Forecast(
         type=kind,
         header=_header(source, kind, answer.types),
         needs_imatrix=answer.needs_imatrix,
-        lossy=tuple(sorted(changed - _SOUND)),
+        lossy=tuple(sorted(changed - _PRECISE)),
     )
 
 
 def _header(source: GGUFHeader, kind: QuantType, types: dict[str, str]) -> GGUFHeader:
-    """One file with all tensors, each in its new type."""
+    """Return the header of one file with all tensors in their new types."""
     tensors: list[TensorInfo] = []
     at = 0
     for tensor in source.tensors:

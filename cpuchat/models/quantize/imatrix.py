@@ -1,7 +1,7 @@
-"""Reads an importance matrix: how strongly each input of a weight matrix was used on a sample of text.
+"""Reads importance matrices: how strongly each input of a weight matrix was activated on a sample of text.
 
 Formats: GGUF with `<tensor>.in_sum2` and `<tensor>.counts`, and the older binary one
-(llama-cpp-python 0.3.36, common/imatrix-loader.cpp; what is made of it, tools/quantize/quantize.cpp: load_imatrix).
+(llama-cpp-python 0.3.36, common/imatrix-loader.cpp; its use: load_imatrix in tools/quantize/quantize.cpp).
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ Weights = dict[str, "np.ndarray[Any, Any]"]
 
 
 class ImportanceMatrix(msgspec.Struct, frozen=True):
-    """`weights` by the name of the weight matrix: float32, one for each of its columns (for each expert, in turn).
-
-    `chunks` of text that they come from, 0 if the file does not say.
-    """
+    """`weights` by the name of the weight matrix: float32, one per column (for each expert in turn). `chunks`: of
+    text that they were computed from, 0 if not stated."""
 
     weights: Weights
     chunks: int = 0
@@ -39,7 +37,7 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
     Raises:
         ModelNotFound: the file cannot be read.
         ModelDamaged: it is damaged.
-        UsageError: it is a GGUF file of something else.
+        UsageError: it is another kind of GGUF file.
     """
     try:
         with path.open("rb") as file:
@@ -52,7 +50,7 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
 
 
 def _damaged(path: Path, what: str) -> ModelDamaged:
-    return ModelDamaged(f"{path.name} is no sound importance matrix: {what}.", "Download or compute it again.")
+    return ModelDamaged(f"{path.name} is a damaged importance matrix: {what}.", "Download or compute it again.")
 
 
 def _read_gguf(path: Path, file: BinaryIO) -> ImportanceMatrix:
@@ -65,13 +63,13 @@ def _read_gguf(path: Path, file: BinaryIO) -> ImportanceMatrix:
         matrix = name.removesuffix(".in_sum2")
         counts = tensors.get(f"{matrix}.counts")
         if counts is None or tensor.n_elements % max(counts.n_elements, 1):
-            raise _damaged(path, f"the counts of {matrix[:64]!r} are missing or do not fit")
+            raise _damaged(path, f"the counts of {matrix[:64]!r} are missing or have the wrong size")
         n = _values(path, file, header, counts)[:, None]
         sums = _values(path, file, header, tensor).reshape(len(n), -1)
-        # An expert that never was used has no say: all its inputs count alike.
+        # An expert that was never used: all its inputs count alike.
         weights[matrix] = np.where(n > 0, sums / np.maximum(n, 1), 1).astype(np.float32).ravel()
     if not weights:
-        raise UsageError(f"{path.name} is no importance matrix.", "Give the file that llama-imatrix wrote.")
+        raise UsageError(f"{path.name} is not an importance matrix.", "Give a file written by llama-imatrix.")
     chunks = header.metadata.get("imatrix.chunk_count", 0)
     return _checked(path, weights, chunks if isinstance(chunks, int) else 0)
 
@@ -90,7 +88,7 @@ def _read_old(path: Path, file: BinaryIO) -> ImportanceMatrix:
         data = file.read(4)
         value = struct.unpack("<i", data)[0] if len(data) == 4 else -1
         if not 0 <= value <= most:
-            raise _damaged(path, f"{what} is missing or makes no sense")
+            raise _damaged(path, f"{what} is missing or invalid")
         return value
 
     weights: Weights = {}
@@ -100,7 +98,7 @@ def _read_old(path: Path, file: BinaryIO) -> ImportanceMatrix:
         count = number(size // 4, f"the length of entry {i}")
         data = file.read(4 * count)
         if len(data) < 4 * count:
-            raise _damaged(path, f"cut short in entry {i}")
+            raise _damaged(path, f"truncated in entry {i}")
         sums = np.frombuffer(data, "<f4")
         weights[name] = (sums / calls if calls else sums).astype(np.float32)
     if not weights:
@@ -112,5 +110,5 @@ def _read_old(path: Path, file: BinaryIO) -> ImportanceMatrix:
 def _checked(path: Path, weights: Weights, chunks: int) -> ImportanceMatrix:
     for name, values in weights.items():
         if not len(values) or not np.isfinite(values).all():
-            raise _damaged(path, f"the values of {name[:64]!r} are missing or no numbers")
+            raise _damaged(path, f"the values of {name[:64]!r} are missing or not finite")
     return ImportanceMatrix(weights, max(chunks, 0))

@@ -1,4 +1,4 @@
-"""Quantizes a model: checked before it starts, in a process of its own, and not there until it is whole."""
+"""Quantizes a model: checked before the start, in its own process; the file appears only when complete."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _TICK_SECONDS = 0.25
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """`source` becomes `out`. `threads` 0: one for each core. `imatrix`: an importance matrix.
+    """Quantizing `source` to `out`. `threads` 0: one per core. `imatrix`: an importance matrix.
 
-    `requantize` allows a source that was quantized coarsely before, `force` to replace `out`.
+    `requantize` allows a source that is quantized below Q8_0, `force` overwriting `out`.
     """
 
     source: Path
@@ -40,10 +40,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuantizeProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """`done_tensors` of `tensors` are written and `tensor` is being; bytes read and written so far.
-
-    `seconds_left` None: not known yet.
-    """
+    """`done_tensors` of `tensors` are written, `tensor` is being written; bytes read and written so far. `seconds_left`
+    None: not known yet."""
 
     done_tensors: int
     tensors: int
@@ -55,13 +53,13 @@ class QuantizeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def quantize(job: Job, progress: Callable[[QuantizeProgress], None] | None = None) -> Path:
-    """Make `job.out` and return it. Cancelling it kills the work and leaves nothing behind.
+    """Write `job.out` and return it. Cancelling kills the process and leaves nothing behind.
 
     Raises:
-        UsageError: `job` asks for what cannot be, or would overwrite something; the message says what.
+        UsageError: `job` is invalid, or would overwrite something.
         ModelNotFound, ModelDamaged: the source or the importance matrix cannot be read.
-        DiskFull: there is not enough room, or no more.
-        QuantizeFailed: llama.cpp gave up, or what it wrote is not what it announced.
+        DiskFull: not enough space, or the disk became full.
+        QuantizeFailed: llama.cpp failed, or its file differs from the forecast.
     """
     threads = check_thread_count(job.threads, read_topology())
     source = await source_header(job.source)
@@ -77,7 +75,7 @@ async def quantize(job: Job, progress: Callable[[QuantizeProgress], None] | None
                 check_free(job.out, force=job.force)
                 part.replace(job.out)
         except OSError as error:
-            raise QuantizeFailed(f"Cannot write {job.out}: {error.strerror}.", "Choose another place.") from None
+            raise QuantizeFailed(f"Cannot write {job.out}: {error.strerror}.", "Choose another folder.") from None
     return job.out
 
 
@@ -85,14 +83,14 @@ def _check_quality(job: Job, source: GGUFHeader, forecast: Forecast) -> None:
     """Raises UsageError."""
     if forecast.needs_imatrix and job.imatrix is None:
         raise UsageError(
-            f"{job.type.name} needs an importance matrix: without one the result would be worthless.",
+            f"{job.type.name} requires an importance matrix.",
             "Give --imatrix FILE (many repositories have one), or choose a type of 4 bits or more.",
         )
     if forecast.lossy and not job.requantize:
         types = ", ".join(forecast.lossy)
         raise UsageError(
-            f"{source.path.name} is quantized already ({types}): doing it again loses quality twice.",
-            "Start from F16, BF16, F32 or Q8_0, or give --allow-requantize.",
+            f"{source.path.name} is already quantized ({types}): quantizing it again loses quality twice.",
+            "Start from F32, F16, BF16 or Q8_0, or add --allow-requantize.",
         )
 
 
@@ -105,7 +103,7 @@ async def _write(
     threads: int,
     progress: Callable[[QuantizeProgress], None] | None,
 ) -> None:
-    """Have `part` written; the process is gone afterwards, however it went.
+    """Have `part` written; the process has ended afterwards in any case.
 
     Raises:
         DiskFull, QuantizeFailed, ModelNotFound, ModelDamaged, UsageError: as `quantize`.
@@ -115,13 +113,13 @@ async def _write(
         imatrix=str(job.imatrix) if job.imatrix else "", requantize=job.requantize or not forecast.lossy,
     )  # fmt: skip
     try:
-        await process.ask(request)
+        await process.send(request)
         await _follow(process, part, source, forecast, progress)
     except CpuchatError:
-        check_space(part, forecast.file_size)  # how much is missing is the better explanation
+        check_space(part, forecast.file_size)  # a full disk is the better explanation
         raise
     finally:
-        await process.end()  # before the file goes: it would make it again
+        await process.end()  # before the file is deleted: it would create it again
 
 
 async def _follow(
@@ -131,14 +129,14 @@ async def _follow(
     forecast: Forecast,
     progress: Callable[[QuantizeProgress], None] | None,
 ) -> None:
-    """Tell how far it is, until the file is written. Raises what `process.answer` raises."""
+    """Report progress until the file is written. Raises what `process.receive` raises."""
     sizes = {tensor.name: tensor.nbytes for tensor in source.tensors}
     begun: list[str] = []
     started = time.monotonic()
     while True:
         answer = None
         with contextlib.suppress(TimeoutError):
-            answer = await asyncio.wait_for(process.answer(), _TICK_SECONDS)
+            answer = await asyncio.wait_for(process.receive(), _TICK_SECONDS)
         if isinstance(answer, Made):
             return
         if isinstance(answer, Begun):
@@ -161,27 +159,27 @@ async def _follow(
 
 
 def _seconds_left(elapsed: float, done: int, total: int) -> float | None:
-    """At the pace so far; None while that says little."""
+    """Extrapolate the time left; None at the beginning."""
     if elapsed < 1 or done < total / 100:
         return None
     return elapsed * max(total - done, 0) / done
 
 
 def _check_result(part: Path, forecast: Forecast) -> None:
-    """Read the header back and have it on the disk.
+    """Read the header back and sync the file.
 
     Raises:
-        QuantizeFailed: it is not what was announced.
+        QuantizeFailed: it differs from the forecast.
     """
     try:
         header = read_header(part)
         expected = {(tensor.name, tensor.type, tensor.shape) for tensor in forecast.header.tensors}
         differs = {(tensor.name, tensor.type, tensor.shape) for tensor in header.tensors} != expected
         if differs or header.metadata.get("general.file_type") != forecast.type.number:
-            raise QuantizeFailed("The file that llama.cpp wrote is not the one it announced; it was thrown away.")
+            raise QuantizeFailed("The file that llama.cpp wrote differs from its forecast and was discarded.")
         with part.open("rb") as file:
             os.fsync(file.fileno())
     except (CpuchatError, OSError) as error:
         if isinstance(error, QuantizeFailed):
             raise
-        raise QuantizeFailed(f"What llama.cpp wrote cannot be read back: {error}") from None
+        raise QuantizeFailed(f"The file that llama.cpp wrote cannot be read: {error}") from None

@@ -1,6 +1,6 @@
-"""What is said to the process that quantizes (`engine.quantize`), and what it says: lines of JSON.
+"""Messages between the app and the quantizing process (`engine.quantize`): lines of JSON.
 
-It ends when its input does, so that it never outlives the program that started it.
+The process ends with its input, so that it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import msgspec
 
 
 class Foresee(msgspec.Struct, frozen=True, kw_only=True, tag="foresee"):
-    """Say what quantizing `source` to the file type `number` would give, without reading its weights."""
+    """Forecast quantizing `source` to the file type `number`, without reading its weights."""
 
     source: str
     number: int
 
 
 class Make(msgspec.Struct, frozen=True, kw_only=True, tag="make"):
-    """Write `out`. `imatrix` "" = none; `requantize` allows tensors that are quantized already."""
+    """Write `out`. `imatrix` "": none; `requantize` allows tensors that are already quantized."""
 
     source: str
     out: str
@@ -27,7 +27,7 @@ class Make(msgspec.Struct, frozen=True, kw_only=True, tag="make"):
 
 
 class Foreseen(msgspec.Struct, frozen=True, kw_only=True, tag="foreseen"):
-    """`types` of the tensors by name. `needs_imatrix`: some of these cannot be made without an importance matrix."""
+    """`types` of the tensors by name. `needs_imatrix`: some of these need an importance matrix."""
 
     types: dict[str, str]
     needs_imatrix: bool
@@ -44,7 +44,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True, tag="made"):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """It did not work. `code` as in errors.py."""
+    """The request failed. `code` as in errors.py."""
 
     code: str
     message: str

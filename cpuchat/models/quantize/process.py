@@ -1,4 +1,4 @@
-"""The process that quantizes, seen from the program that started it."""
+"""Starts and talks to the quantizing process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ASSERTION = re.compile(r"CPUCHAT-ABORT: *(.+)")
 
 
 class QuantizeProcess:
-    """An async context manager; leaving it ends the process, whatever it is at."""
+    """An async context manager; leaving it kills the process."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -39,7 +39,7 @@ class QuantizeProcess:
                     stdout=asyncio.subprocess.PIPE, stderr=self._errors, limit=_LINE_LIMIT, env=child_environment(),
                 )  # fmt: skip
             except OSError as error:
-                raise QuantizeFailed(f"The process that quantizes does not start: {error.strerror}.") from None
+                raise QuantizeFailed(f"Cannot start the quantizing process: {error.strerror}.") from None
             self._files = files.pop_all()
         return self
 
@@ -49,7 +49,7 @@ class QuantizeProcess:
         await self.end()
 
     async def end(self) -> None:
-        """Kill it and wait until it is gone. Doing it again does nothing."""
+        """Kill it and wait until it has ended. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -58,40 +58,40 @@ class QuantizeProcess:
         await process.communicate()
         self._files.close()
 
-    async def ask(self, request: Request) -> None:
-        """Send a request; its answers come from `answer`."""
+    async def send(self, request: Request) -> None:
+        """Send a request; its answers come from `receive`."""
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(request) + b"\n")
-        with contextlib.suppress(ConnectionError):  # it is gone: `answer` tells why
+        with contextlib.suppress(ConnectionError):  # it has ended: `receive` says why
             await self._process.stdin.drain()
 
-    async def answer(self) -> Answer:
-        """The next answer. Cancelling this loses none.
+    async def receive(self) -> Answer:
+        """Return the next answer. Cancelling this loses none.
 
         Raises:
             QuantizeFailed: the process ended without one.
-            CpuchatError: it refused.
+            CpuchatError: it reported a failure.
         """
         assert self._process is not None and self._process.stdout is not None
         try:
             line = await self._process.stdout.readline()
             answer = msgspec.json.decode(line, type=Answer) if line.endswith(b"\n") else None
-        except ValueError as error:  # longer than any answer, or not one
-            raise QuantizeFailed(f"The process that quantizes answered something unreadable: {error}.") from None
+        except ValueError as error:  # too long or malformed
+            raise QuantizeFailed(f"The quantizing process sent an invalid answer: {error}.") from None
         if answer is None:
-            raise QuantizeFailed(f"The process that quantizes is gone: {await self._epitaph()}.")
+            raise QuantizeFailed(f"The quantizing process ended: {await self._exit_failure()}.")
         if isinstance(answer, Refused):
             raise from_code(answer.code, answer.message, answer.hint)
         return answer
 
-    async def _epitaph(self) -> str:
-        """How it ended: llama.cpp's assertion if it left one, else the signal or what it said last."""
+    async def _exit_failure(self) -> str:
+        """Return why it ended: llama.cpp's assertion if there is one, else the signal or the last line of its log."""
         assert self._process is not None and self._errors is not None
         status = await self._process.wait()
         self._errors.seek(max(self._errors.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
         said = self._errors.read().decode("utf-8", "replace").strip()
         if assertion := _ASSERTION.findall(said):
-            return f"llama.cpp stopped on an internal check: {assertion[-1].strip()}"
+            return f"assertion failed in llama.cpp: {assertion[-1].strip()}"
         if status == -signal.SIGKILL:
-            return "it was killed (kill -9, or by the kernel because memory ran out)"
-        return said.splitlines()[-1] if said else f"it ended with status {status}"
+            return "killed (kill -9, or by the OOM killer)"
+        return said.splitlines()[-1] if said else f"exit status {status}"

@@ -154,7 +154,7 @@ def test_a_draft_that_the_catalog_names_is_loaded_beside_its_target(named_pair: 
     remember_costs(target, draft)
     done = run(*ask)
     assert done.returncode == 0, done.stderr
-    assert "drafts: the catalog names it for Big, and its vocabulary fits" in done.stderr
+    assert "recommended by the catalog for Big" in done.stderr
     assert json.loads(run(*ask, "--json").stdout)["draft_model"]
 
 
@@ -165,7 +165,7 @@ def test_a_draft_that_the_engine_cannot_load_is_not_said_to_draft(named_pair: tu
     done = run("ask", "--model", str(target), "--max-tokens", "4", "Hello")
     assert done.returncode == 0, done.stderr
     assert "No draft model: " in done.stderr
-    assert "drafts: the catalog names it" not in done.stderr
+    assert "recommended by the catalog" not in done.stderr
 
 
 def test_pairs_of_files_that_are_not_there_or_broken(tmp_path: Path) -> None:

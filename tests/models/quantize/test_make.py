@@ -132,7 +132,7 @@ def test_types_by_name() -> None:
 
 @pytest.mark.parametrize(("special", "standard"), [("Q4_0_4_8", "Q4_0"), ("Q8R16", "Q8_0"), ("Q4_K_4", "Q4_K_M")])
 def test_special_formats_have_a_standard_one(special: str, standard: str) -> None:
-    with pytest.raises(UsageError, match=f"Use {standard}: .* when the file is loaded"):
+    with pytest.raises(UsageError, match=f"Use {standard}: .* at load"):
         quant_type(special)
 
 

@@ -20,13 +20,13 @@ async def ask(program: str, monkeypatch: pytest.MonkeyPatch) -> object:
     """The answer of the Python `program` in the place of the process that quantizes."""
     monkeypatch.setattr("cpuchat.models.quantize.process.python_command", lambda *_: [sys.executable, "-c", program])
     async with QuantizeProcess() as process:
-        await process.ask(REQUEST)
-        return await process.answer()
+        await process.send(REQUEST)
+        return await process.receive()
 
 
 @pytest.mark.parametrize("line", ["nonsense", "{}", '{"type": "foreseen"}', '{"type": "quantized"}', "[1]"])
 async def test_a_reply_that_is_no_message_is_told(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(QuantizeFailed, match="unreadable"):
+    with pytest.raises(QuantizeFailed, match="invalid answer"):
         await ask(f"print({line!r}, flush=True); input()", monkeypatch)
 
 
@@ -37,10 +37,10 @@ async def test_a_pipe_that_is_closed_before_the_request_is_told(monkeypatch: pyt
         assert process._process is not None
         await process._process.wait()
         for _ in range(2):  # the second one meets a connection that is known to be lost
-            await process.ask(REQUEST)
+            await process.send(REQUEST)
             await asyncio.sleep(0)
         with pytest.raises(QuantizeFailed, match="no room for tensors"):
-            await process.answer()
+            await process.receive()
 
 
 async def test_a_reply_that_is_cut_short_is_told_with_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:

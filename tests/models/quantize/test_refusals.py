@@ -67,7 +67,7 @@ def test_an_unfinished_file_is_no_way_to_something_else(half: Path, tmp_path: Pa
     (tmp_path / f"link.gguf{PART}").symlink_to(mine)
     os.mkfifo(tmp_path / f"pipe.gguf{PART}")
     assert "Cannot write" in refused(job(half, tmp_path / "link.gguf"), UsageError).message
-    assert "is no file" in refused(job(half, tmp_path / "pipe.gguf"), UsageError).message
+    assert "is not a regular file" in refused(job(half, tmp_path / "pipe.gguf"), UsageError).message
     assert mine.read_bytes() == b"mine"
 
 
@@ -92,7 +92,7 @@ def test_sources_that_are_no_models(half: Path, tmp_path: Path) -> None:
     projector = reference.GGUFWriter(tmp_path / "mmproj.gguf", "clip")
     projector.add_tensor("v.patch_embd.weight", np.zeros((32, 32), np.float32))
     finish(projector)
-    assert "no language model" in refused(job(tmp_path / "mmproj.gguf", out), UsageError).message
+    assert "not a language model" in refused(job(tmp_path / "mmproj.gguf", out), UsageError).message
 
 
 def test_weights_that_are_no_numbers(tmp_path: Path) -> None:

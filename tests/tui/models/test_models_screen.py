@@ -209,7 +209,7 @@ async def test_what_cannot_be_loaded_is_told_here_and_the_good_model_stays(tmp_p
     large = hollow_file(tmp_path / "large.gguf", big_header("70b", "F16"))
     async with running() as app:
         await opened(app)
-        for path, why in ((cut, "cut"), (large, "does not fit")):
+        for path, why in ((cut, "cut"), (large, "not enough memory")):
             await type_in(app, str(path))
             await app.press("enter")
             await app.until(lambda why=why: any(why in notice for notice in app.notices))
