@@ -1,110 +1,43 @@
-"""Measuring once what passes cost: T(n) of the target for n = 1..32 tokens, and what the draft model takes.
+"""Measuring what passes cost: T(n) of the target for n = 1..32 tokens, and the draft model's times.
 
-The curve decides whether drafting pays, and how far; it differs by model, quantisation, cores and build, so it is
-measured on the loaded model itself, with random tokens (a mixture of experts then touches as many experts as real
-text does, or more), and kept in a small file for a while. Times that cannot be those of a quiet machine are not.
+The curve decides whether drafting pays, and how far; it differs by model, quantization, cores and build, so it is
+measured on the loaded model itself, with random tokens (a mixture of experts then uses as many experts as with real
+text, or more).
 """
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from cpuchat.engine.drafting.overlap import DraftThread
-from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Sequence
-from cpuchat.models.drafts.calibrations import Calibration, calibration_cache, implausible, is_plausible
+from cpuchat.models.drafts.calibrations import implausible, is_plausible
 from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, interpolate
 
 BUDGET_SECONDS: Final = 12.0
-"""Time for the target's curve. A large model does not get through all points: the rest is extrapolated."""
+"""Time for the target's curve. A large model does not complete all points: the rest is extrapolated."""
 
 _POINTS: Final = (1, 4, 8, 2, 3, 16, 5, 6, 7, 12, 32, 10, 14, 24, 20, 28)
-"""In the order of what they are worth, in case the time runs out."""
+"""By importance, in case the time runs out."""
 _OVERLAP_POINTS: Final = (1, 4, 8, 16, 3, 6, 12, 32)
 _ROUNDS: Final = 3
 _N_PAST: Final = 32
 _DRAFT_STEPS: Final = 12
 _STEADY: Final = 1.25
-_HEALING_ROUNDS: Final = 12
-_HEALING: Final = 1.5
-"""Of the budget, until passes that took impossibly long are no longer repeated."""
-KEPT_SECONDS: Final = 30 * 86_400.0
-"""For so long a calibration is good: kernels, firmware and cooling change less often..."""
-UNSTEADY_SECONDS: Final = 3_600.0
-"""...and so long one whose measurements scattered, so that it is repeated when the machine may be quiet."""
+_RETRY_ROUNDS: Final = 12
+_RETRY_BUDGET: Final = 1.5
+"""Of the budget, until passes that took implausibly long are no longer repeated."""
 
 Progress = Callable[[int, int], None]
 """(measurements done, measurements to do)"""
-
-
-def calibration_key(target: Model, draft: Model | None, extra: str = "") -> str:
-    """Everything that the costs depend on: both files, the cores and how they are used, the engine's build."""
-    plan, engine = target.plan, bindings.engine_info()
-    parts: list[Any] = [
-        target.info.fingerprint,
-        target.options.type_k,
-        target.options.type_v,
-        target.options.flash_attn,
-        target.options.use_repack,
-        target.options.n_experts,
-        target.pool.n_threads,
-        target.pool.cpus,
-        plan.n_ubatch,
-        plan.n_rs_seq,
-        target.sequence.rollback.kind,
-        engine.llama_commit,
-        engine.features,
-        draft.info.fingerprint if draft is not None else "",
-        extra,
-    ]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def load_costs(file: Path, key: str, *, any_age: bool = False) -> PassCosts | None:
-    """Return what an earlier calibration with the same key measured.
-
-    None when there is none that is plausible or, unless `any_age`, when it is time to measure again.
-    """
-    saved = calibration_cache(file).read().get(key)
-    if saved is None:
-        return None
-    if not any_age and time.time() - saved.measured > (KEPT_SECONDS if saved.steady else UNSTEADY_SECONDS):
-        return None
-    try:
-        overlap = OverlapCosts(*saved.overlap) if saved.overlap else None
-        costs = PassCosts(saved.verify_ms, saved.draft_ms, saved.read_ms, overlap, saved.rollback_ms, saved.steady)
-        return costs if is_plausible(costs.verify_ms) else None
-    except ValueError:
-        return None
-
-
-def save_costs(file: Path, key: str, costs: PassCosts, target: str = "", draft: str = "") -> None:
-    """Cache a calibration if it is plausible. `target` and `draft` are the fingerprints of both models' files."""
-    if not is_plausible(costs.verify_ms):
-        return
-    saved = Calibration(
-        verify_ms=costs.verify_ms,
-        draft_ms=costs.draft_ms,
-        read_ms=costs.read_ms,
-        rollback_ms=costs.rollback_ms,
-        overlap=(costs.overlap.verify_ms, costs.overlap.draft_ms) if costs.overlap else None,
-        target=target,
-        draft=draft,
-        steady=costs.steady,
-        measured=time.time(),
-    )
-    calibration_cache(file).put(key, saved)
 
 
 def measure(
@@ -116,17 +49,17 @@ def measure(
     budget: float = BUDGET_SECONDS,
     known: PassCosts | None = None,
 ) -> PassCosts:
-    """Measure both models in turn, and with a `thread` for the draft model also at the same time.
+    """Measure both models sequentially, and with a `thread` for the draft model also concurrently.
 
-    Their sequences are empty afterwards. Beside heavy load what comes out may still be implausible.
+    Empties their sequences. Under heavy load the result may still be implausible.
 
     Args:
         budget: seconds for the target's curve.
-        known: what was measured of the target alone before, and is not measured again.
+        known: costs of the target alone, which are then not measured again.
 
     Raises:
         Aborted: the abort flag was set.
-        GenerationFailed: llama.cpp refused a batch.
+        GenerationFailed: llama.cpp rejected a batch.
     """
     points = [n for n in _POINTS if n <= 1 + target.sequence.max_draft]
     overlapped = [n for n in _OVERLAP_POINTS if n in points]
@@ -146,7 +79,7 @@ def measure(
                 overlap = _overlapped(
                     target.sequence, sequence, thread, overlapped, lambda n: on_progress(done + n, total), budget / 3
                 )
-                if not is_plausible(overlap.verify_ms):  # another time, then
+                if not is_plausible(overlap.verify_ms):  # measured another time
                     overlap, known = None, replace(known, steady=False)
         on_progress(total, total)
     finally:
@@ -164,7 +97,7 @@ def _overlapped(
     tell: Callable[[int], None],
     budget: float,
 ) -> OverlapCosts:
-    """Both at once: the draft model drafts without a pause while the target's passes are timed."""
+    """Time the target's passes while the draft model drafts without a pause."""
     over = threading.Event()
 
     def draft_on() -> list[float]:
@@ -174,9 +107,9 @@ def _overlapped(
         while not steps or not over.is_set():
             if len(draft) >= _N_PAST + _DRAFT_STEPS:
                 draft.truncate(_N_PAST)
-            began = perf_counter()
+            start = perf_counter()
             draft.step(token).argmax()
-            steps.append(1e3 * (perf_counter() - began))
+            steps.append(1e3 * (perf_counter() - start))
         return steps
 
     was_on = thread.is_on
@@ -195,15 +128,15 @@ def _overlapped(
 
 
 def random_tokens(n: int, n_vocab: int, seed: int = 0) -> list[int]:
-    """Token ids spread over the vocabulary, the same each time."""
+    """Return `n` token ids spread over the vocabulary, the same each time."""
     return np.random.Generator(np.random.PCG64(seed)).integers(0, n_vocab, n).tolist()
 
 
 class _Curve:
     """T(n) of a target: the best of a few passes for each n that there was time for, at least two of them.
 
-    The best, because what disturbs only ever makes a pass slower, and by much: threads wait for each other. Where even
-    that cannot be, it is tried some more.
+    The best, because disturbances only make a pass slower, and by much: threads wait for each other. Where even that
+    is implausible, it is retried.
     """
 
     def __init__(self, sequence: Sequence, points: list[int], budget: float) -> None:
@@ -215,12 +148,12 @@ class _Curve:
         self._tokens = random_tokens(_N_PAST + max(*points, 2), sequence.n_vocab)
 
     def measure(self, tell: Callable[[int], None]) -> int:
-        """Returns how many passes were timed; `tell` hears of each."""
+        """Time the passes; `tell` is called after each. Returns how many there were."""
         started, done = perf_counter(), 0
         self._sequence.clear()
         _extend(self._sequence, self._tokens[:_N_PAST])
         for round_ in range(_ROUNDS):
-            # Order is turned so that drifts even out.
+            # The order alternates so that drifts cancel out.
             for n in self._points if round_ % 2 == 0 else reversed(self._points):
                 if perf_counter() - started > self._budget and len(self._samples) >= 2:
                     return done
@@ -229,9 +162,9 @@ class _Curve:
                 self._samples.setdefault(n, []).append(self._pass(n))
                 done += 1
                 tell(done)
-        for _ in range(_HEALING_ROUNDS):
+        for _ in range(_RETRY_ROUNDS):
             for n in implausible(self._best):
-                if perf_counter() - started > _HEALING * self._budget:
+                if perf_counter() - started > _RETRY_BUDGET * self._budget:
                     return done
                 self._samples[n].append(self._pass(n))
         return done
@@ -246,35 +179,35 @@ class _Curve:
 
     @property
     def rollback_ms(self) -> float:
-        """What going back after a refused token took."""
+        """Median ms to roll back after a rejected token."""
         return statistics.median(self._rollbacks) if self._rollbacks else 0.0
 
     @property
     def is_steady(self) -> bool:
-        """The best two passes of a size mostly took about as long."""
+        """The best two passes of a size mostly took about the same time."""
         pairs = [sorted(values)[:2] for values in self._samples.values() if len(values) > 1]
         return not pairs or statistics.median(second / best for best, second in pairs) < _STEADY
 
     def _pass(self, n: int) -> float:
-        """ms of one verify pass over `n` tokens, its rows looked at as verification does."""
+        """Return the ms of one verify pass over `n` tokens, with an argmax of each row."""
         sequence = self._sequence
         sequence.checkpoint()
         if n == 1:
             # The second of two steps: the first one builds the graph anew, which steps in a row do not.
             sequence.step(self._tokens[_N_PAST])
-            began = perf_counter()
+            start = perf_counter()
             sequence.step(self._tokens[_N_PAST + 1]).argmax()
-            took = perf_counter() - began
+            took = perf_counter() - start
         else:
-            began = perf_counter()
+            start = perf_counter()
             sequence.extend(self._tokens[_N_PAST : _N_PAST + n], n_outputs=n)
             for i in range(n):
                 sequence.logits(i).argmax()
-            took = perf_counter() - began
-            # As after a refusal: some of the pass's tokens stay, at least its first one.
-            began = perf_counter()
+            took = perf_counter() - start
+            # As after a rejection: some of the pass's tokens stay, at least its first one.
+            start = perf_counter()
             sequence.roll_back_to(_N_PAST + max(n // 2, 1))
-            self._rollbacks.append(1e3 * (perf_counter() - began))
+            self._rollbacks.append(1e3 * (perf_counter() - start))
         sequence.roll_back_to(_N_PAST)
         return 1e3 * took
 
@@ -286,7 +219,7 @@ def _extend(sequence: Sequence, tokens: list[int]) -> None:
 
 
 def _draft_costs(sequence: Sequence) -> tuple[float, float]:
-    """(ms for each token drafted one after the other, ms for each token read in a batch)."""
+    """Return (ms per token drafted one after the other, ms per token read in a batch)."""
     tokens = random_tokens(3 * 32, sequence.n_vocab)
     sequence.clear()
     size = min(32, sequence.n_batch, sequence.n_ubatch)
@@ -295,14 +228,14 @@ def _draft_costs(sequence: Sequence) -> tuple[float, float]:
     for _ in range(_ROUNDS):
         sequence.truncate(0)
         for read in range(2):  # the first one builds the graph
-            began = perf_counter()
+            start = perf_counter()
             sequence.extend(tokens[:size], n_outputs=size)
             for i in range(size):
                 sequence.logits(i).argmax()
             if read:
-                reads.append((perf_counter() - began) / size)
+                reads.append((perf_counter() - start) / size)
         for token in tokens[size : size + _DRAFT_STEPS]:
-            began = perf_counter()
+            start = perf_counter()
             sequence.step(token).argmax()
-            steps.append(perf_counter() - began)
+            steps.append(perf_counter() - start)
     return 1e3 * statistics.median(steps), 1e3 * statistics.median(reads)

@@ -1,8 +1,7 @@
 """A small model that drafts for a large one of the same vocabulary.
 
-Its KV cache is kept for what was accepted: after a verify pass it reads only what it has not seen, which is the
-target's own token and at most one drafted token. Greedy: the drafted token is the draft model's likeliest one,
-whatever the sampling settings are, because the target's sampler decides anyway.
+Its KV cache is kept for what was accepted: after a verify pass it reads only the target's own token and at most one
+drafted token. Drafts are greedy whatever the sampling settings are, because the target's sampler decides anyway.
 """
 
 from __future__ import annotations
@@ -19,21 +18,24 @@ from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Proposal, c
 from cpuchat.timings import DrafterName
 
 _READ_ROWS: Final = MAX_DEPTH + 1
-"""Tokens read at once when their rows are wanted."""
+"""Tokens per batch when a row of logits is needed for each."""
 _MARGIN: Final = np.float32(12.0)
 _UNREADABLE: Final = 0
-"""Stands for tokens that only the target knows."""
+"""Stands for tokens that only the target has."""
 
 
 class DraftModel:
-    """Drafts with a model of its own. Implements `speculation.drafter.Drafter`.
+    """Drafts with a second model. Implements `speculation.drafters.drafter.Drafter`.
 
-    The text may be longer than the model's context, and reading all of it may cost more than it brings: the sequence
+    The text may be longer than the model's context, and reading all of it may cost more than it gains: the sequence
     may hold only the end of the text, from `_start` on.
 
     Args:
         sequence: of the draft model; it must be able to roll back.
-        n_vocab: ids that both models have; the draft never proposes others.
+        n_vocab: ids that both models have; others are never proposed.
+
+    Attributes:
+        passes: evaluations of the model so far, each of which reads all its weights.
     """
 
     name: DrafterName = "draft"
@@ -45,7 +47,6 @@ class DraftModel:
         self._start = 0
         self._synced = 0  # tokens of the sequence that are the text's
         self.passes = 0
-        """Evaluations of the model so far, each of which reads all its weights."""
 
     @property
     def n_unread(self) -> int:
@@ -54,13 +55,13 @@ class DraftModel:
 
     @property
     def n_unread_from_start(self) -> int | None:
-        """Tokens to read if it is to know the text from its beginning; None when it does, or has no room for that."""
+        """Tokens to read to know the text from its beginning; None when it does, or has no room for it."""
         if not self._start or len(self._text) > self._sequence.n_ctx // 2:
             return None
         return len(self._text)
 
     def begin_answer(self, text: Tokens[int]) -> None:
-        """As `Drafter.begin_answer`. What the sequence holds of it stays."""
+        """Implement `Drafter.begin_answer`. What the sequence holds of it stays."""
         self._text = self._readable(text)
         held = self._sequence.tokens
         if self._start and held[:64] != self._text[self._start : self._start + min(64, len(held))]:
@@ -70,7 +71,7 @@ class DraftModel:
             self._start = 0
 
     def append(self, tokens: Tokens[int]) -> None:
-        """As `Drafter.append`. Tokens that it drafted itself are in the sequence already."""
+        """Implement `Drafter.append`. Tokens that it drafted itself are in the sequence already."""
         held = self._sequence.tokens
         at = self._start + self._synced
         self._text.extend(self._readable(tokens))
@@ -80,18 +81,18 @@ class DraftModel:
                 at += 1
 
     def _readable(self, tokens: Tokens[int]) -> list[int]:
-        """The text as it can read it: the target's vocabulary may have more tokens, which llama.cpp would refuse."""
+        """Replace tokens that only the target's vocabulary has, which llama.cpp would reject."""
         n_vocab = self._sequence.n_vocab
         return [token if token < n_vocab else _UNREADABLE for token in tokens]
 
     def restart(self, n: int) -> None:
-        """Forget everything but that the last `n` tokens of the text are to be read."""
+        """Clear the sequence and continue from the last `n` tokens of the text, unread."""
         self._sequence.clear()
         self._synced = 0
         self._start = max(len(self._text) - max(n, 1), 0)
 
     def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
-        """As `Drafter.propose`; reads first what it lags behind.
+        """Implement `Drafter.propose`; reads first what is unread.
 
         Raises:
             Aborted, GenerationFailed: as `Sequence.extend`.
@@ -118,10 +119,10 @@ class DraftModel:
         return proposal
 
     def draft_ahead(self, drafted: list[int], n: int, min_probability: float, is_over: Callable[[], bool]) -> list[int]:
-        """Go on after a draft that is not verified yet: at most `n` tokens, fewer when `is_over`.
+        """Draft on after a draft that is not verified yet: at most `n` tokens, fewer when `is_over`.
 
         The first one is a guess of what the target will add, the others are a draft as from `propose`. The text stays
-        as it is; `append` finds out how much of this was right.
+        as it is; `append` finds out how much of this was accepted.
 
         Raises:
             Aborted, GenerationFailed: as `Sequence.extend`.
@@ -141,8 +142,9 @@ class DraftModel:
         return tokens
 
     def read(self, n: int) -> int:
-        """Read the next `n` tokens of the text, in large batches; how many that were. The newest token is left for
-        `propose`, and of a text that is longer than its context only the end is read.
+        """Read the next `n` tokens of the text in large batches; returns how many that were.
+
+        The newest token is left for `propose`, and of a text that is longer than the context only the end is read.
 
         Raises:
             Aborted, GenerationFailed: as `Sequence.extend`.
@@ -157,15 +159,15 @@ class DraftModel:
         return self._synced - before
 
     def score(self, n: int) -> list[bool]:
-        """Read the next `n` tokens of the text that it has not read; for each: would it have drafted the one after?
+        """Read the next `n` tokens; returns for each whether the one after it would have been drafted.
 
-        One pass gives its opinion on all of them: what it would have been worth without having drafted anything. The
-        newest token of the text has no successor yet and is left for `propose`.
+        One pass scores all of them: the acceptance that it would have had, without having drafted anything. The newest
+        token of the text has no successor yet and is left for `propose`.
 
         Raises:
             Aborted, GenerationFailed: as `Sequence.extend`.
         """
-        right: list[bool] = []
+        accepted: list[bool] = []
         try:
             self._drop_rejected(0)
             n = min(n, self.n_unread - 1)
@@ -178,13 +180,12 @@ class DraftModel:
                 n -= len(batch)
                 for i in range(len(batch)):
                     row = self._sequence.logits(i)[: self._n_vocab]
-                    right.append(int(row.argmax()) == self._text[at + i + 1])
+                    accepted.append(int(row.argmax()) == self._text[at + i + 1])
         finally:
             self._synced = min(self._synced, len(self._sequence))
-        return right
-
+        return accepted
     def _drop_rejected(self, max_n: int) -> None:
-        """Take back drafted tokens that were refused, and make room for what is to come."""
+        """Roll back rejected tokens, and make room for `max_n` more."""
         sequence = self._sequence
         if len(self._text) - self._start + max_n > sequence.n_ctx:
             self.restart(sequence.n_ctx // 2)
@@ -192,7 +193,7 @@ class DraftModel:
             self._synced = sequence.truncate(self._synced)
 
     def _catch_up(self, max_n: int) -> np.ndarray:
-        """Read the rest of the text; the logits after it."""
+        """Read the rest of the text; returns the logits after it."""
         sequence = self._sequence
         self._synced = min(self._synced, len(self._text) - self._start - 1)  # the last token gives the logits
         self._drop_rejected(max_n)
@@ -203,12 +204,12 @@ class DraftModel:
         return row
 
     def _step(self, token: int) -> np.ndarray:
-        """Evaluate one token; the logits after it."""
+        """Evaluate one token; returns the logits after it."""
         self.passes += 1
         return self._sequence.step(token)
 
     def _extend(self, tokens: list[int], n_outputs: int) -> np.ndarray | None:
-        """Evaluate any number of tokens; the logits after the last one if they are wanted."""
+        """Evaluate any number of tokens; returns the logits after the last one if `n_outputs`."""
         sequence = self._sequence
         size = min(sequence.n_batch, sequence.n_ubatch)
         for i in range(0, len(tokens), size):
@@ -220,6 +221,6 @@ class DraftModel:
 
 
 def _share(row: np.ndarray, peak: np.float32) -> float:
-    """Probability of the entry `peak`, the largest; entries that are too small to count are left out."""
+    """Return the probability of the largest entry, `peak`; entries too small to count are left out."""
     near = row[row > peak - _MARGIN]
     return 1.0 / float(np.exp(near - peak).sum())

@@ -1,8 +1,8 @@
-"""Drafting at the same time as the target verifies, on cores of its own (draft-ahead, as in PEARL, arXiv 2408.11850).
+"""Drafting while the target verifies, on separate cores (draft-ahead, as in PEARL, arXiv 2408.11850).
 
-While the target checks one block the draft model already writes the next one, on the assumption that all of the block
-is right: first its guess of the token that the target will add, then a new draft. If the assumption holds, the next
-pass starts at once; if not, what was drafted ahead is thrown away.
+While the target verifies one block the draft model drafts the next one, assuming that all of the block is accepted:
+first its guess of the token that the target will add, then a new draft. If the assumption holds, the next pass starts
+at once; if not, what was drafted ahead is dropped.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ T = TypeVar("T")
 
 
 class DraftThread:
-    """A thread with cores of its own for the draft model, and the cores that are left for the target.
+    """A thread with its own cores for the draft model.
 
-    The draft model computes either on the shared cores (on the engine's thread, in turn with the target) or here;
-    `is_on` tells which. Make it on the engine's thread.
+    The draft model computes either here (`is_on`), or on the shared cores (on the engine's thread, sequentially with
+    the target). Create it on the engine's thread.
 
     Args:
         cpus: the draft's cores.
-        target_cpus: the target's cores while the draft computes here; None: it has no others anyway.
+        target_cpus: the target's cores while the draft computes here; None: the target never uses the draft's.
+
+    Attributes:
+        always: the draft model never computes on the shared cores.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class DraftThread:
             self.switch(True)
 
     def switch(self, on: bool) -> None:
-        """Let both models compute on cores of their own, or in turn on all of them."""
+        """Let both models compute on their own cores, or sequentially on all of them."""
         if on == self.is_on:
             return
         self.drop()
@@ -70,24 +73,24 @@ class DraftThread:
             self._target.use_pool(self._shared)
 
     def run(self, work: Callable[[], T]) -> T:
-        """`work` of the draft model, on the thread that its cores belong to."""
+        """Run `work` of the draft model on the thread that its cores belong to."""
         self.drop()
         return self._executor.submit(work).result() if self.is_on else work()
 
     def start(self, work: Callable[[], T]) -> Future[T]:
-        """`work` of the draft model, while the caller does something else. Only while `is_on`."""
+        """Start `work` of the draft model in the background. Only while `is_on`."""
         return self._executor.submit(work)
 
     def draft_ahead(self, drafted: list[int], n: int, min_probability: float) -> None:
-        """Go on after `drafted` (which is to be verified now): a guess of the target's token, then `n` more."""
+        """Draft on after `drafted`, which is being verified: a guess of the target's token, then `n` more."""
         self.drop()
         self._stop.clear()
         self._ahead = self._executor.submit(
             self._drafter.draft_ahead, drafted, n + 1, min_probability, self._stop.is_set
         )
 
-    def take(self, is_right: bool) -> list[int]:
-        """End the drafting ahead and return what came of it; if the block was refused, at once and nothing.
+    def take(self, is_accepted: bool) -> list[int]:
+        """End the drafting ahead and return its tokens; none, and at once, if the block was not fully accepted.
 
         Raises:
             Aborted, GenerationFailed: as `DraftModel.propose`.
@@ -95,20 +98,20 @@ class DraftThread:
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return []
-        if not is_right:
+        if not is_accepted:
             self._stop.set()
         tokens = ahead.result()
-        return tokens if is_right else []
+        return tokens if is_accepted else []
 
     def drop(self) -> None:
-        """End the drafting ahead, whatever came of it."""
+        """End the drafting ahead and drop its tokens."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             self._stop.set()
             ahead.exception()
 
     def close(self) -> None:
-        """End the thread and free the cores; before either model is freed. Both models then share cores again."""
+        """End the thread and share the cores again. Call it before either model is freed."""
         self.drop()
         self._draft.use_pool(self._shared)
         self._target.use_pool(self._shared)

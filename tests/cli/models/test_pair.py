@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat import paths
-from cpuchat.engine.drafting.calibration import save_costs
+from cpuchat.engine.drafting.cached_costs import save_costs
 from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.speculation.depth.costs import PassCosts

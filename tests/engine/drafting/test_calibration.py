@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.engine.drafting import calibration
+from cpuchat.engine.drafting import cached_costs, calibration
 from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.drafting.overlap import DraftThread
 from cpuchat.engine.llama.bindings import AbortFlag
@@ -55,13 +55,13 @@ def file(tmp_path: Path) -> Path:
 
 def test_what_is_saved_is_loaded(file: Path) -> None:
     key = "0123456789abcdef" * 4
-    assert calibration.load_costs(file, key) is None
+    assert cached_costs.load_costs(file, key) is None
     for costs in (COSTS, PassCosts(COSTS.verify_ms)):
-        calibration.save_costs(file, key, costs)
-        assert calibration.load_costs(file, key) == costs
+        cached_costs.save_costs(file, key, costs)
+        assert cached_costs.load_costs(file, key) == costs
         assert list(file.parent.iterdir()) == [file]  # nothing half written is left
-    assert calibration.load_costs(file, "f" + key[1:]) is None
-    assert calibration.load_costs(file, key[:-1] + "0") is None
+    assert cached_costs.load_costs(file, "f" + key[1:]) is None
+    assert cached_costs.load_costs(file, key[:-1] + "0") is None
 
 
 @pytest.mark.parametrize(
@@ -80,17 +80,17 @@ def test_what_is_saved_is_loaded(file: Path) -> None:
     ids=["empty", "cut", "negative", "short", "text", "old", "negative-draft", "binary", "list"],
 )
 def test_a_damaged_file_counts_as_none(file: Path, damage: Callable[[bytes], bytes]) -> None:
-    calibration.save_costs(file, "k" * 64, COSTS)
+    cached_costs.save_costs(file, "k" * 64, COSTS)
     raw = damage(file.read_bytes())
     assert raw != file.read_bytes()
     file.write_bytes(raw)
-    assert calibration.load_costs(file, "k" * 64) is None
+    assert cached_costs.load_costs(file, "k" * 64) is None
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    calibration.save_costs(tmp_path / "file" / "c.json", "k" * 64, COSTS)
-    assert calibration.load_costs(tmp_path / "file" / "c.json", "k" * 64) is None
+    cached_costs.save_costs(tmp_path / "file" / "c.json", "k" * 64, COSTS)
+    assert cached_costs.load_costs(tmp_path / "file" / "c.json", "k" * 64) is None
 
 
 def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Model], tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Mod
     other = tmp_path / "other.gguf"
     write_pair(other, None, 0.5, target="tiny", n_vocab=N_VOCAB, seed=5)
     keys = [
-        calibration.calibration_key(target, None),
-        calibration.calibration_key(target, draft),
-        calibration.calibration_key(target, target),
-        calibration.calibration_key(target, draft, "(1,)"),
-        calibration.calibration_key(load(other, OPTIONS), None),
+        cached_costs.calibration_key(target, None),
+        cached_costs.calibration_key(target, draft),
+        cached_costs.calibration_key(target, target),
+        cached_costs.calibration_key(target, draft, "(1,)"),
+        cached_costs.calibration_key(load(other, OPTIONS), None),
     ]
     changes = [
         {"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "q8_0"}, {"flash_attn": "off"}, {"use_repack": False},
@@ -116,11 +116,11 @@ def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Mod
     path = target.header.path
     for change in changes:
         model = load(path, msgspec.structs.replace(OPTIONS, **change))
-        keys.append(calibration.calibration_key(model, None))
+        keys.append(cached_costs.calibration_key(model, None))
         model.free()
     assert len(set(keys)) == len(keys)
     again = load(path, msgspec.structs.replace(OPTIONS, n_ctx=256, mlock=False))
-    assert calibration.calibration_key(again, None) == keys[0]
+    assert cached_costs.calibration_key(again, None) == keys[0]
 
 
 def test_measuring(models: tuple[Model, Model]) -> None:
@@ -202,34 +202,35 @@ def test_stopping_it(load: Load, files: tuple[Path, Path], abort: AbortFlag, at:
 def test_what_was_disturbed_is_neither_kept_nor_read(file: Path) -> None:
     dear = list(COSTS.verify_ms)
     dear[1] = 6.8 * dear[0]
-    calibration.save_costs(file, KEY, replace(COSTS, verify_ms=tuple(dear)))
+    cached_costs.save_costs(file, KEY, replace(COSTS, verify_ms=tuple(dear)))
     assert not file.exists()
-    calibration.save_costs(file, KEY, COSTS)
-    assert calibration.load_costs(file, KEY) == COSTS
+    cached_costs.save_costs(file, KEY, COSTS)
+    assert cached_costs.load_costs(file, KEY) == COSTS
     kept = msgspec.json.decode(file.read_bytes())  # as an older version would have kept it
     kept["entries"][KEY]["verify_ms"] = dear
     file.write_bytes(msgspec.json.encode(kept))
-    assert calibration.load_costs(file, KEY) is calibration.load_costs(file, KEY, any_age=True) is None
+    assert cached_costs.load_costs(file, KEY) is None
+    assert cached_costs.load_costs(file, KEY, any_age=True) is None
 
 
 @pytest.mark.parametrize(("steady", "days"), [(True, 30), (False, 1 / 24)])
 def test_a_calibration_ages_out(file: Path, monkeypatch: pytest.MonkeyPatch, steady: bool, days: float) -> None:
     """The sooner, the more its measurements scattered."""
     costs = replace(COSTS, steady=steady)
-    calibration.save_costs(file, KEY, costs)
+    cached_costs.save_costs(file, KEY, costs)
     now = time.time()
-    monkeypatch.setattr(calibration.time, "time", lambda: now + 0.9 * days * 86_400)
-    assert calibration.load_costs(file, KEY) == costs
-    monkeypatch.setattr(calibration.time, "time", lambda: now + 1.1 * days * 86_400)
-    assert calibration.load_costs(file, KEY) is None
-    assert calibration.load_costs(file, KEY, any_age=True) == costs
+    monkeypatch.setattr(cached_costs.time, "time", lambda: now + 0.9 * days * 86_400)
+    assert cached_costs.load_costs(file, KEY) == costs
+    monkeypatch.setattr(cached_costs.time, "time", lambda: now + 1.1 * days * 86_400)
+    assert cached_costs.load_costs(file, KEY) is None
+    assert cached_costs.load_costs(file, KEY, any_age=True) == costs
 
 
 def test_a_full_disk_keeps_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, most))  # the write fails after 16 bytes, as on a full disk
     try:
-        calibration.save_costs(tmp_path / "c.json", KEY, COSTS)
+        cached_costs.save_costs(tmp_path / "c.json", KEY, COSTS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.engine import engine
-from cpuchat.engine.drafting import calibration
+from cpuchat.engine.drafting import cached_costs
 from cpuchat.engine.drafting.speculation_setup import SpeculationSetup, set_up_speculation
 from cpuchat.engine.engine import Engine
 from cpuchat.engine.llama import limits
@@ -325,7 +325,7 @@ def test_a_disturbed_calibration_is_said_and_made_again(
     more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
     quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
     disturbed = replace(quiet, verify_ms=(5.0, 34.0, *quiet.verify_ms[2:]))
-    monkeypatch.setattr(calibration, "measure", lambda *_, **__: disturbed)
+    monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: disturbed)
     info = chat.load(files[0], **more)
     [note] = info.notes
     assert "disturbed by other programs: a pass over 2 tokens took 34 ms" in note and "reload the model" in note
@@ -333,11 +333,11 @@ def test_a_disturbed_calibration_is_said_and_made_again(
     _, timings = chat.ask(Speculation(drafters=("draft",)))
     assert timings.speculation is not None
     assert timings.speculation.reason == "off: calibration disturbed by other programs"
-    monkeypatch.setattr(calibration, "measure", lambda *_, **__: quiet)
+    monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: quiet)
     assert chat.load(files[0], **more).pass_ms == quiet.verify_ms
     # Too old by now, but better than one beside other load.
     monkeypatch.setattr(calibration, "KEPT_SECONDS", -1.0)
-    monkeypatch.setattr(calibration, "measure", lambda *_, **__: disturbed)
+    monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: disturbed)
     info = chat.load(files[0], **more)
     assert (info.pass_ms, info.notes) == (quiet.verify_ms, ())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat import paths
-from cpuchat.engine.drafting.calibration import save_costs
+from cpuchat.engine.drafting.cached_costs import save_costs
 from cpuchat.models.drafts.calibrations import UNKNOWN, implausible, is_plausible, target_costs
 from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.speculation.depth.costs import PassCosts, interpolate

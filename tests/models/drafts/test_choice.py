@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cpuchat import paths
-from cpuchat.engine.drafting.calibration import save_costs
+from cpuchat.engine.drafting.cached_costs import save_costs
 from cpuchat.errors import DraftMismatch, ModelNotFound
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.fingerprint import file_fingerprint

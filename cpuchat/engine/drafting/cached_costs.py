@@ -1,0 +1,134 @@
+"""Calibrations in the cache, and when one is used, measured or repeated."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from cpuchat.engine.drafting.calibration import measure
+from cpuchat.engine.drafting.overlap import DraftThread
+from cpuchat.engine.llama import bindings
+from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.engine.llama.model import Model, Progress
+from cpuchat.engine.llama.sequence import Aborted
+from cpuchat.errors import GenerationFailed, Interrupted
+from cpuchat.models.drafts.calibrations import Calibration, calibration_cache, implausible, is_plausible
+from cpuchat.protocol import LoadModel
+from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts
+from cpuchat.speculation.depth.disabled_reason import DISTURBED, SKIPPED, UNCALIBRATED
+
+KEPT_SECONDS: Final = 30 * 86_400.0
+"""A calibration is valid for so long: kernels, firmware and cooling change less often..."""
+UNSTEADY_SECONDS: Final = 3_600.0
+"""...and so long if its measurements scattered, so that it is repeated when the machine may be idle."""
+
+
+def calibrated_costs(
+    target: Model,
+    draft: Model | None,
+    thread: DraftThread | None,
+    command: LoadModel,
+    on_progress: Progress,
+    abort: AbortFlag,
+    notes: list[str],
+) -> tuple[PassCosts | None, str]:
+    """Return the costs from the cache, or measure them; None with the reason why drafting stays off.
+
+    Cancelling skips the measurement. What the user should know is added to `notes`.
+
+    Raises:
+        Interrupted: cancelled for good.
+    """
+    file = Path(command.calibration_file) if command.calibration_file else None
+    target_key = calibration_key(target, None)
+    key = calibration_key(target, draft, str(thread.cpus) if thread is not None else "") if draft else target_key
+    if costs := load_costs(file, key, any_age=not command.options.calibrate):
+        return costs, ""
+    if not command.options.calibrate:
+        return None, UNCALIBRATED
+    known, earlier = load_costs(file, target_key), load_costs(file, key, any_age=True)
+    try:
+        costs = measure(target, draft, thread, lambda n, total: on_progress("calibrating", n, total), known=known)
+    except Aborted:
+        abort.clear()
+        if abort.is_set():
+            raise Interrupted("The load was cancelled.") from None
+        if earlier is None:
+            notes.append("Calibration was skipped: adaptive drafting stays off until the model is reloaded.")
+        return earlier, SKIPPED
+    except GenerationFailed as error:
+        notes.append(f"Calibration failed, so adaptive drafting stays off: {error.message}")
+        return None, UNCALIBRATED
+    if disturbed := implausible(dict(enumerate(costs.verify_ms, 1))):
+        if earlier is None:
+            n = disturbed[0]
+            what = "a plain step" if n == 1 else f"a pass over {n} tokens"
+            notes.append(
+                f"Calibration was disturbed by other programs: {what} took {costs.verify_ms[n - 1]:.3g} ms. "
+                "Adaptive drafting stays off; reload the model when the machine is idle."
+            )
+        return earlier, DISTURBED
+    fingerprint = target.info.fingerprint
+    save_costs(file, key, costs, fingerprint, draft.info.fingerprint if draft is not None else "")
+    if known is None and draft is not None:  # the next draft model need not wait for the target's curve again
+        save_costs(file, target_key, replace(costs, draft_ms=0.0, read_ms=0.0, overlap=None), fingerprint)
+    return costs, ""
+
+
+def calibration_key(target: Model, draft: Model | None, extra: str = "") -> str:
+    """Return a key of everything that the costs depend on: files, cores and how they are used, the engine's build."""
+    plan, engine = target.plan, bindings.engine_info()
+    parts: list[Any] = [
+        target.info.fingerprint,
+        target.options.type_k,
+        target.options.type_v,
+        target.options.flash_attn,
+        target.options.use_repack,
+        target.options.n_experts,
+        target.pool.n_threads,
+        target.pool.cpus,
+        plan.n_ubatch,
+        plan.n_rs_seq,
+        target.sequence.rollback.kind,
+        engine.llama_commit,
+        engine.features,
+        draft.info.fingerprint if draft is not None else "",
+        extra,
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def load_costs(file: Path | None, key: str, *, any_age: bool = False) -> PassCosts | None:
+    """Return a plausible calibration of this key; None when there is none, or it is due again (unless `any_age`)."""
+    saved = calibration_cache(file).read().get(key) if file is not None else None
+    if saved is None:
+        return None
+    if not any_age and time.time() - saved.measured > (KEPT_SECONDS if saved.steady else UNSTEADY_SECONDS):
+        return None
+    try:
+        overlap = OverlapCosts(*saved.overlap) if saved.overlap else None
+        costs = PassCosts(saved.verify_ms, saved.draft_ms, saved.read_ms, overlap, saved.rollback_ms, saved.steady)
+        return costs if is_plausible(costs.verify_ms) else None
+    except ValueError:
+        return None
+
+
+def save_costs(file: Path | None, key: str, costs: PassCosts, target: str = "", draft: str = "") -> None:
+    """Cache a calibration if it is plausible. `target` and `draft` are the fingerprints of both models' files."""
+    if file is None or not is_plausible(costs.verify_ms):
+        return
+    saved = Calibration(
+        verify_ms=costs.verify_ms,
+        draft_ms=costs.draft_ms,
+        read_ms=costs.read_ms,
+        rollback_ms=costs.rollback_ms,
+        overlap=(costs.overlap.verify_ms, costs.overlap.draft_ms) if costs.overlap else None,
+        target=target,
+        draft=draft,
+        steady=costs.steady,
+        measured=time.time(),
+    )
+    calibration_cache(file).put(key, saved)
