@@ -62,7 +62,7 @@ class Engine:
 
     def cancel_for_good(self) -> None:
         """Cancel everything from now on. From any thread; `close` saves all the same."""
-        self._abort.set_for_good()
+        self._abort.set_permanently()
 
     def clear_cancel(self) -> None:
         """End the effect of `cancel`. From any thread."""

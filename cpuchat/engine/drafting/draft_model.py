@@ -184,6 +184,7 @@ class DraftModel:
         finally:
             self._synced = min(self._synced, len(self._sequence))
         return accepted
+
     def _drop_rejected(self, max_n: int) -> None:
         """Roll back rejected tokens, and make room for `max_n` more."""
         sequence = self._sequence

@@ -1,7 +1,7 @@
-"""llama.cpp through ctypes: what llama-cpp-python leaves out, and checks that it is the version we were written for.
+"""llama.cpp through ctypes: what llama-cpp-python leaves out, and checks of its version.
 
-Importing this module loads libllama, silences its log and hooks its abort message; nothing is ever printed but that.
-All symbols come from one handle: opening libggml a second time would map a second copy with its own globals.
+Importing this module loads libllama, silences its log and hooks its abort message; nothing else is ever printed. All
+symbols come from one handle: opening libggml a second time would map a second copy with its own globals.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cpuchat.protocol import EngineInfo
 PINNED_VERSION: Final = "0.3.36"
 ABORT_PREFIX: Final = "CPUCHAT-ABORT: "
 
-_REINSTALL = f"Install llama-cpp-python {PINNED_VERSION} again (`make setup` does that)."
+_REINSTALL = f"Reinstall llama-cpp-python {PINNED_VERSION} with `make setup`."
 _LOG_ERROR, _LOG_CONT = 4, 5  # ggml_log_level
 
 
 def _load_low_level() -> Any:
-    """`llama_cpp.llama_cpp` without the package's own start-up.
+    """Import `llama_cpp.llama_cpp` without the package's `__init__`.
 
-    The package's `__init__` pulls in its high-level classes (0.4 s) and installs a log callback that prints.
+    That imports its high-level classes (0.4 s) and installs a log callback that prints.
     """
     name = "llama_cpp.llama_cpp"
     if name in sys.modules:
@@ -44,10 +44,10 @@ def _load_low_level() -> Any:
         try:
             return importlib.import_module(name)
         finally:
-            # Whoever imports the package later gets the real one, on the same library.
+            # A later import of the package gets the real one, on the same library.
             del sys.modules["llama_cpp"]
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        raise EngineMismatch(f"The llama.cpp library cannot be loaded: {error}.", _REINSTALL) from None
+        raise EngineMismatch(f"Cannot load the llama.cpp library: {error}.", _REINSTALL) from None
 
 
 llama: Any = _load_low_level()
@@ -69,9 +69,9 @@ class ThreadPoolParams(ctypes.Structure):
 
 
 def _function(name: str, restype: Any, *argtypes: Any) -> Any:
-    """A prototype of our own for a symbol of libllama or of what it links to."""
+    """Return a symbol of libllama, or of what it links to, with its prototype."""
     try:
-        function = _lib[name]  # indexing makes a new object: the package's own prototype stays as it is
+        function = _lib[name]  # indexing creates a new object: the package's own prototype stays unchanged
     except AttributeError:
         raise EngineMismatch(f"This llama.cpp has no function {name}.", _REINSTALL) from None
     function.restype, function.argtypes = restype, list(argtypes)
@@ -101,14 +101,14 @@ class LogTail:
         self._callback = llama.llama_log_callback(lambda level, text, _: append((level, text)))
 
     def install(self) -> None:
-        """Take over llama.cpp's log. The callback lives as long as this object."""
+        """Redirect llama.cpp's log here. The callback lives as long as this object."""
         llama.llama_log_set(self._callback, ctypes.c_void_p(0))
 
     def clear(self) -> None:
         self._parts.clear()
 
     def lines(self, *, errors_only: bool = False) -> list[str]:
-        """Whole lines, oldest first. A part with the level "continued" belongs to the line before it."""
+        """Return whole lines, oldest first. A part with the level "continued" belongs to the line before it."""
         joined: list[tuple[int, bytes]] = []
         for level, text in tuple(self._parts):
             if joined and (level == _LOG_CONT or not joined[-1][1].endswith(b"\n")):
@@ -123,9 +123,8 @@ log = LogTail()
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-def _tell_abort(message: bytes) -> None:
-    # The last thing before abort(): one write, so that whoever reads the log finds the assertion's text.
-    # The folder where it was compiled says nothing to anyone.
+def _write_abort(message: bytes) -> None:
+    # The last thing before abort(): one write of the assertion's text, without the build folder.
     text = message.decode("utf-8", "replace").strip().rpartition("/llama.cpp/")[2]
     os.write(2, f"\n{ABORT_PREFIX}{text}\n".encode())
 
@@ -133,7 +132,7 @@ def _tell_abort(message: bytes) -> None:
 class AbortFlag:
     """Stops a running decode from another thread, within one graph node.
 
-    llama.cpp asks a callback after each node. The callback is libc's `strlen` over a two-byte buffer: it needs no GIL,
+    llama.cpp calls a callback after each node. The callback is libc's `strlen` over a two-byte buffer: it needs no GIL,
     costs nothing, and is non-zero ("abort") once the first byte is set. One flag may serve several contexts.
     """
 
@@ -146,8 +145,8 @@ class AbortFlag:
     def set(self) -> None:
         self._buffer[0] = b"\x01"
 
-    def set_for_good(self) -> None:
-        """From now on `clear` does nothing."""
+    def set_permanently(self) -> None:
+        """Set the flag, after which `clear` does nothing."""
         self._is_final = True
         self.set()
 
@@ -159,7 +158,7 @@ class AbortFlag:
         return self._buffer[0] != b"\x00"
 
 
-# What the code below was written against: (bytes, offset of the last field) of each struct passed by value.
+# The pinned version's (bytes, last field, its offset) of each struct passed by value.
 _STRUCTS: Final = {
     "llama_model_params": (80, "load_mtp", 77),
     "llama_context_params": (160, "ctx_other", 152),
@@ -183,7 +182,7 @@ _POOL_DEFAULTS: Final = {"n_threads": 3, "prio": 0, "poll": 50, "strict_cpu": Fa
 
 
 def check_layout() -> None:
-    """Compare struct sizes and default parameters with the pinned ones: a shifted field would corrupt memory silently.
+    """Compare struct sizes and default parameters with the pinned ones: a shifted field would silently corrupt memory.
 
     Raises:
         EngineMismatch: names the first difference.
@@ -191,7 +190,7 @@ def check_layout() -> None:
 
     def differs(what: str, got: object, wanted: object) -> EngineMismatch:
         return EngineMismatch(
-            f"The installed llama.cpp is not the one this version was written for: {what} is {got}, not {wanted}.",
+            f"Unsupported llama.cpp version: {what} is {got}, expected {wanted}.",
             _REINSTALL,
         )
 
@@ -203,7 +202,7 @@ def check_layout() -> None:
         if ctypes.sizeof(struct) != size:
             raise differs(f"the size of {name}", ctypes.sizeof(struct), size)
         if getattr(struct, field).offset != offset:
-            raise differs(f"the place of {name}.{field}", getattr(struct, field).offset, offset)
+            raise differs(f"the offset of {name}.{field}", getattr(struct, field).offset, offset)
     for name, params, defaults in (
         ("llama_model_params", llama.llama_model_default_params(), _MODEL_DEFAULTS),
         ("llama_context_params", llama.llama_context_default_params(), _CONTEXT_DEFAULTS),
@@ -211,14 +210,14 @@ def check_layout() -> None:
     ):
         for field, wanted in defaults.items():
             if getattr(params, field) != wanted:
-                raise differs(f"{name}.{field} by default", getattr(params, field), wanted)
+                raise differs(f"the default of {name}.{field}", getattr(params, field), wanted)
 
 
 _started = False
 
 
 def start() -> None:
-    """Make llama.cpp ready: checks, quiet log, abort hook, backend. Calling it again does nothing.
+    """Initialize llama.cpp: checks, log, abort hook, backend. Calling it again does nothing.
 
     Raises:
         EngineMismatch: as `check_layout`.
@@ -228,13 +227,13 @@ def start() -> None:
     if _started:
         return
     check_layout()
-    _set_abort_hook(ctypes.cast(_tell_abort, ctypes.c_void_p))
+    _set_abort_hook(ctypes.cast(_write_abort, ctypes.c_void_p))
     llama.llama_backend_init()
     _started = True
 
 
 def engine_info() -> EngineInfo:
-    """Version, commit and CPU features of the engine; needs no model.
+    """Return version, commit and CPU features of the engine; needs no model.
 
     Raises:
         EngineMismatch: as `check_layout`.
@@ -246,5 +245,5 @@ def engine_info() -> EngineInfo:
     return EngineInfo(version=PINNED_VERSION, llama_commit=commit, features=tuple(features), pid=os.getpid())
 
 
-# As early as it gets: nothing of llama.cpp's chatter may reach a terminal.
+# As early as possible: nothing of llama.cpp's log may reach a terminal.
 log.install()

@@ -1,12 +1,12 @@
-"""Keeps what people and models wrote from becoming control tokens: only the chat template's own text may.
+"""Keeping message content from becoming control tokens: only the chat template's own text may.
 
-llama.cpp tokenizes a whole prompt with control tokens or without them. So content is marked before it is rendered
-(`ControlText.mark`): a noncharacter behind the first character of everything that is, or with what a template puts
-beside it could become, the text of a control token. Templates see opaque text there, which they can trim, join, or
+llama.cpp tokenizes a whole prompt with or without control tokens. So content is marked before it is rendered
+(`ControlText.mark`): a noncharacter after the first character of everything that is the text of a control token, or
+could become one with what a template puts beside it. Templates see opaque text there, which they can trim, join, or
 write as JSON, but neither find nor build a control token in it. The prompt is then split as llama.cpp does it
-(llama_vocab::impl::tokenizer_st_partition), but for control texts with a marked character (`ControlText.split`).
+(llama_vocab::impl::tokenizer_st_partition), except for control texts with a marked character (`ControlText.split`).
 
-Text without a mark takes none of this way: its tokens are those of one call of llama.cpp.
+Text without a mark is tokenized by one call of llama.cpp.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import GGUFHeader
 
 MARK: Final = "\ufdd0"
-"""The character before it is content. Unicode keeps it for such internal uses; template_process.py knows it too."""
+"""The character before it is content. Unicode reserves it for internal use; template_process.py knows it too."""
 MARK_BYTES: Final = MARK.encode()
 
 _TYPE_NORMAL, _TYPE_UNKNOWN, _TYPE_CONTROL, _TYPE_USER_DEFINED = 1, 2, 3, 4  # llama_token_type
 _ATTR_UNKNOWN, _ATTR_CONTROL, _ATTR_USER_DEFINED = 1, 8, 16  # llama_token_attr
 _ATTR_LSTRIP, _ATTR_RSTRIP = 128, 256
 _SPACES: Final = b" \t\n\r\v\f"
-# Names that llama.cpp takes for control tokens even if the file says otherwise (llama_vocab::impl::load).
+# Names that llama.cpp treats as control tokens even if the file says otherwise (llama_vocab::impl::load).
 CONTROL_NAMES: Final = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
@@ -38,7 +38,7 @@ CONTROL_NAMES: Final = (
 
 
 class SpecialToken(msgspec.Struct, frozen=True):
-    """A token that is taken out of a text as it is. `is_control`: only a template may write it."""
+    """A token that is matched as a whole. `is_control`: only a template may write it."""
 
     id: int
     text: bytes
@@ -47,12 +47,12 @@ class SpecialToken(msgspec.Struct, frozen=True):
 
     @property
     def is_always_parsed(self) -> bool:
-        """llama.cpp makes this token of its text even where control tokens are not asked for."""
+        """llama.cpp matches this token even where control tokens are not parsed."""
         return bool(self.attr & _ATTR_USER_DEFINED)
 
     @classmethod
     def of(cls, token: int, text: bytes, attr: int, file_type: int) -> SpecialToken | None:
-        """None for a word. llama.cpp makes user-defined tokens of some control tokens of gpt-oss: the file counts."""
+        """Return None for a word. llama.cpp treats some of gpt-oss' control tokens as user-defined: the file counts."""
         if not text or not attr & (_ATTR_UNKNOWN | _ATTR_CONTROL | _ATTR_USER_DEFINED):
             return None
         by_attr = bool(attr & (_ATTR_UNKNOWN | _ATTR_CONTROL))
@@ -60,7 +60,7 @@ class SpecialToken(msgspec.Struct, frozen=True):
 
 
 def special_types(header: GGUFHeader) -> dict[int, int]:
-    """Token -> type in the file (llama_token_type), of those that are not plain words."""
+    """Return token -> type in the file (llama_token_type) of those that are not plain words."""
     types = header.metadata.get("tokenizer.ggml.token_type")
     if not isinstance(types, LazyArray) or types.is_text:
         return {}
@@ -83,7 +83,7 @@ class ControlText:
         self._reversed = sorted(text[::-1] for text in controls)
 
     def mark(self, text: str) -> str:
-        """`text` as templates may have it: the same, but for marks in or at the edge of control texts."""
+        """Return `text` with marks in, or at the edge of, control texts."""
         content = text.replace(MARK, "\ufffd").encode("utf-8", "replace")
         marked = {start for start, _ in self._occurrences(content, self._control_starts, self._controls)}
         body = content.rstrip()
@@ -106,7 +106,7 @@ class ControlText:
         return b"".join((*parts, content[at:])).decode()
 
     def split(self, prompt: bytes) -> Iterator[int | bytes]:
-        """Tokens that the template wrote, and the text between them, which holds no control token."""
+        """Yield control tokens that the template wrote, and the text between them, which has none."""
         text, marks = _without_marks(prompt)
         known = frozenset(self._tokens)
         found = [(start, self._tokens[word]) for start, word in self._occurrences(text, self._all_starts, known)]
@@ -139,7 +139,7 @@ class ControlText:
     def _occurrences(
         self, text: bytes, starts: re.Pattern[bytes] | None, wanted: frozenset[bytes]
     ) -> Iterator[tuple[int, bytes]]:
-        """Every place where one of `wanted` begins, overlapping or not."""
+        """Yield every place where one of `wanted` begins, overlapping or not."""
         if starts is None:
             return
         for found in starts.finditer(text):
@@ -151,19 +151,19 @@ class ControlText:
 
 
 def _starts(texts: Iterable[bytes]) -> re.Pattern[bytes] | None:
-    """Finds where one of `texts` may begin."""
+    """Return a pattern that finds where one of `texts` may begin."""
     starts = sorted({text[:2] for text in texts})
     return re.compile(b"(?=" + b"|".join(map(re.escape, starts)) + b")") if starts else None
 
 
 def _is_inner_prefix(texts: Sequence[bytes], beginning: bytes) -> bool:
-    """Whether one of the sorted `texts` begins with `beginning` and goes on."""
+    """Return whether one of the sorted `texts` begins with `beginning` and is longer."""
     i = bisect_right(texts, beginning)
     return i < len(texts) and texts[i].startswith(beginning)
 
 
 def _without_marks(prompt: bytes) -> tuple[bytes, list[int]]:
-    """The text, and the places in it where marks stood."""
+    """Return the text, and the places in it where marks were."""
     parts = prompt.split(MARK_BYTES)
     marks: list[int] = []
     at = 0
@@ -174,13 +174,13 @@ def _without_marks(prompt: bytes) -> tuple[bytes, list[int]]:
 
 
 def _first_within(marks: list[int], start: int, end: int) -> int:
-    """The first mark behind one of the characters from `start` to `end`; 0 if there is none."""
+    """Return the first mark after one of the characters from `start` to `end`; 0 if there is none."""
     i = bisect_right(marks, start)
     return marks[i] if i < len(marks) and marks[i] <= end else 0
 
 
 def _pieces(text: bytes, offset: int, cuts: list[int]) -> Iterator[bytes]:
-    """`text` in parts that end at `cuts`."""
+    """Yield `text` in parts that end at `cuts`."""
     at = 0
     for cut in sorted(cut - offset for cut in cuts if 0 < cut - offset < len(text)):
         yield text[at:cut]

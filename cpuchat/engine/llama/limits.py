@@ -1,4 +1,4 @@
-"""What bounds a model here: the memory it may take, how much a pass reads, how fast the cores in use can read."""
+"""What limits a model here: memory, bytes read per pass, and the read bandwidth of the cores in use."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cpuchat.protocol import ModelInfo, Traffic
 
 
 def available_for_model() -> int:
-    """Bytes of memory for a model: no more than what is left on the nodes that this process is bound to.
+    """Return the bytes of memory for a model: at most what is left on the nodes that this process is bound to.
 
-    The kernel ends a process that wants more than its nodes have, however much there is on others.
+    The OOM killer ends a process that needs more than its nodes have, however much there is on others.
     """
     policy = current()
     bound = policy.nodes if policy is not None and policy.mode == "bind" else allowed_nodes()
@@ -27,7 +27,7 @@ def available_for_model() -> int:
 
 
 def traffic(model: Model) -> Traffic:
-    """What a pass of `model` reads, with its KV cache types and number of experts as loaded."""
+    """Return what a pass of `model` reads, with its KV cache types and number of experts as loaded."""
     options = model.options
     return traffic_of(
         model.header,
@@ -39,10 +39,10 @@ def traffic(model: Model) -> Traffic:
 
 
 def describe_with_limits(model: Model, on_progress: Progress, abort: AbortFlag) -> ModelInfo:
-    """What `model` says of itself, with its traffic and the read bandwidth of its cores and its draft model's.
+    """Return the model's info with its traffic and the read bandwidth of its cores and its draft model's.
 
-    To be called when a draft model is loaded: it may read from cores of its own.
-    The bandwidth is looked up, or measured if the options want that (phase "probing", about 2 seconds).
+    Call it after the draft model is loaded, which may have its own cores. The bandwidth is looked up, or measured if
+    the options ask for it (phase "probing", about 2 seconds).
 
     Raises:
         Interrupted: `abort` was set meanwhile.
@@ -55,15 +55,15 @@ def describe_with_limits(model: Model, on_progress: Progress, abort: AbortFlag) 
         peak = peak_of(cpus, cancelled=abort.is_set, failed=notes.append)
         on_progress("probing", 1, 1)
         if abort.is_set():
-            raise Interrupted("The load was stopped.")
+            raise Interrupted("The load was cancelled.")
         notes = [f"The read bandwidth was not measured: {reason}" for reason in notes]
         if known_peak(cpus, disturbed=False) is None and peak is not None:
-            notes = ["Other programs ran while the read bandwidth was measured: it will be repeated in an hour."]
+            notes = ["Other programs disturbed the bandwidth measurement; it will be repeated in an hour."]
     return msgspec.structs.replace(
         info,
         notes=(*info.notes, *notes),
         traffic=traffic(model),
         peak_read=peak.bytes_per_s if peak is not None else 0.0,
-        # The calling thread is pinned, so what it may use says nothing.
+        # The calling thread is pinned, so its own affinity says nothing.
         cache_bytes=read_topology(allowed=cpus).l3_bytes(cpus),
     )

@@ -1,6 +1,6 @@
-"""Load options: checked and completed before llama.cpp sees them.
+"""Checking and completing load options before llama.cpp sees them.
 
-llama.cpp answers most wrong options with an abort of the process or a NULL without a reason.
+llama.cpp answers most wrong options by aborting the process, or with a NULL and no reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cpuchat.protocol import MIN_CTX, LoadOptions
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 N_OUTPUTS_MAX: Final = MAX_DEPTH + 1
-"""Positions of one batch whose logits are kept: those of the longest verify pass. Each costs 4 * n_vocab bytes."""
+"""Rows of logits per batch: those of the longest verify pass. Each costs 4 * n_vocab bytes."""
 
 _MAX_CTX = 1 << 24
 _MAX_BATCH = 1 << 16
@@ -35,7 +35,13 @@ _LOAD_MODE: Final = {("read", False): 0, ("mmap", False): 1, ("read", True): 2, 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Options as llama.cpp takes them (its enum values), and what they cost. `notes` are for the user."""
+    """Options as llama.cpp takes them (its enum values), and what they cost.
+
+    Attributes:
+        n_rs_seq: snapshots of a recurrent state to request (`rollback.Bounded`).
+        notes: for the user.
+        experts: header value to override so that a token uses another number of experts.
+    """
 
     n_ctx: int
     n_batch: int
@@ -44,13 +50,10 @@ class LoadPlan:
     type_v: int
     flash_attn: int
     load_mode: int
-    use_repack: bool
     need: MemoryNeed
     n_rs_seq: int = 0
-    """Snapshots of a recurrent state to ask for (`rollback.Bounded`)."""
     notes: tuple[str, ...] = ()
     experts: tuple[str, int] | None = None
-    """Header value to override so that a token uses another number of experts."""
 
 
 def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadPlan:
@@ -59,18 +62,18 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
     Raises:
         UsageError: an option is out of range or two contradict each other; the message names them.
         ModelUnsupported: the file is no language model.
-        DoesNotFit: not enough memory; the message holds the sum.
+        DoesNotFit: not enough memory; the message holds the arithmetic.
     """
     if header.other:
         raise ModelUnsupported(
-            f"{header.path.name} is {header.other}, no language model.", "Choose the main GGUF file beside it."
+            f"{header.path.name} is {header.other}, not a language model.", "Choose the main GGUF file beside it."
         )
     check_numbers(options)
     check_cache_types(header, options)
     notes: list[str] = []
     experts = None
     if options.n_experts and header.number("expert_count") < 2:  # a setting that was made for another model
-        notes.append("This model is no mixture of experts: the setting for the number of experts has no effect.")
+        notes.append("Not a mixture-of-experts model: the number of experts has no effect.")
     else:
         experts = expert_override(header, options.n_experts)
     if experts is not None:
@@ -83,8 +86,8 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
         _check_lock(header.file_size)
     if header.n_ctx_train and n_ctx > header.n_ctx_train:
         notes.append(
-            f"The context of {n_ctx} tokens is longer than the {header.n_ctx_train} that this model was trained for: "
-            "late answers may get worse."
+            f"The context of {n_ctx:,} tokens is longer than the {header.n_ctx_train:,} that this model was trained "
+            "with: quality may drop in long chats."
         )
     return LoadPlan(
         n_ctx=n_ctx,
@@ -94,7 +97,6 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
         type_v=_CACHE_TYPES[options.type_v],
         flash_attn=_FLASH[options.flash_attn],
         load_mode=_LOAD_MODE[options.load_mode, options.mlock],
-        use_repack=options.use_repack,
         need=need,
         n_rs_seq=n_rs_seq,
         notes=tuple(notes),
@@ -103,78 +105,78 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
 
 
 def expert_override(header: GGUFHeader, n: int) -> tuple[str, int] | None:
-    """The header value that makes a token use `n` experts; None when it does so anyway (or `n` is 0).
+    """Return the header value that makes a token use `n` experts; None when it does so anyway (or `n` is 0).
 
     llama.cpp aborts the process on a number that the model does not allow, and ignores an override of a number that
-    is given layer by layer (llama_model_base::load_hparams, llama_model_loader::get_key_or_arr).
+    is set per layer (llama_model_base::load_hparams, llama_model_loader::get_key_or_arr).
 
     Raises:
-        UsageError: the model is no mixture of experts, sets the number layer by layer, or `n` is out of range.
+        UsageError: not a mixture of experts, the number is set per layer, or `n` is out of range.
     """
     if n == 0:
         return None
     n_expert, trained = header.number("expert_count"), header.number(_EXPERTS_USED)
     if n_expert < 2 or not trained:
         raise UsageError(
-            f"{header.path.name} is no mixture of experts, so the number of experts cannot be set.",
+            f"{header.path.name} is not a mixture-of-experts model, so the number of experts cannot be set.",
             "Leave out --experts, or set it to 0.",
         )
     if isinstance(header.value(_EXPERTS_USED), LazyArray):
         raise UsageError(
-            f"{header.path.name} sets its experts layer by layer, which cannot be changed.",
+            f"{header.path.name} sets the number of experts per layer, which cannot be changed.",
             "Leave out --experts, or set it to 0.",
         )
     most = _selectable_experts(header, n_expert)
     if not 1 <= n <= most:
         raise UsageError(
-            f"{n} experts cannot be used: this model has {most} to choose from.",
-            f"Choose 1 to {most} ({trained} is what it was trained with), or 0 to leave it as it is.",
+            f"Cannot use {n} experts per token: this model has {most} to choose from.",
+            f"Choose 1 to {most} (trained with {trained}), or 0 for the default.",
         )
     return None if n == trained else (f"{header.architecture}.{_EXPERTS_USED}", n)
 
 
 def _selectable_experts(header: GGUFHeader, n_expert: int) -> int:
-    """Of models that first choose groups of experts, only those of the chosen groups can be used."""
+    """Return how many experts a token can use: with expert groups, only those of the chosen groups."""
     groups, used = header.number("expert_group_count"), header.number("expert_group_used_count")
     return n_expert // groups * used if groups > 1 and 0 < used < groups else n_expert
 
 
 def _expert_note(n: int, trained: int) -> str:
     if n < trained:
-        return f"Each token uses {n} of the {trained} experts that this model was trained with: faster, and worse."
-    return f"Each token uses {n} experts; this model was trained with {trained}: slower, and hardly better."
+        return f"Using {n} experts per token instead of {trained}: faster, at lower quality."
+    return f"Using {n} experts per token instead of {trained}: slower, and hardly better."
 
 
 def check_numbers(options: LoadOptions) -> None:
-    """Raises UsageError for a number out of range."""
+    """Check ranges. Raises UsageError for a number out of range."""
 
     def within(name: str, value: int, least: int, most: int, also: str = "") -> None:
         if not least <= value <= most:
-            raise UsageError(f"{name} is {value}, which is not between {least} and {most}.", also)
+            raise UsageError(f"{name} must be between {least} and {most}, not {value}.", also)
 
     if options.n_ctx:
-        within("The context size", options.n_ctx, MIN_CTX, _MAX_CTX, "Use 0 to have it chosen.")
+        within("The context size", options.n_ctx, MIN_CTX, _MAX_CTX, "Use 0 to choose it automatically.")
     within("The batch size", options.n_batch, 1, _MAX_BATCH)
     within("The physical batch size (ubatch)", options.n_ubatch, 1, _MAX_BATCH)
     if options.n_ubatch > options.n_batch:
         raise UsageError(
             f"The physical batch size (ubatch) {options.n_ubatch} is larger than the batch size {options.n_batch}.",
-            "Make it smaller or equal.",
+            "Use at most the batch size.",
         )
     within("poll", options.poll, 0, 100)
 
 
 def check_cache_types(header: GGUFHeader, options: LoadOptions) -> None:
-    """Raises UsageError for KV cache types that this model or the flash attention setting does not allow."""
+    """Check KV cache types. Raises UsageError for those that this model or the flash attention setting forbids."""
     for name, wanted in (("K", options.type_k), ("V", options.type_v)):
         if wanted not in _CACHE_TYPES:
             raise UsageError(f"Unknown {name} cache type {wanted}.", f"Choose one of {', '.join(_CACHE_TYPES)}.")
     if options.flash_attn not in _FLASH:
-        raise UsageError(f"Flash attention is {options.flash_attn}.", f"Choose one of {', '.join(_FLASH)}.")
+        raise UsageError(f"Unknown flash attention mode {options.flash_attn}.", f"Choose one of {', '.join(_FLASH)}.")
     block_v = bindings.blck_size(_CACHE_TYPES[options.type_v])
     if block_v > 1 and options.flash_attn == "off":
         raise UsageError(
-            f"A quantised V cache ({options.type_v}) needs flash attention, which is off.",
+            f"A quantized V cache ({options.type_v}) needs flash attention, which is off.",
             "Set flash attention to auto, or the V cache type to f16.",
         )
     for name, wanted, head in (
@@ -184,19 +186,19 @@ def check_cache_types(header: GGUFHeader, options: LoadOptions) -> None:
         block = bindings.blck_size(_CACHE_TYPES[wanted])
         if head and head % block:
             raise UsageError(
-                f"The {name} cache type {wanted} works in blocks of {block}, and the heads of this model have {head} "
-                "values.",
+                f"The {name} cache type {wanted} has blocks of {block} values, which do not divide this model's head "
+                f"size of {head}.",
                 f"Set the {name} cache type to f16.",
             )
     if header.number("attention.key_length_mla") and options.type_k != options.type_v:
         raise UsageError(
             f"This model needs the same type for K and V, not {options.type_k} and {options.type_v}.",
-            "Set both cache types to the same value.",
+            "Set both cache types to the same one.",
         )
 
 
 def _check_lock(size: int) -> None:
-    """Raises UsageError when the system will not let `size` bytes be locked into memory."""
+    """Check the limit on locked memory. Raises UsageError when `size` bytes exceed it."""
     try:
         import resource
     except ImportError:  # no such limit on this system
@@ -208,13 +210,13 @@ def _check_lock(size: int) -> None:
     if soft in (resource.RLIM_INFINITY, -1) or soft >= size or _may_lock_all():
         return
     raise UsageError(
-        f"Memory locking needs {size / 1e9:.1f} GB, and the system allows {soft / 1e9:.3f} GB.",
-        "Raise the limit (`ulimit -l unlimited`) or switch memory locking off.",
+        f"Memory locking (mlock) needs {size / 1e9:.1f} GB, but the limit is {soft / 1e9:.3f} GB.",
+        "Raise the limit (`ulimit -l unlimited`) or turn memory locking off.",
     )
 
 
 def _may_lock_all() -> bool:
-    """CAP_IPC_LOCK (bit 14 of the effective capabilities) lifts the limit."""
+    """Return whether CAP_IPC_LOCK (bit 14 of the effective capabilities) lifts the limit."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:

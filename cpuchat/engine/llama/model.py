@@ -108,7 +108,7 @@ class Model:
             model._describe(1e3 * (perf_counter() - started))
         except Aborted:
             model.free()
-            raise Interrupted("The load was stopped.") from None
+            raise Interrupted("The load was cancelled.") from None
         except BaseException:
             model.free()
             raise
@@ -116,20 +116,15 @@ class Model:
 
     def _load_weights(self, on_progress: Progress) -> None:
         phase = "preparing" if self.options.load_mode == "mmap" else "reading"
-        total = self.header.file_size
-        told = 0.0
+        total, on_progress = self.header.file_size, _throttled(on_progress)
 
         def progress(share: float, _: Any) -> bool:
-            nonlocal told
-            now = perf_counter()
-            if now - told >= _PROGRESS_SECONDS or share >= 1:
-                told = now
-                on_progress(phase, int(share * total), total)
+            on_progress(phase, int(share * total), total)
             return not self._abort.is_set()
 
         params = llama.llama_model_default_params()
         params.load_mode = self.plan.load_mode
-        params.use_extra_bufts = self.plan.use_repack
+        params.use_extra_bufts = self.options.use_repack
         params.n_gpu_layers = 0
         if self.plan.experts is not None:
             overrides = _overrides(*self.plan.experts)
@@ -143,8 +138,7 @@ class Model:
             raise _load_error(self.header.path)
         if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(self._model):
             raise ModelUnsupported(
-                f"{self.header.path.name} is no chat model: its architecture ({self.header.architecture}) embeds or "
-                "translates text.",
+                f"{self.header.path.name} is not a chat model: {self.header.architecture} is an encoder architecture.",
                 "Choose a decoder-only model.",
             )
 
@@ -171,7 +165,7 @@ class Model:
             raise _context_error(plan)
         if not llama.llama_get_memory(self._context):
             raise ModelUnsupported(
-                f"{self.header.path.name} keeps no memory of a text, so it cannot chat.",
+                f"{self.header.path.name} is not a chat model: it has no KV cache.",
                 "Choose a text generation model.",
             )
         if isinstance(threads, ThreadPool):
@@ -182,23 +176,23 @@ class Model:
         self.sequence = Sequence(self._context, n_vocab=self.vocab.n_tokens, abort=self._abort)
 
     def use_pool(self, pool: ThreadPool) -> None:
-        """Compute on `pool` from the next batch on; it must have been made on the calling thread."""
+        """Compute on `pool` from the next batch on; it must have been created on the calling thread."""
         pool.attach(self._context)
 
     def _warm_up(self) -> None:
-        """One token, to fault in what is left and to see whether the weights make sense.
+        """Evaluate a token, to fault in remaining pages and to check the weights.
 
-        For models that keep a running state some more, to find out how it can be taken back.
+        For models with a recurrent state some more, to find out how it can be rolled back.
 
         Raises:
-            ModelDamaged: the logits are not numbers.
+            ModelDamaged: the logits are NaN or infinite.
         """
         sequence = self.sequence
         token = self.vocab.bos if self.vocab.bos >= 0 else 0
         row = sequence.step(token)
         if not np.isfinite(row).all():
             raise ModelDamaged(
-                f"{self.header.path.name} computes values that are not numbers: its weights are damaged.",
+                f"{self.header.path.name} produces NaN or infinite logits: its weights are damaged.",
                 "Download it again.",
             )
         sequence.clear()
@@ -209,15 +203,15 @@ class Model:
         header, plan = self.header, self.plan
         notes = list(self._notes)
         if not header.chat_template:
-            notes.append("This model has no chat template: it goes on with a text and may not answer like others.")
+            notes.append("No chat template: this may be a base model that continues text instead of answering.")
         if not self.vocab.has_tokenizer:
-            notes.append("This model has no tokenizer: what it reads and writes are numbers, not text.")
+            notes.append("This model has no tokenizer: it reads and writes token numbers, not text.")
         if not self.sequence.can_roll_back:
-            notes.append("This model cannot take back part of its state: after an edit it reads the whole chat again.")
+            notes.append("Recurrent state: after an edit the whole chat is evaluated again.")
         if self.sequence.rollback.note:
             notes.append(self.sequence.rollback.note)
         if self.options.mlock and any("failed to mlock" in line for line in bindings.log.lines()):
-            notes.append("The system did not let the whole model be locked into memory.")
+            notes.append("mlock failed: the model is not fully locked in memory.")
         self.info = ModelInfo(
             path=str(header.path),
             name=header.name,
@@ -241,7 +235,7 @@ class Model:
         )
 
     def state_key(self) -> str:
-        """Everything that a saved KV state depends on, besides the text."""
+        """Return everything that a saved KV state depends on, besides the text."""
         header, options = self.header, self.options
         # Models with two sets of RoPE factors choose by the length of the context (llama_model::get_rope_factors).
         trained = header.number("rope.scaling.original_context_length")
@@ -258,7 +252,7 @@ class Model:
         )
 
     def free(self) -> None:
-        """Free everything, in the order that llama.cpp needs. Calling it again does nothing."""
+        """Free everything in the order that llama.cpp needs. Calling it again does nothing."""
         if self._context:
             ThreadPool.detach(self._context)
             if hasattr(self, "sequence"):
@@ -274,7 +268,7 @@ class Model:
 
 
 def _overrides(key: str, value: int) -> Any:
-    """One whole number of the header replaced, as llama.cpp takes it: an array that an empty key ends."""
+    """Return an override of one integer of the header for llama.cpp: an array terminated by an empty key."""
     overrides = (llama.llama_model_kv_override * 2)()
     overrides[0].tag = llama.LLAMA_KV_OVERRIDE_TYPE_INT
     overrides[0].key = key.encode()
@@ -284,7 +278,7 @@ def _overrides(key: str, value: int) -> Any:
 
 
 def _place_pages(header: GGUFHeader) -> list[str]:
-    """Have file pages that lie on other NUMA nodes than this process's policy wants read again; what is to be said."""
+    """Re-read file pages that are on other NUMA nodes than this process's policy wants; returns notes for the user."""
     policy = current()
     if policy is None or not policy.places:
         return []
@@ -294,12 +288,12 @@ def _place_pages(header: GGUFHeader) -> list[str]:
 
 
 def _read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> None:
-    """Bring into the page cache what is missing of the file there, with progress and a way out.
+    """Read what is missing of the file into the page cache, with progress and cancellation.
 
-    llama.cpp would do the same inside one mmap call that neither tells nor can be stopped.
+    llama.cpp would do the same inside one mmap call that neither reports progress nor can be cancelled.
     """
     buffer = memoryview(bytearray(_READ_CHUNK))
-    part, told = header.path, 0.0
+    part, on_progress = header.path, _throttled(on_progress)
     try:
         missing: list[tuple[Path, int, int]] = []
         for part in split_parts(header.path) or [header.path]:
@@ -316,18 +310,29 @@ def _read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> 
                     done += n
                     if abort.is_set():
                         raise Aborted
-                    now = perf_counter()
-                    if now - told >= _PROGRESS_SECONDS or done >= total:
-                        told = now
-                        on_progress("reading", min(done, total), total)
+                    on_progress("reading", min(done, total), total)
     except OSError as error:
-        raise ModelNotFound(f"Cannot read {part}: {error.strerror}.", "Check the disk.") from None
+        raise ModelNotFound(f"Cannot read {part}: {error.strerror}.", "Check permissions and the disk.") from None
     if abort.is_set():
         raise Aborted
 
 
+def _throttled(on_progress: Progress) -> Progress:
+    """Pass on at most one call in `_PROGRESS_SECONDS`, and the last one."""
+    last = 0.0
+
+    def throttled(phase: str, done: int, total: int) -> None:
+        nonlocal last
+        now = perf_counter()
+        if now - last >= _PROGRESS_SECONDS or done >= total:
+            last = now
+            on_progress(phase, done, total)
+
+    return throttled
+
+
 def _reason() -> str:
-    """The last two errors that llama.cpp logged, without its function names."""
+    """Return the last errors that llama.cpp logged, without its function names."""
     lines = bindings.log.lines(errors_only=True)
     texts = [line.split(": ", 1)[-1] if "(" not in line.split(": ", 1)[0] else line for line in lines]
     return "; ".join(dict.fromkeys(texts[-3:])) or "llama.cpp gave no reason"
@@ -336,18 +341,18 @@ def _reason() -> str:
 def _load_error(path: Path) -> Exception:
     reason = _reason()
     if any(sign in reason for sign in _UNSUPPORTED):
-        return ModelUnsupported(f"This engine cannot run {path.name}: {reason}.", "Choose another model.")
+        return ModelUnsupported(f"llama.cpp does not support {path.name}: {reason}.", "Choose another model.")
     if any(sign in reason for sign in _NO_MEMORY):
-        return DoesNotFit(f"There is not enough memory for {path.name}: {reason}.", "Choose a smaller model.")
-    return ModelDamaged(f"llama.cpp cannot read {path.name}: {reason}.", "Download it again or choose another file.")
+        return DoesNotFit(f"Not enough memory for {path.name}: {reason}.", "Choose a smaller model.")
+    return ModelDamaged(f"llama.cpp cannot load {path.name}: {reason}.", "Download it again or choose another file.")
 
 
 def _context_error(plan: LoadPlan) -> Exception:
     reason = _reason()
     if any(sign in reason for sign in _NO_MEMORY):
         return DoesNotFit(
-            f"There is not enough memory for a context of {plan.n_ctx} tokens: {reason}.", "Use a smaller --ctx."
+            f"Not enough memory for a context of {plan.n_ctx:,} tokens: {reason}.", "Use a smaller --ctx."
         )
     return GenerationFailed(
-        f"llama.cpp refused the context options: {reason}.", "Check cache types, flash attention and batch sizes."
+        f"llama.cpp rejected the context options: {reason}.", "Check cache types, flash attention and batch sizes."
     )

@@ -1,7 +1,7 @@
-"""What a vocabulary cannot write. Most can write every text; some SentencePiece ones have no tokens for single bytes.
+"""Which characters a vocabulary covers: all, except for some SentencePiece ones without byte tokens.
 
-llama.cpp writes a character that is no token byte by byte, and ends the process where there is no token for a byte
-(llama_vocab::byte_to_token throws, and nothing catches it). SentencePiece itself makes its unknown token of it.
+llama.cpp tokenizes a character that is no token byte by byte, and ends the process where there is no token for a byte
+(llama_vocab::byte_to_token throws, and nothing catches it). SentencePiece itself uses its unknown token.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from cpuchat.models.gguf.vocabulary import vocabulary
 
 _SPACE = "▁"
 _LONGEST = 6  # bytes of "<0x0A>"; a character has 4 at most
-# llama_token_type of the tokens that are found in a text before all others.
+# llama_token_type of the tokens that are matched before all others.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 
 class SpmCoverage:
-    """The characters that can be written.
+    """The characters that a vocabulary covers.
 
     Args:
         words: tokens that are one character.
         missing: bytes without a token.
-        markers: tokens that are taken out of a text as they are.
-        controls: those of them that are only so where control tokens are parsed.
-        spaced: a space is put in front of what is left.
+        markers: tokens that are matched as a whole.
+        controls: those of them that are matched only where control tokens are parsed.
+        spaced: a space is prepended to the rest.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SpmCoverage:
         self._spaced = spaced
 
     def unknown(self, text: bytes, *, with_controls: bool = True) -> str:
-        """A character of `text` that cannot be written; "" if there is none."""
+        """Return a character of `text` that is not covered; "" if there is none."""
         for marker in self._markers:
             if with_controls or marker not in self._controls:
                 text = text.replace(marker, b"")
@@ -57,7 +57,7 @@ class SpmCoverage:
 
 
 def spm_coverage(header: GGUFHeader) -> SpmCoverage | None:
-    """None for a vocabulary that can write everything."""
+    """Return the coverage of a model's vocabulary; None if it covers everything."""
     found = vocabulary(header)
     if found.kind != "SPM" or found.tokens is None:
         return None

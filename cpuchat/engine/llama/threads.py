@@ -1,4 +1,4 @@
-"""Pools of compute threads, each thread on a CPU of its own."""
+"""Pools of compute threads, each thread pinned to its own CPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from cpuchat.errors import GenerationFailed
 
 
 def cpu_wait_seconds() -> float | None:
-    """How long threads of this process have been ready to run and waited for a core, all together; None where the
-    kernel does not tell (schedstat, Documentation/scheduler/sched-stats.rst)."""
+    """Return how long all threads of this process have waited for a core while ready to run.
+
+    None where the kernel does not tell (schedstat, Documentation/scheduler/sched-stats.rst).
+    """
     try:
         tasks = Path("/proc/self/task").iterdir()
         return 1e-9 * sum(int((task / "schedstat").read_text("ascii").split()[1]) for task in tasks)
@@ -26,8 +28,8 @@ class ThreadPool:
     """Compute threads that contexts can be attached to.
 
     The calling thread computes too and is pinned with the others, so it must be the one that decodes. A pool serves
-    one computing context at a time: contexts that compute in turn share one, because the threads of a second pool
-    would go on spinning for a while on the cores that the first one needs.
+    one computing context at a time: contexts that compute sequentially share one, because the threads of a second pool
+    would keep spinning for a while on the cores that the first one needs.
 
     Args:
         cpus: logical CPUs below 512 (GGML_MAX_N_THREADS, the length of a mask), one for each thread.
@@ -37,7 +39,7 @@ class ThreadPool:
     def __init__(self, cpus: tuple[int, ...], poll: int) -> None:
         self.n_threads = len(cpus)
         self.cpus = cpus
-        # Pinning the caller outlives the pool: put back what it had.
+        # Pinning the caller outlives the pool: restored by `free`.
         self._affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         params = bindings.threadpool_params_default(self.n_threads)
         for cpu in self.cpus:
@@ -46,11 +48,11 @@ class ThreadPool:
         params.poll = poll
         self._pool = bindings.threadpool_new(ctypes.byref(params))
         if not self._pool:
-            raise GenerationFailed(f"The {self.n_threads} compute threads cannot be started.", "Use fewer threads.")
+            raise GenerationFailed(f"Cannot start {self.n_threads} compute threads.", "Use fewer threads.")
         self._pinned = os.sched_getaffinity(0) if self._affinity is not None else None
 
     def attach(self, context: Any) -> None:
-        """Let `context` compute on this pool from now on; the caller is pinned to its CPU of it."""
+        """Let `context` compute on this pool from now on, and pin the caller to its CPU."""
         bindings.attach_threadpool(context, self._pool, None)
         llama.llama_set_n_threads(context, self.n_threads, self.n_threads)
         if self._pinned is not None:
@@ -58,11 +60,11 @@ class ThreadPool:
 
     @staticmethod
     def detach(context: Any) -> None:
-        """Call it before the pool or the context is freed."""
+        """Detach `context`, before it or the pool is freed."""
         bindings.detach_threadpool(context)
 
     def free(self) -> None:
-        """End the threads, after all contexts are detached. Call it on the creating thread; again does nothing."""
+        """End the threads, after all contexts are detached, on the creating thread. Calling it again does nothing."""
         if not self._pool:
             return
         bindings.threadpool_free(self._pool)

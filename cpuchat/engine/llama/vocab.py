@@ -1,4 +1,4 @@
-"""Text to tokens and back, for one model."""
+"""Tokenizing and detokenizing for one model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Vocab:
     A model without a tokenizer (some synthetic ones) gets a stand-in: one token for each byte, numbers as text.
 
     Args:
-        visible_markers: control tokens that are part of the text all the same, such as `<think>`.
-        spm_coverage: what can be written, when that is not everything.
+        visible_markers: control tokens that are shown as text, such as `<think>`.
+        spm_coverage: what can be tokenized, when that is not everything.
         special_types: see `control_text.special_types`.
     """
 
@@ -56,7 +56,7 @@ class Vocab:
         self._control_text = ControlText(self._special_tokens(special_types))
 
     def _token_of(self, text: str) -> int | None:
-        """The one token that `text` is."""
+        """Return the token that `text` is; None if it is several, or not tokenizable."""
         if self._alphabet is not None and self._alphabet.unknown(text.encode()):
             return None
         tokens = self.tokenize(text.encode(), add_special=False)
@@ -80,17 +80,17 @@ class Vocab:
         return (llama.llama_vocab_get_text(self._vocab, token) or b"").decode("utf-8", "replace")
 
     def mark_content(self, message: Message) -> Message:
-        """The message as a chat template may have it: nothing in it will become a control token."""
+        """Return the message for a chat template, marked so that nothing in it becomes a control token."""
         content, reasoning = map(self._control_text.mark, (message.content, message.reasoning))
         return msgspec.structs.replace(message, content=content, reasoning=reasoning)
 
     def tokenize(self, text: bytes, *, add_special: bool) -> list[int]:
-        """Token ids; markers in the text such as `<|im_end|>` become their control tokens, but for marked content.
+        """Return token ids; markers such as `<|im_end|>` become control tokens, except in marked content.
 
-        `add_special` puts the model's begin token in front if it wants one. An end token is never appended.
+        `add_special` prepends the model's begin token if it wants one. An end token is never appended.
 
         Raises:
-            GenerationFailed: the vocabulary cannot write the text.
+            GenerationFailed: the vocabulary does not cover the text.
         """
         if not self.has_tokenizer:
             return [b % self.n_tokens for b in text.replace(MARK_BYTES, b"")]
@@ -104,8 +104,8 @@ class Vocab:
     def _tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
         if self._alphabet is not None and (unknown := self._alphabet.unknown(text, with_controls=parse_special)):
             raise GenerationFailed(
-                f"This model cannot read {unknown!r}: its vocabulary has no token for it.",
-                "Leave it out, or choose another model.",
+                f"This model's vocabulary has no token for {unknown!r}.",
+                "Remove that character, or choose another model.",
             )
         room = len(text) + 8
         while True:
@@ -120,19 +120,19 @@ class Vocab:
         return tokens
 
     def tokenize_prompt(self, text: bytes) -> list[int]:
-        """Tokens of a whole prompt: with a begin token, unless a template has written it already."""
+        """Return the tokens of a whole prompt, with a begin token unless the template has written it already."""
         written = bool(self.bos_text) and text.startswith(self.bos_text.encode())
         return self.tokenize(text, add_special=not written)
 
     def piece(self, token: int) -> bytes:
-        """What the user sees of a token: nothing of control tokens, but for the visible markers."""
+        """Return the text of a token that the user sees: nothing for control tokens but the visible markers."""
         piece = self._visible.get(token)
         if piece is None:
             piece = self._visible[token] = self._piece(token, special=False)
         return piece
 
     def raw_piece(self, token: int) -> bytes:
-        """The text that a token stands for in a rendered prompt, control tokens too."""
+        """Return the text of a token in a rendered prompt, control tokens included."""
         piece = self._raw.get(token)
         if piece is None:
             piece = self._raw[token] = self._piece(token, special=True)
@@ -148,7 +148,7 @@ class Vocab:
         return self._buffer.raw[:n]
 
     def is_eog(self, token: int) -> bool:
-        """Does this token end the answer?"""
+        """Return whether this token ends the answer."""
         ends = self._eog.get(token)
         if ends is None:
             ends = self._eog[token] = self.has_tokenizer and bool(llama.llama_vocab_is_eog(self._vocab, token))

@@ -31,19 +31,19 @@ def test_installed_engine_matches_the_pinned_layout() -> None:
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bindings.metadata, "version", lambda _: "0.3.99")
-    with pytest.raises(EngineMismatch, match=r"llama-cpp-python is 0\.3\.99, not 0\.3\.36"):
+    with pytest.raises(EngineMismatch, match=r"llama-cpp-python is 0\.3\.99, expected 0\.3\.36"):
         bindings.check_layout()
 
 
 def test_another_struct_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bindings._STRUCTS, "llama_context_params", (168, "ctx_other", 160))
-    with pytest.raises(EngineMismatch, match="size of llama_context_params is 160, not 168"):
+    with pytest.raises(EngineMismatch, match="size of llama_context_params is 160, expected 168"):
         bindings.check_layout()
 
 
 def test_another_default_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bindings._CONTEXT_DEFAULTS, "n_ubatch", 1024)
-    with pytest.raises(EngineMismatch, match=r"llama_context_params\.n_ubatch by default is 512, not 1024"):
+    with pytest.raises(EngineMismatch, match=r"llama_context_params\.n_ubatch is 512, expected 1024"):
         bindings.check_layout()
 
 

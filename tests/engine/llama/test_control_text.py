@@ -233,4 +233,4 @@ def test_text_that_a_vocabulary_cannot_write_as_text_is_refused(
     assert prompts.text(prompts.prompt(user("Hi<s>"))) == "<s> Hi<s>"
     prompts.engine.generate(Generate(request_id=1, messages=(user("Hi</s>"),), max_tokens=1))
     failed = prompts.events[-1]
-    assert isinstance(failed, Failed) and "cannot read '/'" in failed.message
+    assert isinstance(failed, Failed) and "no token for '/'" in failed.message
