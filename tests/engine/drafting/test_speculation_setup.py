@@ -336,7 +336,7 @@ def test_a_disturbed_calibration_is_said_and_made_again(
     monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: quiet)
     assert chat.load(files[0], **more).pass_ms == quiet.verify_ms
     # Too old by now, but better than one beside other load.
-    monkeypatch.setattr(calibration, "KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(cached_costs, "KEPT_SECONDS", -1.0)
     monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: disturbed)
     info = chat.load(files[0], **more)
     assert (info.pass_ms, info.notes) == (quiet.verify_ms, ())
