@@ -1,4 +1,4 @@
-"""Finds the control groups of this process, version 1 and 2, and reads their files.
+"""Finds the control groups of this process (cgroup v1 and v2) and reads their files.
 
 Kernel documentation: admin-guide/cgroup-v2.rst, scheduler/sched-bwc.rst.
 """
@@ -63,7 +63,7 @@ class Cgroups:
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """CPUs' worth of time that the control group grants (2.5 = two and a half); None when unlimited.
+    """Return the cgroup CPU quota in CPUs (2.5 = two and a half); None when unlimited.
 
     The smallest limit on the way from this process's group to the root: `cpu.max` (v2) or
     `cpu.cfs_quota_us` / `cpu.cfs_period_us` (v1).

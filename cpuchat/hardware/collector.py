@@ -1,6 +1,6 @@
-"""`cpuchat-bwd`: reads the counters that need rights, and writes what they say where everyone can read it.
+"""`cpuchat-bwd`: reads the counters that need privileges, and writes their figures to a file that everyone can read.
 
-Runs as a service of its own (hardware.collector_unit), so that neither the app nor its interpreter needs any rights.
+Runs as a service of its own (hardware.collector_unit), so that neither the app nor its interpreter needs privileges.
 It takes no input and opens nothing but counters and its one file. Standard library only.
 """
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code."""
     parser = argparse.ArgumentParser(prog="cpuchat-bwd", description="Write memory bandwidth and power to a file.")
     parser.add_argument("--output", type=Path, default=DEFAULT, metavar="FILE", help=f"default: {DEFAULT}")
-    parser.add_argument("--once", action="store_true", help="print one measurement of a second and end")
+    parser.add_argument("--once", action="store_true", help="print one measurement over a second and exit")
     options = parser.parse_args(arguments)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -54,7 +54,7 @@ def collect(
     try:
         opened = monitor.sample()
         if not monitor.sources:
-            _say("there is no counter to read here.", monitor.refusals)
+            _say("no counter is available on this machine.", monitor.refusals)
             return NOTHING_TO_READ
         if once:
             stop.wait(SECONDS)
@@ -77,7 +77,7 @@ def _write_until(stop: threading.Event, monitor: Monitor, sample: MachineSample,
                 write(output, sample, clock.wall(), monitor.theoretical)
                 written = True
             except OSError as error:
-                _say(f"{output} cannot be written: {error.strerror or error}.")
+                _say(f"Cannot write {output}: {error.strerror or error}.")
                 return 1
             due = max(due + SECONDS, time.monotonic())
             stop.wait(due - time.monotonic())

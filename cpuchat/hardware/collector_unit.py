@@ -1,6 +1,6 @@
 """The collector as root installs it: one file that only root can change, and its systemd unit (systemd.exec(5)).
 
-A service with rights must not run code that a user can write: the copy lies in `PROGRAM`, and a system's interpreter
+A privileged service must not run code that a user can write: the copy is in `PROGRAM`, and the system's interpreter
 runs it, without anything from a home folder or a virtual environment.
 """
 
@@ -28,20 +28,20 @@ _MAIN = "import sys\n\nfrom cpuchat.hardware.collector import main\n\nsys.exit(m
 _EPOCH = (2026, 1, 1, 0, 0, 0)
 
 _UNIT = """\
-# {name}.service: reads memory-bandwidth and power counters, so that cpuchat can show them without rights.
+# {name}.service: reads memory bandwidth and power counters, so that cpuchat can show them without privileges.
 #
 # Install:   cpuchat counters program | sudo install -D -o root -g root -m 0755 /dev/stdin {program}
 #            cpuchat counters unit | sudo tee /etc/systemd/system/{name}.service
 #            sudo systemctl daemon-reload
 #            sudo systemctl enable --now {name}
-# Look:      systemctl status {name}; cat {file}
+# Status:    systemctl status {name}; cat {file}
 # Remove:    sudo systemctl disable --now {name}; sudo rm /etc/systemd/system/{name}.service
 #            sudo rm -r {folder_of_program}
-# After an update of cpuchat: the first line of Install again, then sudo systemctl restart {name}
+# Update:    the first line of Install again, then sudo systemctl restart {name}
 #
 # It runs a copy that only root can change, not the program in your own folders.
-# It may read performance counters (CAP_PERFMON) and /dev/hsmp, and write {file}; nothing else.
-# The figures are of the whole machine, and everyone who can log in can read them.
+# It can read performance counters (CAP_PERFMON) and /dev/hsmp, and write {file}; nothing else.
+# The figures cover the whole machine, and every local user can read them.
 
 [Unit]
 Description=Memory bandwidth and power counters for cpuchat
@@ -101,8 +101,8 @@ def unit(interpreter: Path | None = None, program: Path = PROGRAM) -> str:
     for place in (python, program):
         if (folder := changeable(place)) is not None:
             raise UsageError(
-                f"The collector would run with rights, but users other than root can change {folder}.",
-                f"Make it root's alone: sudo chown root:root {folder} && sudo chmod go-w {folder}",
+                f"The collector would run privileged, but users other than root can change {folder}.",
+                f"Restrict it to root: sudo chown root:root {folder} && sudo chmod go-w {folder}",
             )
     return _UNIT.format(
         name=NAME,
@@ -163,8 +163,8 @@ def _system_python() -> Path:
         elif _version_of(python) >= _LEAST_PYTHON:
             return python
     raise UsageError(
-        f"The collector needs a Python {'.'.join(map(str, _LEAST_PYTHON))} or newer that only root can change.{why}",
-        "Install the system's: sudo apt-get install python3, or sudo dnf install python3.",
+        f"The collector needs Python {'.'.join(map(str, _LEAST_PYTHON))} or newer that only root can change.{why}",
+        "Install the system's Python: sudo apt-get install python3, or sudo dnf install python3.",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the hardware screen knows about the machine, and who finds it out. Blocks: to be called in threads."""
+"""Reads what the hardware screen shows of the machine. Blocks: call it in threads."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The machine as it is. `theoretical` and `survey` None: not known; `huge_pages` the kernel's setting for
-    transparent huge pages, "" where it is not told."""
+    """The machine. `theoretical` and `survey` None: unknown; `huge_pages` the kernel's setting for transparent huge
+    pages, "" where unknown."""
 
     topology: Topology
     theoretical: Theoretical | None = None
@@ -29,13 +29,13 @@ class MachineFacts:
 
 
 class MachineReader:
-    """Everything that the screen asks of the machine below `root`. None of it touches the screen."""
+    """Everything that the screen asks of the machine below `root`."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
 
     def facts(self) -> MachineFacts:
-        """Never raises for what a machine does not tell."""
+        """Read the machine; never raises for what is unknown."""
         from cpuchat.hardware.bandwidth.memory_modules import theoretical
         from cpuchat.hardware.bandwidth.survey import cached_survey
         from cpuchat.hardware.cgroups import read_text

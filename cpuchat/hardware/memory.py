@@ -1,4 +1,4 @@
-"""How much memory there is for a model.
+"""The memory available for a model.
 
 Linux: /proc/meminfo and the control group's limit (cgroup-v2.rst, cgroup-v1/memory.rst). Elsewhere psutil.
 `root` replaces `/` in tests.
@@ -65,7 +65,7 @@ def total_bytes(root: Path = ROOT) -> int:
 
 
 def available_on(nodes: Collection[int], root: Path = ROOT) -> int | None:
-    """Memory that can still be had on these NUMA nodes, in bytes: what is free, and page cache that would be dropped.
+    """Return the memory available on these NUMA nodes, in bytes: free, and page cache that would be dropped.
 
     None where `nodes` are all that have memory (then `available_bytes` knows better), or it cannot be read.
     """
@@ -83,7 +83,7 @@ def available_on(nodes: Collection[int], root: Path = ROOT) -> int | None:
 
 
 def available_bytes(root: Path = ROOT) -> int:
-    """Memory that can still be had without swapping, in bytes.
+    """Return the memory available without swapping, in bytes.
 
     The smallest of MemAvailable and, for every control group above this process, its limit less its usage, where
     page cache does not count as used: the system drops it for whoever needs the room.

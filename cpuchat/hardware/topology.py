@@ -19,6 +19,7 @@ from cpuchat.hardware import sysfs
 from cpuchat.hardware.cgroups import cpu_quota
 from cpuchat.hardware.memory import meminfo, total_bytes
 from cpuchat.hardware.sysfs import CpuInfo, Node
+from cpuchat.telemetry.units import plural
 
 ROOT: Final = Path("/")
 
@@ -126,14 +127,14 @@ class Topology(CpuInfo):
 
     @property
     def sockets_words(self) -> str:
-        return _count(len(self.packages), "socket")
+        return plural(len(self.packages), "socket")
 
     @property
     def nps_words(self) -> str:
         """How memory is divided: "NPS1" on AMD servers (nodes per socket, a BIOS setting), else "2 NUMA nodes"."""
         n = len(self.cpu_nodes)
         if "EPYC" not in self.model or self.virtual or n % len(self.packages):
-            return _count(n, "NUMA node")
+            return plural(n, "NUMA node")
         return f"NPS{n // len(self.packages)}"
 
     @property
@@ -141,9 +142,9 @@ class Topology(CpuInfo):
         """The L3 groups and cores: "8 L3 groups × 4 cores", with a word about SMT."""
         sizes = {len(group.cores) for group in self.l3_groups}
         if len(self.l3_groups) > 1 and len(sizes) == 1:
-            words = f"{len(self.l3_groups)} L3 groups × {_count(sizes.pop(), 'core')}"
+            words = f"{len(self.l3_groups)} L3 groups × {plural(sizes.pop(), 'core')}"
         else:
-            words = _count(len(self.cores), "core")
+            words = plural(len(self.cores), "core")
         return f"{words}, {len(self.online)} threads" if self.smt else words
 
     @property
@@ -315,7 +316,3 @@ def _without_sysfs(root: Path, info: CpuInfo, allowed: Collection[int] | None) -
             "This system does not report caches, NUMA nodes or SMT siblings: only the number of cores is known.",
         ),
     )
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -1,9 +1,10 @@
-"""What the header of a model says, in sections of labelled lines: for the command line and the app."""
+"""The header of a model in sections of labelled lines."""
 
 from __future__ import annotations
 
 from cpuchat.models.inspect import Inspection
 from cpuchat.telemetry import units
+from cpuchat.telemetry.units import plural
 from cpuchat.text import clean_line
 
 Rows = list[tuple[str, str]]
@@ -11,7 +12,7 @@ _MOST_LABEL, _MOST_TEXT = 60, 400  # characters: a file can hold texts of any le
 
 
 def sections(model: Inspection, *, settings: bool = True) -> list[tuple[str, Rows]]:
-    """(heading, [(label, value)]) of everything but the texts of the templates, short and harmless in a terminal.
+    """Return (heading, [(label, value)]) of everything but the templates' texts, shortened and cleaned.
 
     Labels may be "". Without `settings` the list of all metadata is left out.
     """
@@ -19,7 +20,7 @@ def sections(model: Inspection, *, settings: bool = True) -> list[tuple[str, Row
     found: list[tuple[str, Rows]] = [
         ("Problems", [("", f"{problem[:1].upper()}{problem[1:]}.") for problem in model.problems]),
         ("Model", _model(model) if writes else _other(model)),
-        ("Reading and memory", _memory(model) if writes else []),
+        ("Memory", _memory(model) if writes else []),
         ("Tensors", _tensors(model)),
         ("Tokenizer", _tokenizer(model) if writes or model.tokenizer else []),
         ("Chat template", _templates(model) if writes or model.templates else []),
@@ -37,20 +38,16 @@ def _short(text: str, most: int) -> str:
     return clean_line(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
-def _plural(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
-
-
 def _model(model: Inspection) -> Rows:
     active = f", {units.parameters(model.n_params_active)} active" if model.n_params_active < model.n_params else ""
-    heads = f"{model.heads} for Q, {model.heads_kv} for K and V, {model.key_length} wide" if model.heads else ""
+    heads = f"{model.heads} query, {model.heads_kv} KV, head size {model.key_length}" if model.heads else ""
     return [
         ("name", model.name),
         ("architecture", model.architecture),
         ("parameters", units.parameters(model.n_params) + active),
         ("quantization", f"{model.quantization}, {model.bits_per_weight:.2f} bits per weight"),
-        ("trained context", _plural(model.n_ctx_train, "token") if model.n_ctx_train else ""),
-        ("layers", f"{model.n_layer}, {model.n_embd:,} wide, feed-forward {model.n_ff:,}"),
+        ("trained context", plural(model.n_ctx_train, "token") if model.n_ctx_train else ""),
+        ("layers", f"{model.n_layer}, embedding {model.n_embd:,}, feed-forward {model.n_ff:,}"),
         ("attention heads", heads),
         ("sliding window", _window(model)),
         ("experts", _experts(model)),
@@ -59,7 +56,7 @@ def _model(model: Inspection) -> Rows:
 
 
 def _other(model: Inspection) -> Rows:
-    """Of what is no language model."""
+    """Rows of a file that is not a language model."""
     return [
         ("name", model.name),
         ("kind", model.kind),
@@ -70,8 +67,8 @@ def _other(model: Inspection) -> Rows:
 
 
 def _window(model: Inspection) -> str:
-    layers = f"{model.windowed_layers} of {_plural(model.n_layer, 'layer')}"
-    return f"{_plural(model.window, 'token')} in {layers}" if model.window else ""
+    layers = f"{model.windowed_layers} of {plural(model.n_layer, 'layer')}"
+    return f"{plural(model.window, 'token')} in {layers}" if model.window else ""
 
 
 def _experts(model: Inspection) -> str:
@@ -83,16 +80,16 @@ def _experts(model: Inspection) -> str:
 
 def _memory(model: Inspection) -> Rows:
     return [
-        ("size", f"{units.size(model.file_size)}, of which tensors {units.size(model.size)}"),
-        ("per token", f"reads {units.size(model.bytes_per_token)}, without the context"),
-        ("KV cache", f"{units.size(model.kv_per_token)} per token of context, as F16" if model.kv_per_token else ""),
-        ("running state", f"{units.size(model.state)}, whatever the context" if model.state else ""),
+        ("size", f"{units.size(model.file_size)}, tensors {units.size(model.size)}"),
+        ("read per token", f"{units.size(model.bytes_per_token)} without the KV cache"),
+        ("KV cache", f"{units.size(model.kv_per_token)} per token of context as F16" if model.kv_per_token else ""),
+        ("recurrent state", f"{units.size(model.state)}, independent of the context" if model.state else ""),
     ]
 
 
 def _tensors(model: Inspection) -> Rows:
     return [
-        (kind.type, f"{_plural(kind.count, 'tensor')}, {units.parameters(kind.n_params)} parameters of "
+        (kind.type, f"{plural(kind.count, 'tensor')}, {units.parameters(kind.n_params)} parameters of "
          f"{kind.bits_per_weight:.4g} bits, {units.size(kind.nbytes)} ({100 * kind.nbytes / max(model.size, 1):.1f} %)")
         for kind in model.tensors
     ]  # fmt: skip
@@ -101,22 +98,22 @@ def _tensors(model: Inspection) -> Rows:
 def _tokenizer(model: Inspection) -> Rows:
     found = model.tokenizer
     if found is None:
-        return [("", "none: what it reads and writes are numbers")]
-    added = [name for name, adds in (("bos before", found.add_bos), ("eos after", found.add_eos)) if adds]
+        return [("", "none")]
+    added = [name for name, adds in (("BOS", found.add_bos), ("EOS", found.add_eos)) if adds]
     rows = [
         ("kind", ", ".join(filter(None, (found.kind, found.model, found.pre)))),
         ("tokens", f"{found.n_tokens:,}" + (f", {found.n_merges:,} merges" if found.n_merges else "")),
-        ("a text gets", " and ".join(added) or "neither bos nor eos"),
+        ("added tokens", " and ".join(added) or "none"),
     ]
     return rows + [(token.role, f"{token.id}  {token.text}") for token in found.special]
 
 
 def _templates(model: Inspection) -> Rows:
     if not model.templates:
-        return [("", "none: it goes on with a text and may not answer like others")]
+        return [("", "none (base model: continues text instead of answering)")]
     return [
         (template.name or "default",
-         f"{_plural(len(template.text), 'character')}, takes {', '.join(template.features) or 'user messages only'}")
+         f"{plural(len(template.text), 'character')}, supports {', '.join(template.features) or 'user messages only'}")
         for template in model.templates
     ]  # fmt: skip
 
@@ -126,7 +123,7 @@ def _origin(model: Inspection) -> Rows:
     return [
         ("author", origin.author),
         ("organization", origin.organization),
-        ("made from", ", ".join(origin.base_models)),
+        ("base model", ", ".join(origin.base_models)),
         ("quantized by", origin.quantized_by),
         ("license", " ".join(filter(None, (origin.license, origin.license_link)))),
         ("address", origin.url),

@@ -78,22 +78,22 @@ class Figures:
             absent = "model is loading" if self.phase == "loading" else "no model loaded"
             return absent if self.n_ctx is None else "no answer yet"
         if name == "load_fraction":
-            return "size not known yet" if self.phase == "loading" else "no load running"
+            return "size unknown" if self.phase == "loading" else "not loading"
         if self.phase == "loading":
             return "model is loading"
         if self.phase == "idle":
             return "no answer yet"
         if name == "stop_reason":
-            return "the answer failed" if self.failed else "still answering"
+            return "answer failed" if self.failed else "answer in progress"
         if name == "prefill_tok_s":
             if self.prefill_total and self.prefill_cached >= self.prefill_total - 1:
-                return "the whole prompt was in the KV cache"
-            return "reading" if self.phase == "prefill" else "nothing was evaluated"
+                return "prompt fully cached"
+            return "in progress" if self.phase == "prefill" else "nothing evaluated"
         if self.phase == "prefill":
             return "no token yet"
         if name == "live_tok_s" and self.phase == "done":
-            return "not answering"
-        return "needs two tokens" if self.predicted_n else "no token was written"
+            return "idle"
+        return "needs two tokens" if self.predicted_n else "no tokens generated"
 
 
 class Meter:

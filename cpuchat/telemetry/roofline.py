@@ -12,6 +12,7 @@ from typing import Literal
 from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Peak
 from cpuchat.telemetry.traffic import pass_bytes
+from cpuchat.telemetry.units import plural
 from cpuchat.timings import Timings
 
 Limit = Literal["memory", "compute", "overhead", ""]
@@ -110,11 +111,11 @@ class Roofline:
         if getattr(self, field) is not None:
             return ""
         if field == "counted":
-            return self.no_counter or "counters not asked"
+            return self.no_counter or "counters not read"
         if field in ("watts", "joules_per_token"):
             if field == "joules_per_token" and self.watts is not None:
                 return "answer too short"
-            return self.no_power or "power not asked"
+            return self.no_power or "power not read"
         if not self.has_model:
             return "no model loaded"
         if field == "peak":
@@ -129,7 +130,7 @@ class Roofline:
             return NO_MEMORY_LIMIT
         if self.peak is None and field in ("utilization", "ceiling_plain", "ceiling_accepted"):
             return "no peak · run cpuchat probe"
-        return "nothing was drafted" if field == "ceiling_accepted" else "no answer yet"
+        return "nothing drafted" if field == "ceiling_accepted" else "no answer yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ def peak_of(model: ModelInfo) -> Peak | None:
     if model.peak_read <= 0:
         return None
     n = len(model.compute_cpus) or model.n_threads
-    return Peak(model.peak_read, f"measured, {n} core{'s' * (n != 1)}", model.compute_cpus)
+    return Peak(model.peak_read, f"measured, {plural(n, 'core')}", model.compute_cpus)
 
 
 def prefill_rate(model: ModelInfo, measured: float | None) -> float | None:
@@ -266,7 +267,7 @@ def _off(model: ModelInfo, average: float | None, peak: Peak | None, cached: boo
     if average is None or peak is None or cached or average <= OFF * peak.bytes_per_s:
         return ""
     if _weights(model) < PARTLY_CACHED * model.cache_bytes:
-        return "more than memory gives: part of the weights stays in L3"
+        return "above the memory peak: part of the weights stays in L3"
     return "calibration is off · measure again with cpuchat probe"
 
 
@@ -283,7 +284,7 @@ def _remark(counted: Bandwidth | None, estimate: float | None, cached: bool) -> 
     if counted.total > OTHER_LOAD * estimate and counted.scope != "process":
         return "other load on this machine"
     if counted.total < IN_CACHE * estimate and not cached:
-        return "in cache, or the counter is off"
+        return "cached, or the counter is wrong"
     return ""
 
 

@@ -52,7 +52,7 @@ class Drafting:
             return "no answer yet"
         if field == "speed_up" and self.plain_tok_s is None:
             return "plain speed not measured"
-        return "answer too short" if field == "draft_share" and self.depth is not None else "nothing was drafted"
+        return "answer too short" if field == "draft_share" and self.depth is not None else "nothing drafted"
 
 
 class SpeculationMeter:

@@ -169,7 +169,7 @@ def test_sections_hold_nothing_that_steers_a_terminal(tiny_model: Path, tmp_path
     text = "".join(heading + label + value for heading, rows in shown for label, value in rows)
     assert text.isprintable() and "␛" in text
     assert [heading for heading, _ in shown] == [
-        "Model", "Reading and memory", "Tensors", "Tokenizer", "Chat template", "Origin", "Metadata",
+        "Model", "Memory", "Tensors", "Tokenizer", "Chat template", "Origin", "Metadata",
     ]  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def test_a_vocabulary_without_weights(tmp_path: Path) -> None:
     assert msgspec.json.encode(found)
     shown = dict(sections(found))
     assert ("kind", "a vocabulary without weights") in shown["Model"]
-    assert "Tokenizer" in shown and "Reading and memory" not in shown and "Chat template" not in shown
+    assert "Tokenizer" in shown and "Memory" not in shown and "Chat template" not in shown
 
 
 def test_what_is_no_language_model_is_told_as_such(tiny_model: Path, tmp_path: Path) -> None:

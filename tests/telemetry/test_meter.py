@@ -149,15 +149,15 @@ def test_failures_and_unloading():
     meter = Meter()
     meter.observe(LoadProgress(phase="reading", done=1, total=0), 0.0)
     assert meter.figures().load_fraction is None
-    assert meter.why_missing("load_fraction") == "size not known yet"
+    assert meter.why_missing("load_fraction") == "size unknown"
     meter.observe(Failed(code="does_not_fit", message="no"), 0.0)
     assert meter.figures().phase == "idle"
     meter.observe(ModelLoaded(model=INFO), 0.0)
     meter.request_started(1.0)
     meter.observe(Failed(code="worker_died", message="no", request_id=1), 2.0)
     assert meter.figures().phase == "done"
-    assert meter.why_missing("stop_reason") == "the answer failed"
-    assert meter.why_missing("decode_tok_s") == "no token was written"
+    assert meter.why_missing("stop_reason") == "answer failed"
+    assert meter.why_missing("decode_tok_s") == "no tokens generated"
     meter.observe(LoadCancelled(), 3.0)
     assert meter.figures().n_ctx is None
     assert meter.why_missing("n_past") == "no model loaded"
@@ -191,7 +191,7 @@ def test_what_is_missing_says_why():
     assert meter.why_missing("predicted_n") == ""
     meter.request_started(0.0)
     meter.observe(PrefillProgress(request_id=1, processed=9, total=10, cache_n=9), 0.0)
-    assert meter.why_missing("prefill_tok_s") == "the whole prompt was in the KV cache"
+    assert meter.why_missing("prefill_tok_s") == "prompt fully cached"
     assert meter.why_missing("ttft_s") == "no token yet"
     meter.observe(delta(10, 1), 0.0)
     assert meter.why_missing("live_tok_s") == "needs two tokens"

@@ -115,7 +115,7 @@ def test_more_than_the_peak_is_shown_and_called_wrong():
 
 def test_a_little_more_than_the_caches_may_stay_there_in_part():
     small = with_(traffic=Traffic(weights=60_000_000))
-    assert roofline(small, decoding(1000)).off == "more than memory gives: part of the weights stays in L3"
+    assert roofline(small, decoding(1000)).off == "above the memory peak: part of the weights stays in L3"
 
 
 def test_a_model_that_fits_the_caches_has_no_memory_limit():
@@ -167,7 +167,7 @@ def test_both_models_read_with_the_cores_that_were_measured():
 def test_counter_and_estimate_contradict_each_other():
     assert roofline(MODEL, decoding(20), machine=counted(53)).remark == "other load on this machine"
     assert roofline(MODEL, decoding(20), machine=counted(53, scope="process")).remark == ""
-    assert roofline(MODEL, decoding(20), machine=counted(9)).remark == "in cache, or the counter is off"
+    assert roofline(MODEL, decoding(20), machine=counted(9)).remark == "cached, or the counter is wrong"
     toy = with_(traffic=Traffic(weights=8_000_000))
     assert roofline(toy, decoding(9000), machine=counted(1)).remark == ""
 
@@ -285,7 +285,7 @@ def test_counters_are_averaged_over_the_answer():
 
 def test_why_there_is_no_counter_is_told():
     meter = started()
-    assert meter.figures().roofline.why_missing("counted") == "counters not asked"
+    assert meter.figures().roofline.why_missing("counted") == "counters not read"
     meter.machine(MachineSample(no_bandwidth="needs cpuchat-bwd", no_power="needs root"))
     written(meter, 10, 1)
     now = meter.figures().roofline

@@ -127,7 +127,7 @@ def test_nothing_drafted_is_no_speed_up() -> None:
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=100, figures=figures), 2.0)
     now = meter.figures().drafting
     assert (now.speed_up, now.acceptance, now.depth, now.tokens_per_pass) == (None, None, 0, None)
-    assert now.why_missing("speed_up") == "nothing was drafted"
+    assert now.why_missing("speed_up") == "nothing drafted"
     assert now.draft_share is None
     timings = Timings(predicted_n=100, predicted_ms=1000, speculation=figures)
     assert timings.tokens_per_pass is timings.speed_up is None

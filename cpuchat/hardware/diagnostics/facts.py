@@ -88,9 +88,9 @@ class DiagnosticFacts:
 
 def refused_policy(words: str) -> str:
     """Try a memory policy in a process of its own; returns why the kernel rejects it, "" when it does not."""
-    told = f"import os; print(os.environ.get({MEMORY_REFUSED!r}, ''))"
+    code = f"import os; print(os.environ.get({MEMORY_REFUSED!r}, ''))"
     try:
-        command = launch_command(words, python_command("-c", told))
+        command = launch_command(words, python_command("-c", code))
         done = subprocess.run(
             command, env=child_environment(), capture_output=True, text=True, timeout=_PATIENCE_SECONDS
         )

@@ -116,7 +116,7 @@ def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
     if machine.virtual or "EPYC" not in machine.model:
         return
     count, sockets = len(machine.cpu_nodes), len(machine.packages)
-    evidence = f"{machine.sockets_words} as {count} NUMA node{'s' if count > 1 else ''}"
+    evidence = f"{machine.sockets_words} as {units.plural(count, 'NUMA node')}"
     if sockets > 1 and count == 1:
         fix = "Set NPS1 in the firmware setup: memory latency drops by about 90 ns."
         yield Finding("warning", "NPS0: both sockets are one NUMA node", evidence, fix)

@@ -18,6 +18,7 @@ from typing import Final
 from cpuchat.errors import UsageError
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.topology import Core, Topology
+from cpuchat.telemetry.units import plural
 
 WORDS: Final = "auto, all, a list of CPUs such as 0-7, l3:0, node:0, socket:0, or 4/l3 (cores of each L3 group)"
 
@@ -75,7 +76,7 @@ def choose_cores(
     notes = list(named.notes)
     if siblings := _shared_cores(topology, cpus):
         notes.append(
-            f"{_count(siblings, 'thread')} of {len(cpus)} share a core with another one, which makes decoding slower."
+            f"{plural(siblings, 'thread')} of {len(cpus)} share a core with another one, which makes decoding slower."
         )
     return CoreChoice(cpus, _reason(topology, named, cpus, asked=bool(n_threads), capped=capped), tuple(notes))
 
@@ -89,12 +90,12 @@ def check_thread_count(n: int, topology: Topology) -> int:
     cpus, cores = len(topology.allowed), len(topology.allowed_cores)
     if n == 0:
         return cores
-    most, why = cpus, f"this process may use {_count(cpus, 'CPU')} ({_count(cores, 'physical core')})"
+    most, why = cpus, f"this process may use {plural(cpus, 'CPU')} ({plural(cores, 'physical core')})"
     if topology.quota is not None and max(math.floor(topology.quota), 1) < most:
         most, why = max(math.floor(topology.quota), 1), f"the cgroup CPU quota is {topology.quota:g}"
     if 1 <= n <= most:
         return n
-    raise UsageError(f"Cannot use {_count(n, 'thread')}: {why}.", f"Choose 1 to {most}, or 0 for the default.")
+    raise UsageError(f"Cannot use {plural(n, 'thread')}: {why}.", f"Choose 1 to {most}, or 0 for the default.")
 
 
 def spread(topology: Topology, cpus: Collection[int], n: int) -> tuple[int, ...]:
@@ -156,7 +157,7 @@ def _auto(topology: Topology) -> _Named:
         return _all(topology)
     would = "the efficient one would" if len(slow) == 1 else f"the {len(slow)} efficient ones would"
     return _Named(
-        _firsts(topology, fast), _count(len(fast), "performance core"), f"{would} keep them waiting",
+        _firsts(topology, fast), plural(len(fast), "performance core"), f"{would} keep them waiting",
         spare=_firsts(topology, slow),
     )  # fmt: skip
 
@@ -164,7 +165,7 @@ def _auto(topology: Topology) -> _Named:
 def _all(topology: Topology) -> _Named:
     cores = topology.allowed_cores
     why = "SMT siblings make decoding no faster" if any(len(core.cpus) > 1 for core in cores) else ""
-    what = _count(len(cores), "physical core")
+    what = plural(len(cores), "physical core")
     if len(cores) < len(topology.cores):
         what += f" that this process may use (the machine has {len(topology.cores)})"
     return _Named(_firsts(topology, cores), what, why)
@@ -176,7 +177,7 @@ def _listed(topology: Topology, spec: str) -> _Named:
     if wrong:
         why = "is not allowed for this process" if wrong[0] in topology.online else "does not exist or is offline"
         raise UsageError(f"CPU {wrong[0]} {why}.", f"Choose from {format_cpu_list(topology.allowed)}.")
-    return _Named(cpus, f"{_count(len(cpus), 'CPU')} in the list {spec}")
+    return _Named(cpus, f"{plural(len(cpus), 'CPU')} in the list {spec}")
 
 
 def _placed(topology: Topology, kind: str, numbers: tuple[int, ...]) -> _Named:
@@ -203,7 +204,7 @@ def _placed(topology: Topology, kind: str, numbers: tuple[int, ...]) -> _Named:
             )
     cores = [core for core in allowed if of(core) in numbers]
     many = f"{name}s" if len(numbers) > 1 else name
-    return _Named(_firsts(topology, cores), f"{_count(len(cores), 'core')} of {many} {format_cpu_list(numbers)}")
+    return _Named(_firsts(topology, cores), f"{plural(len(cores), 'core')} of {many} {format_cpu_list(numbers)}")
 
 
 def _of_each_l3(topology: Topology, n: int) -> _Named:
@@ -217,16 +218,16 @@ def _of_each_l3(topology: Topology, n: int) -> _Named:
     most = max(len(cores) for cores in groups.values())
     if not 1 <= n <= most:
         raise UsageError(
-            f"Cannot use {n}/l3: an L3 group has {_count(most, 'core')} that this process may use.",
+            f"Cannot use {n}/l3: an L3 group has {plural(most, 'core')} that this process may use.",
             f"Choose 1/l3 to {most}/l3.",
         )
     notes = [
-        f"L3 group {index} has only {_count(len(cores), 'core')} that this process may use."
+        f"L3 group {index} has only {plural(len(cores), 'core')} that this process may use."
         for index, cores in groups.items()
         if len(cores) < n
     ]
     cpus = tuple(cpu for cores in groups.values() for cpu in _firsts(topology, cores[:n]))
-    what = f"{_count(len(cpus), 'core')}, {n} of each L3 group"
+    what = f"{plural(len(cpus), 'core')}, {n} of each L3 group"
     why = "each group has its own way to memory" if len(groups) > 1 else ""
     return _Named(tuple(sorted(cpus)), what, why, notes=tuple(notes))
 
@@ -251,7 +252,7 @@ def _without(topology: Topology, named: _Named, taken: Collection[int]) -> _Name
         raise UsageError(
             f"CPUs {format_cpu_list(taken)} are taken, which leaves no core of {named.what}.", "Leave some free."
         )
-    what = named.what if len(cpus) == len(named.cpus) else f"{_count(len(cpus), 'core')} that the draft model leaves"
+    what = named.what if len(cpus) == len(named.cpus) else f"{plural(len(cpus), 'core')} that the draft model leaves"
     return _Named(cpus, what, named.why, spare, named.notes)
 
 
@@ -260,13 +261,13 @@ def _too_many(topology: Topology, spec: str, n: int, most: int, quota: int | Non
     if quota is not None and quota < most:
         why, most = f"the cgroup CPU quota is {topology.quota:g}", quota
     elif spec in ("auto", "all"):
-        why = f"this process may use {_count(cpus, 'CPU')} ({_count(most, 'physical core')})"
+        why = f"this process may use {plural(cpus, 'CPU')} ({plural(most, 'physical core')})"
         if most < n <= cpus:
             every = format_cpu_list(topology.allowed)
             more = f" The other CPUs are SMT siblings; --cores {every} uses them."
     else:
-        why = f"the cores {spec} are {_count(most, 'CPU')}"
-    return UsageError(f"Cannot use {_count(n, 'thread')}: {why}.", f"Choose 1 to {most}, or 0 for the default.{more}")
+        why = f"the cores {spec} are {plural(most, 'CPU')}"
+    return UsageError(f"Cannot use {plural(n, 'thread')}: {why}.", f"Choose 1 to {most}, or 0 for the default.{more}")
 
 
 def _shared_cores(topology: Topology, cpus: Collection[int]) -> int:
@@ -281,7 +282,7 @@ def _reason(topology: Topology, named: _Named, cpus: tuple[int, ...], *, asked: 
         return f"{used} of {named.what}: the cgroup CPU quota is {topology.quota:g}."
     if asked and used > len(named.cpus):
         return (
-            f"{_count(used, 'core')} as asked for, {used - len(named.cpus)} of them efficient ones, which are slower."
+            f"{plural(used, 'core')} as asked for, {used - len(named.cpus)} of them efficient ones, which are slower."
         )
     if asked and used < len(named.cpus):
         return f"{used} of {named.what}, as asked for{_evenly(topology, named.cpus, cpus)}."
@@ -300,8 +301,4 @@ def _evenly(topology: Topology, candidates: Collection[int], cpus: Collection[in
         return ""
     if len(used) == len(all_groups) and len(set(used.values())) == 1:
         return f", {next(iter(used.values()))} of each L3 group"
-    return f", spread over {_count(len(used), 'L3 group')}"
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+    return f", spread over {plural(len(used), 'L3 group')}"

@@ -19,7 +19,7 @@ _BY_POSITION = "by position"
 
 def drafting(frame: Frame) -> list[Line]:
     """Seven rows; one when no drafters are chosen. While drafting is off, the last three say why; a sentence alone
-    where nothing was drafted."""
+    where nothing drafted."""
     now = frame.figures.drafting
     if not now.wanted:
         return [_nothing_chosen(frame)]

@@ -97,7 +97,7 @@ class StatusLine(Widget):
         drafts = self._draft_words() if model is not None else []
         if model is not None:
             what = "core" if len(model.cpus) == model.n_threads else "thread"
-            threads = f"{model.n_threads} {what}{'s' * (model.n_threads != 1)}"
+            threads = units.plural(model.n_threads, what)
             used = f"{units.context(self._used, model.n_ctx)} ctx"
             memory = [("refused" if "refused" in self._memory else "", self._memory)] if self._memory else []
             parts = [("", threads), *memory, ("full" if self._used > 0.9 * model.n_ctx else "", used)]

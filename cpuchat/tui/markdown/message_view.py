@@ -8,6 +8,7 @@ from typing import Literal
 from rich.cells import cell_len
 from rich.style import Style
 
+from cpuchat.telemetry.units import plural
 from cpuchat.text import Cleaner, clean, clean_line
 from cpuchat.tui.markdown.drafted import DraftedStream, SpanList, Spans, drafted_rows, legend, pieces
 from cpuchat.tui.markdown.palette import Palette
@@ -113,7 +114,7 @@ def fold_rows(reasoning: str, view: View) -> list[Row]:
         return []
     words = len(reasoning.split())
     sign = "▾" if view.show_reasoning else "▸"
-    head = Row([(f"{sign} thought for {words} word{'s' * (words != 1)} (F7)", view.palette.dim)])
+    head = Row([(f"{sign} thought for {plural(words, 'word')} (F7)", view.palette.dim)])
     if not view.show_reasoning:
         return [head]
     return [head, *_reasoning_rows(reasoning, view), Row()]

@@ -33,7 +33,7 @@ def test_a_file(tiny_model: Path) -> None:
     assert shown["F32"].startswith("21 tensors, ")
     assert shown["eos"].split() == ["269", "<|im_end|>"]
     headings = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
-    assert headings == ["Model", "Reading and memory", "Tensors", "Tokenizer", "Chat template"]
+    assert headings == ["Model", "Memory", "Tensors", "Tokenizer", "Chat template"]
 
 
 def test_json(tiny_model: Path) -> None:

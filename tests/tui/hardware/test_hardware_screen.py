@@ -391,7 +391,7 @@ async def test_measuring_the_bandwidth_can_be_stopped(tmp_path: Path) -> None:
     async with running(backend_on(root)) as app:
         screen = await opened(app, Waiting(root))
         await app.press("m")
-        await app.until(lambda: "measuring one L3 group · 2 of 7 · Esc stops" in app.screen_text)
+        await app.until(lambda: "measuring 1 L3 group · 2 of 7 · Esc stops" in app.screen_text)
         await app.press("escape")
         await app.until(lambda: not app.chat.busy)
         assert app.app.screen is screen
