@@ -1,6 +1,6 @@
-"""All that a user may want to know about a model before using it, out of its header.
+"""Describes a model from its header: everything a user may want to know before using it.
 
-Texts come from the file as they are: clean them before they are shown.
+Texts are those of the file: clean them before display.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SPECIAL = {
     "mask": "mask", "fim_pre": "fim prefix", "fim_suf": "fim suffix", "fim_mid": "fim middle", "fim_pad": "fim pad",
     "fim_rep": "fim repository", "fim_sep": "fim file",
 }  # fmt: skip
-# A template that writes any role as it comes takes the system's, too.
+# A template that writes any role verbatim supports system messages.
 _FEATURES = {
     "system": re.compile(r"\bsystem\b|\{\{[^{}]*\brole\b"),
     "tools": re.compile(r"\btools\b"),
@@ -52,7 +52,7 @@ class TensorKind(Data, frozen=True):
 
 
 class Experts(Data, frozen=True):
-    """A mixture: a token is sent to `used` of `count` experts, and to all `shared` ones."""
+    """A mixture of experts: a token is sent to `used` of `count` experts, and to all `shared` ones."""
 
     count: int
     used: int
@@ -68,7 +68,7 @@ class SpecialToken(Data, frozen=True):
 
 
 class Tokenizer(Data, frozen=True):
-    """`kind` is llama.cpp's ("BPE", "SPM"), `pre` the name of the rules by which a text is cut first."""
+    """`kind` is llama.cpp's ("BPE", "SPM"), `pre` the name of the pre-tokenizer."""
 
     model: str
     kind: str
@@ -81,7 +81,7 @@ class Tokenizer(Data, frozen=True):
 
 
 class Template(Data, frozen=True):
-    """A chat template. `features`: what it takes, told by its words, of "system", "tools", "thinking", "images"."""
+    """A chat template. `features`: what it supports, by its words, of "system", "tools", "thinking", "images"."""
 
     name: str
     text: str
@@ -89,7 +89,7 @@ class Template(Data, frozen=True):
 
 
 class Origin(Data, frozen=True):
-    """Where a model comes from, as its file says; "" and () where it does not."""
+    """Where a model comes from, according to its file; "" and () where not stated."""
 
     author: str = ""
     organization: str = ""
@@ -109,7 +109,7 @@ class Inspection(Data, frozen=True):
     Sizes in bytes; `size` of all tensors, `file_size` of all files. `bytes_per_token` is what a plain pass reads with
     an empty context, `kv_per_token` what a token of context takes and `state` a recurrent model's state, both as F16
     (the latter F32). `heads` and `heads_kv` are the largest of all layers. `window`: the sliding window of
-    `windowed_layers` layers, in tokens, 0 for none. `problems` are clauses ("it claims 0 layers"), see `gguf.checks`.
+    `windowed_layers` layers, in tokens, 0 for none. `problems` are clauses ("it has 0 layers"), see `gguf.checks`.
     """
 
     name: str
@@ -151,7 +151,7 @@ class Inspection(Data, frozen=True):
 
 
 def inspect(header: GGUFHeader) -> Inspection:
-    """Describe the model of `header` (of all parts, from `gguf.read_model`). About 0.1 s for 150k tokens."""
+    """Describe the model of `header` (of all parts, from `read_model`). About 0.1 s for 150k tokens."""
     windows = [window for window in windows_of(header) if window]
     return Inspection(
         name=header.name,
@@ -192,14 +192,14 @@ def _experts(header: GGUFHeader) -> Experts | None:
     count = header.number("expert_count")
     if not count:
         return None
-    # Some models give the size of their shared expert and not the number, which is 1 then.
+    # Some models give the size of their shared expert but not the number, which is 1 then.
     has_shared = any("_shexp." in tensor.name for tensor in header.tensors)
     shared = header.number("expert_shared_count") or int(has_shared)
     return Experts(count=count, used=header.number("expert_used_count"), shared=shared)
 
 
 def _tensors(header: GGUFHeader) -> tuple[TensorKind, ...]:
-    """The type that holds most bytes first."""
+    """Group the tensors by type, most bytes first."""
     totals: dict[str, tuple[int, int, int]] = {}
     for tensor in header.tensors:
         count, n_params, nbytes = totals.get(tensor.type, (0, 0, 0))
@@ -231,7 +231,7 @@ def _special(header: GGUFHeader, default: dict[str, int], tokens: LazyArray | No
         number = header.metadata.get(f"tokenizer.ggml.{key}_token_id", default.get(key, -1))
         if isinstance(number, int) and number >= 0:
             ids[role] = number
-    # Few of many, so without decoding the others.
+    # Decodes only these few of many.
     wanted = {number for number in ids.values() if tokens is not None and number < len(tokens)}
     strings = islice(tokens.raw_strings(), max(wanted) + 1) if tokens is not None and wanted else ()
     texts = {i: raw.decode("utf-8", "replace") for i, raw in enumerate(strings) if i in wanted}
@@ -239,7 +239,7 @@ def _special(header: GGUFHeader, default: dict[str, int], tokens: LazyArray | No
 
 
 def _templates(header: GGUFHeader) -> tuple[Template, ...]:
-    """The one that is used (name "") first; others are for a purpose that their name tells."""
+    """Return the default template (name "") first, then those for special purposes."""
     base = "tokenizer.chat_template"
     names = sorted(key for key in header.metadata if key.startswith(f"{base}.") and header.text(key))
     keys = [*([base] if header.chat_template else []), *names]
@@ -272,7 +272,7 @@ def _origin(header: GGUFHeader) -> Origin:
 
 
 def _base_models(header: GGUFHeader) -> tuple[str, ...]:
-    """`general.base_model.0.repo_url` and the like, as `owner/name` where there is an address."""
+    """Return `general.base_model.0.repo_url` and the like, as `owner/name` where there is a URL."""
     count = header.metadata.get("general.base_model.count", 0)
     names: list[str] = []
     for i in range(min(count, _MAX_LISTED) if isinstance(count, int) else 0):
@@ -288,7 +288,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _brief(value: Any) -> str:
-    """A value of the metadata, short: the first of an array, the beginning of a text."""
+    """Shorten a metadata value: the first of an array, the beginning of a text."""
     if isinstance(value, LazyArray):
         shown = ", ".join(_brief(item) for item in value.first(_SHOWN_VALUES))
         return f"{len(value):,} values: {shown}{', …' if len(value) > _SHOWN_VALUES else ''}"

@@ -156,7 +156,7 @@ def test_problems_are_told(tiny_model: Path, tmp_path: Path) -> None:
     found = inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", {"llama.rope.scaling.type": "\x1b[31m"})))
     heading, rows = sections(found)[0]
     assert heading == "Problems" and len(found.problems) == len(rows) == 1
-    assert rows[0][1].startswith("Its positions are scaled") and "\x1b" not in rows[0][1]
+    assert rows[0][1].startswith("Unknown RoPE scaling") and "\x1b" not in rows[0][1]
 
 
 def test_sections_hold_nothing_that_steers_a_terminal(tiny_model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a GGUF file says about its model, read without loading it (`parse` does the bytes)."""
+"""Interprets the header of a GGUF file: what it says about its model, read without loading it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cpuchat.text import clean_line
 
 _MAX_LAYERS = 4096
 _MAX_PARTS = 1000
-# general.type (GGUFType of gguf-py) of files that are used with a model
+# general.type (GGUFType of gguf-py) of files used with a model
 _COMPANIONS = {
     "mmproj": "an image or audio part of a model",
     "adapter": "an adapter of a model",
@@ -26,12 +26,12 @@ _COMPANIONS = {
 }
 _HEAD = "a draft head of a model"
 _HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
-"""Architectures of llama.cpp that read the hidden states of another model."""
+"""llama.cpp architectures that read the hidden states of another model."""
 _SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 
 
 class GGUFHeader(msgspec.Struct, frozen=True):
-    """All that the header says. `file_size` and offsets in bytes; for a split model, of all parts together."""
+    """A header. `file_size` and offsets in bytes; for a split model, of all parts together."""
 
     path: Path
     version: int
@@ -42,24 +42,24 @@ class GGUFHeader(msgspec.Struct, frozen=True):
     alignment: int
 
     def value(self, key: str, default: Any = None) -> Any:
-        """`<architecture>.<key>`, or `default`."""
+        """Return `<architecture>.<key>`, or `default`."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def number(self, key: str, default: int = 0) -> int:
-        """`<architecture>.<key>` as one number, the largest of a per-layer array; `default` if it is none or < 0."""
+        """Return `<architecture>.<key>` as a number, the largest of a per-layer array; `default` if invalid or < 0."""
         value = self.value(key, default)
         values = value.first(_MAX_LAYERS) if isinstance(value, LazyArray) else [value]
         return max((v for v in values if isinstance(v, int) and v >= 0), default=default)
 
     def per_layer(self, key: str, default: int) -> list[int]:
-        """`<architecture>.<key>` for every layer; a scalar counts for all of them."""
+        """Return `<architecture>.<key>` for every layer; a scalar counts for all."""
         value = self.value(key, default)
         values = value.first(self.n_layer) if isinstance(value, LazyArray) else [value] * self.n_layer
         numbers = [v if isinstance(v, int) and v >= 0 else default for v in values]
         return numbers + [default] * (self.n_layer - len(numbers))
 
     def text(self, key: str) -> str:
-        """A string of the metadata by its full key; "" when absent or of another type."""
+        """Return a string of the metadata by its full key; "" when absent or of another type."""
         value = self.metadata.get(key)
         return value if isinstance(value, str) else ""
 
@@ -69,7 +69,7 @@ class GGUFHeader(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """`general.name`, or the file's name; cleaned, for it is only shown."""
+        """`general.name`, or the file's name; cleaned for display."""
         return clean_line(self.text("general.name")) or clean_line(self.path.stem)
 
     @property
@@ -78,7 +78,7 @@ class GGUFHeader(msgspec.Struct, frozen=True):
 
     @property
     def n_params_active(self) -> int:
-        """Those that one token uses: all, but for the experts of a mixture that it is not sent to."""
+        """Parameters that one token uses: all, except experts that it is not sent to."""
         n_expert, used = self.number("expert_count"), self.number("expert_used_count")
         if not 0 < used < n_expert:
             return self.n_params
@@ -95,7 +95,7 @@ class GGUFHeader(msgspec.Struct, frozen=True):
 
     @property
     def n_layer(self) -> int:
-        """At most one per tensor: a header can claim any number."""
+        """Layers, limited by the number of tensors: a header can claim any number."""
         return min(self.number("block_count"), len(self.tensors), _MAX_LAYERS)
 
     @property
@@ -134,14 +134,14 @@ class GGUFHeader(msgspec.Struct, frozen=True):
 
     @property
     def heads_kv(self) -> list[int]:
-        """K/V heads of every layer: as many as Q heads where the header doesn't say."""
+        """K/V heads of every layer; as many as Q heads by default."""
         if self.value("attention.head_count_kv") is None:
             return self.per_layer("attention.head_count", 0)
         return self.per_layer("attention.head_count_kv", self.n_head)
 
     @property
     def quantization(self) -> str:
-        """`Q4_K_M` and the like, from `general.file_type`, else the type that holds most bytes."""
+        """`Q4_K_M` and the like, from `general.file_type`, else the type with most bytes."""
         number = self.metadata.get("general.file_type")
         if isinstance(number, int) and number in FILE_TYPES:
             return FILE_TYPES[number]
@@ -157,18 +157,18 @@ class GGUFHeader(msgspec.Struct, frozen=True):
 
     @property
     def split_count(self) -> int:
-        """Files that the model is spread over; 1 for a whole one."""
+        """Number of files of a split model; else 1."""
         count = self.metadata.get("split.count", 1)
         return count if isinstance(count, int) and count > 1 else 1
 
     @property
     def is_projector(self) -> bool:
-        """A vision or audio part (mmproj), or what else is used with a model, and no language model."""
+        """Whether it is a vision or audio part (mmproj), adapter or the like, not a language model."""
         return self.architecture == "clip" or self.text("general.type") in _COMPANIONS
 
     @property
     def is_head(self) -> bool:
-        """A head that predicts further tokens (EAGLE-3, DFlash, MTP) in a file of its own, without its model."""
+        """Whether it is a head that predicts further tokens (EAGLE-3, DFlash, MTP), without its model."""
         is_rest = self.number("nextn_predict_layers") > 0 and bool(self.tensors)
         return self.architecture in _HEADS or (
             is_rest and not any(tensor.name.startswith("blk.0.") for tensor in self.tensors)
@@ -176,7 +176,7 @@ class GGUFHeader(msgspec.Struct, frozen=True):
 
     @property
     def other(self) -> str:
-        """What the file is when it is no language model ("an adapter of a model"); "" when it is one."""
+        """What the file is if not a language model ("an adapter of a model"); else ""."""
         if self.is_projector:
             return _COMPANIONS.get(self.text("general.type"), _COMPANIONS["mmproj"])
         if self.is_head:
@@ -185,11 +185,11 @@ class GGUFHeader(msgspec.Struct, frozen=True):
 
 
 def header_from(source: Source, path: Path) -> GGUFHeader:
-    """Read a header from any source; `path` is only what the result calls its file.
+    """Read a header from any source; `path` is only recorded in the result.
 
     Raises:
-        ModelDamaged: no GGUF file, cut short, or contradictory.
-        ModelUnsupported: its tensors are of a type that ggml no longer knows.
+        ModelDamaged: not a GGUF file, truncated, or contradictory.
+        ModelUnsupported: its tensors have a type that ggml does not support.
         Whatever `source.read` raises.
     """
     parsed = parse(source)
@@ -200,9 +200,8 @@ def read_header(path: Path) -> GGUFHeader:
     """Read the header of one file (of one part, when the model is split).
 
     Raises:
-        ModelNotFound: there is no such file or it may not be read.
-        ModelDamaged: no GGUF file, cut short, or contradictory.
-        ModelUnsupported: its tensors are of a type that ggml no longer knows.
+        ModelNotFound: it does not exist or may not be read.
+        ModelDamaged, ModelUnsupported: as `header_from`.
     """
     with FileSource(path) as source:
         try:
@@ -212,7 +211,7 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 def split_parts(path: Path) -> list[Path] | None:
-    """All parts of a split model, by the name of one of them (`x-00001-of-00003.gguf`); None for other names."""
+    """Return all parts of a split model, by the name of one (`x-00001-of-00003.gguf`); None for other names."""
     match = _SPLIT_NAME.match(path.name)
     if match is None:
         return None
@@ -238,8 +237,8 @@ def read_model(path: Path) -> GGUFHeader:
         return header
     if parts is None or len(parts) != header.split_count:
         raise ModelDamaged(
-            f"{path.name} is one of {header.split_count} parts, but its name doesn't say which.",
-            f"Give the parts their names back: *-00001-of-{header.split_count:05d}.gguf.",
+            f"{path.name} is one of {header.split_count} parts, but its name does not say which.",
+            f"Restore the original names: *-00001-of-{header.split_count:05d}.gguf.",
         )
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
@@ -251,6 +250,6 @@ def read_model(path: Path) -> GGUFHeader:
 
 
 def join_parts(parts: Sequence[GGUFHeader]) -> GGUFHeader:
-    """One header for a split model: the first part's metadata, the tensors and bytes of all."""
+    """Join the headers of a split model: the first part's metadata, the tensors and bytes of all."""
     tensors = [tensor for part in parts for tensor in part.tensors]
     return msgspec.structs.replace(parts[0], tensors=tensors, file_size=sum(part.file_size for part in parts))

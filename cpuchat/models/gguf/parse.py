@@ -1,7 +1,7 @@
-"""Walks through the bytes of a GGUF header. The file is untrusted: lengths are checked before anything is allocated.
+"""Parses the bytes of a GGUF header. The file is untrusted: lengths are checked before anything is allocated.
 
 Format: docs/gguf.md of ggml, versions 2 and 3, little-endian; the checks are those of llama.cpp's gguf.cpp, so what
-passes here is accepted there. The limits keep the worst header below 200 MB and 1 s of reading, arrays decoded or not.
+passes here is accepted there. The limits keep the worst header below 200 MB and 1 s, arrays decoded or not.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from cpuchat.models.gguf.arrays import SCALARS, STRING, LazyArray
 from cpuchat.models.gguf.source import Source
 from cpuchat.models.gguf.types import ALIGNMENT, RETIRED, TYPES
 
-# Far above anything real: 20 MB with 262k tokens and 515k merges, 60 settings, 100 kB of texts, 3,000 tensors. Some
-# carry a whole tokenizer.json of up to 35 MB as one text: nobody needs it, so long texts are cut.
+# Far above anything real: 20 MB with 262k tokens and 515k merges, 60 metadata entries, 100 kB of text, 3,000 tensors.
+# Some contain a tokenizer.json of up to 35 MB as one string: nothing uses it, so long strings are truncated.
 MAX_HEADER = 64 << 20
-MAX_SETTINGS = 1 << 14
+MAX_ENTRIES = 1 << 14
 MAX_TENSORS = 1 << 14
 MAX_VALUES = 1 << 22  # numbers of one array
 MAX_STRINGS = 5 << 18  # of all arrays
 MAX_TEXT = 8 << 20  # bytes of all strings outside of arrays
-LONGEST_TEXT = 1 << 20  # bytes that are kept of one of them
+KEPT_TEXT = 1 << 20  # bytes kept of one of them
 MAX_DIMS = 4
 MAX_TENSOR_NAME = 64
 _ROUTED = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps\.")  # LLM_FFN_EXPS_REGEX in llama.cpp's common.h
@@ -64,12 +64,12 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
     @property
     def is_routed(self) -> bool:
-        """Weights of a mixture's experts, of which a token uses some."""
+        """Whether these are weights of experts, of which a token uses some."""
         return _ROUTED.search(self.name) is not None
 
 
 class _Reader:
-    """Reads forward through the source; the buffer holds what has been read so far."""
+    """Reads forward through the source into a buffer."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -80,15 +80,15 @@ class _Reader:
         self.strings_left = MAX_STRINGS
 
     def damaged(self, what: str) -> ModelDamaged:
-        return ModelDamaged(f"{self.source.name} is damaged: {what}.", "Download the file again or choose another one.")
+        return ModelDamaged(f"{self.source.name} is damaged: {what}.", "Download it again, or choose another file.")
 
     def need(self, count: int, what: str) -> int:
-        """Make `count` more bytes available and step over them; returns where they start."""
+        """Advance over `count` bytes; returns where they start in the buffer."""
         start, end = self.at, self.at + count
         if end > self.size:
-            raise self.damaged(f"cut short in {what}, which ends at byte {end}; the file has {self.size}")
+            raise self.damaged(f"truncated in {what}, which ends at byte {end}; the file has {self.size}")
         if end > MAX_HEADER:
-            raise self.damaged(f"{what} ends at byte {end}, no header is that long")
+            raise self.damaged(f"{what} ends at byte {end}, beyond the longest valid header")
         if end > len(self.buffer):
             self._fill(end, what)
         self.at = end
@@ -101,8 +101,8 @@ class _Reader:
             if not piece:
                 break
             self.buffer += piece
-        if len(self.buffer) < end:  # it shrank meanwhile
-            raise self.damaged(f"cut short in {what}: byte {len(self.buffer)} could not be read")
+        if len(self.buffer) < end:  # it shrank in the meantime
+            raise self.damaged(f"truncated in {what}: byte {len(self.buffer)} could not be read")
 
     def u32(self, what: str) -> int:
         return _u32(self.buffer, self.need(4, what))[0]
@@ -113,10 +113,10 @@ class _Reader:
     def string(self, what: str) -> str:
         length = self.u64(what)
         start = self.need(length, what)
-        kept = min(length, LONGEST_TEXT)
+        kept = min(length, KEPT_TEXT)
         self.text_left -= kept
         if self.text_left < 0:
-            raise self.damaged(f"{what} has {length} bytes, no header has that much text")
+            raise self.damaged(f"{what} has {length} bytes, more text than any valid header")
         return self.buffer[start : start + kept].decode("utf-8", "replace")
 
     def value(self, what: str) -> Any:
@@ -127,7 +127,7 @@ class _Reader:
             return self.array(what)
         code = SCALARS.get(kind)
         if code is None:
-            raise self.damaged(f"{what} has the unknown type {kind} at byte {self.at - 4}")
+            raise self.damaged(f"{what} has unknown type {kind} at byte {self.at - 4}")
         size = struct.calcsize("<" + code)
         return struct.unpack_from("<" + code, self.buffer, self.need(size, what))[0]
 
@@ -135,23 +135,23 @@ class _Reader:
         kind = self.u32(what)
         count = self.u64(what)
         if kind != STRING and count > MAX_VALUES:
-            raise self.damaged(f"{what} has {count} values, no header has that many")
+            raise self.damaged(f"{what} has {count} values, more than any valid header")
         if kind == STRING:
             start = self.at
             self.skip_strings(count, what)
         elif kind in SCALARS:
             start = self.need(count * struct.calcsize("<" + SCALARS[kind]), what)
         else:
-            raise self.damaged(f"{what} is an array of the unknown type {kind}")
+            raise self.damaged(f"{what} is an array of unknown type {kind}")
         return LazyArray(kind, count, bytes(memoryview(self.buffer)[start : self.at]))
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Step over `count` strings. The one loop that runs for every token of a vocabulary: kept tight."""
+        """Skip `count` strings. The one loop over every token of a vocabulary, so it is optimized."""
         if count * 8 > self.size - self.at:
             raise self.damaged(f"{what} claims {count} strings at byte {self.at}; the file has {self.size} bytes")
         self.strings_left -= count
         if self.strings_left < 0:
-            raise self.damaged(f"{what} has {count} strings, no vocabulary is that large")
+            raise self.damaged(f"{what} has {count} strings, more than any vocabulary")
         buffer, unpack, at, left = self.buffer, _u64, self.at, count
         while left:
             have = len(buffer) - 8
@@ -171,7 +171,7 @@ def _tensor(reader: _Reader, index: int, expected: int, alignment: int) -> Tenso
         raise reader.damaged(f"tensor {index} has a name of {len(name)} characters")
     n_dims = reader.u32(what)
     if n_dims > MAX_DIMS:
-        raise reader.damaged(f"tensor {name!r} has {n_dims} dimensions, at most {MAX_DIMS} exist")
+        raise reader.damaged(f"tensor {name!r} has {n_dims} dimensions, at most {MAX_DIMS} are allowed")
     shape = struct.unpack_from(f"<{n_dims}Q", reader.buffer, reader.need(8 * n_dims, what)) or (1,)
     kind = TYPES.get(number := reader.u32(what))
     offset = reader.u64(what)
@@ -190,11 +190,11 @@ def _tensor(reader: _Reader, index: int, expected: int, alignment: int) -> Tenso
     for size in shape:
         elements *= size
     if max(elements, *shape) >= 1 << 63:
-        raise reader.damaged(f"tensor {name!r} claims the shape {shape}")
+        raise reader.damaged(f"tensor {name!r} has the impossible shape {shape}")
     if shape[0] % kind.block:
-        raise reader.damaged(f"tensor {name!r} of type {kind.name} has rows of {shape[0]}, not of {kind.block}s")
+        raise reader.damaged(f"tensor {name!r} has rows of {shape[0]}, {kind.name} needs multiples of {kind.block}")
     if offset != expected:
-        raise reader.damaged(f"tensor {name!r} starts at {offset} of the data, {expected} was expected")
+        raise reader.damaged(f"tensor {name!r} has offset {offset}, expected {expected}")
     return TensorInfo(name, tuple(shape), kind.name, offset, elements // kind.block * kind.nbytes)
 
 
@@ -202,8 +202,8 @@ def parse(source: Source) -> Parsed:
     """Parse the header of a file.
 
     Raises:
-        ModelDamaged: see module.
-        ModelUnsupported: its tensors are of a type that ggml no longer knows.
+        ModelDamaged: not GGUF, truncated or contradictory.
+        ModelUnsupported: its tensors have a type that ggml does not support.
         Whatever `source.read` raises.
     """
     reader = _Reader(source)
@@ -213,28 +213,28 @@ def parse(source: Source) -> Parsed:
     version = reader.u32("the version")
     if version not in (2, 3):
         hint = " (big-endian?)" if version & 0xFFFF == 0 else ""
-        raise reader.damaged(f"GGUF version {version}{hint}; versions 2 and 3 can be read")
-    n_tensors, n_values = reader.u64("the number of tensors"), reader.u64("the number of settings")
-    # Smallest entries: a tensor has 8 + 4 + 4 + 8 bytes and a name, a setting 8 + 4 + 1 and a key.
-    if n_tensors * 25 + n_values * 14 > reader.size or n_tensors > MAX_TENSORS or n_values > MAX_SETTINGS:
-        raise reader.damaged(f"{n_tensors} tensors and {n_values} settings are too many for its {reader.size} bytes")
+        raise reader.damaged(f"GGUF version {version}{hint}; versions 2 and 3 are supported")
+    n_tensors, n_values = reader.u64("the tensor count"), reader.u64("the metadata count")
+    # Smallest entries: a tensor has 8 + 4 + 4 + 8 bytes and a name, metadata 8 + 4 + 1 and a key.
+    if n_tensors * 25 + n_values * 14 > reader.size or n_tensors > MAX_TENSORS or n_values > MAX_ENTRIES:
+        raise reader.damaged(f"{n_tensors} tensors and {n_values} metadata entries are too many for its size")
     metadata: dict[str, Any] = {}
     for i in range(n_values):
-        key = reader.string(f"the name of setting {i}")
+        key = reader.string(f"the key of metadata entry {i}")
         if not key or key in metadata:
-            raise reader.damaged(f"setting {i} has {'a repeated' if key else 'no'} name {key[:64]!r}")
-        metadata[key] = reader.value(f"setting {key[:64]!r}")
+            raise reader.damaged(f"metadata entry {i} has {'a repeated' if key else 'an empty'} key {key[:64]!r}")
+        metadata[key] = reader.value(f"metadata {key[:64]!r}")
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        shown = alignment if isinstance(alignment, int | float) else "no number"
-        raise reader.damaged(f"an alignment of {shown}, it must be a power of 2")
+        shown = alignment if isinstance(alignment, int | float) else "not a number"
+        raise reader.damaged(f"the alignment is {shown}, not a power of 2")
     tensors: list[TensorInfo] = []
     seen: set[str] = set()
     expected = 0
     for i in range(n_tensors):
         tensor = _tensor(reader, i, expected, alignment)
         if tensor.name in seen:
-            raise reader.damaged(f"two tensors are called {tensor.name!r}")
+            raise reader.damaged(f"two tensors have the name {tensor.name!r}")
         seen.add(tensor.name)
         tensors.append(tensor)
         expected += -(-tensor.nbytes // alignment) * alignment
@@ -242,5 +242,5 @@ def parse(source: Source) -> Parsed:
     for tensor in tensors:
         end = data_offset + tensor.offset + tensor.nbytes
         if end > reader.size:
-            raise reader.damaged(f"cut short: tensor {tensor.name!r} ends at byte {end}, the file has {reader.size}")
+            raise reader.damaged(f"truncated: tensor {tensor.name!r} ends at byte {end}, the file has {reader.size}")
     return Parsed(version, metadata, tensors, data_offset, reader.size, alignment)

@@ -1,4 +1,4 @@
-"""Where the bytes of a header come from: a file here, or whatever else can be read from any position."""
+"""Sources of header bytes: a local file, or anything else that can be read from any position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpuchat.errors import ModelNotFound
 
 
 class Source(Protocol):
-    """Bytes that `parse` reads, front to back, in few large pieces: 1 MiB first, then as much as it has, and so on."""
+    """Bytes that `parse` reads front to back in few large pieces: 1 MiB first, then doubling."""
 
     @property
     def name(self) -> str:
@@ -25,19 +25,19 @@ class Source(Protocol):
         ...
 
     def read(self, offset: int, count: int) -> bytes:
-        """Up to `count` bytes from `offset`; b"" when there are none. Its own errors pass through `parse`."""
+        """Return up to `count` bytes from `offset`; b"" at the end. Its errors pass through `parse`."""
         ...
 
 
 class FileSource:
-    """An open file. A context manager.
+    """An open file; a context manager.
 
     Raises:
-        ModelNotFound: there is no such file, it may not be read, or it is a folder, a pipe or a device.
+        ModelNotFound: it does not exist, may not be read, or is a folder, a pipe or a device.
     """
 
     def __init__(self, path: Path) -> None:
-        # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever.
+        # O_NONBLOCK: opening a pipe without a writer would block for ever.
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
             self._handle = os.open(path, flags)
@@ -46,7 +46,7 @@ class FileSource:
         status = os.fstat(self._handle)
         if not stat.S_ISREG(status.st_mode):
             os.close(self._handle)
-            raise ModelNotFound(f"Cannot open {path}: it is no file.", "Name a file in GGUF format.")
+            raise ModelNotFound(f"Cannot open {path}: not a regular file.", "Choose a .gguf file.")
         self.name = path.name
         self.size = status.st_size
 

@@ -1,4 +1,4 @@
-"""Tensor types and file types of GGUF, with the sizes needed to check a file.
+"""Tensor types and file types of GGUF, with their sizes.
 
 Sources: `enum ggml_type` in ggml.h and the block structs of ggml-common.h (ggml 0.25.3, the one in
 llama-cpp-python 0.3.36); `enum llama_ftype` in llama.h of the same release.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 ALIGNMENT = 32
-"""Of tensors in a file that names no other, in bytes (GGUF_DEFAULT_ALIGNMENT)."""
+"""Default alignment of tensors in bytes (GGUF_DEFAULT_ALIGNMENT)."""
 
 
 class GGMLType(NamedTuple):

@@ -1,4 +1,4 @@
-"""The vocabulary of a model by its header. What that leaves out is as llama.cpp has it (llama_vocab::impl::load)."""
+"""Reads the vocabulary of a model from its header, with llama.cpp's defaults (llama_vocab::impl::load)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _KINDS = {
     "llama": "SPM", "bert": "WPM", "gpt2": "BPE", "hybriddna": "BPE", "whitespace": "BPE", "gemma4": "BPE",
     "t5": "UGM", "rwkv": "RWKV", "plamo2": "PLaMo2", "test": "test", "none": "none", "no_vocab": "none",
 }  # fmt: skip
-# (bos, eos) of a vocabulary that does not name them; -1 is none.
+# Default (bos, eos); -1 is none.
 _DEFAULT_IDS = {"llama": (1, 2), "bert": (101, -1), "gpt2": (11, 11), "hybriddna": (11, 11), "whitespace": (11, 11),
                 "t5": (-1, 1), "plamo2": (1, 2)}  # fmt: skip
-# Pre-tokenizers of BPE vocabularies that begin a text with bos unless the header says otherwise.
+# Pre-tokenizers of BPE vocabularies that add bos unless the header says otherwise.
 _PRE_WITH_BOS = frozenset(
     {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
      "tekken", "chameleon"}
@@ -25,9 +25,9 @@ _PRE_ALWAYS_BOS = frozenset({"gemma4", "granite-embed-multi-311m"})  # whatever 
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """What a text is cut into. `bos` and `eos` are -1 when there is none. `tokens` None: a model without texts.
+    """A vocabulary. `bos` and `eos` are -1 when there is none. `tokens` None: ids without texts.
 
-    `model` is the header's name for the kind, `kind` llama.cpp's: "BPE", "SPM", "WPM", "UGM", "RWKV", "PLaMo2", "none".
+    `model` is the header's tokenizer name, `kind` llama.cpp's: "BPE", "SPM", "WPM", "UGM", "RWKV", "PLaMo2", "none".
     """
 
     model: str
@@ -44,7 +44,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 def vocabulary(header: GGUFHeader) -> Vocabulary:
-    """The vocabulary of a model, completed as llama.cpp does it."""
+    """Return the vocabulary of a model with llama.cpp's defaults."""
     metadata = header.metadata
     model = header.text("tokenizer.ggml.model")
     kind = _KINDS.get(model, model)

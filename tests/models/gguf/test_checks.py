@@ -35,8 +35,8 @@ def tokens(**changes: str) -> dict[str, Any]:
 
 # Name: (architecture, changes, what the refusal says). In llama.cpp they die, or never end.
 FATAL: dict[str, tuple[Architecture, Mapping[str, Any], str]] = {
-    "no layers": ("llama", {"llama.block_count": 0}, "claims 0 layers"),
-    "too many layers": ("llama", {"llama.block_count": 513}, "claims 513 layers"),
+    "no layers": ("llama", {"llama.block_count": 0}, "has 0 layers"),
+    "too many layers": ("llama", {"llama.block_count": 513}, "has 513 layers"),
     "predicting layers": ("llama", {"llama.nextn_predict_layers": 3}, "3 of its 2 layers"),
     "experts of none": ("llama", {"llama.expert_used_count": 2}, "2 of 0 experts"),
     "too many experts": ("deepseek2", {"deepseek2.expert_used_count": 9}, "9 of 8 experts"),
@@ -51,24 +51,24 @@ FATAL: dict[str, tuple[Architecture, Mapping[str, Any], str]] = {
         "deepseek2", {"deepseek2.expert_group_count": 2, "deepseek2.expert_group_used_count": 0}, "0 of 2 groups",
     ),
     "latent keys": ("deepseek2", {"deepseek2.attention.key_length": None}, "latent keys have 48 values"),
-    "shared heads": ("deepseek2", {"deepseek2.attention.head_count_kv": 3}, "4 attention heads of layer 0"),
-    "scaling": ("llama", {"llama.rope.scaling.type": "wild"}, "unknown way 'wild'"),
+    "shared heads": ("deepseek2", {"deepseek2.attention.head_count_kv": 3}, "layer 0 has 4 attention heads"),
+    "scaling": ("llama", {"llama.rope.scaling.type": "wild"}, "unknown RoPE scaling 'wild'"),
     "wide rope": ("gemma3", {"gemma3.rope.dimension_count": 32}, "32 of the 16 values"),
     "odd rope": ("gemma3", {"gemma3.rope.dimension_count": 3}, "3 of the 16 values"),
     "empty rope": ("gemma3", {"gemma3.rope.dimension_count": 0}, "0 of the 16 values"),
-    "interval": ("qwen35", {"qwen35.full_attention_interval": 0}, "every 0th"),
+    "interval": ("qwen35", {"qwen35.full_attention_interval": 0}, "interval is 0"),
     "negative epsilon": ("llama", {"llama.attention.layer_norm_rms_epsilon": -1.0}, "epsilon is -1"),
     "no number": ("llama", {"llama.attention.layer_norm_rms_epsilon": float("nan")}, "epsilon is nan"),
     "the same token": ("llama", tokens(t5=_TOKENS[4]), "tokens 4 and 5"),
     "the same to a NUL": ("llama", tokens(t5="a\0b"), "tokens 5 and 97 .* 'a'"),
     "an empty one's name": ("llama", tokens(t3="", t4="[EMPTY_3]"), r"tokens 3 and 4 .* '\[EMPTY_3\]'"),
     "bytes in WPM": (
-        "llama", {"tokenizer.ggml.model": "bert", "tokenizer.ggml.token_type": [6] * _N}, "kind WPM",
+        "llama", {"tokenizer.ggml.model": "bert", "tokenizer.ggml.token_type": [6] * _N}, "WPM vocabulary",
     ),
     "no bos": (
         "llama",
         {"tokenizer.ggml.model": "t5", "tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.add_bos_token": True},
-        "bos token, which it does not have",
+        "adds a bos token",
     ),
 }  # fmt: skip
 

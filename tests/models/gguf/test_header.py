@@ -14,7 +14,7 @@ import pytest
 from cpuchat.errors import CpuchatError, ModelDamaged, ModelNotFound, ModelUnsupported
 from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import read_header, read_model, split_parts
-from cpuchat.models.gguf.parse import LONGEST_TEXT, TensorInfo
+from cpuchat.models.gguf.parse import KEPT_TEXT, TensorInfo
 from cpuchat.models.gguf.types import BY_NAME, TYPES
 from tests.support.edited_gguf import edited
 
@@ -125,7 +125,7 @@ def test_which_tensors_are_the_experts_that_a_token_is_sent_to(name: str, routed
 def test_very_long_texts_are_cut(sound: Path, tmp_path: Path) -> None:
     changes = {"tokenizer.huggingface.json": "x" * (12 << 20), "test.after": "here"}
     header = read_header(edited(sound, tmp_path / "m.gguf", changes))
-    assert header.text("tokenizer.huggingface.json") == "x" * LONGEST_TEXT
+    assert header.text("tokenizer.huggingface.json") == "x" * KEPT_TEXT
     assert (header.text("test.after"), len(header.tensors)) == ("here", len(read_header(sound).tensors))
 
 
@@ -164,7 +164,7 @@ def test_truncated_data_names_the_tensor(sound: Path, tmp_path: Path, lost: int)
     size = copy.stat().st_size - 31 - lost  # up to 31 bytes of padding follow the last tensor
     with copy.open("r+b") as file:
         file.truncate(size)
-    with pytest.raises(ModelDamaged, match=rf"cut short: tensor '.*' ends at byte \d+, the file has {size}"):
+    with pytest.raises(ModelDamaged, match=rf"truncated: tensor '.*' ends at byte \d+, the file has {size}"):
         read_header(copy)
 
 
@@ -197,7 +197,7 @@ def test_bit_flips_of_the_counts_are_noticed(sound: Path, tmp_path: Path) -> Non
 def test_a_flipped_tensor_offset_is_noticed(sound: Path, tmp_path: Path) -> None:
     data = sound.read_bytes()
     at = data.index(b"blk.0.Q8_0.weight") + len("blk.0.Q8_0.weight") + 4 + 16 + 4
-    with pytest.raises(ModelDamaged, match=r"'blk\.0\.Q8_0\.weight' starts at .* was expected"):
+    with pytest.raises(ModelDamaged, match=r"'blk\.0\.Q8_0\.weight' has offset .* expected"):
         read_header(patched(sound, at + 2, bytes([data[at + 2] ^ 1]), tmp_path))
 
 
@@ -207,7 +207,7 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(ModelDamaged, match="not a GGUF file: bad magic 0x504b0304"):
         read_header(other)
     other.write_bytes(b"")
-    with pytest.raises(ModelDamaged, match="cut short"):
+    with pytest.raises(ModelDamaged, match="truncated"):
         read_header(other)
     with pytest.raises(ModelNotFound):
         read_header(tmp_path / "nowhere.gguf")

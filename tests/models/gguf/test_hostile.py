@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from benchmarks.hostile.ggufs import load, mutated
 from cpuchat.backend.local import LocalBackend
-from cpuchat.models.gguf.parse import LONGEST_TEXT, MAX_HEADER, MAX_SETTINGS, MAX_STRINGS, MAX_TENSORS, MAX_VALUES
+from cpuchat.models.gguf.parse import KEPT_TEXT, MAX_ENTRIES, MAX_HEADER, MAX_STRINGS, MAX_TENSORS, MAX_VALUES
 from tests.models.gguf.fields import fields, patched
 from tests.models.gguf.test_header import write_reference
 
@@ -152,7 +152,7 @@ LARGEST: dict[str, Callable[[], bytes]] = {
     "long strings": lambda: head(0, 1) + strings(b"k", ["🙂".encode() * MB] * 15),
     "text": lambda: (
         head(0, 7)
-        + b"".join(string(b"%d" % i) + text(b"x" * (LONGEST_TEXT - 4) + "🙂".encode()) for i in range(6))
+        + b"".join(string(b"%d" % i) + text(b"x" * (KEPT_TEXT - 4) + "🙂".encode()) for i in range(6))
         + string(b"k")
         + text(b"x" * (MAX_HEADER - 7 * MB))
     ),
@@ -162,10 +162,10 @@ LARGEST: dict[str, Callable[[], bytes]] = {
     ),
     "numbers": lambda: head(0, 1) + string(b"k") + struct.pack("<IIQ", 9, 12, MAX_VALUES) + bytes(8 * MAX_VALUES),
     "settings": lambda: (
-        head(0, MAX_SETTINGS)
-        + b"".join(string(b"k%d" % i) + struct.pack("<I", 8) + string(b"x" * 100) for i in range(MAX_SETTINGS))
+        head(0, MAX_ENTRIES)
+        + b"".join(string(b"k%d" % i) + struct.pack("<I", 8) + string(b"x" * 100) for i in range(MAX_ENTRIES))
     ),
-    "arrays": lambda: head(0, MAX_SETTINGS) + b"".join(strings(b"%d" % i, [b"x" * 3800]) for i in range(MAX_SETTINGS)),
+    "arrays": lambda: head(0, MAX_ENTRIES) + b"".join(strings(b"%d" % i, [b"x" * 3800]) for i in range(MAX_ENTRIES)),
     "tensors": lambda: head(MAX_TENSORS, 0) + tensors(MAX_TENSORS),
 }
 
@@ -178,18 +178,18 @@ def test_the_largest_headers(reader: Reader, kind: str) -> None:
 
 # One more than the limits allow.
 TOO_LARGE: dict[str, tuple[Callable[[], bytes], str]] = {
-    "strings": (lambda: head(0, 1) + strings(b"k", [b""] * (MAX_STRINGS + 1)), "no vocabulary is that large"),
+    "strings": (lambda: head(0, 1) + strings(b"k", [b""] * (MAX_STRINGS + 1)), "more than any vocabulary"),
     "text": (
-        lambda: head(0, 9) + b"".join(string(b"%d" % i) + text(bytes(LONGEST_TEXT)) for i in range(9)),
-        "no header has that much text",
+        lambda: head(0, 9) + b"".join(string(b"%d" % i) + text(bytes(KEPT_TEXT)) for i in range(9)),
+        "more text than any valid header",
     ),
     "numbers": (
         lambda: head(0, 1) + string(b"k") + struct.pack("<IIQ", 9, 0, MAX_VALUES + 1) + bytes(MAX_VALUES + 1),
-        "no header has that many",
+        "more than any valid header",
     ),
-    "settings": (lambda: head(0, MAX_SETTINGS + 1) + bytes(14 * MAX_SETTINGS + 14), "are too many"),
+    "settings": (lambda: head(0, MAX_ENTRIES + 1) + bytes(14 * MAX_ENTRIES + 14), "are too many"),
     "tensors": (lambda: head(MAX_TENSORS + 1, 0) + tensors(MAX_TENSORS + 1), "are too many"),
-    "bytes": (lambda: head(0, 1) + strings(b"k", [bytes(MAX_HEADER)]), "no header is that long"),
+    "bytes": (lambda: head(0, 1) + strings(b"k", [bytes(MAX_HEADER)]), "beyond the longest valid header"),
 }
 
 

@@ -96,7 +96,7 @@ def test_errors_of_the_source_pass(large: bytes) -> None:
 def test_only_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     for path in (tmp_path / "pipe.gguf", tmp_path, Path("/dev/zero")):
-        with pytest.raises(ModelNotFound, match="it is no file"):
+        with pytest.raises(ModelNotFound, match="not a regular file"):
             FileSource(path)
 
 

@@ -94,7 +94,7 @@ def test_folders_are_searched_deep_and_circles_end(no_demo: Path, tmp_path: Path
     assert all(m.source == "folder" for m in models.values())
     big = models["big-00001-of-00002.gguf"]
     assert (big.n_params, big.parts, big.has_template) == (256, 2, False)
-    assert "cut short" in (models["broken.gguf"].damaged or "")
+    assert "truncated" in (models["broken.gguf"].damaged or "")
     assert models["gone.gguf"].damaged
 
 

@@ -94,7 +94,7 @@ def test_what_has_no_hash_is_said_to_be_unchecked(tmp_path: Path, model: Path) -
     path.write_bytes(path.read_bytes()[:-100])
     result = library.verify(only(library))
     assert result.state == "damaged"
-    assert "cut short" in result.words
+    assert "truncated" in result.words
 
 
 def test_a_link_to_the_cache_is_checked_as_what_it_leads_to(tmp_path: Path, model: Path) -> None:

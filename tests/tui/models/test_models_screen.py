@@ -180,7 +180,7 @@ async def test_a_damaged_one_is_marked_and_not_loaded(tmp_path: Path) -> None:
         await opened_shelf(app, tmp_path)
         assert "! broken" in app.screen_text
         await app.press(*"broken", "enter")
-        await app.until(lambda: any("cut short" in notice for notice in app.notices))
+        await app.until(lambda: any("truncated" in notice for notice in app.notices))
         assert isinstance(app.app.screen, ModelsScreen)
 
 
@@ -209,7 +209,7 @@ async def test_what_cannot_be_loaded_is_told_here_and_the_good_model_stays(tmp_p
     large = hollow_file(tmp_path / "large.gguf", big_header("70b", "F16"))
     async with running() as app:
         await opened(app)
-        for path, why in ((cut, "cut"), (large, "not enough memory")):
+        for path, why in ((cut, "truncated"), (large, "Not enough memory")):
             await type_in(app, str(path))
             await app.press("enter")
             await app.until(lambda why=why: any(why in notice for notice in app.notices))
