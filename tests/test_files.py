@@ -93,7 +93,8 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_process_that_hangs_with_the_lock_blocks_nobody(tmp_path: Path) -> None:
+def test_a_process_that_hangs_with_the_lock_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuchat.files.LOCK_SECONDS", 0.05)
     kept = cache(tmp_path / "k.json")
     kept.put("a", 1)
     with file_lock(tmp_path):

@@ -207,7 +207,8 @@ def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_program_that_hangs_with_the_lock_keeps_nobody() -> None:
+def test_a_program_that_hangs_with_the_lock_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuchat.files.LOCK_SECONDS", 0.05)
     for folder in (paths.settings_file().parent, paths.state_file().parent):
         folder.mkdir(parents=True)
     with file_lock(paths.settings_file().parent), file_lock(paths.state_file().parent):
