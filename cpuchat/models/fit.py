@@ -70,14 +70,16 @@ class MemoryNeed(msgspec.Struct, frozen=True):
         """What it needs to run at full speed: `total` without what the system can drop."""
         return self.total - self.reclaimable
 
-    def explain(self) -> str:
-        """Return the sum behind `least`: `5.6 GB = weights 4.7 + KV cache 0.5 (4096 tokens) + buffers 0.4`."""
+    def breakdown(self, draft: MemoryNeed | None = None) -> str:
+        """Explain `least` in GB: `weights 4.7 + KV cache 0.5 (4096 tokens) + draft 0.7 + buffers 0.4`."""
         parts = [f"weights {gigabytes(self.weights - self.reclaimable)}"]
         if self.repack:
             parts.append(f"repacked copy {gigabytes(self.repack)}")
-        parts.append(f"KV cache {gigabytes(self.kv)} ({self.n_ctx} tokens)")
-        parts.append(f"buffers {gigabytes(self.compute)}")
-        return f"{gigabytes(self.least)} GB = {' + '.join(parts)}"
+        if self.kv:
+            parts.append(f"KV cache {gigabytes(self.kv)} ({self.n_ctx} tokens)")
+        if draft is not None:
+            parts.append(f"draft {gigabytes(draft.least)}")
+        return f"{' + '.join(parts)} + {'buffers' if self.kv else 'KV cache and buffers'} {gigabytes(self.compute)}"
 
 
 @functools.cache
@@ -330,6 +332,7 @@ def check_fit(
         ideas.append("choose a smaller model or quantization")
     hint = ", or ".join(ideas)
     raise DoesNotFit(
-        f"Not enough memory: the model needs {need.explain()}, and {gigabytes(available_bytes)} GB are available.",
+        f"Not enough memory: the model needs {gigabytes(need.least)} GB = {need.breakdown()}, and "
+        f"{gigabytes(available_bytes)} GB are available.",
         hint[0].upper() + hint[1:] + ".",
     )

@@ -150,29 +150,22 @@ class Inspection(Data, frozen=True):
         return 8 * self.size / self.n_params if self.n_params else 0.0
 
 
+_SAME = (
+    "name", "version", "architecture", "quantization", "size", "file_size", "n_params", "n_params_active",
+    "n_ctx_train", "n_layer", "n_embd", "n_ff", "key_length", "value_length",
+)  # fmt: skip
+
+
 def inspect(header: GGUFHeader) -> Inspection:
     """Describe the model of `header` (of all parts, from `read_model`). About 0.1 s for 150k tokens."""
     windows = [window for window in windows_of(header) if window]
     return Inspection(
-        name=header.name,
+        **{name: getattr(header, name) for name in _SAME},
         file=header.path.name,
-        version=header.version,
-        architecture=header.architecture,
-        quantization=header.quantization,
         kind=header.other or "model",
-        size=header.size,
-        file_size=header.file_size,
         parts=header.split_count,
-        n_params=header.n_params,
-        n_params_active=header.n_params_active,
-        n_ctx_train=header.n_ctx_train,
-        n_layer=header.n_layer,
-        n_embd=header.n_embd,
-        n_ff=header.n_ff,
         heads=header.n_head,
         heads_kv=max(header.heads_kv, default=0),
-        key_length=header.key_length,
-        value_length=header.value_length,
         window=max(windows, default=0),
         windowed_layers=len(windows),
         kv_per_token=(fit.kv_bytes(header, fit.CONTEXT_STEP) - fit.state_bytes(header)) // fit.CONTEXT_STEP,

@@ -70,17 +70,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def explained(self) -> str:
         """`weights 4.7 + KV cache 0.5 (8192 tokens) + draft 0.7 + buffers 0.4 = 6.3 of 21.4 GB free: fits`."""
-        need = self.need
-        parts = [f"weights {gigabytes(need.weights - need.reclaimable)}"]
-        if need.repack:
-            parts.append(f"repacked copy {gigabytes(need.repack)}")
-        if need.kv:
-            parts.append(f"KV cache {gigabytes(need.kv)} ({self.n_ctx} tokens)")
-        if self.draft_need is not None:
-            parts.append(f"draft {gigabytes(self.draft_need.least)}")
-        parts.append(f"{'buffers' if need.kv else 'KV cache and buffers'} {gigabytes(need.compute)}")
         total = f"{'' if self.exact else '≈ '}{gigabytes(self.needed)}"
-        return f"{' + '.join(parts)} = {total} of {gigabytes(self.available)} GB free: {self._end}"
+        return f"{self.need.breakdown(self.draft_need)} = {total} of {gigabytes(self.available)} GB free: {self._end}"
 
     @property
     def _end(self) -> str:
@@ -233,9 +224,7 @@ def _spare(total: int) -> int:
     return max(round(_SPARE_SHARE * total), _SPARE_BYTES)
 
 
-def _speed(
-    per_token: int, read_again: int, quantization: str, machine: Machine
-) -> tuple[float | None, str]:
+def _speed(per_token: int, read_again: int, quantization: str, machine: Machine) -> tuple[float | None, str]:
     """Return tok/s and the basis, or None and why."""
     if read_again <= machine.cache_bytes:
         return None, "weights stay in the L3 cache: not memory-bound"

@@ -383,7 +383,7 @@ def test_a_file_of_a_known_repository_may_have_any_name() -> None:
 
 def test_a_header_is_recognized_as_a_file_is() -> None:
     weights = TensorInfo("blk.0.ffn_up.weight", (4096, 2_000_000), "Q8_0", 0, 0)
-    header = GGUFHeader(Path("/m/Qwen3-8B-Q8_0.gguf"), 3, {"general.name": "Qwen3 8B"}, [weights], 0, 1, 32)
+    header = GGUFHeader(3, {"general.name": "Qwen3 8B"}, [weights], 0, 1, 32, Path("/m/Qwen3-8B-Q8_0.gguf"))
     found = match_local(CATALOG, header)
     assert found is not None
     assert found.id == "qwen3-8b"

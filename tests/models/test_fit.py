@@ -68,7 +68,7 @@ def test_quantised_kv_agrees_with_llama_cpp(models: dict[str, Path], kind: Cache
 
 def header_of(metadata: Mapping[str, object], tensors: dict[str, tuple[int, ...]]) -> GGUFHeader:
     listed = [TensorInfo(name, shape, "F16", 0, 2 * shape[0] * shape[1]) for name, shape in tensors.items()]
-    return GGUFHeader(Path("x.gguf"), 3, {"general.architecture": "a", **metadata}, listed, 0, 0, 32)
+    return GGUFHeader(3, {"general.architecture": "a", **metadata}, listed, 0, 0, 32, Path("x.gguf"))
 
 
 def test_kv_of_a_known_model() -> None:

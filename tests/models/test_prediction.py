@@ -57,7 +57,7 @@ def real(name: str, quant: str) -> GGUFHeader:
     for table in ["token_embd.weight"] + ["output.weight"] * (not shape.tied):
         size = shape.n_embd * shape.n_vocab
         tensors.append(TensorInfo(table, (shape.n_embd, shape.n_vocab), "Q6_K", 0, size // 256 * 210))
-    return GGUFHeader(Path("x.gguf"), 3, metadata(shape, quant, name, "bytes", None), tensors, 0, 0, 32)
+    return GGUFHeader(3, metadata(shape, quant, name, "bytes", None), tensors, 0, 0, 32, Path("x.gguf"))
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "hybrid"])
@@ -73,7 +73,7 @@ def test_memory_is_what_the_engine_counts(
         assert seen.verdict != "too large"
     except DoesNotFit as refusal:
         assert seen.verdict == "too large"
-        assert seen.need.explain() in refusal.message
+        assert seen.need.breakdown() in refusal.message
     assert seen.needed == seen.need.least
 
 

@@ -63,7 +63,7 @@ def test_each_family_of_cpus_has_its_own_forms() -> None:
 
 
 def header_of(*tensors: TensorInfo) -> GGUFHeader:
-    return GGUFHeader(Path("x.gguf"), 3, {"general.architecture": "a"}, list(tensors), 0, 0, 32)
+    return GGUFHeader(3, {"general.architecture": "a"}, list(tensors), 0, 0, 32, Path("x.gguf"))
 
 
 def tensor(name: str, kind: str, *shape: int) -> TensorInfo:

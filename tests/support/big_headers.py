@@ -30,7 +30,7 @@ def big_header(shape: str, quantization: str) -> GGUFHeader:
         tensors.append(TensorInfo(name, size, kind, offset, nbytes))
         offset += nbytes
     values = metadata(wanted, quantization, f"big {shape}", "bytes", None)
-    return GGUFHeader(Path(f"big-{shape}.gguf"), 3, values, tensors, 0, offset, 32)
+    return GGUFHeader(3, values, tensors, 0, offset, 32, Path(f"big-{shape}.gguf"))
 
 
 def hollow_file(path: Path, header: GGUFHeader) -> Path:

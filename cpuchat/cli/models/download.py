@@ -41,7 +41,7 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
     """Download a model and print the path of its (first) file."""
     chosen = laid_over(values)
 
-    from cpuchat.cli.models.address import hub_address
+    from cpuchat.cli.models.specs import hub_address
     from cpuchat.cli.terminal import Terminal
     from cpuchat.models.hub.choice import choose
     from cpuchat.models.hub.client import Hub

@@ -44,8 +44,7 @@ def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json:
     if no_header and draft:
         raise UsageError("--no-header and --draft exclude each other.", "Leave one of them out.")
 
-    from cpuchat.cli.models.address import hub_address
-    from cpuchat.cli.models.headers import find_header
+    from cpuchat.cli.models.specs import find_header, hub_address
     from cpuchat.cli.terminal import Terminal
     from cpuchat.models.hub.choice import choose
     from cpuchat.models.hub.client import Hub
@@ -173,19 +172,12 @@ def _print_json(repository: Repository, found: Mapping[str, ModelPrediction]) ->
     return 0
 
 
+_FIGURES = (
+    "verdict", "exact", "needed", "available", "n_ctx", "context_that_fits", "bytes_per_token", "tok_s", "basis",
+    "explained",
+)  # fmt: skip
+
+
 def _prediction_json(predicted: ModelPrediction) -> dict[str, Any]:
-    expected = predicted.prediction
-    return {
-        "verdict": expected.verdict,
-        "exact": expected.exact,
-        "needed": expected.needed,
-        "available": expected.available,
-        "n_ctx": expected.n_ctx,
-        "context_that_fits": expected.context_that_fits,
-        "bytes_per_token": expected.bytes_per_token,
-        "tok_s": expected.tok_s,
-        "basis": expected.basis,
-        "explained": expected.explained,
-        "problem": predicted.problem,
-        "damaged": predicted.damaged,
-    }
+    figures = {name: getattr(predicted.prediction, name) for name in _FIGURES}
+    return figures | {"problem": predicted.problem, "damaged": predicted.damaged}

@@ -183,11 +183,10 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
     """Return `_types` with the forecast for the model; bits per weight are those of the file."""
     from cpuchat import settings
     from cpuchat.models.machine import this_machine
-    from cpuchat.models.prediction import predict
-    from cpuchat.models.quantize.forecast import foresee, source_header, speed_up
+    from cpuchat.models.quantize.forecast import foresee, source_header
     from cpuchat.models.quantize.process import QuantizeProcess
     from cpuchat.models.quantize.types import TYPES
-    from cpuchat.models.repack import describe
+    from cpuchat.present.quantize import predict_type
 
     config = settings.load()
     machine, options = this_machine(config), config.engine.load_options()
@@ -197,23 +196,21 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
         for kind, row in zip(TYPES, _types(cpu), strict=True):
             try:
                 forecast = await foresee(process, source, kind)
-            except QuantizeFailed as error:  # its rows have a length that this type cannot hold
+            except QuantizeFailed as error:  # for example, rows of a length that this type does not support
                 rows.append(row | {"problem": error.message})
                 continue
-            expected = predict(forecast.header, options, machine)
-            rows.append(
-                row
-                | {
-                    "bits_per_weight": forecast.bits,
-                    "size": forecast.file_size,
-                    "needs_imatrix": forecast.needs_imatrix,
-                    "requantizes": list(forecast.lossy),
-                    "speed_up": speed_up(source, forecast.header),
-                    "fit": expected.verdict,
-                    "tok_s": expected.tok_s,
-                    "at_load": describe(forecast.header, cpu),
-                }
-            )
+            found = predict_type(source, forecast, machine, options)
+            figures = {
+                "bits_per_weight": forecast.bits,
+                "size": forecast.file_size,
+                "needs_imatrix": forecast.needs_imatrix,
+                "requantizes": list(forecast.lossy),
+                "speed_up": found.speed_up,
+                "fit": found.prediction.verdict,
+                "tok_s": found.prediction.tok_s,
+                "at_load": found.arrangement,
+            }
+            rows.append(row | figures)
     if all("problem" in row for row in rows):
         raise QuantizeFailed(rows[0]["problem"])
     return rows

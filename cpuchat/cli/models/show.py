@@ -36,7 +36,7 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
     if template and (as_json or tensors or metadata):
         raise UsageError("--template cannot be combined with other options.", "Leave the other options out.")
     from cpuchat import settings
-    from cpuchat.cli.models.headers import find_header
+    from cpuchat.cli.models.specs import find_header
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.inspect import inspect
 

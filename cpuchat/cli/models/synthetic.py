@@ -31,9 +31,7 @@ Examples:
     "--draft-out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Path of the pair's draft; default: OUT with `-draft` in its name.",
 )  # fmt: skip
-@click.option(
-    "--draft-shape", default="0.05b", show_default=True, metavar="SHAPE", help="Shape of the pair's draft."
-)
+@click.option("--draft-shape", default="0.05b", show_default=True, metavar="SHAPE", help="Shape of the pair's draft.")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 def synthetic(
     shape: str,

@@ -11,7 +11,7 @@ import msgspec
 
 from cpuchat.errors import ModelDamaged
 from cpuchat.models.gguf.arrays import LazyArray
-from cpuchat.models.gguf.parse import TensorInfo, parse
+from cpuchat.models.gguf.parse import Parsed, parse
 from cpuchat.models.gguf.source import FileSource, Source
 from cpuchat.models.gguf.types import FILE_TYPES
 from cpuchat.text import clean_line
@@ -30,16 +30,10 @@ _HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
 _SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 
 
-class GGUFHeader(msgspec.Struct, frozen=True):
-    """A header. `file_size` and offsets in bytes; for a split model, of all parts together."""
+class GGUFHeader(Parsed, frozen=True):
+    """The header of the file at `path`; for a split model, `file_size` and tensors are those of all parts together."""
 
     path: Path
-    version: int
-    metadata: dict[str, Any]
-    tensors: list[TensorInfo]
-    data_offset: int
-    file_size: int
-    alignment: int
 
     def value(self, key: str, default: Any = None) -> Any:
         """Return `<architecture>.<key>`, or `default`."""
@@ -192,8 +186,7 @@ def header_from(source: Source, path: Path) -> GGUFHeader:
         ModelUnsupported: its tensors have a type that ggml does not support.
         Whatever `source.read` raises.
     """
-    parsed = parse(source)
-    return GGUFHeader(path=path, **{name: getattr(parsed, name) for name in parsed.__struct_fields__})
+    return GGUFHeader(**msgspec.structs.asdict(parse(source)), path=path)
 
 
 def read_header(path: Path) -> GGUFHeader:

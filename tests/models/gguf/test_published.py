@@ -105,7 +105,7 @@ def header(arch: str, values: Shape) -> GGUFHeader:
     layers = values["block_count"]
     assert isinstance(layers, int)
     tensors = [TensorInfo(f"blk.{i}.attn_norm.weight", (32,), "F32", 128 * i, 128) for i in range(layers)]
-    return GGUFHeader(Path("m.gguf"), 3, metadata, tensors, 0, 0, 32)
+    return GGUFHeader(3, metadata, tensors, 0, 0, 32, Path("m.gguf"))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
