@@ -47,7 +47,7 @@ def test_a_pair_that_fits() -> None:
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == "cpuchat-demo-draft-1m-q8_0.gguf can draft for cpuchat-demo-8m-q8_0.gguf."
-    assert "not measured yet" in second
+    assert "not calibrated yet" in second
     again = json.loads(run("models", "pair", "demo", "demo-draft", "--json").stdout)
     assert (again["ok"], again["reason"], again["hint"], again["note"]) == (True, "", "", "")
     assert Path(again["draft"]).name == "cpuchat-demo-draft-1m-q8_0.gguf"
