@@ -84,7 +84,7 @@ def _line(row: dict[str, Any], used: str | None) -> str:
     return f"  {row['name']:<25} n/a: {clean_line(row['why'])}{how}"
 
 
-@counters.command("unit")
+@counters.command("unit", short_help="Print the systemd unit of the collector.")
 def print_unit() -> int:
     """Print the systemd unit of the collector, which reads counters that need privileges.
 
@@ -96,7 +96,7 @@ def print_unit() -> int:
     return 0
 
 
-@counters.command("program")
+@counters.command("program", short_help="Print the collector's program for root to install.")
 def print_program() -> int:
     """Print the collector's program, one Python file, for root to install.
 

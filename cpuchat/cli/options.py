@@ -84,13 +84,13 @@ def model_option(help: str = MODEL_HELP) -> Decorator:
 
 
 def threads_option() -> Decorator:
-    return setting("--threads", "engine.threads", "Threads that compute; 0 chooses.")
+    return setting("--threads", "engine.threads", "Compute threads; 0 = automatic.")
 
 
 def cores_option() -> Decorator:
     return setting(
         "--cores", "engine.cores",
-        "Cores that compute: `auto`, `all`, CPUs such as 0-7, l3:0, node:0, socket:0, or 4/l3 (4 of each L3 group).",
+        "Compute cores: auto, all, CPUs such as 0-7, l3:0, node:0, socket:0 or 4/l3 (4 cores per L3 group).",
         metavar="WORDS",
     )  # fmt: skip
 
@@ -98,13 +98,13 @@ def cores_option() -> Decorator:
 def memory_option() -> Decorator:
     return setting(
         "--memory-policy", "engine.memory",
-        "NUMA nodes that memory is taken from: `auto`, `local`, `interleave`, `weighted`, bind:0, or preferred:0.",
+        "NUMA memory policy: auto, local, interleave, weighted, bind:0 or preferred:0.",
         metavar="WORDS",
     )  # fmt: skip
 
 
 def ctx_option() -> Decorator:
-    return setting("--ctx", "engine.ctx", "Context size in tokens; 0 chooses.")
+    return setting("--ctx", "engine.ctx", "Context size in tokens; 0 = automatic.")
 
 
 def speculation_options() -> Decorator:
@@ -112,21 +112,21 @@ def speculation_options() -> Decorator:
     return stacked(
         setting(
             "--draft-model", "speculation.draft_model",
-            "A small model of the same vocabulary that drafts; default: the model's own, if known; `none` is none.",
+            "Draft model of the same vocabulary; default: the one that the catalog names; none = no draft model.",
             metavar="FILE|REPO|none",
         ),
         setting(
             "--drafters", "speculation.drafters",
-            "Who drafts: `auto` is everything there is, `free` what needs no draft model, `off` nobody.",
+            "Drafters: auto (all available), free (no draft model), off.",
         ),
-        setting("--draft-depth", "speculation.depth", "Tokens drafted at a time, 1 to 31; 0 adapts to what pays."),
+        setting("--draft-depth", "speculation.depth", "Draft depth in tokens, 1 to 31; 0 = adaptive."),
         setting(
             "--draft-min-p", "speculation.min_probability",
-            "End a draft before a token that its drafter finds less likely than X, 0 to 1.",
+            "Min draft probability: end a draft before a less likely token, 0 to 1.",
         ),
         setting(
             "--draft-cores", "speculation.draft_cores",
-            "Cores of the draft model: `shared` (all, in turn), 4-7 or l3:0 (its own, at the same time), or `auto`.",
+            "Cores of the draft model: shared (sequential), 4-7 or l3:0 (its own, concurrent), or auto.",
             metavar="WORDS",
         ),
     )  # fmt: skip
@@ -135,7 +135,7 @@ def speculation_options() -> Decorator:
 def experts_option() -> Decorator:
     return setting(
         "--experts", "engine.experts",
-        "Experts that each token uses (mixtures of experts only); fewer are faster and worse; 0 is as trained.",
+        "Experts per token (MoE models only); fewer are faster and less accurate; 0 = as trained.",
     )  # fmt: skip
 
 

@@ -139,8 +139,8 @@ def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str
         words = f"{gigabytes(theoretical.bytes_per_s)} GB/s · {theoretical.source}"
         return f"{words} ({theoretical.note})" if theoretical.note else words
     if topology.virtual:
-        return "n/a · memory modules are not visible in a virtual machine"
-    return "n/a · only root can read the memory modules (sudo dmidecode -t memory)"
+        return "n/a: memory modules are not visible in a virtual machine"
+    return "n/a: only root can read the memory modules (sudo dmidecode -t memory)"
 
 
 def _nodes(survey: Survey | None) -> list[Row]:
@@ -161,7 +161,7 @@ def _weights(now: Now) -> str:
         return "checking…"
     words = now.placement.words() if now.placement is not None else ""
     if not words:
-        return "n/a · the kernel does not report the worker's pages (numa_maps)"
+        return "n/a: the kernel does not report the worker's pages (numa_maps)"
     huge = now.placement.huge if now.placement is not None else 0
     return words.removeprefix("weights: ") + (f" · {huge / 1e9:.1f} GB in huge pages" if huge else "")
 
@@ -192,10 +192,10 @@ def _traffic(now: Now) -> str:
 def _power(now: Now) -> str:
     """What the CPU packages draw."""
     if not now.counting:
-        return f"n/a · {_COUNTERS_OFF}"
+        return f"n/a: {_COUNTERS_OFF}"
     if now.sample is None:
         return "opening counters…"
     found = now.sample.power
     if found is None:
-        return f"n/a · {now.sample.no_power or 'no sensor available'}"
+        return f"n/a: {now.sample.no_power or 'no sensor available'}"
     return f"{found.watts:5.1f} W · {found.source}, CPU packages without DRAM"

@@ -86,7 +86,7 @@ def test_a_page_with_everything_wrong_begins_with_the_worst(tmp_path: Path) -> N
 def test_what_is_not_known_says_why_and_how(tmp_path: Path) -> None:
     lines = page(facts := facts_of(make_tree(tmp_path, "vm")), examine(facts))
     text = " ".join(" ".join(lines).split())
-    assert "theoretical peak: n/a · memory modules are not visible in a virtual machine" in text
+    assert "theoretical peak: n/a: memory modules are not visible in a virtual machine" in text
     assert "n/a: not measured yet; `cpuchat probe` measures it" in text
     assert "memory traffic: n/a: virtual machines expose no such counters" in text
 

@@ -102,7 +102,7 @@ class _File:
         except PermissionError:
             raise CannotCount(f"{self._path} is not readable", f"`sudo chmod a+r {self._path}`") from None
         except OSError:
-            raise CannotCount("it is not running", _INSTALL) from None
+            raise CannotCount("not running", _INSTALL) from None
         try:
             content = json.loads(text)
         except (ValueError, RecursionError):
@@ -112,7 +112,7 @@ class _File:
         written = _number(content.get("ts"))
         age = self._kernel.wall() - (changed if written is None else written)
         if not -FRESH_SECONDS <= age <= FRESH_SECONDS:
-            raise CannotCount("it has stopped: its figures are stale", "`sudo systemctl restart cpuchat-bwd`")
+            raise CannotCount("stopped: its figures are stale", "`sudo systemctl restart cpuchat-bwd`")
         return content
 
     def _patiently(self, found: Callable[[Mapping[str, Any]], V]) -> V | None:
@@ -209,7 +209,7 @@ def _bandwidth(content: Mapping[str, Any]) -> Bandwidth:
     if total is None:
         total = _rate(content.get("bw"), 1e9)
     if total is None:
-        raise CannotCount(_words(content.get("no_bandwidth")) or "it reports no bandwidth")
+        raise CannotCount(_words(content.get("no_bandwidth")) or "no bandwidth")
     groups = content.get("per_l3")
     values = [_rate(value) for value in groups] if isinstance(groups, list) and len(groups) <= _MOST_GROUPS else []
     per_l3 = tuple(value for value in values if value is not None)
@@ -227,5 +227,5 @@ def _power(content: Mapping[str, Any]) -> Power:
     """Raises CannotCount: it reports none."""
     watts, joules = _number(content.get("watts"), _MOST_WATTS), _number(content.get("joules"))
     if watts is None or joules is None:
-        raise CannotCount(_words(content.get("no_power")) or "it reports no power")
+        raise CannotCount(_words(content.get("no_power")) or "no power")
     return Power(watts, joules, _source(content.get("power_source")))

@@ -48,7 +48,7 @@ def require_epyc(topology: Topology) -> None:
 def require_all_sockets(found: int, topology: Topology) -> None:
     """Raises CannotCount where some socket is missing: the sum of the others would pass for the machine's."""
     if found < len(topology.packages):
-        raise CannotCount(f"it reports {found} of {len(topology.packages)} sockets only")
+        raise CannotCount(f"reports {found} of {len(topology.packages)} sockets only")
 
 
 def unit_of(largest: float, theoretical: float | None) -> float:

@@ -167,7 +167,7 @@ def test_numbers_that_no_machine_has(tmp_path: Path, file: Path, key: str, value
         value = None  # a large count is no reason to doubt the watts
         assert CollectedPower(tmp_path, at(0)).sample(1.0) is not None
     else:
-        with pytest.raises(CannotCount, match="it reports no"):
+        with pytest.raises(CannotCount, match=r"no (bandwidth|power)"):
             opener(tmp_path, at(0))
 
 
