@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.model import Model
+from cpuchat.engine.prompt.chat_template import ChatTemplate
 from cpuchat.engine.prompt.disk_writer import WriteBudget
 from cpuchat.engine.prompt.prefix_cache import PrefixCache, SavedChat
 from cpuchat.engine.prompt.token_history import TokenHistory
 from cpuchat.prefix import common_prefix
-from cpuchat.protocol import Message
 
 _OTHER_CHATS: Final = 1 << 16
 """Tokens of other chats that suffix decoding looks into."""
@@ -20,14 +20,6 @@ _SAVE_SHARE: Final = 4
 """A chat is saved again when the new part of it is this fraction of the whole."""
 _RESTORE_GAIN: Final = 32
 """A saved state is loaded only if it spares the evaluation of at least this many tokens."""
-
-
-class Template(Protocol):
-    """A chat template."""
-
-    def render(self, messages: list[Message]) -> str:
-        """Render a prompt. Raises TemplateError."""
-        ...
 
 
 @dataclass
@@ -43,7 +35,7 @@ class LoadedModel:
     """
 
     model: Model
-    template: Template | None
+    template: ChatTemplate | None
     cache: PrefixCache | None
     speculator: Speculator
     chunking: PrefillChunking

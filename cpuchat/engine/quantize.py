@@ -1,7 +1,7 @@
-"""The process that quantizes, `python -m cpuchat.engine.quantize`; `models.quantize.messages` is its language.
+"""The quantizing process, `python -m cpuchat.engine.quantize`; its messages are in `models.quantize.messages`.
 
-llama.cpp does the work in one call that cannot be stopped and says how far it is only in its log. So it has a process
-of its own, niced, which is killed to cancel it.
+llama.cpp does the work in one call that cannot be cancelled and reports progress only in its log. So it runs in its own
+niced process, which is killed to cancel it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cpuchat.models.quantize.imatrix import ImportanceMatrix
 
 NICENESS = 10
-# Rows of one tensor that are kept in memory at once: memory stays small, and the file grows steadily.
+# Rows of one tensor in memory at a time: memory stays small, and the file grows steadily.
 SLAB_BYTES = 256 << 20
 
 # llama_model_quantize_impl logs "[   1/ 291] blk.0.attn_k.weight - [...], type =    f16, " and then, in a dry run,
@@ -42,21 +42,21 @@ _CANNOT_WRITE = "iostream"  # std::ofstream is used for nothing but the output
 
 
 class Output:
-    """Answers, one per line."""
+    """Writes answers, one per line."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
 
-    def tell(self, answer: Answer) -> None:
+    def send(self, answer: Answer) -> None:
         self._stream.write(msgspec.json.encode(answer) + b"\n")
         self._stream.flush()
 
 
-class Listener:
-    """Takes llama.cpp's log: which tensor it is at, what becomes of it, and what went wrong.
+class LogParser:
+    """Parses llama.cpp's log: the current tensor, its target type, and errors.
 
     Args:
-        output: where each tensor that is begun is told; None: nowhere.
+        output: where each tensor that is begun is reported; None: nowhere.
     """
 
     def __init__(self, llama: Any, output: Output | None = None) -> None:
@@ -65,17 +65,17 @@ class Listener:
         self.errors: list[str] = []
         self._output = output
         self._name = ""
-        self._callback = llama.llama_log_callback(self._hear)
+        self._callback = llama.llama_log_callback(self._on_line)
         llama.llama_log_set(self._callback, ctypes.c_void_p(0))
 
-    def _hear(self, level: int, text: bytes, _user: object) -> None:
+    def _on_line(self, level: int, text: bytes, _user: object) -> None:
         if level == _ERROR:
             self.errors.append(text.decode("utf-8", "replace").strip())
         elif match := _TENSOR.search(text):
             self._name = match[1].decode("utf-8", "replace")
             self.types[self._name] = match[2].decode().upper()
             if self._output is not None:
-                self._output.tell(Begun(name=self._name))
+                self._output.send(Begun(name=self._name))
         elif match := _TARGET.search(text):
             self.types[self._name] = match[1].decode().upper()
         elif _NEEDS_IMATRIX in text:
@@ -83,33 +83,33 @@ class Listener:
 
     def failure(self) -> CpuchatError:
         said = next((line for line in reversed(self.errors) if _FAILED in line), "")
-        reason = said.partition(_FAILED)[2] or " ".join(filter(None, self.errors)) or "llama.cpp did not say why"
+        reason = said.partition(_FAILED)[2] or " ".join(filter(None, self.errors)) or "llama.cpp gave no reason"
         if _CANNOT_WRITE in reason:
             return DiskFull(
-                "The file cannot be written to its end: the disk is full, or a limit on files is reached.",
-                "Free some space, or choose another place or a smaller type.",
+                "Cannot write the whole file: the disk is full, or a file size limit is reached.",
+                "Free some space, or choose another folder or a smaller type.",
             )
-        return QuantizeFailed(f"llama.cpp could not quantize it: {reason.strip().rstrip('!.')}.")
+        return QuantizeFailed(f"llama.cpp failed to quantize the model: {reason.strip().rstrip('!.')}.")
 
 
 class Quantizer:
-    """Answers requests with llama.cpp."""
+    """Runs requests with llama.cpp."""
 
     def __init__(self, output: Output) -> None:
-        """Raises EngineMismatch."""
+        """Load llama.cpp. Raises EngineMismatch."""
         from cpuchat.engine.llama import bindings
 
         bindings.start()
-        self._llama = bindings.llama
+        self._bindings, self._llama = bindings, bindings.llama
         self._output = output
 
     def foresee(self, request: Foresee) -> Foreseen:
         params = self._params(request.number)
         params.dry_run = True
         params.allow_requantize = True
-        listener = Listener(self._llama)
-        self._run(request.source, "", params, listener)
-        return Foreseen(types=listener.types, needs_imatrix=listener.needs_imatrix)
+        log = LogParser(self._llama)
+        self._run(request.source, "", params, log)
+        return Foreseen(types=log.types, needs_imatrix=log.needs_imatrix)
 
     def make(self, request: Make) -> None:
         params = self._params(request.number)
@@ -128,8 +128,8 @@ class Quantizer:
                 "quantize.imatrix.entries_count": len(matrix.weights),
                 "quantize.imatrix.chunks_count": matrix.chunks,
             }
-        params.kv_overrides = _overrides(self._llama, facts)
-        self._run(request.source, request.out, params, Listener(self._llama, self._output))
+        params.kv_overrides = self._bindings.kv_overrides(facts)
+        self._run(request.source, request.out, params, LogParser(self._llama, self._output))
 
     def _params(self, number: int) -> Any:
         params = self._llama.llama_model_quantize_default_params()
@@ -137,20 +137,20 @@ class Quantizer:
         params.max_buf_size = SLAB_BYTES
         return params
 
-    def _run(self, source: str, out: str, params: Any, listener: Listener) -> None:
+    def _run(self, source: str, out: str, params: Any, log: LogParser) -> None:
         status = self._llama.llama_model_quantize(os.fsencode(source), os.fsencode(out), ctypes.byref(params))
         if status:
-            raise listener.failure()
+            raise log.failure()
 
 
 def _read(path: Path) -> ImportanceMatrix:
-    from cpuchat.models.quantize.imatrix import read_imatrix  # brings numpy along, which is not needed else
+    from cpuchat.models.quantize.imatrix import read_imatrix  # imports numpy, which nothing else here needs
 
     return read_imatrix(path)
 
 
 def _importance(llama: Any, matrix: ImportanceMatrix) -> Any:
-    """The matrix as llama.cpp takes it; the numbers themselves stay where they are."""
+    """Return the matrix as llama.cpp takes it, without copying the numbers."""
     data = (llama.llama_model_imatrix_data * (len(matrix.weights) + 1))()  # the last one, all zero, ends the list
     for entry, (name, values) in zip(data, matrix.weights.items(), strict=False):
         entry.name = name.encode()
@@ -159,23 +159,10 @@ def _importance(llama: Any, matrix: ImportanceMatrix) -> Any:
     return data
 
 
-def _overrides(llama: Any, facts: dict[str, str | int]) -> Any:
-    """Metadata to write instead of, or besides, the source's."""
-    overrides = (llama.llama_model_kv_override * (len(facts) + 1))()  # the last one, without a key, ends the list
-    for override, (key, value) in zip(overrides, facts.items(), strict=False):
-        override.key = key.encode()
-        if isinstance(value, int):
-            override.tag, override.value.val_i64 = llama.LLAMA_KV_OVERRIDE_TYPE_INT, value
-        else:
-            override.tag = llama.LLAMA_KV_OVERRIDE_TYPE_STR
-            override.value.val_str = value.encode("utf-8", "replace")[:127]
-    return overrides
-
-
 class Requests:
-    """Requests in the order of their arrival; when there can be no more, the process ends.
+    """Queues requests; when the input ends, so does the process, and the unfinished file is deleted.
 
-    That takes a thread: llama.cpp's call does not look at anything. The file that is being written goes.
+    That takes a thread, because llama.cpp's call cannot be interrupted.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -195,7 +182,7 @@ class Requests:
 
 
 def serve(stream: BinaryIO, output: Output) -> None:
-    """Answer requests until there are no more."""
+    """Run requests until the input ends."""
     requests = Requests(stream)
     quantizer: Quantizer | None = None
     while True:
@@ -203,21 +190,21 @@ def serve(stream: BinaryIO, output: Output) -> None:
         try:
             quantizer = quantizer or Quantizer(output)
             if isinstance(request, Foresee):
-                output.tell(quantizer.foresee(request))
+                output.send(quantizer.foresee(request))
             else:
                 requests.unfinished = Path(request.out)
                 quantizer.make(request)
                 requests.unfinished = None
-                output.tell(Made())
+                output.send(Made())
         except CpuchatError as error:
-            output.tell(Refused(code=error.code, message=error.message, hint=error.hint))
+            output.send(Refused(code=error.code, message=error.message, hint=error.hint))
 
 
 def main() -> None:
-    # Descriptor 1 carries answers and nothing else: whatever a library prints goes to stderr.
+    # Descriptor 1 carries only answers: what libraries print goes to stderr.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    # Ctrl+C goes to the whole process group; the program that started this one decides what it means.
+    # Ctrl+C goes to the whole process group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     serve(sys.stdin.buffer, Output(answers))

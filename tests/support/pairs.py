@@ -56,8 +56,8 @@ class Always(DepthController):
         self.always = Plan(depth, overlap)
 
     def plan_draft(self, most: int, lag: int) -> Plan:
-        self._plan = Plan(min(self.always.depth, most), self.always.overlap)
-        return self._plan
+        self.plan = Plan(min(self.always.depth, most), self.always.overlap)
+        return self.plan
 
     def free_depth(self, proposal: Proposal) -> int:
         return 0
@@ -74,9 +74,9 @@ class Wandering(DepthController):
 
     def plan_draft(self, most: int, lag: int) -> Plan:
         depth = int(self._rng.choice((0, 0, 1, 2, 3, 5, 8, 31)))
-        self._plan = Plan(min(depth, most), self._overlaps and bool(depth) and bool(self._rng.integers(0, 4)))
-        self.plans.add(self._plan)
-        return self._plan
+        self.plan = Plan(min(depth, most), self._overlaps and bool(depth) and bool(self._rng.integers(0, 4)))
+        self.plans.add(self.plan)
+        return self.plan
 
     def free_depth(self, proposal: Proposal) -> int:
         return int(self._rng.integers(0, len(proposal) + 1)) if self._rng.integers(0, 2) else 0

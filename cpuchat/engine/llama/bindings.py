@@ -89,6 +89,19 @@ _set_abort_hook = _function("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c
 _ggml_commit = _function("ggml_commit", ctypes.c_char_p)
 
 
+def kv_overrides(values: dict[str, str | int]) -> Any:
+    """Return metadata overrides as llama.cpp takes them: an array terminated by an empty key."""
+    overrides = (llama.llama_model_kv_override * (len(values) + 1))()
+    for override, (key, value) in zip(overrides, values.items(), strict=False):
+        override.key = key.encode()
+        if isinstance(value, int):
+            override.tag, override.value.val_i64 = llama.LLAMA_KV_OVERRIDE_TYPE_INT, value
+        else:
+            override.tag = llama.LLAMA_KV_OVERRIDE_TYPE_STR
+            override.value.val_str = value.encode("utf-8", "replace")[:127]
+    return overrides
+
+
 class LogTail:
     """The last lines of llama.cpp's log, kept for error messages.
 

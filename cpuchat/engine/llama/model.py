@@ -127,8 +127,7 @@ class Model:
         params.use_extra_bufts = self.options.use_repack
         params.n_gpu_layers = 0
         if self.plan.experts is not None:
-            overrides = _overrides(*self.plan.experts)
-            params.kv_overrides = overrides
+            params.kv_overrides = bindings.kv_overrides(dict([self.plan.experts]))
         callback = llama.llama_progress_callback(progress)
         params.progress_callback = callback
         self._model = llama.llama_model_load_from_file(os.fsencode(self.header.path), params)
@@ -265,16 +264,6 @@ class Model:
         if self._model:
             llama.llama_model_free(self._model)
             self._model = None
-
-
-def _overrides(key: str, value: int) -> Any:
-    """Return an override of one integer of the header for llama.cpp: an array terminated by an empty key."""
-    overrides = (llama.llama_model_kv_override * 2)()
-    overrides[0].tag = llama.LLAMA_KV_OVERRIDE_TYPE_INT
-    overrides[0].key = key.encode()
-    overrides[0].value.val_i64 = value
-    overrides[1].key = b"\0"
-    return overrides
 
 
 def _place_pages(header: GGUFHeader) -> list[str]:

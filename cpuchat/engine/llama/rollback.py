@@ -14,7 +14,7 @@ layers of hybrids) holds all tokens in one, and llama.cpp offers two ways back t
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from cpuchat.engine.llama.bindings import llama
 from cpuchat.models.fit import most_snapshots
@@ -27,26 +27,23 @@ TEXT, CHECKPOINT = 0, 1
 _SHORT = 8
 
 
-class Rollback(Protocol):
-    """How one context rolls back.
+class Rollback:
+    """Rolls back one context by dropping any number of the newest tokens, as attention can.
 
     Attributes:
         max_draft: longest draft that can be rolled back; 0 = none.
         note: one plain sentence for the user when this limits speculation, else "".
     """
 
-    @property
-    def kind(self) -> RollbackKind: ...
+    kind: RollbackKind = "exact"
+    note = ""
 
-    @property
-    def max_draft(self) -> int: ...
-
-    @property
-    def note(self) -> str: ...
+    def __init__(self, memory: Any, max_draft: int = MAX_DEPTH) -> None:
+        self.max_draft = max_draft
+        self._memory = memory
 
     def checkpoint(self) -> None:
         """Remember the present state as the only one to roll back to."""
-        ...
 
     def roll_back_to(self, n: int, n_checkpoint: int, passes: int) -> int | None:
         """Go back to the first `n` tokens, or to an earlier point that is not before the checkpoint.
@@ -59,27 +56,10 @@ class Rollback(Protocol):
             How many tokens the memory holds now: the caller evaluates the rest of `n` again. None when that was not
             possible; the memory must be cleared then.
         """
-        ...
-
-
-class Exact:
-    """Drops any number of the newest tokens."""
-
-    kind: RollbackKind = "exact"
-    note = ""
-
-    def __init__(self, memory: Any, max_draft: int = MAX_DEPTH) -> None:
-        self.max_draft = max_draft
-        self._memory = memory
-
-    def checkpoint(self) -> None:
-        pass
-
-    def roll_back_to(self, n: int, n_checkpoint: int, passes: int) -> int | None:
         return n if llama.llama_memory_seq_rm(self._memory, TEXT, n, -1) else None
 
 
-class Bounded(Exact):
+class Bounded(Rollback):
     """Goes back by at most `max_draft` tokens within the last pass; at least its first token stays."""
 
     kind: RollbackKind = "bounded"
@@ -95,7 +75,7 @@ class Bounded(Exact):
         return super().roll_back_to(n, n_checkpoint, passes) if n > n_checkpoint and passes == 1 else None
 
 
-class Checkpoint(Exact):
+class Checkpoint(Rollback):
     """Holds on to the state at the checkpoint in a second sequence."""
 
     kind: RollbackKind = "checkpoint"
@@ -113,12 +93,14 @@ class Checkpoint(Exact):
         return n_checkpoint
 
 
-class NoRollback:
+class NoRollback(Rollback):
     """Cannot roll back anything."""
 
     kind: RollbackKind = "none"
-    max_draft = 0
     note = "This model cannot roll back a rejected token, so nothing is drafted for it."
+
+    def __init__(self, memory: Any) -> None:
+        super().__init__(memory, 0)
 
     def checkpoint(self) -> None:
         raise ValueError("this context cannot roll back")

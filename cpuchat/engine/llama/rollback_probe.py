@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from cpuchat.engine.llama.bindings import llama
-from cpuchat.engine.llama.rollback import CHECKPOINT, Bounded, Checkpoint, Exact, NoRollback, Rollback
+from cpuchat.engine.llama.rollback import CHECKPOINT, Bounded, Checkpoint, NoRollback, Rollback
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.errors import GenerationFailed
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
@@ -26,13 +26,13 @@ def detect_rollback(sequence: Sequence) -> Rollback:
     """
     context, memory = sequence.context, llama.llama_get_memory(sequence.context)
     if sequence.n_batch <= len(_PROBE):
-        return NoRollback()  # such batches are of no use for drafts anyway
+        return NoRollback(memory)  # such batches are of no use for drafts anyway
     room = min(MAX_DEPTH, sequence.n_batch - 1)
     snapshots = min(int(llama.llama_n_rs_seq(context)), room)
-    ways: list[Rollback] = [Bounded(memory, snapshots) if snapshots else Exact(memory, room)]
+    ways: list[Rollback] = [Bounded(memory, snapshots) if snapshots else Rollback(memory, room)]
     if int(llama.llama_n_seq_max(context)) > CHECKPOINT:
         ways.append(Checkpoint(memory, room))
-    return next((way for way in ways if can_roll_back(sequence, way)), NoRollback())
+    return next((way for way in ways if can_roll_back(sequence, way)), NoRollback(memory))
 
 
 def can_roll_back(sequence: Sequence, way: Rollback) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
-from cpuchat.engine.llama.rollback import Exact, Rollback
+from cpuchat.engine.llama.rollback import Rollback
 from cpuchat.errors import GenerationFailed
 from cpuchat.prefix import common_prefix
 
@@ -50,7 +50,7 @@ class Sequence:
         self.decode_seconds = 0.0
         self.n_vocab = n_vocab
         self._memory = llama.llama_get_memory(context)
-        self.rollback: Rollback = Exact(self._memory)
+        self.rollback = Rollback(self._memory)
         self._n_checkpoint = self._passes = 0  # tokens at the checkpoint, batches since
         llama.llama_set_abort_callback(context, abort.callback, abort.data)
         # llama_batch is passed by value, but its arrays stay: these views are set once and written to ever after.

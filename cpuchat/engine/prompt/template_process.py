@@ -1,8 +1,8 @@
 """Renders one chat template, as a process of its own, for template_helper.py.
 
-A template is a program by a stranger. Jinja's sandbox keeps it from reaching Python's objects, but nothing in
-Python bounds the time and memory of `"a" * 10**9 | sort` and its many cousins. The kernel does: this process gets
-limits on address space, CPU time, open files and file size, and may die of them without harm.
+A template is untrusted code. Jinja's sandbox keeps it from reaching Python's objects, but nothing in Python bounds the
+time and memory of `"a" * 10**9 | sort` and the like. The kernel does: this process gets limits on address space, CPU
+time, open files and file size, and may die of them without harm.
 
 It is run by path with `python -I`, so it imports nothing of cpuchat. Frames on stdin and stdout are a 4-byte
 little-endian length and JSON; the first frame holds the template, each later one the variables of a rendering.
@@ -34,11 +34,11 @@ NOT_ASCII = re.compile("[^\x00-\x7f\ufdd0]+")  # but for MARK of control_text.py
 
 
 class Raised(Exception):
-    """The template itself called raise_exception."""
+    """Raised when the template calls raise_exception."""
 
 
 class Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for training; here its body is rendered as it is."""
+    """`{% generation %}` marks the assistant's words for training; here its body is rendered unchanged."""
 
     tags = {"generation"}
 
@@ -62,13 +62,13 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own: no HTML escapes, keys as they come. The marks of control_text.py stay what they are."""
+    """Serialize as JSON; unlike Jinja's own without HTML escapes and sorting. Keeps the marks of control_text.py."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     return NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """With the environment that chat templates are written for (transformers' apply_chat_template)."""
+    """Compile in the environment that chat templates are written for (transformers' apply_chat_template)."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
@@ -79,7 +79,7 @@ def compile_template(source: str) -> jinja2.Template:
 
 
 def render(template: jinja2.Template, variables: dict[str, Any], limit: int) -> str:
-    """Raises OverflowError past `limit` characters."""
+    """Render. Raises OverflowError past `limit` characters."""
     parts: list[str] = []
     size = 0
     for part in template.generate(variables):
@@ -96,15 +96,15 @@ def answer(request: bytes, template: jinja2.Template) -> dict[str, Any]:
     except Raised as error:
         return {"error": str(error)[:500], "raised": True}
     except MemoryError:
-        return {"error": "it needs too much memory", "raised": False}
+        return {"error": "out of memory", "raised": False}
     except RecursionError:
-        return {"error": "it calls itself without end", "raised": False}
+        return {"error": "recursion limit exceeded", "raised": False}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:500], "raised": False}
 
 
 def _warm_up() -> None:
-    """Have everything imported that a template may need: later no file can be opened."""
+    """Import everything that a template may need: later no file can be opened."""
     for name in ("ascii", "latin-1", "unicode_escape", "raw_unicode_escape", "utf-16", "utf-8"):
         codecs.lookup(name)
     for source in (
@@ -126,7 +126,7 @@ def _limit_everything() -> None:
 
 
 def _allow_cpu_time() -> None:
-    """A fresh allowance for each rendering: the limit counts the whole life of the process."""
+    """Raise the limit for each rendering: it counts the whole life of the process."""
     if resource is None:
         return
     used = resource.getrusage(resource.RUSAGE_SELF)

@@ -1,10 +1,10 @@
-"""Which tokens a text was made of, so that a prompt that goes on from it finds its KV again.
+"""The tokens of the chat so far, so that a prompt that continues it hits the KV cache.
 
-A model's answer, rendered into the next prompt and tokenised anew, often gives other tokens than the model wrote
-("t", "he" comes back as "the"), and everything behind the first difference would have to be evaluated again. So the
-text of the last prompt and answer is remembered together with its tokens and the places where it may be cut: between
-the tokens that the model wrote itself. A new prompt takes over tokens up to the last cut in the common text, and only
-the rest is tokenised.
+A model's answer, rendered into the next prompt and tokenized again, often gives other tokens than the model generated
+("t", "he" comes back as "the"), and everything after the first difference would have to be evaluated again. So the
+text of the last prompt and answer is kept together with its tokens and the places where it may be cut: between the
+tokens that the model generated. A new prompt reuses tokens up to the last cut in the common text, and only the rest is
+tokenized.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cpuchat.prefix import common_prefix
 
 
 class TokenHistory(msgspec.Struct):
-    """Text and tokens of one conversation so far.
+    """Text and tokens of one conversation.
 
     `cut_bytes` and `cut_tokens` are parallel and ascending: the first `cut_tokens[i]` tokens are exactly the first
     `cut_bytes[i]` bytes of `text`. The empty prefix is always a cut.
@@ -31,11 +31,11 @@ class TokenHistory(msgspec.Struct):
     cut_tokens: list[int] = msgspec.field(default_factory=lambda: [0])
 
     def copy(self) -> TokenHistory:
-        """One that does not change with this one."""
+        """Return an independent copy."""
         return TokenHistory(self.text, list(self.tokens), list(self.cut_bytes), list(self.cut_tokens))
 
     def check(self) -> None:
-        """Raises ValueError when the parts contradict each other (read from a damaged file)."""
+        """Check the invariants. Raises ValueError when they do not hold, as after a damaged file was read."""
         if not (
             len(self.cut_bytes) == len(self.cut_tokens)
             and self.cut_bytes[:1] == [0] == self.cut_tokens[:1]
@@ -47,23 +47,23 @@ class TokenHistory(msgspec.Struct):
             raise ValueError("cuts do not match the text")
 
     def _cut(self, text: bytes) -> int:
-        """Index of the last cut inside the common prefix with `text`."""
+        """Return the index of the last cut inside the common prefix with `text`."""
         return bisect_right(self.cut_bytes, common_prefix(self.text, text)) - 1
 
     def shared(self, text: bytes) -> int:
-        """Bytes of `text` whose tokens are known."""
+        """Return how many bytes of `text` have known tokens."""
         return self.cut_bytes[self._cut(text)]
 
     def encode(
         self, text: bytes, tokenize: Callable[[bytes, bool], list[int]], piece: Callable[[int], bytes]
     ) -> list[int]:
-        """Tokens of a whole prompt, taken over as far as they are known.
+        """Return the tokens of a whole prompt, reused as far as they are known.
 
         Args:
-            text: the prompt, with its marks (`control_text`): content never takes over control tokens.
-            tokenize: (text, at_start) -> tokens. A rest that tokenizers give a leading space makes the whole prompt
-                be tokenised anew.
-            piece: the text of one token, control tokens included.
+            text: the prompt, with its marks (`control_text`): content never reuses control tokens.
+            tokenize: (text, at_start) -> tokens. If the tokenizer adds a leading space to the rest, the whole prompt is
+                tokenized again.
+            piece: returns the text of one token, control tokens included.
         """
         i = self._cut(text)
         n_bytes, n_tokens = self.cut_bytes[i], self.cut_tokens[i]
@@ -78,9 +78,9 @@ class TokenHistory(msgspec.Struct):
         return self.tokens[:n_tokens] + added
 
     def record(self, prompt: bytes, tokens: list[int], answer: Iterable[int], piece: Callable[[int], bytes]) -> None:
-        """Remember `prompt` (as given to `encode`) with its `tokens`, and the tokens of the answer to it."""
+        """Keep `prompt` (as given to `encode`) with its `tokens`, and the tokens of the answer to it."""
         i = self._cut(prompt)
-        # Cuts of earlier answers stay good only if the prompt was really made from the tokens before them.
+        # Cuts of earlier answers stay valid only if the prompt was made from the tokens before them.
         if self.tokens[: self.cut_tokens[i]] != tokens[: self.cut_tokens[i]]:
             i = 0
         self.cut_bytes, self.cut_tokens = self.cut_bytes[: i + 1], self.cut_tokens[: i + 1]

@@ -1,4 +1,4 @@
-"""Making a conversation fit into the context."""
+"""Trimming a conversation to fit the context."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpuchat.protocol import Message
 
 
 class TrimResult(msgspec.Struct, frozen=True):
-    """Messages to use, and how much was left out (in tokens of the rendered prompt)."""
+    """The remaining messages, and how much was dropped (in tokens of the rendered prompt)."""
 
     messages: list[Message]
     dropped_messages: int
@@ -19,17 +19,16 @@ class TrimResult(msgspec.Struct, frozen=True):
 
 
 def trim_messages(count: Callable[[list[Message]], int], messages: Sequence[Message], budget: int) -> TrimResult:
-    """Leave out the oldest turns until the prompt fits.
+    """Drop the oldest turns until the prompt fits.
 
-    System messages stay; the first other message that is kept is the user's. At most the last user message and what
-    follows it are left.
+    System messages stay; the first other message that stays is the user's. At least the last user message and what
+    follows it stay.
 
-    Once something must go, it goes in steps of a quarter of the budget: if only the overflow went, every turn of a
-    full chat would drop a little more, the beginning of the prompt would change each time, and nothing of the KV
-    cache could be reused.
+    Turns are dropped in steps of a quarter of the budget: if only the overflow was dropped, the beginning of the prompt
+    of a full chat would change with every turn, and nothing of the KV cache could be reused.
 
     Args:
-        count: tokens of a prompt with these messages; called about log2(turns) + 2 times.
+        count: returns the tokens of a prompt with these messages; called about log2(turns) + 2 times.
         budget: tokens that the prompt may have: the context less the room for the answer.
 
     Raises:
@@ -70,6 +69,6 @@ def _too_long(count: Callable[[list[Message]], int], messages: list[Message], ne
     alone = count(last) if system and last and last[0].role == "user" else needed
     share = f" ({needed - alone:,} of them the system prompt)" if alone < needed else ""
     return ContextFull(
-        f"The last message needs {needed:,} tokens{share}, the context has room for {max(0, budget):,}.",
-        "Shorten it, or load the model with a larger context.",
+        f"The last message needs {needed:,} tokens{share}, but the context has room for {max(0, budget):,}.",
+        "Shorten it, or reload the model with a larger context.",
     )

@@ -1,4 +1,4 @@
-"""From tokens to text without ever cutting a character in two."""
+"""From tokens to text without splitting UTF-8 sequences."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 
 class Detokenizer:
-    """Turns tokens into text as they come.
+    """Detokenizes incrementally.
 
-    A token's piece may end in the middle of a UTF-8 sequence; those bytes wait for the next one. Bytes that are no
-    UTF-8 become U+FFFD.
+    A UTF-8 sequence that continues in the next token waits for it. Invalid UTF-8 becomes U+FFFD.
 
     Args:
-        piece_of: the bytes of one token; called once per distinct token.
+        piece_of: returns the bytes of one token; called once per distinct token.
     """
 
     def __init__(self, piece_of: Callable[[int], bytes]) -> None:
@@ -22,14 +21,14 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token: int) -> str:
-        """Text that is complete with this token; may be empty."""
+        """Return the text that is complete with this token; may be empty."""
         piece = self._pieces.get(token)
         if piece is None:
             piece = self._pieces[token] = self._piece_of(token)
         return self._decoder.decode(piece)
 
     def flush(self) -> str:
-        """What is left of an unfinished character (U+FFFD), and a fresh start."""
+        """Return what is left of an unfinished character (U+FFFD), and start afresh."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest

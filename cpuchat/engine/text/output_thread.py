@@ -1,9 +1,9 @@
-"""Text work on a thread of its own, so that the engine's thread only chooses and decodes.
+"""Text processing on its own thread, so that the engine's thread only samples and decodes.
 
-Between two decode calls every core but one waits. Detokenizing, telling reasoning apart and sending a frame take longer
-than choosing the token, most of all because decoding has just pushed the interpreter's data out of the caches. Here
-they run while the next token is computed: llama_decode does not hold the interpreter's lock. Several tokens at a time,
-because on a machine whose cores all compute, each waking of another thread takes a core away from them.
+Between two decode calls every core but one waits. Detokenizing, splitting off reasoning and sending a frame take longer
+than sampling, most of all because decoding has just evicted the interpreter's data from the caches. Here they run while
+the next token is computed: llama_decode does not hold the GIL. Several tokens at a time, because where all cores
+compute, each wake-up of another thread takes a core away from them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cpuchat.engine.text.text_stream import FRAME_SECONDS, TextStream
 
 
 class OutputThread:
-    """The thread. Make it before the engine's thread is pinned: it inherits the CPUs of its maker."""
+    """The thread. Create it before the engine's thread is pinned: it inherits the CPUs of its creator."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job | ThreadedStream | None] = SimpleQueue()
@@ -36,7 +36,7 @@ class OutputThread:
                     stream.error = error  # raised by `finish`, on the thread that waits for the answer
 
     def close(self) -> None:
-        """Let the thread end."""
+        """End the thread after what is queued."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -59,14 +59,14 @@ class ThreadedStream:
         self.error: Exception | None = None
 
     def feed(self, token: int, now: float, drafter: str = "") -> bool:
-        """As `TextStream.feed`; always False."""
+        """Add a token as `TextStream.feed`; always returns False."""
         if drafter != self._drafter:
             self._drafter, self._tokens = drafter, []
             self._runs.append((drafter, self._tokens))
         self._tokens.append(token)
         self._last = now
-        # The first text does not wait, even if the first tokens gave none.
-        if now >= self._next_frame or not self.inner.has_spoken:
+        # The first text does not wait, even if the first tokens had none.
+        if now >= self._next_frame or not self.inner.has_emitted:
             self._next_frame = now + FRAME_SECONDS
             self._hand_over()
         return False
@@ -77,7 +77,7 @@ class ThreadedStream:
         self._put((self, runs, self._last))
 
     def finish(self, now: float, *, stopped: bool) -> None:
-        """As `TextStream.finish`, after all that was fed. Raises what went wrong on the other thread."""
+        """Finish as `TextStream.finish`, after all that was fed. Raises the error of the other thread, if any."""
         self._hand_over()
         self._put(self)
         self.done.wait()

@@ -1,20 +1,20 @@
-"""Telling what a model thinks aloud apart from its answer, while it streams.
+"""Separating a model's reasoning from its answer while it streams.
 
-Markers of the formats in use; the templates in llama.cpp's models/templates and the vendors' model cards are the
-source: `<think>` (DeepSeek, Qwen, GLM, ...), `[THINK]` (Magistral, Ministral), `<seed:think>` (Seed-OSS),
+Markers of the formats in use (sources: the templates in llama.cpp's models/templates and the vendors' model cards):
+`<think>` (DeepSeek, Qwen, GLM, ...), `[THINK]` (Magistral, Ministral), `<seed:think>` (Seed-OSS),
 `<mm:think>` (MiniMax M3), `◁think▷` (Kimi-VL, Kimi-Dev), `<|START_THINKING|>` (Command), `<|channel>thought`
 (Gemma 4), harmony channels (gpt-oss), `to=self` (Muse Glimmer), `<|think|>` (Solar Open), `<|inner_prefix|>`
 (Apertus), XTML (Kimi K3), `<think:opensource>` (Hy3), `[BEGIN FINAL RESPONSE]` (Apriel), and the tags that fine-tunes
 are taught. Functionary names the recipient of its answer, "all".
 
-What counts as a marker, so that text *about* markers stays text:
+What counts as a marker, so that text about markers stays text:
 
 - An opening marker counts at the start of the answer (nothing but white space before it), right after a closing
   one, and, once the answer has used its kind, at the start of a line outside a code fence.
 - Inside reasoning the first closing marker of the same kind ends it, wherever it stands.
-- A closing marker that opens the answer (its opening one was part of the prompt, or thinking is off) is dropped.
-- Marks around the answer itself (`<|START_RESPONSE|>` ... `<|END_RESPONSE|>`) count where they are due: before its
-  first text and after its last.
+- A closing marker at the start of the answer (its opening one was part of the prompt, or thinking is off) is dropped.
+- Marks around the answer itself (`<|START_RESPONSE|>` ... `<|END_RESPONSE|>`) count before its first text and after
+  its last.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from cpuchat.protocol import Channel
 class Format:
     """One way to mark reasoning.
 
-    `again` leads from the answer back to a place where an opening marker may stand. `hint`: the markers are ordinary
-    prose, so they count only for a model whose chat template holds this text, or when the prompt ends with an opening.
+    `reopening` leads from the answer back to a place where an opening marker may stand. `hint`: the markers are
+    ordinary prose, so they count only for a model whose chat template contains this text, or when the prompt ends with
+    an opening.
     """
 
     openings: tuple[str, ...]
     closings: tuple[str, ...]
     before_answer: tuple[str, ...] = ()
     after_answer: tuple[str, ...] = ()
-    again: tuple[str, ...] = ()
+    reopening: tuple[str, ...] = ()
     hint: str = ""
 
 
@@ -91,11 +92,11 @@ FORMATS: tuple[Format, ...] = (
 )
 
 _CONTROL = re.compile(r"<\|?/?[\w:]+\|?>|\[/?[A-Z ]+\]|◁/?think▷")
-_ALL = [m for f in FORMATS for m in (*f.openings, *f.closings, *f.before_answer, *f.after_answer, *f.again)]
+_ALL = [m for f in FORMATS for m in (*f.openings, *f.closings, *f.before_answer, *f.after_answer, *f.reopening)]
 
 MARKER_TOKENS = frozenset(token for marker in _ALL for token in _CONTROL.findall(marker))
-"""Texts of tokens that markers are made of. Many vocabularies keep them as control tokens, which are not shown as
-text; those in this set must be turned into text all the same, or the splitter cannot see them."""
+"""Texts of tokens that markers consist of. In many vocabularies they are control tokens, which have no visible text;
+those in this set must be detokenized all the same, or the splitter cannot see them."""
 
 _START, _REASONING, _ANSWER = range(3)
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
@@ -104,8 +105,8 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 class ReasoningSplitter:
     """Splits streamed text into ("reasoning" | "answer", text); markers are in neither.
 
-    The result does not depend on the pieces that the text comes in. Nothing is lost but markers, the blank lines
-    next to them, and what a marker's own line has left of white space.
+    The result does not depend on how the text is split into pieces. Only markers, the blank lines next to them, and
+    white space on a marker's own line are removed.
 
     Args:
         prompt_tail: the end of the rendered prompt. When it ends with an opening marker the answer starts inside
@@ -130,7 +131,7 @@ class ReasoningSplitter:
                 self._format, self._after_marker = kind, True
 
     def feed(self, text: str) -> list[tuple[Channel, str]]:
-        """Pieces that are decided; text that could still become a marker waits."""
+        """Return the pieces that are decided; text that could still become a marker waits."""
         self._held += text
         pieces: list[tuple[Channel, str]] = []
         while self._step(pieces):
@@ -138,7 +139,7 @@ class ReasoningSplitter:
         return pieces
 
     def flush(self) -> list[tuple[Channel, str]]:
-        """What was held back, when nothing more comes."""
+        """Return what was held back, when nothing more comes."""
         rest, self._held = self._held, ""
         if self._state == _REASONING:
             rest = _after_marker(rest) if self._after_marker else rest
@@ -151,7 +152,7 @@ class ReasoningSplitter:
         return [("answer", rest)] if rest else []
 
     def _step(self, pieces: list[tuple[Channel, str]]) -> bool:
-        """Decide about the beginning of what is held; False when more text is needed."""
+        """Decide the beginning of what is held; returns False when more text is needed."""
         if not self._held:
             return False
         if self._state == _START:
@@ -163,7 +164,7 @@ class ReasoningSplitter:
     # --- where an opening marker may stand ---
 
     def _start_markers(self) -> dict[str, tuple[Format, int]]:
-        """Marker -> its format and the state after it."""
+        """Return marker -> its format and the state after it."""
         markers: dict[str, tuple[Format, int]] = {}
         for kind in self._formats:
             for marker in kind.before_answer:
@@ -229,10 +230,10 @@ class ReasoningSplitter:
             self._held = ""
             return False
         text = self._held
-        for marker in kind.again:
+        for marker in kind.reopening:
             at = text.find(marker)
             if at >= 0:
-                self._say(pieces, text[:at])
+                self._add_answer(pieces, text[:at])
                 self._held, self._state, self._after_marker = text[at + len(marker) :], _START, True
                 return True
         if self._line_start and not self._fence:
@@ -246,13 +247,13 @@ class ReasoningSplitter:
         newline = text.find("\n", 0, safe)
         if newline >= 0:  # line by line, because an opening marker may start the next one
             safe = newline + 1
-        self._say(pieces, text[:safe])
+        self._add_answer(pieces, text[:safe])
         self._held = text[safe:]
         return newline >= 0
 
     def _safe_length(self, text: str, kind: Format) -> int:
-        """How much of `text` cannot be part of a marker that ends the answer or leads back from it."""
-        safe = len(text) - held_back(text, (*kind.again, *kind.after_answer))
+        """Return how much of `text` cannot be part of a marker that ends the answer or leads back from it."""
+        safe = len(text) - held_back(text, (*kind.reopening, *kind.after_answer))
         body = text.rstrip()
         while True:  # complete end marks, with white space between them, wait for the flush
             for marker in kind.after_answer:
@@ -269,8 +270,8 @@ class ReasoningSplitter:
                 return min(safe, self._safe_length(inner, kind))
         return safe
 
-    def _say(self, pieces: list[tuple[Channel, str]], text: str) -> None:
-        """Pass answer text on (at most one line end, at its end) and follow code fences."""
+    def _add_answer(self, pieces: list[tuple[Channel, str]], text: str) -> None:
+        """Add answer text (at most one line end, at its end) and follow code fences."""
         if not text:
             return
         _add(pieces, "answer", text)
@@ -299,7 +300,7 @@ class ReasoningSplitter:
 
 
 def _after_marker(text: str) -> str:
-    """Without the blank lines that follow a marker; the first line of text keeps its indentation."""
+    """Return the text without blank lines after a marker; the first line of text keeps its indentation."""
     body = text.lstrip()
     space = text[: len(text) - len(body)]
     return space[space.rfind("\n") + 1 :] + body if "\n" in space and body else body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def held_back(text: str, markers: tuple[str, ...], start: int = 0) -> int:
-    """Length of the longest suffix of `text[start:]` that is the beginning, but not all, of one of `markers`."""
+    """Return the length of the longest suffix of `text[start:]` that is a proper prefix of one of `markers`."""
     longest = 0
     for marker in markers:
         for length in range(min(len(marker) - 1, len(text) - start), longest, -1):
@@ -15,10 +15,10 @@ def held_back(text: str, markers: tuple[str, ...], start: int = 0) -> int:
 
 
 class StopMatcher:
-    """Finds the first stop string that is complete, whatever pieces the text comes in.
+    """Finds the first complete stop string, however the text is split into pieces.
 
-    Text that could be the beginning of a stop string is held back until the next piece decides. The stop string
-    itself, and what follows it, is never returned. When two stop strings end at the same place the longer one counts.
+    Text that could be the beginning of a stop string is held back until the next piece. The stop string itself, and
+    what follows it, is never returned. When two stop strings end at the same place the longer one counts.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -27,7 +27,7 @@ class StopMatcher:
         self._hit = False
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Text that is safe to show, and whether a stop string was found (now or before)."""
+        """Return text that is safe to show, and whether a stop string was found (now or before)."""
         if self._hit or not self._stops:
             return ("" if self._hit else text), self._hit
         text = self._held + text
@@ -40,6 +40,6 @@ class StopMatcher:
         return text[:cut], False
 
     def flush(self) -> str:
-        """The text that was held back, when nothing more comes."""
+        """Return the text held back, when nothing more comes."""
         rest, self._held = self._held, ""
         return rest

@@ -11,16 +11,16 @@ from cpuchat.engine.text.stops import StopMatcher
 from cpuchat.protocol import Channel, Event, TextDelta
 
 FRAME_SECONDS: Final = 0.08
-"""Shortest time between two events of one answer; the first token's text does not wait."""
+"""Shortest time between two events of one answer; the first text does not wait."""
 
 
 class TextStream:
-    """Text of one answer: tokens in, `TextDelta` events out, at most one frame per `FRAME_SECONDS`.
+    """The text of one answer: tokens in, `TextDelta` events out, at most one frame per `FRAME_SECONDS`.
 
     Stop strings count in the answer only, not in reasoning.
 
     Args:
-        arrived: `perf_counter()` when the request came, the zero of `at_ms`.
+        arrived: `perf_counter()` when the request arrived, the zero of `at_ms`.
     """
 
     def __init__(
@@ -40,49 +40,44 @@ class TextStream:
         self._splitter = splitter
         self._matcher = StopMatcher(stops) if stops else None
         self._arrived = arrived
-        self._done: list[tuple[Channel, str, str, int]] = []  # spans before the current one: who, text, tokens
+        self._spans: list[tuple[Channel, str, str, int]] = []  # channel, drafter, text, tokens; without the open one
         self._channel: Channel = "answer"
         self._drafter = ""
         self._parts: list[str] = []
         self._n_parts = 0  # tokens that `_parts` came from
-        self._unsaid = 0  # tokens whose text is held back
-        self._n_said = 0
+        self._n_held = 0  # tokens whose text is held back
+        self._n_emitted = 0
         self._next_frame = 0.0
 
     @property
-    def has_spoken(self) -> bool:
+    def has_emitted(self) -> bool:
         """Something was emitted."""
-        return self._n_said > 0
+        return self._n_emitted > 0
 
     def feed(self, token: int, now: float, drafter: str = "") -> bool:
-        """Take one token written at `now`; True when a stop string is complete.
+        """Add one token generated at `now`; returns True when a stop string is complete.
 
-        `drafter`: who proposed it, "" for nobody. Text that only later tokens complete is theirs.
+        `drafter` proposed it, "" = none. Text that only later tokens complete is attributed to them.
         """
-        if drafter != self._drafter:
-            self._close_span()
-            self._drafter = drafter
-        self._unsaid += 1
-        text = self._detokenize(token)
-        hit = bool(text) and self._add(self._split(text))
+        hit = self._take(token, drafter)
         if now >= self._next_frame:
             self.flush(now)
         return hit
 
     def feed_all(self, runs: list[tuple[str, list[int]]], now: float) -> None:
-        """Take runs of (drafter, tokens), the last token written at `now`, and emit their text.
-
-        Stop strings are not looked for.
-        """
+        """Add runs of (drafter, tokens), the last token generated at `now`, and emit their text."""
         for drafter, tokens in runs:
-            if drafter != self._drafter:
-                self._close_span()
-                self._drafter = drafter
             for token in tokens:
-                self._unsaid += 1
-                if text := self._detokenize(token):
-                    self._add(self._split(text))
+                self._take(token, drafter)
         self.flush(now)
+
+    def _take(self, token: int, drafter: str) -> bool:
+        if drafter != self._drafter:
+            self._close_span()
+            self._drafter = drafter
+        self._n_held += 1
+        text = self._detokenize(token)
+        return bool(text) and self._add(self._split(text))
 
     def _add(self, pieces: list[tuple[Channel, str]]) -> bool:
         matcher = self._matcher
@@ -101,44 +96,44 @@ class TextStream:
             self._close_span()
             self._channel = channel
         self._parts.append(text)
-        self._n_parts += self._unsaid
-        self._unsaid = 0
+        self._n_parts += self._n_held
+        self._n_held = 0
 
     def _close_span(self) -> None:
         if self._parts:
-            self._done.append((self._channel, self._drafter, "".join(self._parts), self._n_parts))
+            self._spans.append((self._channel, self._drafter, "".join(self._parts), self._n_parts))
             self._parts.clear()
             self._n_parts = 0
 
     def flush(self, now: float) -> None:
-        """Emit what can be said."""
+        """Emit the text that is complete."""
         self._close_span()
-        if not self._done:
+        if not self._spans:
             return
         at_ms = 1e3 * (now - self._arrived)
-        for channel, drafter, text, n in self._done:
-            self._n_said += n
+        for channel, drafter, text, n in self._spans:
+            self._n_emitted += n
             self._emit(
                 TextDelta(
                     request_id=self._request_id,
                     text=text,
                     channel=channel,
                     n_tokens=n,
-                    predicted_n=self._n_said,
+                    predicted_n=self._n_emitted,
                     at_ms=at_ms,
                     drafter=drafter,
                 )
             )
-        self._done.clear()
+        self._spans.clear()
         self._next_frame = now + FRAME_SECONDS
 
     def finish(self, now: float, *, stopped: bool) -> None:
-        """Emit all that is left. After a stop string (`stopped`) nothing that was held back is part of the text."""
+        """Emit the rest. After a stop string (`stopped`) what was held back is not part of the text."""
         if not stopped:
             rest = self._detokenizer.flush()
             pieces = [*(self._split(rest) if rest else ()), *self._splitter.flush()]
             if not self._add(pieces) and self._matcher is not None and (held := self._matcher.flush()):
                 self._append("answer", held)
-        if self._unsaid:  # tokens without text of their own are counted all the same
+        if self._n_held:  # tokens without text are counted too
             self._append(self._channel, "")
         self.flush(now)

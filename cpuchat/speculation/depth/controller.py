@@ -52,6 +52,9 @@ class DepthController:
         costs: None when there was no calibration, with `uncalibrated` as the reason; adaptive depth then stays off and
             only a fixed depth works.
         max_depth: longest draft that can be verified.
+
+    Attributes:
+        plan: the last plan for the draft model.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class DepthController:
 
     def _reset(self, fixed: int) -> None:
         self._fixed = fixed
-        self._plan = Plan()
+        self.plan = Plan()
         self._is_on = False
         self._is_asked = False  # about the draft model, in this answer
         self._n_written = 0
@@ -136,7 +139,7 @@ class DepthController:
             self._plain.observe(ms)
         catch_up = rolled_back = 0.0
         if self._costs is not None:
-            self._costs.record_verify(record, self._plan.depth)
+            self._costs.record_verify(record, self.plan.depth)
             catch_up = self._costs.catch_up_ms(record.unread)
             rolled_back = self._costs.rollback_ms if record.accepted < record.compared else 0.0
         spent = ms + record.draft_ms + rolled_back
@@ -244,8 +247,8 @@ class DepthController:
     def plan_draft(self, room: int, unread: int) -> Plan:
         """Plan the draft model's next draft: at most `room` tokens, with `unread` tokens of text to read first."""
         self._is_asked = True
-        self._plan = self._decide(min(room, self._max_depth), unread)
-        return self._plan
+        self.plan = self._decide(min(room, self._max_depth), unread)
+        return self.plan
 
     def _decide(self, most: int, unread: int) -> Plan:
         costs, acceptance = self._costs, self._draft_acceptance
@@ -255,7 +258,7 @@ class DepthController:
             depth = min(self._fixed, most)
             if costs is None or costs.overlap_times is None:
                 return Plan(depth)
-            return Plan(depth, overlap_is_better(depth, acceptance, costs.prices(), self._plan))
+            return Plan(depth, overlap_is_better(depth, acceptance, costs.prices(), self.plan))
         if costs is None:
             return Plan()
         best = self._best(costs, most)
@@ -340,7 +343,7 @@ class DepthController:
         if best is None:
             times = costs.times
             off = times.uncertainty if self._is_on else times.overestimate
-            best = best_steady(most, self._draft_acceptance, costs.prices(), off, self._plan)
+            best = best_steady(most, self._draft_acceptance, costs.prices(), off, self.plan)
             self._best_of[most] = best
         return best
 
@@ -352,14 +355,9 @@ class DepthController:
         return self._costs.plain_ms if self._costs is not None else self._plain.ms or None
 
     @property
-    def plan(self) -> Plan:
-        """The last plan for the draft model."""
-        return self._plan
-
-    @property
     def depth(self) -> int:
         """Tokens per draft now, whoever drafts: as planned, or those of the last draft while it is recent."""
-        return self._plan.depth or (self._last_depth if self._passes_since_draft <= _RECENT else 0)
+        return self.plan.depth or (self._last_depth if self._passes_since_draft <= _RECENT else 0)
 
     @property
     def acceptance(self) -> float:
@@ -371,7 +369,7 @@ class DepthController:
     @property
     def reason(self) -> str:
         """Why speculation is off, in one plain sentence with figures; "" while it is on."""
-        if self._plan.depth > 0 or self._is_on or self._passes_since_draft <= _RECENT:
+        if self.plan.depth > 0 or self._is_on or self._passes_since_draft <= _RECENT:
             return ""
         costs = self._costs
         if costs is None:

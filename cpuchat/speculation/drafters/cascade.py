@@ -1,4 +1,4 @@
-"""The free drafters together: who drafts now, and who would have been right."""
+"""The free drafters in order of preference, and the scores of those that are not verified."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from cpuchat.speculation.drafters.drafter import Drafter, Proposal
 from cpuchat.timings import DrafterName
 
 SHADOW_TOKENS: Final = 8
-"""Length of a prediction that is made only to be scored."""
+"""Length of a draft that is made only to be scored."""
 _KEPT_SCORES: Final = 256
 
 Score = tuple[DrafterName, list[int], list[bool]]
-"""Drafter, the buckets of tokens that it predicted, and whether each was right: at most the last one is not."""
+"""Drafter, the buckets of tokens that it drafted, and whether each was written: all but perhaps the last."""
 
 
 class Cascade:
-    """Asks drafters that cost next to nothing, and keeps score of them while nothing is verified.
+    """Asks drafters that cost next to nothing, and scores those whose proposals are not verified.
 
-    A drafter whose proposal is not being verified has a prediction pending: what it said when it was last asked, until
-    that is used up or refuted. What is written is compared with it the way a verify pass would: up to the first wrong
-    token, whose successors say nothing. So it is noticed when a drafter that is not worth a pass becomes worth it.
+    A drafter whose proposal is not being verified has a pending draft, its last one, until that is used up or refuted.
+    Written tokens are compared with it as in a verify pass: up to the first different token. So it is noticed when a
+    drafter that is not worth a pass becomes worth it.
+
+    Args:
+        drafters: preferred ones first.
+        worth: returns how many tokens of a proposal to verify now, 0 = none.
     """
 
     def __init__(self, drafters: Sequence[Drafter], worth: Callable[[Proposal], int]) -> None:
-        """`drafters`: those preferred first. `worth`: how many tokens of a proposal to verify now, 0 = none."""
+
         self._drafters = tuple(drafters)
         self._worth = worth
         self._pending: dict[DrafterName, Proposal] = {}
@@ -34,16 +38,16 @@ class Cascade:
         self._scores: list[Score] = []
 
     def begin_answer(self, text: Sequence[int]) -> None:
-        """An answer to `text` begins. What was learnt of the last one and not asked for yet is kept."""
+        """Begin an answer to `text`. Scores of the last one that were not taken yet are kept."""
         self._pending.clear()
         self._asked.clear()
         for drafter in self._drafters:
             drafter.begin_answer(text)
 
     def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
-        """The first proposal that is worth a pass, cut to what of it is; empty: none is.
+        """Return the first proposal that is worth a pass, cut to what is; empty: none is.
 
-        It is taken to be verified, so its drafter is not scored on it here. (The longest of all worthwhile ones is no
+        The caller verifies it, so its drafter is not scored on it here. (The longest of all worthwhile ones is no
         better choice: simulated over edited code it was up to 7 % slower, since the preferred drafter knows more.)
         """
         for drafter in self._drafters:
@@ -58,7 +62,7 @@ class Cascade:
         return Proposal(self._drafters[0].name if self._drafters else "lookup")
 
     def append(self, tokens: Sequence[int]) -> None:
-        """These were written after it: by a verify pass, by plain steps, or as another drafter proposed."""
+        """Add tokens that were written, with or without a draft."""
         if not tokens:
             return
         for drafter in self._drafters:
@@ -69,7 +73,7 @@ class Cascade:
         self._asked.clear()
 
     def take_scores(self) -> list[Score]:
-        """What was compared since the last call, in the order of the text."""
+        """Return what was compared since the last call, in the order of the text."""
         scores, self._scores = self._scores, []
         return scores
 
@@ -79,20 +83,20 @@ class Cascade:
             self._compared[proposal.drafter] = 0
 
     def _compare(self, name: DrafterName, tokens: Sequence[int]) -> None:
-        """Compare the pending prediction of `name` with what was written; a wrong or used up one is dropped."""
+        """Compare the pending draft of `name` with what was written; a refuted or used up one is dropped."""
         proposal = self._pending.get(name)
         if proposal is None:
             return
         first = self._compared[name]
-        predicted = proposal.tokens[first : first + len(tokens)]
-        right = [True] * len(predicted)
-        for i, (token, written) in enumerate(zip(predicted, tokens, strict=False)):
-            if token != written:
-                right = [*right[:i], False]
+        accepted: list[bool] = []
+        for token, written in zip(proposal.tokens[first:], tokens, strict=False):
+            accepted.append(token == written)
+            if not accepted[-1]:
                 break
-        self._scores.append((name, proposal.buckets[first : first + len(right)], right))
+        end = first + len(accepted)
+        self._scores.append((name, proposal.buckets[first:end], accepted))
         del self._scores[:-_KEPT_SCORES]
-        if not right[-1] or first + len(right) == len(proposal):
+        if not accepted[-1] or end == len(proposal):
             del self._pending[name]
         else:
-            self._compared[name] = first + len(right)
+            self._compared[name] = end

@@ -11,15 +11,15 @@ from cpuchat.speculation.drafters.ngrams import NgramIndex
 from cpuchat.timings import DrafterName
 
 MAX_MATCH: Final = 32
-"""Longer matches are all worth the same."""
+"""Longer matches count as this."""
 _BUCKET_MATCHES: Final = (3, 4, 6, 9, 16, 32)
-"""Match lengths from which on the next bucket is given."""
+"""Match lengths at which the next confidence bucket begins."""
 _BUCKETS: Final = tuple(1 + bisect_right(_BUCKET_MATCHES, match) for match in range(MAX_MATCH + 1))
 assert _BUCKETS[-1] == N_BUCKETS - 1
 
 
 def estimate(match: int) -> float:
-    """Probability that the text goes on as it did after the same `match` tokens.
+    """Return the probability that the text continues as it did after the same `match` tokens.
 
     Measured over source code and technical prose: 0.26 to 0.44 after two tokens, 0.6 to 0.7 after eight, 0.8 after 16.
     """
@@ -27,12 +27,12 @@ def estimate(match: int) -> float:
 
 
 class PromptLookup:
-    """Copies on from the most recent occurrence of the n-gram that ends the text, the longest one that has occurred.
+    """Copies what followed the latest occurrence of the longest n-gram at the end of the text that occurred before.
 
-    After Saxena, "Prompt Lookup Decoding", where the text is searched each time, and its oldest occurrence found. Past
-    the end of the text the copy goes on with itself, so periodic text keeps its period. A token's bucket and estimate
-    come from the length of the match that it continues, the drafted tokens before it included: it only counts if they
-    are right. Appending a token and proposing take constant time.
+    After Saxena, "Prompt Lookup Decoding", which searches the whole text each time and finds the oldest occurrence.
+    Past the end of the text the copy continues with itself, so periodic text keeps its period. A token's bucket comes
+    from the length of the match that it continues, including the drafted tokens before it: it only counts if they are
+    accepted. Appending a token and proposing take constant time.
     """
 
     name: DrafterName = "lookup"
@@ -48,15 +48,15 @@ class PromptLookup:
         self._index = NgramIndex(range(shortest, longest + 1))
 
     def begin_answer(self, text: Sequence[int]) -> None:
-        """See `Drafter.begin_answer`."""
+        """Implement `Drafter.begin_answer`."""
         self._index.set_text(text)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """See `Drafter.append`."""
+        """Implement `Drafter.append`."""
         self._index.extend(tokens)
 
     def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
-        """See `Drafter.propose`."""
+        """Implement `Drafter.propose`."""
         size, end = self._index.match()
         n = min(max_n, MAX_DEPTH)
         if not size or n < 1:
@@ -71,7 +71,7 @@ class PromptLookup:
         return Proposal("lookup", tokens, [_BUCKETS[min(match + i, MAX_MATCH)] for i in range(n)])
 
     def _length(self, end: int, known: int) -> int:
-        """How many tokens up to `end` are those at the end of the text, `MAX_MATCH` at most; the last `known` are."""
+        """Return how many tokens up to `end` match the end of the text, at most `MAX_MATCH`; `known` of them do."""
         text = self._index.text
         last = len(text) - 1
         most = min(MAX_MATCH, end + 1)

@@ -1,4 +1,4 @@
-"""A text with, for every position, the previous place where the same n tokens ended: what lookup and suffix share."""
+"""An n-gram index over a growing text, used by prompt lookup and suffix decoding."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ NOWHERE: Final = -1
 class NgramIndex:
     """Hash index over the n-grams of a growing text; O(number of sizes) for a token appended or removed.
 
-    For every size a dictionary leads from an n-gram's key to the position of its last token where it occurred last,
-    and an array from every position to the occurrence before. Keys are polynomial hashes of 61 bits (exact up to three
-    tokens below a million). Two n-grams of the same key would be taken for one: a wrong draft, which verification
-    refuses, so nothing is spent on ruling it out. About 75 bytes per token and size.
+    For every size a dictionary maps an n-gram's key to the position of its last token where it occurred last, and an
+    array maps every position to the occurrence before. Keys are polynomial hashes of 61 bits (exact up to three tokens
+    below a million). A collision gives a wrong draft, which verification rejects. About 75 bytes per token and size.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -37,13 +36,13 @@ class NgramIndex:
         return len(self.text)
 
     def __sizeof__(self) -> int:
-        """Bytes of the index: tables, keys and positions; the shared position objects are counted once."""
+        """Return the bytes of tables, keys and positions; the shared position objects are counted once."""
         tables = sum(d.__sizeof__() + sum(key.__sizeof__() for key in d) for d in self._last.values())
         arrays = sum(a.__sizeof__() for a in (self.text, *self.previous.values()))
         return tables + arrays + 32 * len(self.text)
 
     def set_text(self, text: Sequence[int]) -> None:
-        """Hold `text` from now on; the part that it shares with the text held so far stays indexed."""
+        """Replace the text; the prefix that it shares with the one before stays indexed."""
         new = array("i", text)
         self.truncate(common_prefix(self.text, new))
         self.extend(new[len(self.text) :])
@@ -68,7 +67,7 @@ class NgramIndex:
         self._keys = keys
 
     def truncate(self, length: int) -> None:
-        """Forget what follows the first `length` tokens, as if it had never been there."""
+        """Remove what follows the first `length` tokens."""
         removed = len(self.text) - length
         if removed <= 0:
             return
@@ -93,7 +92,7 @@ class NgramIndex:
         self._keys = self._keys_at(length - 1)
 
     def match(self) -> tuple[int, int]:
-        """The longest size whose n-gram at the end of the text occurred before, and where it ended; (0, -1): none."""
+        """Return the longest size whose n-gram at the end of the text occurred before, and its end; (0, -1): none."""
         for size in reversed(self.sizes):
             previous = self.previous[size]
             if previous and previous[-1] != NOWHERE:
@@ -101,15 +100,15 @@ class NgramIndex:
         return 0, NOWHERE
 
     def key(self, size: int) -> int | None:
-        """Key of the last `size` tokens, for `last` of another index; None: the text is shorter."""
+        """Return the key of the last `size` tokens, for `last` of another index; None: the text is shorter."""
         return self._keys[size - 1] if size <= len(self._keys) else None
 
     def last(self, size: int, key: int) -> int:
-        """Position of the last token of the last occurrence of the n-gram with this key; `NOWHERE`: none."""
+        """Return the end of the last occurrence of the n-gram with this key; `NOWHERE`: none."""
         return self._last[size].get(key, NOWHERE)
 
     def _keys_at(self, position: int) -> list[int]:
-        """Keys of the 1-gram, 2-gram, ... that end at `position`, as `extend` makes them."""
+        """Return the keys of the 1-gram, 2-gram, ... that end at `position`, as `extend` computes them."""
         keys, factor = [], 1
         key = 0
         for token in reversed(self.text[max(0, position + 1 - self.sizes[-1]) : position + 1]):

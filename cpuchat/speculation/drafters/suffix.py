@@ -1,4 +1,4 @@
-"""Suffix decoding: continue with what most often followed the longest suffix of the text that occurred before."""
+"""Suffix decoding: draft what most often followed the longest suffix of the text that occurred before."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from cpuchat.speculation.drafters.ngrams import NgramIndex
 from cpuchat.timings import DrafterName
 
 SIZES: Final = (2, 3, 5, 8)
-"""Lengths of the indexed n-grams: the matches looked for, shortest first."""
+"""Lengths of the indexed n-grams, shortest first."""
 LONG: Final = (16, 32)
-"""Match lengths beyond them, found among the occurrences of the longest n-gram."""
+"""Longer match lengths, found among the occurrences of the longest n-gram."""
 MAX_CANDIDATES: Final = 8
-"""Occurrences that count, the most recent ones: what bounds the time of a proposal."""
+"""Most recent occurrences that count: this bounds the time of a proposal."""
 ENOUGH: Final = 6
-"""A match with so many occurrences ends the search: a shorter one knows less about what comes now."""
+"""A match with so many occurrences ends the search: shorter ones predict worse."""
 END: Final = -1
-"""Stands behind every remembered chat; no text goes on past it."""
+"""Ends every remembered chat; no draft goes past it."""
 
 
 def escape(match: int, seen: int) -> float:
-    """How many more occurrences 'something else follows' counts as, after a match of `match` tokens seen `seen` times.
+    """Return the pseudo-count of "something else follows" after a match of `match` tokens seen `seen` times.
 
-    The share of wrong tokens among unanimous predictions, measured over source code and technical prose, falls with
+    The share of rejected tokens among unanimous predictions, measured over source code and technical prose, falls with
     both about like this (1.3 to 2.8 after two tokens seen once, 0.2 after sixteen, 0.3 after two tokens seen often).
     """
     return 3 / (match * sqrt(seen))
@@ -42,28 +42,31 @@ _ESCAPE: Final = tuple(
 class SuffixDecoding:
     """Drafts along the most frequent continuation of a suffix.
 
-    After Oliaro et al., "SuffixDecoding", arXiv 2411.04975. The paper's suffix trees are implicit here: hash tables
-    lead from the last 8, 5, 3 and 2 tokens to the places where they occurred, and the tree below such a match is what
-    follows at these places, read when it is asked for. That keeps every token removable (an edited chat) and costs
-    about 75 bytes per token and n-gram length. Capped are the occurrences that count (the `MAX_CANDIDATES` most
-    recent), the match lengths told apart (`SIZES` and `LONG`) and the length of a draft (`factor` times the match, the
-    paper's alpha, and never past a path probability of `min_path`). Of the trees of all matches, in this chat and in
-    others, the draft with the highest score is taken: the sum of its path probabilities, which is the number of tokens
-    expected to be right.
+    After Oliaro et al., "SuffixDecoding", arXiv 2411.04975. The paper's suffix trees are implicit here: hash tables map
+    the last 8, 5, 3 and 2 tokens to the places where they occurred, and the tree below such a match is what follows at
+    these places, read on demand. So every token can be removed (an edited chat), at about 75 bytes per token and n-gram
+    length. Limited are the occurrences that count (the `MAX_CANDIDATES` most recent), the match lengths (`SIZES` and
+    `LONG`) and the length of a draft (`factor` times the match, the paper's alpha, down to a path probability of
+    `min_path`). Of all matches, in this chat and in others, the draft with the highest score is taken: the sum of its
+    path probabilities, which is the number of tokens expected to be accepted.
 
-    Where the text ends, the continuation of an occurrence goes on with itself: periodic text stays periodic.
+    Where the text ends, the continuation of an occurrence repeats itself: periodic text stays periodic.
+
+    Args:
+        other_chats: tokens of earlier chats kept at most, an end mark each included.
+
+    Attributes:
+        use_remembered: proposals may come from other chats.
     """
 
     name: DrafterName = "suffix"
 
     def __init__(self, *, factor: float = 2.0, min_path: float = 0.05, other_chats: int = 1 << 16) -> None:
-        """`other_chats`: how many tokens of earlier chats are kept at most, an end mark each included."""
         self.use_remembered = True
-        """Whether proposals may come from other chats."""
         self._factor = factor
         self._min_path = min_path
         self._chat = NgramIndex(SIZES)
-        # Two generations: when the newer is full, the older one is dropped whole. Nothing is ever taken out singly.
+        # Two generations: when the newer is full, the older one is dropped as a whole.
         self._half = other_chats // 2
         self._newer, self._older = NgramIndex(SIZES), NgramIndex(SIZES)
         self._newer_texts: list[array[int]] = []
@@ -74,18 +77,18 @@ class SuffixDecoding:
         return len(self._newer) + len(self._older)
 
     def begin_answer(self, text: Sequence[int]) -> None:
-        """See `Drafter.begin_answer`."""
+        """Implement `Drafter.begin_answer`."""
         self._chat.set_text(text)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """See `Drafter.append`."""
+        """Implement `Drafter.append`."""
         self._chat.extend(tokens)
 
     def remember(self, tokens: Sequence[int]) -> None:
-        """Keep the text of another chat to draft from; the oldest ones go when there are too many tokens.
+        """Keep the text of another chat to draft from; the oldest texts are dropped when there are too many tokens.
 
-        What its beginning shares with a text remembered lately (the same chat when it was shorter, the same system
-        prompt) is not kept twice. Of a text longer than half of what may be kept, the end is.
+        A prefix shared with a recent text (the same chat when it was shorter, the same system prompt) is not kept
+        twice. Of a text longer than half of the limit, the end is kept.
         """
         if self._half < 2 or not tokens:
             return
@@ -104,12 +107,12 @@ class SuffixDecoding:
         self._newer_texts = []
 
     def _unknown(self, text: array[int]) -> array[int]:
-        """What of `text` the newer generation does not hold, with enough before it to be found by."""
+        """Return what of `text` the newer generation does not hold, with enough before it to match."""
         known = max((common_prefix(text, other) for other in self._newer_texts), default=0)
         return text[max(0, known - SIZES[-1]) :] if known < len(text) else array("i")
 
     def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
-        """See `Drafter.propose`. Grades are those of each token's probability given that the ones before are right."""
+        """Implement `Drafter.propose`. Buckets are of each token's probability given that those before are accepted."""
         max_n = min(max_n, MAX_DEPTH)
         tokens: list[int] = []
         probabilities: list[float] = []
@@ -129,9 +132,9 @@ class SuffixDecoding:
         return Proposal("suffix", tokens, [confidence_bucket(p) for p in probabilities])
 
     def _matches(self, source: NgramIndex) -> Iterator[tuple[int, list[int]]]:
-        """Match lengths, longest first, each with the positions in `source` where such a match ends, latest first.
+        """Yield match lengths, longest first, each with the positions in `source` where it ends, latest first.
 
-        A length whose occurrences are those of a longer one is left out.
+        A length with the same occurrences as a longer one is left out.
         """
         found = 0
         for size in reversed(SIZES):
@@ -146,7 +149,7 @@ class SuffixDecoding:
                 yield size, ends
 
     def _ends(self, source: NgramIndex, size: int) -> list[int]:
-        """Where the chat's last `size` tokens ended in `source`, the chat's own end left out; the latest first."""
+        """Return where the chat's last `size` tokens ended in `source`, without the chat's own end, latest first."""
         if source is self._chat:
             previous = source.previous[size]
             end = previous[-1] if previous else -1
@@ -163,7 +166,7 @@ class SuffixDecoding:
         return ends
 
     def _longer(self, source: NgramIndex, ends: list[int]) -> list[tuple[int, list[int]]]:
-        """What of `ends` ends a longer match, too, longest first."""
+        """Return those of `ends` that end a longer match too, longest first."""
         longer: list[tuple[int, list[int]]] = []
         text, own = source.text, self._chat.text
         for length in LONG:
@@ -179,7 +182,7 @@ class SuffixDecoding:
     def _path(
         self, source: NgramIndex, ends: list[int], match: int, limit: int, min_probability: float
     ) -> tuple[list[int], list[float], float]:
-        """The most frequent way on from `ends`: tokens, each one's probability, and the score."""
+        """Return the most frequent continuation of `ends`: tokens, each one's probability, and the score."""
         tokens: list[int] = []
         probabilities: list[float] = []
         path, score, seen = 1.0, 0.0, len(ends)
@@ -212,9 +215,9 @@ class SuffixDecoding:
 
 
 def _continuations(text: array[int], ends: list[int], length: int) -> list[tuple[array[int], int]]:
-    """The `length` tokens after each of `ends`; past the end of the text, what was read repeats.
+    """Return the `length` tokens after each of `ends`, with weights; past the end of the text they repeat.
 
-    Equal ones are one with a weight: repetitive text has few different ones. In the order of `ends`.
+    Equal ones are merged: repetitive text has few different ones. In the order of `ends`.
     """
     different: dict[bytes, array[int]] = {}
     weights: dict[bytes, int] = {}

@@ -16,7 +16,7 @@ import pytest
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.model import Model
-from cpuchat.engine.llama.rollback import Bounded, Checkpoint, Exact, NoRollback, request_rollback
+from cpuchat.engine.llama.rollback import Bounded, Checkpoint, NoRollback, Rollback, request_rollback
 from cpuchat.engine.llama.rollback_probe import can_roll_back, detect_rollback
 from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.models import fit
@@ -359,14 +359,14 @@ def test_a_ubatch_too_short_for_snapshots_gets_a_second_sequence() -> None:
     assert (params.n_rs_seq, params.n_seq_max, params.kv_unified) == (0, 2, True)
 
 
-class _Stays(Exact):
+class _Stays(Rollback):
     """Claims to go back and does not."""
 
     def roll_back_to(self, n: int, marked: int, passes: int) -> int | None:
         return n
 
 
-class _Renumbers(Exact):
+class _Renumbers(Rollback):
     """Goes back in the positions only: llama.cpp takes that, and the state still holds what was refused."""
 
     def roll_back_to(self, n: int, marked: int, passes: int) -> int | None:

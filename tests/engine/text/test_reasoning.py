@@ -156,7 +156,9 @@ def test_plain_text_is_passed_on_at_once():
     assert splitter.feed("is") == [("reasoning", "</this")]
 
 
-parts = sorted({m for f in FORMATS for m in (*f.openings, *f.closings, *f.before_answer, *f.after_answer, *f.again)})
+parts = sorted(
+    {m for f in FORMATS for m in (*f.openings, *f.closings, *f.before_answer, *f.after_answer, *f.reopening)}
+)
 texts = st.lists(
     st.one_of(st.sampled_from(parts), st.sampled_from(["<think>", "</think>", "```\n", "\n", " ", "a", "b\n", "<|"])),
     max_size=14,

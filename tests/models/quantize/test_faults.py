@@ -102,4 +102,4 @@ def files_limited_to(size: int) -> Iterator[None]:
 def test_a_disk_that_gets_full_ends_it_and_leaves_nothing(large: Path, tmp_path: Path) -> None:
     with files_limited_to(4 << 20):
         error = refused(job(large, tmp_path / "out.gguf", "Q8_0"), DiskFull)
-    assert "cannot be written to its end" in error.message
+    assert "Cannot write the whole file" in error.message
