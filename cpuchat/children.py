@@ -1,4 +1,4 @@
-"""How Python processes of this package are started: nothing of the current folder on their path, no secrets in their
+"""Starts Python processes of this package: without the current folder on their path, without secrets in their
 environment."""
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 
 
 def python_command(*arguments: str) -> list[str]:
-    """The command that runs this interpreter, with `-P`: `-m` and `-c` alone put the current folder first on the path,
-    where a `queue.py` of anyone's would be executed."""
+    """Return the command that runs this interpreter with `-P`: `-m` and `-c` alone put the current folder first on the
+    path, where anyone's `queue.py` would be executed."""
     return [sys.executable, "-P", *arguments]
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """What a child that computes needs of this process's environment, and `more`.
+    """Return the environment for a computing child: what it needs of this process's environment, and `more`.
 
-    These children read strangers' files, so they get what the system's libraries, Python, llama.cpp and this package
-    read, and no tokens. Downloads, which need a token and proxies, are given the whole environment instead.
+    These children read strangers' files, so they get the variables of system libraries, Python, llama.cpp and this
+    package, and no tokens. Downloads, which need a token and proxies, get the whole environment instead.
     """
     kept = {name: value for name, value in os.environ.items() if _is_needed(name.upper())}
     return {**kept, **more}

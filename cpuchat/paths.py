@@ -1,4 +1,4 @@
-"""Where things are kept. Nothing is created here; who writes creates.
+"""The places of all files. Nothing is created here; writers create their folders.
 
 `CPUCHAT_CONFIG_DIR`, `CPUCHAT_DATA_DIR` and `CPUCHAT_CACHE_DIR` override the platform's folders.
 """
@@ -23,16 +23,15 @@ def _folder(variable: str, default: Path) -> Path:
 
 
 def expanded(text: str | Path) -> Path:
-    """`text` as a path, a leading `~` or `~user` replaced by that home folder; of an unknown user it stays, as in
-    shells."""
+    """Return `text` as a path with a leading `~` or `~user` expanded; unchanged for an unknown user, as in shells."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 (Path.expanduser raises RuntimeError there)
 
 
 def read_text(file: Path, most: int = 1 << 20) -> str:
-    """The UTF-8 text of a small file that people edit; a byte order mark is left out.
+    """Read the UTF-8 text of a small file that people edit, without a byte order mark.
 
     Raises:
-        OSError: it cannot be read, is no regular file (a pipe would never end), or holds over `most` bytes.
+        OSError: it cannot be read, is not a regular file (a pipe might never end), or is larger than `most` bytes.
         UnicodeDecodeError: it is not UTF-8.
     """
     handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -60,12 +59,12 @@ def data_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """What can be made again: saved KV, calibrations, logs."""
+    """What can be recreated: saved KV, calibrations, logs."""
     return _folder("CPUCHAT_CACHE_DIR", platformdirs.user_cache_path(APP, appauthor=False))
 
 
 def shown(path: Path) -> str:
-    """A path as people write it, with `~` for the home folder."""
+    """Return a path for display, with `~` for the home folder."""
     with contextlib.suppress(ValueError, RuntimeError):
         return str(Path("~") / path.relative_to(Path.home()))
     return str(path)
@@ -76,7 +75,7 @@ def settings_file() -> Path:
 
 
 def state_file() -> Path:
-    """What the app remembers by itself: the last model, which panes are shown."""
+    """State of the app: the last model, which panes are shown."""
     return data_dir() / "state.json"
 
 
@@ -85,7 +84,7 @@ def user_themes_dir() -> Path:
 
 
 def user_catalog() -> Path:
-    """The user's own entries of the catalog of models."""
+    """The user's catalog entries."""
     return config_dir() / "catalog.toml"
 
 
@@ -94,22 +93,22 @@ def chats_db() -> Path:
 
 
 def made_models_dir() -> Path:
-    """Models that were quantized here from one that lies in no folder of the user's."""
+    """Quantized models whose source is not in a folder of the user."""
     return data_dir() / "models"
 
 
 def downloads_file() -> Path:
-    """Downloads that are not done, so that the next run can go on with them."""
+    """Unfinished downloads, which the next run resumes."""
     return data_dir() / "downloads.json"
 
 
 def recent_models_file() -> Path:
-    """Models that were opened by their path and lie in no folder that is searched."""
+    """Models that were opened by path and are in no folder that is searched."""
     return data_dir() / "recent_models.json"
 
 
 def kv_dir() -> Path:
-    """Saved KV of chats, so that they go on quickly after a restart."""
+    """Saved KV of chats, to continue them quickly after a restart."""
     return cache_dir() / "kv"
 
 
@@ -119,32 +118,32 @@ def calibration_file() -> Path:
 
 
 def kv_stem(chat_id: str) -> str:
-    """How the names of a chat's files in `kv_dir` begin, whatever model they belong to."""
+    """Return the common prefix of a chat's file names in `kv_dir`, for all models."""
     return hashlib.sha256(chat_id.encode()).hexdigest()[:20]
 
 
 def pairs_file() -> Path:
-    """Which draft models fit which targets, as far as it has been looked at."""
+    """Results of comparing draft models with targets."""
     return cache_dir() / "pairs.json"
 
 
 def library_file() -> Path:
-    """What the headers of the models of this machine say, so that they are read once."""
+    """Summaries of the headers of the models on this machine."""
     return cache_dir() / "library.json"
 
 
 def usage_file() -> Path:
-    """When each model was loaded last, and how fast it answered."""
+    """When each model was loaded last, and its measured speed."""
     return cache_dir() / "usage.json"
 
 
 def bandwidth_file() -> Path:
-    """What the memory of this machine was measured to deliver."""
+    """Measured memory bandwidths of this machine."""
     return cache_dir() / "bandwidth.json"
 
 
 def headers_dir() -> Path:
-    """Headers of models on the hub."""
+    """Cached headers of models on the hub."""
     return cache_dir() / "headers"
 
 

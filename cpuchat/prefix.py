@@ -1,4 +1,4 @@
-"""What two sequences share from the start."""
+"""Common prefixes of sequences."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of the longest common prefix of two lists, arrays or byte strings (both of one kind)."""
+    """Return the length of the longest common prefix of two lists, arrays or byte strings (both of one kind)."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
-    # Whole slices are compared by the interpreter at once: far faster than a loop.
+    # Comparing whole slices is far faster than a loop.
     while low < high:  # a[:low] is common, a[:high] is not
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:

@@ -1,8 +1,8 @@
-"""Makes untrusted text safe to show: nothing in it can steer the terminal or reorder what is read.
+"""Makes untrusted text safe to display: it cannot control the terminal or reorder what is read.
 
-Two gates stand right before the terminal, and everything passes one of them: `tui.gate` each row that the app draws,
-`cli.output` each text that a command prints. Names and messages go through `clean_line` and `clean` before they are
-laid out, too, so that what is replaced stays visible (an escape character becomes ␛) and has its width counted.
+Two gates stand before the terminal, and everything passes one of them: `tui.terminal.gate` for rows that the app draws,
+`cli.output` for text that a command prints. Names and messages also go through `clean_line` and `clean` before layout,
+so that replaced characters stay visible (an escape character becomes ␛) and have the right width.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def _shown(match: re.Match[str]) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` without anything that a terminal acts on.
+    """Return `text` without anything that a terminal acts on.
 
     Kept: newlines, tabs (see `expand_tabs`), ZWJ and ZWNJ (emoji, Indic and Persian script), variation selectors.
-    `\\r\\n` becomes `\\n`. Every control character is replaced by itself, so an escape sequence cut in two by streaming
-    does no harm; for the pairs that belong together there is `Cleaner`.
+    `\\r\\n` becomes `\\n`. Every control character is replaced separately, so an escape sequence split by streaming
+    does no harm; `Cleaner` handles pairs that belong together.
     """
     if _UNSAFE.search(text) is None:
         return text
@@ -56,12 +56,12 @@ def clean(text: str) -> str:
 
 
 def clean_line(text: str) -> str:
-    """`clean` for titles and other one-line texts: line breaks and tabs become spaces."""
+    """Clean a one-line text such as a title: line breaks and tabs become spaces."""
     return " ".join(clean(text).split())
 
 
 class Cleaner:
-    """`clean` over a stream: any cutting into chunks gives the same text."""
+    """Cleans a stream: any division into chunks gives the same text."""
 
     def __init__(self) -> None:
         self._before = ""
@@ -85,15 +85,15 @@ class Cleaner:
 
 
 def is_safe(texts: Iterable[str]) -> bool:
-    """True if no character of `texts` needs cleaning; tabs and newlines do not count as unsafe."""
+    """Return whether no character of `texts` needs cleaning; tabs and newlines are safe."""
     return all(_UNSAFE.search(text) is None for text in texts)
 
 
 def replace_unsafe(text: str, shown: Callable[[str], str]) -> str:
-    """`text` with `shown(character)` for each character that `clean` would replace."""
+    """Replace each character that `clean` would replace by `shown(character)`."""
     return _UNSAFE.sub(lambda match: shown(match[0]), text)
 
 
 def expand_tabs(line: str) -> str:
-    """Tabs to spaces, stops every `TAB_SIZE` characters."""
+    """Expand tabs to spaces, with stops every `TAB_SIZE` characters."""
     return line.expandtabs(TAB_SIZE) if "\t" in line else line

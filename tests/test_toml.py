@@ -33,8 +33,8 @@ def test_dots_in_texts_are_no_parts() -> None:
 
 def test_whoever_reads_such_a_file_says_so() -> None:
     for read in (settings.parse, parse_theme):
-        with pytest.raises((SettingsError, ThemeError), match="not valid TOML: a key of over 32 dotted parts"):
+        with pytest.raises((SettingsError, ThemeError), match="not valid TOML: a key with over 32 dotted parts"):
             read(f"{PARTS} = 1")
     paths.user_catalog().parent.mkdir(parents=True, exist_ok=True)
     paths.user_catalog().write_text(f"{PARTS} = 1")
-    assert any("a key of over 32 dotted parts" in problem for problem in load_catalog().problems)
+    assert any("a key with over 32 dotted parts" in problem for problem in load_catalog().problems)

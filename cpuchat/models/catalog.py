@@ -1,8 +1,8 @@
-"""The catalog: chat models that are worth knowing, where their GGUF files are, and which of them draft for which.
+"""The catalog: recommended chat models, where their GGUF files are, and which of them draft for which.
 
-`catalog.toml` beside this file comes with the program; `catalog.toml` in the config folder holds the user's own
-entries in the same form. One with a known id changes only the keys that it has. Sizes and contexts are for choosing
-what to look at; what counts is read from the header of the file itself (`gguf`, `hub`).
+`catalog.toml` beside this file comes with the program; `catalog.toml` in the config folder has the user's own entries
+in the same format. An entry with a known id overrides only the keys that it has. Sizes and contexts help to choose;
+the authoritative values are in the file's header (`gguf`, `hub`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ MAX_BYTES = 1 << 20
 """A longer catalog is not read."""
 
 _SAME_SIZE = 0.3
-"""Two models of one name are the same when their parameters differ by no more than this share: some files hold the
+"""Two models of one name are the same if their parameter counts differ by at most this share: some files contain the
 embedding table once, some twice."""
 
 _WHY_NO_DRAFT = {
-    "small": "small: it drafts for larger ones",
-    "experts": "mixture of experts: verifying several tokens at once reads more experts, so drafting rarely pays",
-    "recurrent": "the small models of its vocabulary are recurrent, which cpuchat does not use to draft",
+    "small": "small: drafts for larger models",
+    "experts": "mixture of experts: verifying several tokens reads more experts, so drafting rarely pays",
+    "recurrent": "the small models with its vocabulary are recurrent, which cpuchat does not use as drafts",
     "vocabulary": "no small model shares its vocabulary",
-    "size": "no model that could draft is small enough",
+    "size": "no compatible model is small enough",
 }
 NoDraft = Literal["", "small", "experts", "recurrent", "vocabulary", "size"]
 Text = Annotated[str, msgspec.Meta(max_length=400)]
@@ -51,11 +51,11 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     `context` in tokens, as trained. `repos` hold its GGUF files, the first one those of `sizes` (GB of 1e9 bytes by
     quantization). `vocabulary` names the tokenizer: models with another one cannot draft. `drafts` are ids of models
-    that can draft for this one, the best first; `no_draft` is why there are none, and `no_draft_detail` what is
-    particular about that. `drafts_for` (of the user's own entries) are ids of models that this one drafts for. `use`
-    "draft": made to draft, not to chat with. `verified` names the facts that were found in public listings and reports:
-    "repo" (the first one), "params", "context", "drafts", and quantizations for their sizes; all others are from memory
-    or computed.
+    that can draft for this one, the best first; `no_draft` is why there are none, with details in
+    `no_draft_detail`. `drafts_for` (of the user's own entries) are ids of models that this one drafts for. `use`
+    "draft": made to draft, not to chat with. `verified` lists the facts confirmed by public listings and reports:
+    "repo" (the first one), "params", "context", "drafts", and quantizations for their sizes; all others are
+    unconfirmed or computed.
     """
 
     id: Id
@@ -80,20 +80,20 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         if self.active_params > self.params:
-            raise ValueError("active_params: there cannot be more than params")
+            raise ValueError("active_params: must not exceed params")
         if self.id in (*self.drafts, *self.drafts_for):
-            raise ValueError("drafts: a model does not draft for itself")
+            raise ValueError("drafts: a model cannot draft for itself")
         if self.drafts and self.no_draft:
-            raise ValueError("no_draft: there are drafts")
+            raise ValueError("no_draft: conflicts with drafts")
         if self.no_draft_detail and not self.no_draft:
-            raise ValueError("no_draft_detail: no_draft is missing")
+            raise ValueError("no_draft_detail: requires no_draft")
         unknown = set(self.verified) - {"repo", "params", "context", "drafts", *self.sizes}
         if unknown:
             raise ValueError(f"verified: {sorted(unknown)[0]!r} is neither a fact nor one of the sizes")
 
     @property
     def is_moe(self) -> bool:
-        """A mixture of experts: a token uses only some of the weights."""
+        """Whether it is a mixture of experts: a token uses only some of the weights."""
         return 0 < self.active_params < self.params
 
     @property
@@ -103,12 +103,12 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def why_no_draft(self) -> str:
-        """Why no model drafts for this one, as a clause; "" when some do or nothing is known."""
+        """Why no model drafts for this one, as a clause; "" when some do or it is not known."""
         return self.no_draft_detail or _WHY_NO_DRAFT.get(self.no_draft, "")
 
     @property
     def quantization(self) -> str:
-        """The one to take when nothing else is said; "" when no size is known."""
+        """The default quantization; "" when no size is known."""
         return next((name for name in PREFERRED if name in self.sizes), next(iter(self.sizes), ""))
 
     @property
@@ -118,26 +118,26 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def spec(self) -> str:
-        """What `models download` takes: `owner/name:Q4_K_M`."""
+        """The argument for `models download`: `owner/name:Q4_K_M`."""
         return f"{self.repos[0]}:{self.quantization}" if self.quantization else self.repos[0]
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """Models in the order of the files, the user's own first. `problems`: what could not be used, a sentence each."""
+    """Models in file order, the user's first. `problems`: one sentence for each entry that could not be used."""
 
     models: tuple[CatalogModel, ...]
     problems: tuple[str, ...] = ()
 
     def find(self, wanted: str) -> CatalogModel | None:
-        """The model of that id."""
+        """Return the model with that id."""
         return next((model for model in self.models if model.id == wanted), None)
 
     def drafts_of(self, model: CatalogModel) -> list[CatalogModel]:
-        """The models that can draft for it, the best first."""
+        """Return the models that can draft for it, the best first."""
         return [draft for wanted in model.drafts if (draft := self.find(wanted)) is not None]
 
     def search(self, words: str) -> list[CatalogModel]:
-        """The models in which every word occurs, in the name, family, publisher or a repository."""
+        """Return the models that match every word in name, family, publisher or a repository."""
         wanted = words.lower().split()
         return [model for model in self.models if all(word in _searched(model) for word in wanted)]
 
@@ -147,7 +147,7 @@ def _searched(model: CatalogModel) -> str:
 
 
 def load_catalog(user_file: Path | None = None) -> Catalog:
-    """Read both catalogs. Never fails: what is wrong is left out and told in `problems`.
+    """Read both catalogs. Never fails: invalid entries are left out and listed in `problems`.
 
     Args:
         user_file: replaces `catalog.toml` in the config folder, which need not exist.
@@ -160,12 +160,12 @@ def load_catalog(user_file: Path | None = None) -> Catalog:
     for model in theirs.values():
         for draft in model.drafts:
             if draft not in models:
-                problems.append(str(_error(file, f"{model.id}, drafts", f"there is no model {draft!r}")))
+                problems.append(str(_error(file, f"{model.id}, drafts", f"unknown model {draft!r}")))
         for target in model.drafts_for:
             if target in models:
                 models[target] = _drafted_by(models[target], model.id)
             else:
-                problems.append(str(_error(file, f"{model.id}, drafts_for", f"there is no model {target!r}")))
+                problems.append(str(_error(file, f"{model.id}, drafts_for", f"unknown model {target!r}")))
     return Catalog(tuple(models.values()), tuple(problems))
 
 
@@ -177,7 +177,7 @@ def _drafted_by(model: CatalogModel, draft: str) -> CatalogModel:
 def _read(
     file: Path, problems: list[str], known: Mapping[str, CatalogModel] = MappingProxyType({})
 ) -> dict[str, CatalogModel]:
-    """The models of one file by id; entries of `known` models change those. What is wrong goes to `problems`."""
+    """Return the models of one file by id; entries of `known` models override those. Appends to `problems`."""
     found: dict[str, CatalogModel] = {}
     try:
         entries = _entries(file)
@@ -189,7 +189,7 @@ def _read(
         try:
             model = _model(file, entry if base is None else _merged(base, entry), f"model {number}")
             if model.id in found:
-                raise _error(file, f"model {number}, id", f"{model.id!r} is there twice")
+                raise _error(file, f"model {number}, id", f"duplicate id {model.id!r}")
         except CatalogError as error:
             problems.append(str(error))
         else:
@@ -198,7 +198,7 @@ def _read(
 
 
 def _merged(base: CatalogModel, entry: dict[str, Any]) -> dict[str, Any]:
-    """`base` with the keys of `entry`. What was verified of `base` is not of what replaces it."""
+    """Return `base` with the keys of `entry`, which are not verified."""
     ours = msgspec.to_builtins(base)
     if entry.get("drafts"):
         ours |= {"no_draft": "", "no_draft_detail": ""}
@@ -210,24 +210,24 @@ def _merged(base: CatalogModel, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _entries(file: Path) -> list[Any]:
-    """Raises CatalogError when the file cannot be read, is no TOML, or is not made of `[[model]]` tables."""
+    """Raises CatalogError when the file cannot be read or is not TOML with `[[model]]` tables."""
     try:
         tables = toml.loads(paths.read_text(file, MAX_BYTES))
     except OSError as error:
-        raise _error(file, "", f"it cannot be read: {error.strerror}") from None
+        raise _error(file, "", f"cannot be read: {error.strerror}") from None
     except ValueError as error:  # of TOML, or of UTF-8
-        raise _error(file, "", f"it is not valid TOML: {error}") from None
+        raise _error(file, "", f"not valid TOML: {error}") from None
     for key in tables:
         if key != "model":
-            raise _error(file, key, "the only table of a catalog is [[model]]")
+            raise _error(file, key, "unknown table; a catalog has only [[model]]")
     entries = tables.get("model", [])
     if not isinstance(entries, list):
-        raise _error(file, "model", "write [[model]] with two brackets")
+        raise _error(file, "model", "write [[model]] with double brackets")
     return entries
 
 
 def _model(file: Path, entry: Any, where: str) -> CatalogModel:
-    """Raises CatalogError, which names the entry by its id or else by `where`, and the key."""
+    """Raises CatalogError that names the entry, by its id or else by `where`, and the key."""
     named = entry.get("id") if isinstance(entry, dict) else None
     try:
         return msgspec.convert(entry, CatalogModel)
@@ -239,16 +239,16 @@ def _model(file: Path, entry: Any, where: str) -> CatalogModel:
 
 def _error(file: Path, key: str, reason: str) -> CatalogError:
     where = f"{paths.shown(file)}, {key}" if key else paths.shown(file)
-    return CatalogError(f"{where}: {reason}.", "Mend or remove it; the rest of the catalog works.")
+    return CatalogError(f"{where}: {reason}.", "Correct or remove it; the rest of the catalog is used.")
 
 
 # --- which entry a file on this machine is ---------------------------------------------------------------------------
 
-# With the context before it that draft models have in their names (`-32k-Q4_0`).
+# With a preceding context length, as in names of draft models (`-32k-Q4_0`).
 _QUANTIZATION = re.compile(
     r"(?:-\d+k)?[-_. ](?:i1-|ud-)?(?:[it]?q\d\w*|bf16|fp?16|f32|mxfp4\w*|i1)(?:[-_. ].*)?$", re.IGNORECASE
 )
-# Words that publishers add or leave out without meaning another model.
+# Words that publishers add or omit without meaning another model.
 _FILLER = frozenset(
     {"gguf", "meta", "google", "mistralai", "microsoft", "ibm", "nvidia", "huggingfacetb", "allenai", "liquidai",
      "thudm", "zai", "org", "ai", "hf"}
@@ -258,10 +258,10 @@ _WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
 
 
 def match_local(catalog: Catalog, model: LocalModel | GGUFHeader) -> CatalogModel | None:
-    """The entry of the catalog that a file is a copy of, by its repository or else by its names; None if unknown.
+    """Return the catalog entry of a model file, by its repository or else its names; None if unknown.
 
-    A name alone is not believed: the parameters must agree too. Fine-tunes have names of their own and do not match.
-    The name inside the file counts last: publishers leave that of another version there.
+    A name alone is not enough: the parameter count must match, too. Fine-tunes have other names and do not match. The
+    name inside the file counts last: publishers leave that of another version there.
     """
     possible = [entry for entry in catalog.models if _same_size(entry, model.n_params)]
     repo = model.repo.lower() if isinstance(model, LocalModel) else ""
@@ -286,6 +286,6 @@ def _keys(entry: CatalogModel) -> set[frozenset[str]]:
 
 @lru_cache(maxsize=4096)
 def _key(name: str) -> frozenset[str]:
-    """The words and numbers of a model's name that tell it from others, in any order and spelling."""
+    """Return the words and numbers of a model's name that identify it, in any order and spelling."""
     plain = _QUANTIZATION.sub("", name)
     return frozenset(_WORDS.findall(plain.lower())) - _FILLER

@@ -1,4 +1,4 @@
-"""Bytes of random weights, made directly in GGML's formats: nothing is quantised, so gigabytes take seconds.
+"""Generates random weights directly in GGML's formats: nothing is quantized, so gigabytes take seconds.
 
 Every block gets constant scales and random quants; block layouts are those of ggml-common.h, scale packing that of
 ggml-quants.c. Two kinds of content: `random_rows` (spread like N(0, std), uniform for the quantised types) and
@@ -36,12 +36,12 @@ def _half(value: float) -> bytes:
 
 
 def _e8m0(value: float) -> bytes:
-    """Exponent byte of MXFP4: the power of 2 next to `value`, less 1 because the levels are doubled (ggml-impl.h)."""
+    """Return MXFP4's exponent byte: the power of 2 next to `value`, less 1 as the levels are doubled (ggml-impl.h)."""
     return bytes([int(np.clip(round(np.log2(value)) + 128, 1, 254))])
 
 
 def _scales(kind: str, std: float) -> list[tuple[int, bytes]]:
-    """Constant fields of a block of uniform random quants with standard deviation `std`: (offset, bytes)."""
+    """Return the constant fields of a block of uniform random quants with standard deviation `std`: (offset, bytes)."""
     if kind == "Q4_0":
         return [(0, _half(std / _spread(range(16))))]
     if kind == "Q4_1":
@@ -78,7 +78,7 @@ def _scales(kind: str, std: float) -> list[tuple[int, bytes]]:
 
 @cache
 def _normal_table(kind: str, std: float) -> np.ndarray[Any, Any]:
-    """65,536 evenly likely values of N(0, std) in the bytes of F32, F16 or BF16."""
+    """Return 65,536 equally likely values of N(0, std) in the bytes of F32, F16 or BF16."""
     normal = NormalDist(0, std)
     values = np.array([normal.inv_cdf((i + 0.5) / 4096) for i in range(4096)], np.float32)
     values = np.interp(np.arange(65536) / 65535 * 4095, np.arange(4096), values).astype(np.float32)
@@ -110,7 +110,7 @@ def _raw(rng: np.random.Generator, count: int) -> Bytes:
 
 
 def random_rows(kind: str, rng: np.random.Generator, n_values: int, std: float) -> Bytes:
-    """`n_values` weights of type `kind` with standard deviation `std`, as bytes."""
+    """Return `n_values` random weights of type `kind` with standard deviation `std`, as bytes."""
     layout = BY_NAME[kind]
     if layout.block == 1:
         return _normal_table(kind, std)[_raw(rng, 2 * n_values).view(np.uint16)].view(np.uint8)
@@ -127,7 +127,7 @@ def random_rows(kind: str, rng: np.random.Generator, n_values: int, std: float) 
 
 
 def _nibbles(bits: Bytes, low: int, high: int) -> Bytes:
-    """Pairs of 4-bit quants, `low` where the bit is 0: byte i of a group holds value i and value i + half."""
+    """Return pairs of 4-bit quants, `low` where the bit is 0: byte i of a group holds value i and value i + half."""
     half = bits.shape[-1] // 2
     first = np.where(bits[..., :half], high, low).astype(np.uint8)
     return first | np.where(bits[..., half:], high << 4, low << 4).astype(np.uint8)
@@ -190,7 +190,7 @@ SIGN_TYPES = ("F32", "F16", "BF16", *_SIGNS)
 
 
 def sign_rows(kind: str, codes: Bytes, size: float) -> Bytes:
-    """Rows of weights that are +`size` where the bit of `codes` is 1 and -`size` where it is 0, as bytes.
+    """Return rows of weights that are +`size` where the bit of `codes` is 1 and -`size` where it is 0, as bytes.
 
     `codes`: (rows, row length / 8), the first value in the lowest bit.
     """

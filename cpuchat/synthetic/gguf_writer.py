@@ -34,7 +34,7 @@ class TensorSource(msgspec.Struct, frozen=True):
 
 
 def from_array(name: str, values: np.ndarray[Any, Any], kind: str = "F32") -> TensorSource:
-    """A tensor out of a numpy array (its last axis is contiguous) of the dtype that `kind` stands for."""
+    """Return a tensor from a numpy array (last axis contiguous) of the dtype of `kind`."""
     return TensorSource(name, tuple(reversed(values.shape)), kind, lambda: (np.ascontiguousarray(values),))
 
 
@@ -92,12 +92,12 @@ def _write(file: BinaryIO, metadata: dict[str, Any], tensors: Sequence[TensorSou
             written += len(view)
             file.write(view)
         if written != tensor.nbytes:
-            raise ValueError(f"tensor {tensor.name}: {written} bytes came, its shape says {tensor.nbytes}")
+            raise ValueError(f"tensor {tensor.name}: got {written} bytes, its shape needs {tensor.nbytes}")
         file.write(bytes(_pad(written)))
 
 
 def write_gguf(path: Path, metadata: dict[str, Any], tensors: Sequence[TensorSource]) -> Path:
-    """Write the file beside `path` and rename it: `path` is whole or not there.
+    """Write the file atomically: `path` is complete or does not exist.
 
     Metadata values: bool, int (u32, u64 or i32 by size), float (f32), str, lists of str, int (i32) or float (f32),
     numpy arrays.

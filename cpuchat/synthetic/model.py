@@ -1,4 +1,4 @@
-"""Writes whole models of random weights."""
+"""Writes models of random weights."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MIXES = ("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S")
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
-    """A stream of its own for every tensor, so that content does not depend on the order of writing."""
+    """Return a separate random stream for every tensor, so that content does not depend on the write order."""
     return np.random.Generator(np.random.SFC64([seed, zlib.crc32(name.encode())]))
 
 
 def random_tensor(name: str, shape: tuple[int, ...], kind: str, seed: int, std: float) -> TensorSource:
-    """A matrix of random weights; `shape` in GGML's order."""
+    """Return a matrix of random weights; `shape` in GGML's order."""
     row, rows = shape[0], int(np.prod(shape[1:], dtype=np.int64))
     step = max(CHUNK_VALUES // row, 1)
 
@@ -40,7 +40,7 @@ def random_tensor(name: str, shape: tuple[int, ...], kind: str, seed: int, std: 
 
 
 def metadata(shape: Shape, quant: str, name: str, vocab: Vocab, template: str | None) -> dict[str, Any]:
-    """Everything but tensors."""
+    """Return the metadata of a model."""
     a = shape.architecture
     values: dict[str, Any] = {
         "general.architecture": a,
@@ -71,7 +71,7 @@ def metadata(shape: Shape, quant: str, name: str, vocab: Vocab, template: str | 
 def layer_tensors(
     shape: Shape, quant: str, seed: int, std: Callable[[str, int], float] = lambda name, row: STD
 ) -> Iterator[TensorSource]:
-    """Tensors of all layers. `std(name, row)` is the spread of the matrix `name` with rows of `row` values."""
+    """Yield the tensors of all layers. `std(name, row)` is the spread of matrix `name` with rows of `row` values."""
     h, ff = shape.n_embd, shape.n_ff
     q, kv = shape.n_head * shape.head_size, shape.n_head_kv * shape.head_size
     matrices: list[tuple[str, tuple[int, ...]]] = [
@@ -102,16 +102,16 @@ def layer_tensors(
 
 
 def check(shape: Shape, quant: str, types: tuple[str, ...]) -> None:
-    """Raises UsageError when a tensor would need a type that is not in `types`, or the vocabulary is too small."""
+    """Raise UsageError when a tensor needs a type that is not in `types`, or the vocabulary is too small."""
     if shape.n_vocab <= FIRST_WORD:
-        raise UsageError(f"A vocabulary of {shape.n_vocab} is too small.", f"It takes more than {FIRST_WORD} tokens.")
+        raise UsageError(f"A vocabulary of {shape.n_vocab} tokens is too small.", f"Use more than {FIRST_WORD}.")
     file_type(quant)
     rows = {"token_embd.weight": shape.n_embd, "output.weight": shape.n_embd, "blk.0.ffn_down.weight": shape.n_ff}
     for name, row in rows.items():
         kind = tensor_type(shape, quant, name, row) if quant.upper() in (*RANDOM_TYPES, *_MIXES) else quant
         if kind not in types:
             raise UsageError(
-                f"Random weights of type {kind} cannot be made.", f"Choose one of {', '.join((*types, *_MIXES))}."
+                f"Random weights of type {kind} are not supported.", f"Choose one of {', '.join((*types, *_MIXES))}."
             )
 
 
@@ -131,7 +131,7 @@ def write_model(
     the mixes Q4_K_M, Q4_K_S, Q5_K_M, Q5_K_S. Returns `path`.
 
     Raises:
-        UsageError: unknown shape or quantisation.
+        UsageError: unknown shape or quantization.
         OSError: the disk is full or the folder cannot be written.
     """
     shape = shape_of(shape, layers)

@@ -5,7 +5,7 @@ the last token to the next one: what follows token t is a fixed function of t. A
 target; the draft agrees on an exactly known share of them. So with greedy decoding every drafted token is accepted
 with probability alpha, independent of its position: ground truth for speculation.
 
-Embeddings are vectors of random signs: any two are almost orthogonal, and they survive every quantisation. Logits:
+Embeddings are vectors of random signs: any two are almost orthogonal, and they survive every quantization. Logits:
 sqrt(n_embd) for the right token, about N(0, 1) for all others.
 """
 
@@ -35,7 +35,7 @@ def _words(n_vocab: int) -> Tokens:
 
 
 def next_token_table(n_vocab: int, seed: int = 0) -> Tokens:
-    """What the target says after each token: (n_vocab,) token ids.
+    """Return the target's next token for each token: (n_vocab,) token ids.
 
     Words form a single cycle in random order. Specials and bytes lead into it at a random word.
     """
@@ -48,7 +48,7 @@ def next_token_table(n_vocab: int, seed: int = 0) -> Tokens:
 
 
 def draft_token_table(n_vocab: int, alpha: float, seed: int = 0) -> Tokens:
-    """What the draft says after each token; it agrees with the target on the share `alpha` of the words.
+    """Return the draft's next token for each token; it agrees with the target on the share `alpha` of the words.
 
     The others swap their successors in a ring, so that every word still follows exactly one other.
     """
@@ -92,8 +92,8 @@ def _check(shape: Shape, quant: str) -> None:
     check(shape, quant, SIGN_TYPES)
     if shape.n_embd < MIN_EMBEDDING or shape.n_embd % 32:
         raise UsageError(
-            f"An embedding of {shape.n_embd} is too small or odd for a pair.",
-            f"It takes a multiple of 32, at least {MIN_EMBEDDING}.",
+            f"An embedding size of {shape.n_embd} is not supported for a pair.",
+            f"Use a multiple of 32, at least {MIN_EMBEDDING}.",
         )
 
 
@@ -136,16 +136,16 @@ def write_pair(
     seed: int = 0,
     vocab: Vocab = "bytes",
 ) -> None:
-    """Write a target and a draft (none if `draft_path` is None) whose drafted tokens are right with rate `alpha`.
+    """Write a target and a draft (none if `draft_path` is None) with acceptance rate `alpha`.
 
     Both get the target's vocabulary size, or `n_vocab`. `next_token_table(n_vocab, seed)` is what the target
-    will say. Quantisations: those whose tensors are all in `blocks.SIGN_TYPES` (F16, Q8_0, Q4_0, Q4_K_M, ...).
+    will say. Quantizations: those whose tensors are all in `blocks.SIGN_TYPES` (F16, Q8_0, Q4_0, Q4_K_M, ...).
 
     Raises:
-        UsageError: alpha outside 0..1, unknown shape or quantisation, embedding below 256.
+        UsageError: alpha outside 0..1, unknown shape or quantization, embedding below 256.
     """
     if not 0 <= alpha <= 1:
-        raise UsageError(f"An acceptance rate of {alpha:g} is impossible.", "Give 0 to 1.")
+        raise UsageError(f"Invalid acceptance rate: {alpha:g}.", "Use 0 to 1.")
     target_shape = shape_of(target, layers)
     if n_vocab:
         target_shape = msgspec.structs.replace(target_shape, n_vocab=n_vocab)

@@ -1,4 +1,4 @@
-"""Shapes of real models, and which tensor gets which type."""
+"""Shapes of real models, and the tensor types of a quantization."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6
 
 
 def shape_of(shape: str | Shape, layers: int | None = None) -> Shape:
-    """The shape of that name, with another number of layers if given.
+    """Return the shape of that name, with another number of layers if given.
 
     Raises:
         UsageError: no such name, or no layers.
@@ -76,35 +76,35 @@ def shape_of(shape: str | Shape, layers: int | None = None) -> Shape:
     if isinstance(shape, str):
         found = SHAPES.get(shape.lower())
         if found is None:
-            raise UsageError(f"There is no shape {shape!r}.", f"Choose one of {', '.join(SHAPES)}.")
+            raise UsageError(f"Unknown shape {shape!r}.", f"Choose one of {', '.join(SHAPES)}.")
         shape = found
     if layers is not None:
         if layers < 1:
-            raise UsageError(f"A model of {layers} layers cannot be written.", "Give at least 1.")
+            raise UsageError(f"Invalid number of layers: {layers}.", "Use at least 1.")
         shape = msgspec.structs.replace(shape, n_layer=layers)
     return shape
 
 
 def file_type(quant: str) -> int:
-    """`general.file_type` of a quantisation, by its usual name in any case.
+    """Return `general.file_type` of a quantization, by its usual name in any case.
 
     Raises:
         UsageError: an unknown name.
     """
     name = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S"}.get(quant.upper(), quant.upper())
     if name not in FILE_TYPE_BY_NAME:
-        raise UsageError(f"There is no quantisation {quant!r}.", "Examples: F16, Q8_0, Q4_K_M.")
+        raise UsageError(f"Unknown quantization {quant!r}.", "Examples: F16, Q8_0, Q4_K_M.")
     return FILE_TYPE_BY_NAME[name]
 
 
 def uses_more_bits(layer: int, n_layer: int) -> bool:
-    """Layers whose attn_v and ffn_down get Q6_K in the "M" mixes (use_more_bits in llama-quant.cpp)."""
+    """Return whether a layer's attn_v and ffn_down get Q6_K in the "M" mixes (use_more_bits in llama-quant.cpp)."""
     eighth = n_layer // 8
     return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
 
 
 def tensor_type(shape: Shape, quant: str, name: str, row: int) -> str:
-    """Type of the matrix `name` with rows of `row` values in a file of quantisation `quant`.
+    """Return the type of the matrix `name` with rows of `row` values in a file of quantization `quant`.
 
     Follows llama-quantize for the K mixes, without an importance matrix. `row` decides the fallback for sizes that
     blocks of 256 don't divide.

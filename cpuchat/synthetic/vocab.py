@@ -1,4 +1,4 @@
-"""A made-up vocabulary that works like a real one: any text becomes tokens and comes back the same.
+"""A synthetic vocabulary that works like a real one: any text is tokenized and detokenized losslessly.
 
 Layout: 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 `<|im_start|>`, 4 `<|im_end|>`, 5..260 the bytes, then words: a lone space,
 ` a` ... ` z`, ` aa` ... Every beginning of a word is a word, so SentencePiece merging finds exactly the token that
@@ -24,7 +24,7 @@ CHATML = (
 
 
 def word(index: int) -> str:
-    """Text of token FIRST_WORD + `index`: a space and nothing, a, b, ... z, aa, ab, ..."""
+    """Return the text of token FIRST_WORD + `index`: a space and nothing, a, b, ... z, aa, ab, ..."""
     letters = ""
     while index:
         index, letter = divmod(index - 1, 26)
@@ -33,7 +33,7 @@ def word(index: int) -> str:
 
 
 def vocab_metadata(architecture: str, n_vocab: int, vocab: Vocab, template: str | None) -> dict[str, Any]:
-    """The tokenizer's part of the metadata.
+    """Return the tokenizer metadata.
 
     "none" writes no tokens at all: llama.cpp loads such a file and computes with token ids, but aborts when asked
     for text or for what a token is.

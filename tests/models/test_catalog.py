@@ -231,7 +231,7 @@ def test_an_own_entry_may_give_or_take_the_drafts_of_a_known_model() -> None:
     phi, qwen = found.find("phi-4"), found.find("qwen3-8b")
     assert phi is not None and qwen is not None
     assert (phi.drafts, phi.why_no_draft) == (("phi-4-mini-instruct",), "")
-    assert (qwen.drafts, qwen.why_no_draft) == ((), "no model that could draft is small enough")
+    assert (qwen.drafts, qwen.why_no_draft) == ((), "no compatible model is small enough")
 
 
 @pytest.mark.parametrize(
@@ -285,8 +285,8 @@ def test_what_an_entry_must_have(key: str) -> None:
     [
         (b"[[model", "TOML"),
         (b"\xff\xfe", "TOML"),
-        (b"model = 5", "two brackets"),
-        (b"[model]\nid = 'mine'", "two brackets"),
+        (b"model = 5", "double brackets"),
+        (b"[model]\nid = 'mine'", "double brackets"),
         (b"[[models]]\nid = 'mine'", "models"),
         (b"[[model]]\n" + b"#" * MAX_BYTES, "MiB"),
         (b"model = [1, 2]", "model 1"),
@@ -313,7 +313,7 @@ def test_the_same_id_twice_and_a_draft_that_is_not_there() -> None:
     user_catalog(entry(drafts=["nobody", "qwen3-0.6b"]), entry(name="Again"))
     found = load_catalog()
     twice, missing = found.problems
-    assert "'mine' is there twice" in twice
+    assert "duplicate id 'mine'" in twice
     assert "'nobody'" in missing
     mine = found.find("mine")
     assert mine is not None

@@ -52,7 +52,7 @@ def test_an_interrupted_write_leaves_nothing_and_keeps_the_old_file(tmp_path: Pa
 
     with pytest.raises(KeyboardInterrupt):
         write_gguf(path, VALUES, [TensorSource("a", (8,), "F32", broken)])
-    with pytest.raises(ValueError, match="16 bytes came"):
+    with pytest.raises(ValueError, match="got 16 bytes"):
         write_gguf(path, VALUES, [TensorSource("a", (8,), "F32", lambda: (np.zeros(4, np.float32),))])
     with pytest.raises(TypeError):
         write_gguf(path, {"a": [None]}, [])

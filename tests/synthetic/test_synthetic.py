@@ -171,7 +171,7 @@ def test_a_pair_with_rows_of_odd_length(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "quant", "message"),
-    [("9000b", "Q8_0", "no shape"), ("tiny", "Q9_9", "no quantisation"), ("tiny", "IQ2_XXS", "cannot be made")],
+    [("9000b", "Q8_0", "Unknown shape"), ("tiny", "Q9_9", "quantization"), ("tiny", "IQ2_XXS", "supported")],
 )
 def test_wrong_arguments_are_explained(shape: str, quant: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
@@ -182,10 +182,10 @@ def test_wrong_arguments_are_explained(shape: str, quant: str, message: str, tmp
 def test_wrong_pairs_are_explained(tmp_path: Path) -> None:
     small = msgspec.structs.replace(shape_of("tiny"), n_embd=128)
     for arguments, message in (
-        ({"alpha": 1.5}, "impossible"),
+        ({"alpha": 1.5}, "Invalid acceptance rate"),
         ({"alpha": 0.5, "target": small}, "too small"),
         ({"alpha": 0.5, "target": "tiny", "n_vocab": 100}, "too small"),
-        ({"alpha": 0.5, "target": "tiny", "quant": "Q2_K"}, "cannot be made"),
+        ({"alpha": 0.5, "target": "tiny", "quant": "Q2_K"}, "not supported"),
         ({"alpha": 0.5, "target": "tiny", "layers": 0}, "0 layers"),
     ):
         with pytest.raises(UsageError, match=message):
