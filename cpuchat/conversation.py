@@ -350,7 +350,7 @@ class Conversation:
         if draft is None and wanted not in (*AUTO, NO_DRAFT):
             self.draft_problem, note = note, ""
         elif draft is None and not note and section.drafters == "draft" and wanted != NO_DRAFT:
-            note = f"No draft model is known for {target.name}; choose one with --draft-model."
+            note = f"No draft model is known for {target.name}. Choose one with --draft-model."
         return draft, note
 
     async def _noted(self, event: AnyEvent, note: str, path: Path, draft: Path | None) -> AnyEvent:
@@ -379,14 +379,14 @@ class Conversation:
 
     def _refuse_while_answering(self) -> None:
         if self._answering:
-            raise UsageError("An answer is still being written.", "Stop it with Esc first.")
+            raise UsageError("An answer is still running.", "Stop it with Esc first.")
 
     @contextlib.contextmanager
     def _occupied(self, answering: bool = False) -> Iterator[None]:
         """One load or answer at a time; `answering` also keeps the open chat from being left."""
         self._refuse_while_answering()
         if self._running:
-            raise UsageError("A model is still being loaded or measured.", "Stop it with Esc first.")
+            raise UsageError("A model is still loading or being measured.", "Stop it with Esc first.")
         self._running, self._answering, self._stopping = True, answering, False
         try:
             yield

@@ -56,7 +56,7 @@ def _check_ranges(name: str, words: str) -> None:
     for part in words.rpartition(":")[2].split(","):
         first, _, last = part.partition("-")
         if first.isdigit() and last.isdigit() and int(last) < int(first):
-            raise ValueError(f"{name}: the range {part} runs backwards")
+            raise ValueError(f"{name}: the range {part} is reversed")
 
 
 class ModelSection(Section):
@@ -68,7 +68,7 @@ class ModelSection(Section):
 
     def __post_init__(self) -> None:
         if "\0" in "".join((self.last, *self.folders)):
-            raise ValueError("a path holds a NUL character")
+            raise ValueError("a path contains a NUL character")
 
 
 class EngineSection(Section):
@@ -95,7 +95,7 @@ class EngineSection(Section):
 
     def __post_init__(self) -> None:
         if 0 < self.ctx < MIN_CTX:
-            raise ValueError(f"ctx: {self.ctx} is below {MIN_CTX}, the smallest context; 0 chooses")
+            raise ValueError(f"ctx: {self.ctx} is below the minimum of {MIN_CTX}; 0 = automatic")
         _check_ranges("cores", self.cores)
         _check_ranges("memory", self.memory)
 
@@ -133,7 +133,7 @@ class SpeculationSection(Section):
     def __post_init__(self) -> None:
         _check_ranges("draft_cores", self.draft_cores)
         if "\0" in self.draft_model:
-            raise ValueError("draft_model holds a NUL character")
+            raise ValueError("draft_model contains a NUL character")
 
     @property
     def wanted_draft(self) -> str:
@@ -263,7 +263,7 @@ def load(file: Path | None = None) -> Settings:
         return Settings()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise SettingsError(f"Cannot read the settings file {file}: {reason}.", "Correct or remove it.") from None
+        raise SettingsError(f"Cannot read {file}: {reason}.", "Fix or remove it.") from None
     return parse(text, str(file))
 
 
@@ -272,12 +272,12 @@ def parse(text: str, origin: str = "config.toml") -> Settings:
     try:
         tables = toml.loads(text)
     except ValueError as error:
-        raise SettingsError(f"{origin} is not valid TOML: {error}.", "Correct that line or remove the file.") from None
+        raise SettingsError(f"{origin} is not valid TOML: {error}.", "Fix that line or remove the file.") from None
     try:
         return msgspec.convert(tables, Settings)
     except msgspec.ValidationError as error:
         key, reason = explained(error)
-        raise SettingsError(f"{origin}, {key or 'top level'}: {reason}.", "Correct or remove that key.") from None
+        raise SettingsError(f"{origin}, {key or 'top level'}: {reason}.", "Fix or remove that key.") from None
 
 
 def explained(error: msgspec.ValidationError) -> tuple[str, str]:
@@ -349,7 +349,7 @@ def _write(changes: Changes, file: Path) -> Settings:
         try:
             document = tomlkit.parse(paths.read_text(file) if file.exists() else "")
         except (TOMLKitError, RecursionError) as error:  # what `toml` has just read
-            raise SettingsError(f"Cannot change {file}: {error}.", "Simplify it, or edit it by hand.") from None
+            raise SettingsError(f"Cannot change {file}: {error}.", "Edit it by hand.") from None
         for section, values in changes.items():
             table = document.setdefault(section, tomlkit.table())
             for key, value in values.items():

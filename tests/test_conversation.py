@@ -224,7 +224,7 @@ async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(tiny_model:
         stream = core.generate_detached(request)
         events = [await anext(stream)]
         assert core.busy
-        with pytest.raises(UsageError, match="still being loaded or measured"):
+        with pytest.raises(UsageError, match="still loading or being measured"):
             await anext(core.send("more"))
         events += await everything(stream)
         assert isinstance(events[-1], GenerationFinished)

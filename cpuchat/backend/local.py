@@ -128,7 +128,7 @@ class LocalBackend:
                     event = self._described(event, placement)
                     self._model = event.model
                 elif _is_death(event):
-                    hint = f"The file may be damaged or too much for this machine: choose another. Log: {self.log_file}"
+                    hint = f"The file may be damaged or too large for this machine. Log: {self.log_file}"
                     event = msgspec.structs.replace(event, hint=hint)
                 yield event
 
@@ -247,7 +247,7 @@ class LocalBackend:
         try:
             worker = await WorkerProcess.start(self._spawner, self._log_dir, memory)
         except OSError as error:
-            return Failed(code=WorkerDied.code, message=f"The inference worker cannot be started: {error}.")
+            return Failed(code=WorkerDied.code, message=f"Cannot start the inference worker: {error}.")
         if self._closed:
             await worker.close()
             return _CLOSED
@@ -263,7 +263,9 @@ class LocalBackend:
             return None
         self._worker = None
         await worker.close()  # what could not begin takes no commands, but may wait for some
-        return event if isinstance(event, Failed) else Failed(code="error", message=f"Worker began with {event!r}.")
+        if isinstance(event, Failed):
+            return event
+        return Failed(code="error", message=f"The inference worker started with an unexpected {type(event).__name__}.")
 
 
 class _Exchange:

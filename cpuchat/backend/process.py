@@ -172,7 +172,7 @@ class WorkerProcess:
                     break
                 self._tell(self._arrived, decode_event(body))
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            broken = f"it sent something unreadable ({error})"
+            broken = f"it sent an invalid message ({error})"
             self._kill()
         try:
             status = self._process.wait(_DYING_SECONDS)
@@ -202,29 +202,29 @@ class WorkerProcess:
         if self._expected:
             self.events.put_nowait(Failed(code=Interrupted.code, message="The inference worker was closed."))
         else:
-            self.events.put_nowait(self._epitaph(status, broken))
+            self.events.put_nowait(self._exit_failure(status, broken))
         self._shutting_down.set()
         self._gone.set()
 
-    def _epitaph(self, status: int, broken: str) -> Failed:
-        """One message for a death: llama.cpp's assertion if it left one, else the signal in plain words."""
+    def _exit_failure(self, status: int, broken: str) -> Failed:
+        """Describe how it ended: by llama.cpp's assertion if it left one, else by its exit status."""
         tail = ""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
             tail = file.read(_TAIL_BYTES).decode("utf-8", "replace")
         if assertion := _ASSERTION.findall(tail):
-            reason = f"llama.cpp stopped on an internal check: {assertion[-1].strip()}"
+            reason = f"assertion failed in llama.cpp: {assertion[-1].strip()}"
         elif broken:
             reason = broken
         elif status == -signal.SIGKILL:
-            reason = "it was killed (kill -9, or by the kernel because memory ran out)"
+            reason = "killed by SIGKILL, probably by the OOM killer"
         elif status < 0:
-            reason = f"it ended by {_signal_name(-status)}"
+            reason = f"killed by {_signal_name(-status)}"
         else:
-            reason = f"it ended with status {status}"
+            reason = f"it exited with status {status}"
         return Failed(
             code="worker_died",
-            message=f"The inference worker is gone: {reason}.",
+            message=f"The inference worker crashed: {reason}.",
             hint=f"Log: {self.log}",
         )
 

@@ -47,7 +47,7 @@ class ChatHistory:
     def store(self) -> ChatStore:
         """Raises UsageError without one."""
         if self._store is None:
-            raise UsageError("Chats are not kept here.")
+            raise UsageError("Chats are not stored here.")
         return self._store
 
     @property
@@ -179,7 +179,7 @@ class ChatHistory:
         if self._saver.conflict is not None or self._saver.overtaken:
             await self._load_again()
             raise self._saver.conflict or ChatsChanged(
-                "This chat was changed in another window during the answer.", "It has been loaded again."
+                "This chat was changed in another window during the answer.", "It has been reloaded."
             )
 
     def save(self) -> None:

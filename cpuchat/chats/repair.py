@@ -152,11 +152,11 @@ def salvage(path: Path) -> str:
             new.rename(path)
     except (OSError, sqlite3.Error) as error:
         raise ChatsDamaged(
-            f"The file of your chats is damaged: {path}.",
-            f"It could not be replaced by a sound one ({error}). Move it away, then start again.",
+            f"The chat database is damaged: {path}.",
+            f"Replacing it failed ({error}). Move the file away, then restart.",
         ) from None
-    found = f"{n_chats} chats with {n_messages} messages were recovered" if n_chats else "Nothing could be recovered"
-    return f"The file of your chats was damaged. {found}; the damaged file is kept as {aside}."
+    found = f"Recovered {n_chats} chats with {n_messages} messages" if n_chats else "Nothing could be recovered"
+    return f"The chat database was damaged. {found}; the damaged file is kept as {aside}."
 
 
 def _salvage_into(new: Path, chats: list[Numbered], messages: list[Numbered]) -> tuple[int, int]:

@@ -165,7 +165,7 @@ class AnswerSaver:
                 model=answer.model,
             )
             if version is None:
-                raise ChatsChanged("This answer was deleted in another window.", "The chat has been loaded again.")
+                raise ChatsChanged("This answer was deleted in another window.", "The chat has been reloaded.")
             self.overtaken = self.overtaken or version != known + 1
             self._saved = row, version
             return self._saved

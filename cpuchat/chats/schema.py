@@ -129,12 +129,12 @@ def _step(db: sqlite3.Connection) -> int:
         raise _foreign(names)
     if len(UPGRADES) < version <= len(UPGRADES) + _BELIEVABLE:
         raise ChatsTooNew(
-            "Your chats were saved by a newer version of cpuchat.", "Update cpuchat; nothing was changed."
+            "The chat database was written by a newer version of cpuchat.", "Update cpuchat; nothing was changed."
         )
     for step in range(len(UPGRADES) + 1):
         if structure == _expected(step):
             return step
-    raise Odd("the tables are not as cpuchat makes them")
+    raise Odd("unknown table layout")
 
 
 def _structure(db: sqlite3.Connection) -> tuple[object, ...]:
@@ -177,8 +177,8 @@ def _expected(step: int) -> tuple[object, ...]:
 def _foreign(names: set[str]) -> ChatsForeign:
     shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
     return ChatsForeign(
-        f"The file of your chats is another program's database (tables: {shown}).",
-        "Move it away, then start again; nothing was changed.",
+        f"The chat database belongs to another program (tables: {shown}).",
+        "Move the file away, then restart; nothing was changed.",
     )
 
 

@@ -146,7 +146,7 @@ class ChatStore:
     def require_unchanged(self, chat: Chat) -> None:
         """Raises ChatsChanged when its messages are not those of this version, or the chat is gone."""
         if self.chat(chat.id).version != chat.version:
-            raise ChatsChanged("This chat was changed in another window. It has been loaded again.", "Try again.")
+            raise ChatsChanged("This chat was changed in another window and has been reloaded.", "Try again.")
 
     def rename(self, chat_id: str, title: str) -> None:
         """A new title does not make a chat the newest. Raises ChatsChanged when there is none."""
@@ -330,7 +330,7 @@ class ChatStore:
             return
         entries = "entry" if n_mended == 1 else "entries"
         self._notices.append(
-            f"{n_mended} damaged {entries} of your chats repaired or set aside; the originals are kept in the table"
+            f"Repaired or set aside {n_mended} damaged {entries} in the chat database; originals are kept in the table"
             f" “quarantine” of {self.path}."
         )
 
@@ -366,17 +366,17 @@ def _unusable(path: Path, error: Exception) -> ChatsError:
     what = ((isinstance(error, OSError) and error.strerror) or str(error)).rstrip(".")
     match code:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return ChatsError(f"The file of your chats, {path}, is locked.", "Close the program that uses it.")
+            return ChatsError(f"The chat database is locked: {path}.", "Close the program that holds the lock.")
         case sqlite3.SQLITE_FULL:
             return ChatsError("Cannot save your chats: the disk is full.", "Free some space.")
         case _ if isinstance(error, sqlite3.Error) and repair.is_damage(error):
-            return ChatsError(f"The file of your chats is damaged: {path}.", "Start again: it will be repaired.")
+            return ChatsError(f"The chat database is damaged: {path}.", "Restart to repair it.")
         case _:
             return ChatsError(
-                f"Cannot use the file of your chats, {path}: {what}.",
+                f"Cannot use the chat database {path}: {what}.",
                 "Check its permissions and the disk, or set CPUCHAT_DATA_DIR to another folder.",
             )
 
 
 def _no_chat() -> ChatsChanged:
-    return ChatsChanged("This chat does not exist any more.", "Another cpuchat may have deleted it; open another chat.")
+    return ChatsChanged("This chat no longer exists.", "It may have been deleted in another window; open another chat.")

@@ -43,51 +43,51 @@ Examples:
   git diff | cpuchat ask "Write a commit message for this:"
   cpuchat ask --json "Hello" | jq .timings.predicted_per_second
 
-Options that are not given come from config.toml. The answer goes to standard output, everything else to
-standard error. Ctrl+C stops the answer and keeps what was said. Control characters in an answer are replaced by
-visible ones, in pipes and files too (--raw-output leaves them); --json escapes them.
+Options default to config.toml. The answer goes to standard output, everything else to standard error. Ctrl+C
+stops and keeps the partial answer. Control characters in the answer are replaced by visible ones, also in pipes
+and files (not with --raw-output); --json escapes them.
 
 \b
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker died,
-9 engine unusable, 10 generation failed, 12 the draft model does not fit, 130 stopped by Ctrl+C, 1 anything else."""
+9 engine mismatch, 10 generation failed, 12 draft model mismatch, 130 stopped by Ctrl+C, 1 anything else."""
 
 
 @click.command(epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")
 @click.argument("question", nargs=-1)
 @stacked(
     model_option(),
-    click.option("--system", metavar="TEXT", help="System prompt; an empty one leaves it out."),
+    click.option("--system", metavar="TEXT", help="System prompt; empty = none."),
     click.option(
-        "--raw", is_flag=True, help="Continue the text as it is, without the chat template. Control tokens in it count."
+        "--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed."
     ),
-    setting("--temperature", "sampling.temperature", "Randomness, 0 to 10; 0 always takes the likeliest token."),
-    setting("--top-k", "sampling.top_k", "Choose among the N likeliest tokens; 0 is off."),
-    setting("--top-p", "sampling.top_p", "Choose among the likeliest tokens that sum up to X, 0 to 1; 1 is off."),
-    setting("--min-p", "sampling.min_p", "Leave out tokens less likely than X times the likeliest, 0 to 1; 0 is off."),
-    setting("--repeat-penalty", "sampling.repeat_penalty", "Above 1 makes recent tokens less likely; 1 is off."),
-    setting("--seed", "sampling.seed", "The same seed gives the same answer; -1 draws one."),
-    setting("--max-tokens", "chat.max_tokens", "Stop after N tokens; 0 is until the model ends."),
-    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times."),
+    setting("--temperature", "sampling.temperature", "0 = greedy; higher = more random (0 to 10)."),
+    setting("--top-k", "sampling.top_k", "Sample from the N most likely tokens; 0 = off."),
+    setting("--top-p", "sampling.top_p", "Nucleus sampling: the most likely tokens that add up to X, 0 to 1; 1 = off."),
+    setting("--min-p", "sampling.min_p", "Drop tokens less likely than X times the most likely one, 0 to 1; 0 = off."),
+    setting("--repeat-penalty", "sampling.repeat_penalty", "Above 1 penalizes recent tokens; 1 = off."),
+    setting("--seed", "sampling.seed", "Random seed; -1 = a new one each time."),
+    setting("--max-tokens", "chat.max_tokens", "Stop after N tokens; 0 = no limit."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="Stop string; may be given several times."),
     threads_option(),
     cores_option(),
     memory_option(),
     ctx_option(),
-    setting("--batch", "engine.batch", "Prompt tokens that are computed at once."),
-    setting("--cache-type-k", "engine.cache_type_k", "Number format of the K half of the KV cache."),
-    setting("--cache-type-v", "engine.cache_type_v", "Number format of the V half of the KV cache."),
+    setting("--batch", "engine.batch", "Prompt tokens per batch."),
+    setting("--cache-type-k", "engine.cache_type_k", "KV cache type of K."),
+    setting("--cache-type-v", "engine.cache_type_v", "KV cache type of V."),
     setting("--flash-attn", "engine.flash_attn", "Flash attention."),
-    setting("--load-mode", "engine.load_mode", "Map the model file into memory, or read it."),
-    setting("--mlock/--no-mlock", "engine.mlock", "Keep the model in memory; never swap it out."),
+    setting("--load-mode", "engine.load_mode", "Memory-map the model file, or read it."),
+    setting("--mlock/--no-mlock", "engine.mlock", "Lock the model in memory (mlock)."),
     experts_option(),
     speculation_options(),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete."),
     click.option(
         "--raw-output",
         is_flag=True,
-        help="Print the answer as it is, with control characters; they steer the terminal that shows it.",
+        help="Do not replace control characters in the answer; the terminal will interpret them.",
     ),
-    click.option("--show-reasoning", is_flag=True, help="Print what the model thinks aloud on standard error."),
+    click.option("--show-reasoning", is_flag=True, help="Print the reasoning on standard error."),
     click.option("--quiet", "-q", is_flag=True, help="Print only the answer, warnings and errors."),
 )
 def ask(
@@ -112,10 +112,10 @@ def ask(
     chosen = overridden(values)
     if raw and system:
         raise UsageError(
-            "--system needs the chat template that --raw leaves out.", "Put the text in front of the prompt."
+            "--system cannot be used with --raw, which skips the chat template.", "Put the text before the prompt."
         )
     if not all(stop):
-        raise UsageError("--stop needs a text.", "Leave it out, or give the text to stop before.")
+        raise UsageError("--stop is empty.", "Give the text to stop at, or leave the option out.")
     for name, text in (("--system", system or ""), ("--stop", "".join(stop)), ("--model", model or "")):
         _require_text(text, name)
     if system is not None:
@@ -165,9 +165,7 @@ def compose(question: str, material: str, *, raw: bool) -> str:
         parts = [part for part in (question.strip(), material.strip("\r\n").rstrip()) if part]
     prompt = "\n\n".join(parts)
     if not prompt.strip() and not (raw and prompt):
-        raise UsageError(
-            "There is no question.", 'Give one: cpuchat ask "Why is the sky blue?", or pipe it in on standard input.'
-        )
+        raise UsageError("No question given.", 'Give one, as in: cpuchat ask "Why is the sky blue?", or pipe it in.')
     return prompt
 
 
@@ -176,7 +174,7 @@ def _require_text(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{what} is not valid UTF-8 text.", "Convert it, for instance with iconv.") from None
+        raise UsageError(f"{what} is not valid UTF-8 text.", "Convert it, for example with iconv.") from None
 
 
 def _standard_input(quiet: bool) -> str:
@@ -196,12 +194,12 @@ def _standard_input(quiet: bool) -> str:
     except OSError as error:
         raise UsageError(f"Cannot read standard input: {error.strerror}.") from None
     if len(data) > INPUT_LIMIT:
-        raise UsageError(f"Standard input is longer than {INPUT_LIMIT >> 20} MiB.", "Ask about a part of it.")
+        raise UsageError(f"Standard input is longer than {INPUT_LIMIT >> 20} MiB.", "Send a part of it.")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"Standard input is not valid UTF-8 text (byte {error.start + 1}).", "Convert it, for instance with iconv."
+            f"Standard input is not valid UTF-8 text (byte {error.start + 1}).", "Convert it, for example with iconv."
         ) from None
 
 
@@ -261,5 +259,5 @@ async def _print_answer(
     else:
         terminal.note(full_summary(finished.timings, finished.stop_reason, roofline))
     if finished.stop_reason == "context":
-        terminal.warn("cpuchat: the context is full; a larger one (--ctx) allows a longer answer.")
+        terminal.warn("cpuchat: context full; raise --ctx for a longer answer.")
     return Interrupted.exit_code if finished.stop_reason == "cancelled" else 0

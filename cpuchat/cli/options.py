@@ -182,13 +182,13 @@ def _check(chosen: Settings) -> None:
     engine = chosen.engine
     if engine.threads > 0 and engine.threads > (allowed := len(own_cpus())):
         raise UsageError(
-            f"{engine.threads} threads are more than the {allowed} CPUs that this process may use.",
-            f"Give --threads {allowed} or less, or 0 to let cpuchat choose.",
+            f"Cannot use {engine.threads} threads: this process may use {allowed} CPUs.",
+            f"Use --threads {allowed} or less, or 0 for the default.",
         )
     if engine.flash_attn == "off" and engine.cache_type_v not in _UNQUANTIZED:
         raise UsageError(
             f"A V cache of type {engine.cache_type_v} needs flash attention, which is off.",
-            "Leave out --flash-attn off, or give --cache-type-v f16.",
+            "Drop --flash-attn off, or use --cache-type-v f16.",
         )
 
 
@@ -211,6 +211,6 @@ def require_draft_in_use(chosen: Settings) -> None:
     section = chosen.speculation
     if section.wanted_draft == "none" != section.draft_model:
         raise UsageError(
-            f"The draft model {section.draft_model} would not be used: the drafters are set to {section.drafters}.",
-            "Give --drafters auto or --drafters draft as well.",
+            f"The draft model {section.draft_model} would not be used: --drafters is {section.drafters}.",
+            "Add --drafters auto or --drafters draft.",
         )

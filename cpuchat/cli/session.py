@@ -127,7 +127,7 @@ class Session:
                     case ContextTrimmed():
                         self._terminal.warn(
                             f"cpuchat: the oldest {event.dropped_messages} messages ({event.dropped_tokens:,} tokens) "
-                            f"did not fit into the context of {event.n_ctx:,} tokens and were left out."
+                            f"did not fit the context of {event.n_ctx:,} tokens and were dropped."
                         )
                     case TextDelta(channel="reasoning", text=text):
                         answer.reasoning += text

@@ -33,11 +33,11 @@ def compare(before: DecodeRate, after: DecodeRate) -> Comparison:
     keep = gained > enough
     rates = f"{units.rate(before.tok_s)} → {units.rate(after.tok_s)} tok/s"
     if keep:
-        words = f"Keep it: {rates}, {percent(gain)}, more than the {100 * needed:.1f} % that chance could explain."
+        words = f"Keep it: {rates}, {percent(gain)}, significant (threshold {100 * needed:.1f} %)."
     elif gained < -enough:
-        words = f"Revert it: {rates}, {percent(gain)}: it is slower."
+        words = f"Revert it: {rates}, {percent(gain)}, significantly slower."
     else:
-        words = f"Revert it: {rates}, {percent(gain)}: no more than chance (a gain counts above {100 * needed:.1f} %)."
+        words = f"Revert it: {rates}, {percent(gain)}, not significant (threshold {100 * needed:.1f} %)."
     return Comparison(keep=keep, gain=gain, needed=needed, words=words)
 
 

@@ -71,7 +71,7 @@ async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds:
         else:
             return DecodeRate(tok_s=statistics.median(rates), spread=max(rates) - min(rates), rounds=tuple(rates))
     raise MeasureFailed(
-        f"The model ends its answers after {written} tokens, which is too short to measure.", "Choose another model."
+        f"The model stops after {written} tokens, too few to measure.", "Choose another model."
     )
 
 
@@ -86,6 +86,6 @@ async def _decode(answer: Answering, prompt: str, n_tokens: int) -> GenerationFi
                 raise MeasureFailed(f"The measurement failed: {event.message}", event.hint)
             if isinstance(event, GenerationFinished):
                 if event.stop_reason == "cancelled":
-                    raise MeasureFailed("The measurement was stopped.", "Measure again when nothing else is running.")
+                    raise MeasureFailed("The measurement was cancelled.", "Measure again when nothing else is running.")
                 return event
-    raise MeasureFailed("The measurement ended without figures.", "Measure again.")
+    raise MeasureFailed("The measurement returned no figures.", "Measure again.")

@@ -119,17 +119,17 @@ def _basis(
     if model is None:
         return None, "No model is loaded, so no speed is predicted."
     if model.traffic is None:
-        return None, "What a pass of this model reads is not known, so no speed is predicted."
+        return None, "The bytes per pass of this model are not known, so no speed is predicted."
     if fits_cache(model):
-        return None, "The weights fit in the L3 cache, so memory sets no limit and no speed is predicted."
+        return None, "The weights fit in the L3 cache, so memory bandwidth is no limit and no speed is predicted."
     if survey is not None:
         peak, source = survey.all_cores.bytes_per_s, "the measured bandwidth"
     elif model.peak_read:
         peak, source = model.peak_read, "the measured bandwidth of the cores in use"
     elif theoretical is not None:
-        peak, source = theoretical.bytes_per_s, "what the memory could deliver at most, as nothing is measured (m does)"
+        peak, source = theoretical.bytes_per_s, "the theoretical peak (press m to measure)"
     else:
-        return None, "The read bandwidth is not measured, so no speed is predicted: m measures it."
+        return None, "The read bandwidth is not measured, so no speed is predicted. Press m to measure it."
     n_past = figures.n_past or 0
     drafting = figures.drafting
     depth, tokens = 0, 1.0
@@ -174,7 +174,7 @@ def _ceiling(candidate: Candidate, topology: Topology, basis: _Basis, model: Mod
 def _speed(candidate: Candidate, most: Ceiling | None, model: ModelInfo | None) -> str:
     if most is not None:
         return f"≤ {units.rate(most.tok_s)} tok/s"
-    return "needs a draft" if candidate.placement.is_split and model is not None and not model.draft else ""
+    return "needs draft" if candidate.placement.is_split and model is not None and not model.draft else ""
 
 
 def _about(
@@ -189,10 +189,10 @@ def _about(
             f"pass. Limit: {most.limit}. From {basis.source}."
         )
         if basis.computing:
-            lines.append("That is by bandwidth alone: compute is the limit now, so expect less.")
+            lines.append("Memory bandwidth only; compute is the limit now, so expect less.")
         remarks = most.remarks
     elif candidate.placement.is_split and model is not None and not model.draft:
-        lines.append("It needs a draft model, and none is loaded.")
+        lines.append("Needs a draft model; none is loaded.")
     elif why_not:
         lines.append(why_not)
     return "\n".join([*lines, candidate.reason, *remarks])

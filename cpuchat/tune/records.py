@@ -52,7 +52,7 @@ def save(folder: Path, record: Record) -> None:
     try:
         write_atomically(file, msgspec.json.encode(record) + b"\n", mode=0o644)
     except OSError as error:
-        raise CpuchatError(f"The measurement could not be saved: {file}: {error.strerror}.") from None
+        raise CpuchatError(f"Cannot save the measurement to {file}: {error.strerror}.") from None
 
 
 def load(folder: Path, label: Label) -> Record | None:
@@ -66,11 +66,11 @@ def judged(before: Record | None, after: Record | None) -> tuple[Comparison | No
     """The verdict over both measurements, or None and why there is none."""
     if before is None or after is None:
         missing = " and ".join(label for label, record in (("before", before), ("after", after)) if record is None)
-        return None, f"not measured {missing}"
+        return None, f"{missing} not measured"
     if before.fingerprint != after.fingerprint:
-        return None, f"before is {before.model}, after is {after.model}: measure both with the same model"
+        return None, f"measured with different models (before: {before.model}, after: {after.model})"
     if before.cpus != after.cpus:
-        return None, "before and after were measured on different CPUs: measure both with the same settings"
+        return None, "measured on different CPUs; measure both with the same settings"
     if not any(now for now, _ in after.effect.values()):
-        return None, "nothing of the plan was in effect when it was measured after"
+        return None, "no change of the plan was in effect for the second measurement"
     return compare(before.measured, after.measured), ""

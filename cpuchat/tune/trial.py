@@ -139,7 +139,7 @@ class Trial:
         if not self._left:
             again = await self._load(self.previous, "back", None)
             if again:
-                problem = f"{problem} The model could not be loaded as before either: {again}".strip()
+                problem = f"{problem} Restoring the previous placement failed too: {again}".strip()
         return Outcome(False, before, after, problem=problem, stopped=stopped)
 
     async def _load(self, spec: PlacementSpec, stage: Stage, before: ModelInfo | None) -> str:

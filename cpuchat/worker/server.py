@@ -153,8 +153,8 @@ class _EngineThread(threading.Thread):
             self._output.emit(
                 Failed(
                     code="engine_mismatch",
-                    message=f"The inference engine cannot be loaded: {error}.",
-                    hint="Build it again with `make setup`.",
+                    message=f"Cannot load the inference engine: {error}.",
+                    hint="Rebuild it with `make setup`.",
                 )
             )
             return
@@ -198,8 +198,8 @@ class _EngineThread(threading.Thread):
             self._output.emit(
                 Failed(
                     code="error",
-                    message=f"Unexpected {type(error).__name__} in the worker: {error}.",
-                    hint="The worker's log has the details.",
+                    message=f"Internal error in the worker: {type(error).__name__}: {error}.",
+                    hint="See the worker's log for details.",
                     request_id=command.request_id if isinstance(command, Generate) else 0,
                 )
             )
@@ -230,7 +230,7 @@ def serve(input_descriptor: int, output_descriptor: int) -> int:
                 else:
                     engine.submit(command)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
-        output.emit(Failed(code="error", message=f"Unreadable command: {error}."))
+        output.emit(Failed(code="error", message=f"Invalid command: {error}."))
         status = 1
     # The parent is gone or wants us to go: stop what runs, save, leave.
     engine.shut_down()

@@ -256,7 +256,7 @@ async def test_every_signal_is_a_death_that_is_told(tmp_path: Path, number: int,
     async with started(tmp_path) as worker:
         os.kill(worker.pid, number)
         died = await worker.events.get()
-        assert isinstance(died, Failed) and died.code == "worker_died" and f"it ended by {words}" in died.message
+        assert isinstance(died, Failed) and died.code == "worker_died" and f"killed by {words}" in died.message
         worker.send(Generate(request_id=1, prompt="nobody reads this"))
         assert not worker.alive
 

@@ -219,7 +219,7 @@ def test_damage_that_only_a_read_meets_is_repaired_by_the_next_start(path, monke
         store = ChatStore(path)
         with pytest.raises(ChatsError, match="damaged") as failed:
             texts(store)
-        assert "Start again" in failed.value.hint
+        assert "Restart" in failed.value.hint
         store.close()
     store = ChatStore(path)
     assert texts(store) == ALL
@@ -233,7 +233,7 @@ def test_another_programs_database_is_named_and_left_alone(tmp_path):
     for statements in (["CREATE TABLE notes (x)"], ["CREATE TABLE messages (id, body)", "PRAGMA user_version = 5"]):
         change(path, *statements)
         before = path.read_bytes()
-        with pytest.raises(ChatsForeign, match="another program's"):
+        with pytest.raises(ChatsForeign, match="belongs to another program"):
             ChatStore(path)
         assert path.read_bytes() == before
         path.unlink()

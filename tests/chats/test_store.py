@@ -91,7 +91,7 @@ def test_a_chat_that_another_instance_deleted(store, path):
         lambda: store.rename(chat.id, "x"),
         lambda: store.add_message(chat.id, "user", "y"),
     ):
-        with pytest.raises(ChatsError, match="does not exist any more"):
+        with pytest.raises(ChatsError, match="no longer exists"):
             call()
     store.update_message(message.id, content="y")
     store.delete(chat.id)

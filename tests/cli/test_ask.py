@@ -256,7 +256,7 @@ def test_a_killed_worker_is_one_message_and_exit_code_8(slow_model: Path) -> Non
     assert process.returncode == 8
     assert (begin + out).strip()
     message = err.decode()
-    assert message.startswith("cpuchat: The inference worker is gone")
+    assert message.startswith("cpuchat: The inference worker crashed")
     assert "killed" in message
     assert "Log: " in message
     assert not psutil.wait_procs(helpers, timeout=HANG_GUARD)[1]

@@ -102,7 +102,7 @@ def test_worker_killed_behind_the_app_is_told_and_healed(endless: Terminal) -> N
     ask(endless, "hello")
     (worker,) = (p for p in psutil.Process(endless.process.pid).children() if "cpuchat.worker" in " ".join(p.cmdline()))
     worker.kill()
-    endless.wait_for("worker is gone")
+    endless.wait_for("worker crashed")
     ask(endless, "again")
     endless.press("esc")
     endless.wait_for("stopped")

@@ -18,7 +18,7 @@ def test_a_clear_gain_is_kept() -> None:
     assert judged.keep
     assert judged.gain == pytest.approx(43.1 / 40.1 - 1)
     assert judged.needed == 0.02
-    assert judged.words == "Keep it: 40.1 → 43.1 tok/s, +7.5 %, more than the 2.0 % that chance could explain."
+    assert judged.words == "Keep it: 40.1 → 43.1 tok/s, +7.5 %, significant (threshold 2.0 %)."
 
 
 def test_two_percent_are_not_enough() -> None:
@@ -36,15 +36,15 @@ def test_twice_the_larger_spread_must_be_exceeded(noisy_first: bool) -> None:
         return rates(*(rate + gain for rate in (quiet if noisy_first else noisy)))
 
     assert compare(before, after(5.9)).keep is False
-    assert "no more than chance (a gain counts above 12.0 %)" in compare(before, after(5.9)).words
+    assert "not significant (threshold 12.0 %)" in compare(before, after(5.9)).words
     assert compare(before, after(6.1)).keep is True
 
 
 def test_a_loss_is_reverted_and_called_one() -> None:
     judged = compare(rates(50.0), rates(45.0))
     assert not judged.keep
-    assert judged.words == "Revert it: 50.0 → 45.0 tok/s, −10.0 %: it is slower."
+    assert judged.words == "Revert it: 50.0 → 45.0 tok/s, −10.0 %, significantly slower."
 
 
 def test_nothing_gained_is_reverted_without_a_sign() -> None:
-    assert "50.0 → 50.0 tok/s, 0.0 %: no more than chance" in compare(rates(50.0), rates(50.0)).words
+    assert "50.0 → 50.0 tok/s, 0.0 %, not significant" in compare(rates(50.0), rates(50.0)).words

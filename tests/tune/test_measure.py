@@ -83,8 +83,8 @@ async def test_a_model_that_says_nothing_cannot_be_measured() -> None:
     ("event", "words"),
     [
         (Failed(code="worker_died", message="The worker is gone.", hint="Try again."), "worker is gone. Try again"),
-        (GenerationFinished(request_id=1, stop_reason="cancelled", timings=Timings(predicted_n=64)), "was stopped"),
-        (TextDelta(request_id=1, text="x"), "without figures"),
+        (GenerationFinished(request_id=1, stop_reason="cancelled", timings=Timings(predicted_n=64)), "was cancelled"),
+        (TextDelta(request_id=1, text="x"), "returned no figures"),
     ],
 )
 async def test_a_bad_end_is_a_typed_error(event: AnyEvent, words: str) -> None:

@@ -80,5 +80,5 @@ def test_what_is_in_use_keeps_its_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", [None, ON_8_CORES], ids=["no model", "not measured"])
 def test_nothing_is_predicted_from_nothing(tmp_path: Path, model: ModelInfo | None) -> None:
     found = options(tmp_path, model, known=False)
-    assert all(choice.ceiling is None and choice.speed in ("", "needs a draft") for choice in found.options)
+    assert all(choice.ceiling is None and choice.speed in ("", "needs draft") for choice in found.options)
     assert "no speed is predicted" in found.options[0].about

@@ -99,7 +99,7 @@ def prepare_file(path: Path, policy: Policy, topology: Topology, root: Path = RO
     wanted = _wanted_shares(policy, tuple(usable), root)
     found = resident_nodes(path, root)
     if found is None:
-        return "On which memory nodes the file already is can't be told, as it belongs to another user."
+        return "The NUMA placement of the file is not known: it belongs to another user."
     size = path.stat().st_size
     if sum(found.values()) < _LITTLE * size or _matches(policy, wanted, shares(found)):
         return ""
@@ -107,10 +107,10 @@ def prepare_file(path: Path, policy: Policy, topology: Topology, root: Path = RO
         return ""  # the preferred nodes can't hold it: what went elsewhere would go there again
     was = f"The file was in memory on {share_words(found)}"
     if evict(path):
-        return f"{was}, not as {policy.words} places it, so it is read from disk again."
+        return f"{was}, which does not match {policy.words}: reading it from disk again."
     holders = mapped_by(path, root)
     who = f"{', '.join(holders)} uses it" if len(holders) == 1 else f"{', '.join(holders) or 'another program'} use it"
-    return f"{was} and stays there: {who}. End that program and load the model again to place it as {policy.words}."
+    return f"{was} and cannot be moved: {who}. End that program and reload the model to place it as {policy.words}."
 
 
 def _wanted_shares(policy: Policy, usable: tuple[int, ...], root: Path) -> dict[int, float]:

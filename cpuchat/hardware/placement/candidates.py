@@ -47,7 +47,7 @@ def candidates(topology: Topology) -> list[Candidate]:
             topology,
             OWN_SOCKET,
             PlacementSpec(f"socket:{sockets[0]}", f"socket:{sockets[-1]}"),
-            "It pays only while both work at the same time: the target then has the cores of one socket alone.",
+            "Pays off only while drafting and verifying overlap; the target gets the cores of one socket.",
         )
     found += _one_node(topology)
     return found
@@ -77,22 +77,19 @@ def _why_shared(topology: Topology, cpus: tuple[int, ...]) -> str:
     if topology.quota is not None and topology.quota < all_cores:
         return f"{n} of {all_cores} cores, shared: the cgroup CPU quota is {topology.quota:g}."
     if all_cores < 2:
-        return "There is one core, so there is nothing to divide."
+        return "Only one core."
     if topology.virtual:
-        return f"{who}: on a virtual machine L3 groups and nodes need not be real, so nothing is divided by them."
+        return f"{who}: a virtual machine's L3 groups and nodes may not be real."
     if any(core.kind == "efficient" for core in topology.allowed_cores) and n < all_cores:
-        return f"The {n} performance cores, shared: the {all_cores - n} efficient ones would keep them waiting."
+        return f"The {n} performance cores, shared: the {all_cores - n} efficient ones would slow them down."
     if len(topology.packages) > 1 and len(nodes) > 1:
-        return f"{who}, with memory interleaved: weights are read from the memory of both sockets at once."
+        return f"{who}, with memory interleaved: weights are read from both sockets."
     if len(nodes) > 1:
-        return (
-            f"{who}, with memory interleaved over {len(nodes)} nodes: that is what one node for the socket (NPS1) does "
-            "by itself."
-        )
+        return f"{who}, with memory interleaved over {len(nodes)} nodes: equivalent to NPS1."
     if not groups:
-        return f"{who}: the machine does not tell its L3 groups, so nothing is divided by them."
+        return f"{who}: the L3 groups are not known."
     if len(groups) < 2:
-        return f"{who}: they share one L3 cache and one way to memory, so there is nothing to divide."
+        return f"{who}: they share one L3 cache and one memory link."
     links = {group.fabric_link for cpu in cpus if (group := topology.l3_of(cpu)) is not None}
     if len(links) < len(groups):
         return (
@@ -112,8 +109,8 @@ def _with_own_l3(topology: Topology, last: int) -> list[Candidate]:
         topology,
         OWN_L3,
         PlacementSpec(draft_cores=f"l3:{last}"),
-        f"It pays only while drafting and verifying overlap: its L3{size} holds no draft model, and its link to memory "
-        "carries a part of what all links do.",
+        f"Pays off only while drafting and verifying overlap: a draft model does not fit the L3{size}, and one link "
+        "carries a fraction of the memory bandwidth.",
     )
     link = topology.fabric_links[group.fabric_link]
     if len(link) > 1 and len(topology.fabric_links) > 1:
@@ -121,8 +118,8 @@ def _with_own_l3(topology: Topology, last: int) -> list[Candidate]:
             topology,
             OWN_LINK,
             PlacementSpec(draft_cores=f"l3:{format_cpu_list(link)}"),
-            "It pays only while drafting and verifying overlap; the L3 groups behind one link draft together, so "
-            "nobody else is slowed down.",
+            "Pays off only while drafting and verifying overlap; the L3 groups of one fabric link draft together, so "
+            "no other group is slowed down.",
         )
     return found
 
@@ -150,11 +147,11 @@ def _one_node(topology: Topology) -> list[Candidate]:
     if len(nodes) < 2 or not mine:
         return []
     node = max(mine, key=lambda node: (node.memory, -node.number))
-    room = f"{node.memory / 1e9:.0f} GB of its memory" if node.memory else "memory of it"
+    room = f"{node.memory / 1e9:.0f} GB of its memory" if node.memory else "its memory"
     return _candidate(
         topology,
         ONE_NODE,
         PlacementSpec(f"node:{node.number}", "shared", f"bind:{node.number}"),
-        f"Nothing is read across nodes, but the bandwidth of the other {'node' if len(nodes) == 2 else 'nodes'} stays "
+        f"No cross-node reads, but the bandwidth of the other {'node' if len(nodes) == 2 else 'nodes'} is "
         f"unused, and the model must fit the {room}.",
     )

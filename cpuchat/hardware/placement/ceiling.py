@@ -125,7 +125,7 @@ def ceiling(
 
 def _limit(t_target: float, t_draft: float, t_memory: float, bound: str, draft_bound: str) -> str:
     if t_memory > max(t_target, t_draft):
-        return "memory, which both models read at the same time"
+        return "memory bandwidth, shared by both models"
     where = {"memory": "the memory", "link": "the links of its L3 groups", "cores": "its cores"}
     if t_draft > t_target:
         return f"the draft model, by {where[draft_bound]}"
@@ -140,17 +140,17 @@ def _remarks(
     if depth and draft_bytes and own:
         remarks.append(_cache_remark(topology, candidate.placement.draft_cpus, draft_bytes))
         if not overlap:
-            remarks.append("Without overlap the cores of one model idle while the other one computes.")
+            remarks.append("Without overlap, one model's cores idle while the other computes.")
     if depth and result.tok_s < result.plain_tok_s:
         remarks.append(
-            f"This is slower than the target without a draft model on all cores ({result.plain_tok_s:.3g} tok/s)."
+            f"Slower than plain decoding on all cores ({result.plain_tok_s:.3g} tok/s)."
         )
     if candidate.name == OWN_SOCKET:
-        remarks.append("Memory is interleaved, so half of what each model reads comes from the other socket.")
+        remarks.append("Memory is interleaved, so half of the reads cross sockets.")
     if candidate.spec.memory == "auto" and not own and len(topology.packages) > 1:
-        remarks.append("With memory interleaved, half of all reads cross between the sockets: expect less than this.")
+        remarks.append("With memory interleaved, half of the reads cross sockets: expect less.")
     if topology.virtual:
-        remarks.append("On a virtual machine the L3 groups need not be real: trust what is measured.")
+        remarks.append("A virtual machine's L3 groups may not be real: trust the measurement.")
     return [remark for remark in remarks if remark]
 
 

@@ -132,7 +132,7 @@ def _named(topology: Topology, spec: str) -> _Named:
         return _listed(topology, spec)
     match = re.fullmatch(rf"(l3|node|socket):({_LIST})", spec)
     if match is None:
-        raise UsageError(f"{spec!r} does not name any cores.", f"Give {WORDS}.")
+        raise UsageError(f"{spec!r} does not name any cores.", f"Use {WORDS}.")
     return _placed(topology, match[1], _numbers(spec, match[2]))
 
 
@@ -140,7 +140,7 @@ def _numbers(spec: str, text: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         if last and int(last) < int(first):
-            raise UsageError(f"The range {part} in {spec!r} is reversed.", f"Give {last}-{first}.")
+            raise UsageError(f"The range {part} in {spec!r} is reversed.", f"Use {last}-{first}.")
     return parse_cpu_list(text)
 
 
@@ -157,7 +157,7 @@ def _auto(topology: Topology) -> _Named:
         return _all(topology)
     would = "the efficient one would" if len(slow) == 1 else f"the {len(slow)} efficient ones would"
     return _Named(
-        _firsts(topology, fast), plural(len(fast), "performance core"), f"{would} keep them waiting",
+        _firsts(topology, fast), plural(len(fast), "performance core"), f"{would} slow them down",
         spare=_firsts(topology, slow),
     )  # fmt: skip
 
@@ -193,7 +193,7 @@ def _placed(topology: Topology, kind: str, numbers: tuple[int, ...]) -> _Named:
     }
     name, of = names[kind], place[kind]
     if not there[kind]:
-        raise UsageError(f"The {name}s of this machine are not known.", "Give a list of CPUs such as 0-7.")
+        raise UsageError(f"The {name}s of this machine are not known.", "Use a list of CPUs such as 0-7.")
     allowed = topology.allowed_cores
     usable = sorted({number for core in allowed if (number := of(core)) is not None})
     for number in numbers:
@@ -214,7 +214,7 @@ def _of_each_l3(topology: Topology, n: int) -> _Named:
         if core.l3 is not None:
             groups.setdefault(core.l3, []).append(core)
     if not groups:
-        raise UsageError("The L3 groups of this machine are not known.", "Give a list of CPUs such as 0-7.")
+        raise UsageError("The L3 groups of this machine are not known.", "Use a list of CPUs such as 0-7.")
     most = max(len(cores) for cores in groups.values())
     if not 1 <= n <= most:
         raise UsageError(
@@ -228,7 +228,7 @@ def _of_each_l3(topology: Topology, n: int) -> _Named:
     ]
     cpus = tuple(cpu for cores in groups.values() for cpu in _firsts(topology, cores[:n]))
     what = f"{plural(len(cpus), 'core')}, {n} of each L3 group"
-    why = "each group has its own way to memory" if len(groups) > 1 else ""
+    why = "each group has its own memory link" if len(groups) > 1 else ""
     return _Named(tuple(sorted(cpus)), what, why, notes=tuple(notes))
 
 
@@ -250,9 +250,9 @@ def _without(topology: Topology, named: _Named, taken: Collection[int]) -> _Name
         cpus, spare = spare or left(named.cpus, False), ()
     if not cpus:
         raise UsageError(
-            f"CPUs {format_cpu_list(taken)} are taken, which leaves no core of {named.what}.", "Leave some free."
+            f"CPUs {format_cpu_list(taken)} are taken, which leaves no core of {named.what}.", "Choose fewer."
         )
-    what = named.what if len(cpus) == len(named.cpus) else f"{plural(len(cpus), 'core')} that the draft model leaves"
+    what = named.what if len(cpus) == len(named.cpus) else f"{plural(len(cpus), 'core')} left by the draft model"
     return _Named(cpus, what, named.why, spare, named.notes)
 
 
@@ -282,10 +282,10 @@ def _reason(topology: Topology, named: _Named, cpus: tuple[int, ...], *, asked: 
         return f"{used} of {named.what}: the cgroup CPU quota is {topology.quota:g}."
     if asked and used > len(named.cpus):
         return (
-            f"{plural(used, 'core')} as asked for, {used - len(named.cpus)} of them efficient ones, which are slower."
+            f"{plural(used, 'core')}, {used - len(named.cpus)} of them efficient cores, which are slower."
         )
     if asked and used < len(named.cpus):
-        return f"{used} of {named.what}, as asked for{_evenly(topology, named.cpus, cpus)}."
+        return f"{used} of {named.what}{_evenly(topology, named.cpus, cpus)}."
     why = f": {named.why}" if named.why else ""
     return f"The {named.what}{why}." if used > 1 else f"{named.what[:1].upper()}{named.what[1:]}{why}."
 

@@ -267,14 +267,14 @@ def test_a_file_that_an_earlier_program_placed(
     assert bool(note) == moved
     assert resident_bytes(weights) == (0 if moved else SIZE)
     if moved:
-        assert f"not as {words} places it, so it is read from disk again" in note
+        assert f"which does not match {words}: reading it from disk again" in note
 
 
 def test_a_placed_file_that_is_in_use_is_named(tmp_path: Path, weights: Path, holder: subprocess.Popen[bytes]) -> None:
     root, topology = dual(tmp_path, line(weights, N0=2000))
     (root / f"proc/{holder.pid}").symlink_to(f"/proc/{holder.pid}")
     note = prepare_file(weights, Policy("interleave", (0, 1)), topology, root)
-    assert note.startswith("The file was in memory on N0 100 % and stays there: ")
+    assert note.startswith("The file was in memory on N0 100 % and cannot be moved: ")
     assert f"({holder.pid}) uses it" in note
     assert resident_bytes(weights) == SIZE
 
@@ -294,6 +294,6 @@ def test_what_is_not_worth_reading_again(tmp_path: Path, weights: Path, monkeypa
     topology = read_topology(root, allowed=range(128))
     assert prepare_file(weights, Policy("preferred", (1,)), topology, root) == ""
     assert resident_bytes(weights) == SIZE
-    # And what can't be told is said.
+    # And what is not known is said.
     monkeypatch.setattr(residency, "resident_nodes", lambda path, root: None)
-    assert "can't be told" in prepare_file(weights, Policy("bind", (1,)), topology, root)
+    assert "is not known" in prepare_file(weights, Policy("bind", (1,)), topology, root)

@@ -44,8 +44,8 @@ def named(topology: Topology) -> dict[str, Candidate]:
         ),
         (
             "epyc-9354p-nps4", "0-31",
-            "All 32 cores, shared, with memory interleaved over 4 nodes: that is what one node for "
-            "the socket (NPS1) does by itself.",
+            "All 32 cores, shared, with memory interleaved over 4 nodes: equivalent to "
+            "NPS1.",
         ),
         (
             "epyc-9654", "0-95",
@@ -59,17 +59,15 @@ def named(topology: Topology) -> dict[str, Candidate]:
         ),
         (
             "2x-epyc-7543", "0-63",
-            "All 64 cores, shared, with memory interleaved: weights are read from the memory of "
-            "both sockets at once.",
+            "All 64 cores, shared, with memory interleaved: weights are read from both sockets.",
         ),
         (
             "xeon-6430", "0-31",
-            "All 32 cores, shared: they share one L3 cache and one way to memory, so there is "
-            "nothing to divide.",
+            "All 32 cores, shared: they share one L3 cache and one memory link.",
         ),
         (
             "hybrid-desktop", "0,2,4,6,8,10,12,14",
-            "The 8 performance cores, shared: the 4 efficient ones would keep them waiting.",
+            "The 8 performance cores, shared: the 4 efficient ones would slow them down.",
         ),
         (
             "container", "8-10,12-14",
@@ -77,20 +75,18 @@ def named(topology: Topology) -> dict[str, Candidate]:
         ),
         (
             "vm", "0-7",
-            "All 8 cores, shared: on a virtual machine L3 groups and nodes need not be real, so "
-            "nothing is divided by them.",
+            "All 8 cores, shared: a virtual machine's L3 groups and nodes may not be real.",
         ),
         (
             "vm-without-caches", "0-3",
-            "All 4 cores, shared: on a virtual machine L3 groups and nodes need not be real, so "
-            "nothing is divided by them.",
+            "All 4 cores, shared: a virtual machine's L3 groups and nodes may not be real.",
         ),
         (
             "offline", "0-27",
             "All 28 cores, shared: an L3 group of its own would give the draft model one of 7 links "
             "to memory, and take it from the target.",
         ),
-        ("garbage", "2", "There is one core, so there is nothing to divide."),
+        ("garbage", "2", "Only one core."),
     ],
 )  # fmt: skip
 def test_recommended(machine: Machine, name: str, cores: str, reason: str) -> None:
@@ -108,7 +104,7 @@ def test_every_tree_has_a_recommendation_that_is_asserted() -> None:
 def test_a_machine_that_tells_no_caches(machine: Machine) -> None:
     topology = replace(machine("vm-without-caches"), virtual="")
     assert candidates(topology)[0].reason == (
-        "All 4 cores, shared: the machine does not tell its L3 groups, so nothing is divided by them."
+        "All 4 cores, shared: the L3 groups are not known."
     )
 
 

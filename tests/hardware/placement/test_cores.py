@@ -35,7 +35,7 @@ def per_group(topology: Topology, cpus: tuple[int, ...]) -> list[int]:
         ("vm-without-caches", "0-3", "The 4 physical cores."),
         (
             "hybrid-desktop", "0,2,4,6,8,10,12,14",
-            "The 8 performance cores: the 4 efficient ones would keep them waiting.",
+            "The 8 performance cores: the 4 efficient ones would slow them down.",
         ),
         (
             "container", "8-10,12-14",
@@ -88,8 +88,8 @@ def test_fewer_threads_use_all_paths_to_memory(machine: Machine, name: str, n: i
 
 def test_the_reason_tells_how_threads_are_spread(machine: Machine) -> None:
     topology = machine("epyc-9354")
-    assert choose_cores(topology, "auto", 16).reason == "16 of 32 physical cores, as asked for, 2 of each L3 group."
-    assert choose_cores(topology, "auto", 5).reason == "5 of 32 physical cores, as asked for, spread over 5 L3 groups."
+    assert choose_cores(topology, "auto", 16).reason == "16 of 32 physical cores, 2 of each L3 group."
+    assert choose_cores(topology, "auto", 5).reason == "5 of 32 physical cores, spread over 5 L3 groups."
 
 
 def test_spreading_takes_second_threads_last(machine: Machine) -> None:
@@ -107,7 +107,7 @@ def test_spreading_takes_second_threads_last(machine: Machine) -> None:
         ("2x-epyc-7543", "socket:1", "32-63", "The 32 cores of socket 1."),
         ("2x-epyc-7543", "0-3,33", "0-3,33", "The 5 CPUs in the list 0-3,33."),
         ("epyc-9654", "4/l3", "0-3,8-11,16-19,24-27,32-35,40-43,48-51,56-59,64-67,72-75,80-83,88-91",
-         "The 48 cores, 4 of each L3 group: each group has its own way to memory."),
+         "The 48 cores, 4 of each L3 group: each group has its own memory link."),
         ("hybrid-desktop", "all", "0,2,4,6,8,10,12,14,16-19",
          "The 12 physical cores: SMT siblings make decoding no faster."),
         ("container", "l3:3", "12-15", "The 4 cores of L3 group 3."),
@@ -129,7 +129,7 @@ def test_places(machine: Machine, name: str, spec: str, cpus: str, what: str) ->
         ("epyc-9354", "l3:8", r"L3 group 8 does not exist\. Choose from l3:0-7"),
         ("epyc-9354", "node:1", r"NUMA node 1 does not exist\. Choose from node:0"),
         ("epyc-9354", "socket:0-1", r"Socket 1 does not exist\. Choose from socket:0"),
-        ("epyc-9354", "7-4", r"7-4 in .7-4. is reversed\. Give 4-7"),
+        ("epyc-9354", "7-4", r"7-4 in .7-4. is reversed\. Use 4-7"),
         ("epyc-9354", "60-64", r"CPU 64 does not exist or is offline\. Choose from 0-63"),
         ("offline", "30", "CPU 30 does not exist or is offline"),
         ("container", "0-3", r"CPU 0 is not allowed for this process\. Choose from 8-15,40-47"),
@@ -176,7 +176,7 @@ def test_more_threads_than_fast_cores_take_efficient_ones(machine: Machine) -> N
     topology = machine("hybrid-desktop")
     choice = choose_cores(topology, "auto", 10)
     assert choice.cpus == (0, 2, 4, 6, 8, 10, 12, 14, 16, 17)
-    assert choice.reason == "10 cores as asked for, 2 of them efficient ones, which are slower."
+    assert choice.reason == "10 cores, 2 of them efficient cores, which are slower."
     # Efficient ones alone are all there is.
     assert choose_cores(replace(topology, allowed=(16, 17, 18))).cpus == (16, 17, 18)
 
@@ -197,7 +197,7 @@ def test_whole_cores_are_left_to_the_draft_model(machine: Machine) -> None:
     topology = machine("epyc-9354")
     # Named by their second threads, they are just as busy.
     choice = choose_cores(topology, "auto", without=parse_cpu_list("60-63"))
-    assert format_cpu_list(choice.cpus) == "0-27" and "28 cores that the draft model leaves" in choice.reason
+    assert format_cpu_list(choice.cpus) == "0-27" and "28 cores left by the draft model" in choice.reason
     assert choose_cores(topology, "l3:7", without=(28, 29)).cpus == (30, 31)
     with pytest.raises(UsageError, match=r"28-31 are taken, which leaves no core of 4 cores of L3 group 7"):
         choose_cores(topology, "l3:7", without=range(28, 32))
