@@ -157,7 +157,7 @@ async def test_without_a_measurement_the_prediction_says_so(tmp_path: Path) -> N
     root = make_tree(tmp_path, "epyc-9354")
     async with running(backend_on(root)) as app:
         screen = await opened(app, FixtureReader(root))
-        assert "as nothing is measured" in said(screen)
+        assert "the theoretical peak" in said(screen)
         assert "not measured" in app.screen_text
 
 
