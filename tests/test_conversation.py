@@ -253,6 +253,8 @@ async def test_nothing_to_load_again_is_said() -> None:
 
 def test_titles() -> None:
     assert title_of("  Why   is it slow?\nmore") == "Why is it slow?"
+    assert title_of("## Why is **this** `slow`?") == "Why is this slow?"
+    assert title_of("2 * 3 = ?") == "2 * 3 = ?"
     assert title_of("") == "New chat"
     long = title_of("word " * 40)
     assert long.endswith("word…")

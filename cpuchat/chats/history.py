@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
@@ -18,11 +19,14 @@ if TYPE_CHECKING:  # a chat that is not stored needs no database
     from cpuchat.chats.store import ChatStore
 
 TITLE_LENGTH = 48
+# Of a heading, a quote or a list item; strong emphasis and code.
+_MARKDOWN_MARKS = re.compile(r"^\s*(?:#{1,6}\s+|>\s*|[-*+]\s+|\d+\.\s+)|`+|\*\*+")
 
 
 def title_of(text: str) -> str:
-    """Return a chat's first title: the first line of its first message, cut at a word."""
-    line = " ".join(next((part for part in text.splitlines() if part.strip()), "").split())
+    """Return a chat's first title: the first line of its first message without Markdown marks, cut at a word."""
+    line = next((part for part in text.splitlines() if part.strip()), "")
+    line = " ".join(_MARKDOWN_MARKS.sub("", line).split())
     if len(line) <= TITLE_LENGTH:
         return line or "New chat"
     return line[: TITLE_LENGTH + 1].rsplit(" ", 1)[0][:TITLE_LENGTH] + "…"

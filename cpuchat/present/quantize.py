@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cpuchat.models.shortlist import PACE
 from cpuchat.present import prediction
 from cpuchat.present.rows import ListRow
 from cpuchat.telemetry import units
@@ -51,6 +53,17 @@ def title(model: LocalModel) -> str:
     """`Quantize Qwen2.5-1.5B-Instruct F16`."""
     known = model.quantization.lower() in model.name.lower()
     return clean_line(f"Quantize {model.name}" + ("" if known else f" {model.quantization}"))
+
+
+def recommended(found: Mapping[str, TypePrediction | str], names: Sequence[str]) -> str:
+    """The best of `names` (best first) that fits and keeps up with reading; "" while one of them is not known."""
+    if any(name not in found for name in names):
+        return ""
+    for name in names:
+        one = found[name]
+        if not isinstance(one, str) and one.prediction.verdict == "fits" and (one.prediction.tok_s or PACE) >= PACE:
+            return name
+    return ""
 
 
 def row(kind: QuantType, found: TypePrediction | str | None) -> ListRow:

@@ -39,7 +39,7 @@ _LAST_WORDS_SECONDS = 5.0  # for an answer to end in order; a worker that stands
 
 @dataclass(frozen=True)
 class Resume:
-    """Where an app that was ended by an error stood: the open chat ("" = a new one), the model, and what was typed."""
+    """State of an app that an error ended: the open chat ("" = a new one), the model, and the unsent text."""
 
     chat_id: str = ""
     model: Path | None = None
@@ -103,7 +103,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         super().notify(clean(message), title=clean_line(title), severity=severity, timeout=timeout, markup=markup)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
-        return dict(themes.OWN_VARIABLES)
+        return themes.own_variables(self.current_theme)
 
     def get_default_screen(self) -> Screen[None]:
         return self._chat_screen
@@ -121,13 +121,11 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.call_after_refresh(self.services.downloading.restore)
 
     def on_resize(self) -> None:
-        """Draw everything again: a terminal that was resized and resized back has cut its text, and Textual takes a
-        size that it knows for no change."""
+        """Redraw everything: a terminal resized twice has cut its text, and Textual ignores a size it already knows."""
         self.refresh()
 
     @property
     def chat_screen(self) -> ChatScreen:
-        """The chat, whatever lies on top of it."""
         return self._chat_screen
 
     # Commands and themes
@@ -139,7 +137,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         return binding.key_display or keys.display(binding.key)
 
     def action_change_theme(self) -> None:
-        """Choose a theme; the marked one is shown at once, Esc goes back."""
+        """Choose a theme, previewed while it is selected; Esc restores the old one."""
         self._theme_before_preview = self.theme
         themes = commands.theme_provider(frozenset(self._loaded_themes.themes), self._use_theme)
         self.push_screen(CommandPalette(providers=[themes], placeholder="Theme …"))
@@ -160,7 +158,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
             self.theme = before
 
     def _use_theme(self, name: str) -> None:
-        """Switch to a theme and remember it."""
         self.theme = name
         self.services.save_settings({"ui": {"theme": name}})
 
@@ -175,8 +172,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
             self.push_screen(HelpScreen())
 
     async def action_help_quit(self) -> None:
-        """Ctrl+C with nothing selected stops what is written or loaded. With nothing to stop, people mean to quit, but
-        one slip must not end a chat."""
+        """Stop what is written or loaded on Ctrl+C; with nothing to stop, quit on the second press."""
         if await self.chat_screen.interrupt():
             return
         now = monotonic()
@@ -190,7 +186,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.action_leave()
 
     def action_leave(self) -> None:
-        """Stop, keep what was said, end the worker, exit with 0. Asked for twice: leave at once."""
+        """Stop, save, end the worker, exit with 0. Called twice: exit at once."""
         if self.services.leaving:
             self.conversation.backend.kill()  # with which the first leaving ends, unless something else hangs
             self.set_timer(_TWICE_LATE_SECONDS, lambda: self.exit(0))
@@ -209,17 +205,16 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.exit(0)
 
     async def _last_words(self) -> None:
-        """Wait for them, but not for a worker that hangs. What waits is not cancelled: it ends when the worker does."""
+        """Wait for the answer to be saved, but not for a worker that hangs."""
         await asyncio.wait({asyncio.ensure_future(self.chat_screen.finish())}, timeout=_LAST_WORDS_SECONDS)
 
     def end_by(self, number: int) -> None:
-        """Nothing is asked, and the terminal is given back first: its user may be waiting for a shell."""
+        """Give the terminal back first, without questions: its user may be waiting for a shell."""
         super().end_by(number)
         self.services.leaving = True
 
     @property
     def resume(self) -> Resume:
-        """How to go on after an error."""
         chat = self.conversation.chat
         return Resume(chat.id if chat is not None else "", self.chat_screen.model_path, self.chat_screen.unsent)
 
@@ -230,7 +225,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.conversation.save()
 
     async def _end(self) -> None:
-        """Once, end what runs beside the chat, then the chat. One that fails keeps the others from nothing."""
+        """Close the jobs and the conversation, once. An error in one does not keep the others open."""
         if self._ended:
             return
         self._ended = True

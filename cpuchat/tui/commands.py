@@ -16,7 +16,7 @@ from cpuchat.tui import keys
 
 
 def system_commands(app: App[Any], screen: Screen[Any]) -> Iterable[SystemCommand]:
-    """Commands of the screen that the palette was opened on, in the order of the key table."""
+    """Commands of the screen that the palette was opened on, each behind its group: `Chats: Start a new chat`."""
     place = getattr(screen, "KEYS", "")
     for key in keys.KEYS:
         if not key.palette or key.place not in (place, "app"):
@@ -25,9 +25,8 @@ def system_commands(app: App[Any], screen: Screen[Any]) -> Iterable[SystemComman
         name = key.action.partition("(")[0]
         if key.place != "app" and not screen.check_action(name, ()):
             continue
-        title = key.help.partition(" (")[0]
-        about = f"{keys.display_all(key.keys)} · {key.group}" if key.keys else key.group
-        yield SystemCommand(title, about, partial(node.run_action, key.action))  # type: ignore[arg-type]
+        title = f"{key.group}: {key.help.partition(' (')[0]}"
+        yield SystemCommand(title, keys.display_all(key.keys), partial(node.run_action, key.action))  # type: ignore[arg-type]
 
 
 def highlighted(matcher: Matcher, text: str) -> Content:
@@ -39,7 +38,7 @@ def highlighted(matcher: Matcher, text: str) -> Content:
 
 
 def theme_provider(own: frozenset[str], use: Callable[[str], None]) -> type[Provider]:
-    """Themes, those of `own` (cpuchat's and the user's) first; `use` is called with the chosen one."""
+    """Themes, `own` (cpuchat's and the user's) first; `use` is called with the chosen one."""
 
     class ThemeProvider(Provider):
         def _themes(self) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The app's downloads: one manager for all screens, made when it is first needed, and a signal that they follow."""
+"""The app's downloads: one manager for all screens, created on first use, and a signal that they follow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Opener = Callable[[Callable[[Download], None]], "Downloads"]
 
 
 def open_downloads(changed: Callable[[Download], None]) -> Downloads:
-    """The manager itself; tells `changed` about every step."""
+    """Create the manager; it calls `changed` for every step."""
     from cpuchat.models.downloads.manager import Downloads
 
     return Downloads(changed=changed)
@@ -54,7 +54,7 @@ class Downloading:
     # What there is
 
     def all(self) -> list[Download]:
-        """Oldest first; without a manager there are none."""
+        """All downloads, oldest first."""
         return [] if self._manager is None else self._manager.all()
 
     # What the user does with it. One that has left the list meanwhile is no error.
@@ -71,17 +71,17 @@ class Downloading:
         return download
 
     def pause(self, id: str) -> None:
-        """Stop it; what arrived stays."""
+        """Pause; the partial files stay."""
         if self._manager is not None and self._find(id) is not None:
             self._manager.pause(id)
 
     def resume(self, id: str) -> None:
-        """Go on with a paused one, try a failed one again."""
+        """Resume a paused one, retry a failed one."""
         if self._manager is not None and self._find(id) is not None:
             self._manager.resume(id)
 
     def hold(self, id: str) -> None:
-        """Pause it if it runs, else let it go on."""
+        """Toggle between paused and running."""
         now = self._find(id)
         if now is not None and now.state in RUNNING:
             self.pause(id)
@@ -89,7 +89,7 @@ class Downloading:
             self.resume(id)
 
     def cancel(self, id: str, *, discard: bool = False) -> None:
-        """Take it off the list; what arrived stays on the disk unless `discard`."""
+        """Remove it from the list; with `discard` the partial files are deleted."""
         gone = self._find(id)
         if self._manager is not None and gone is not None:
             self._manager.cancel(id, discard=discard)
@@ -97,7 +97,7 @@ class Downloading:
             self.changed.publish(gone)
 
     async def arrival(self, id: str) -> Download | None:
-        """The download when it is done, however often it is paused or fails before; None once it is off the list."""
+        """Wait until it is done, through pauses and retries; None once it is off the list."""
         while (download := self._find(id)) is not None and download.state != "done":
             self._stepped.clear()
             await self._stepped.wait()
@@ -109,12 +109,12 @@ class Downloading:
     # Start and end of the app
 
     def restore(self) -> None:
-        """Go on where the last run ended, if it left something."""
+        """Resume what the last run left unfinished."""
         if paths.downloads_file().exists():
             self._open().restore()
 
     async def close(self) -> None:
-        """End the transfers; what arrived stays, and the next run goes on from there."""
+        """Stop the transfers; the next run resumes them."""
         if self._timer is not None:
             self._timer.stop()
             self._timer = None
@@ -160,5 +160,4 @@ class Downloading:
             self._tell("Download failed", f"{title}: {clean_line(download.message)} Ctrl+G shows details.", "error")
 
     def _tell(self, title: str, text: str, severity: SeverityLevel = "information") -> None:
-        """Briefly: it covers a part of a chat, and the line and the list of downloads say it as well."""
         self._app.notify(text, title=title, severity=severity, timeout=TOLD_SECONDS, markup=False)

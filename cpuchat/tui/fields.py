@@ -1,4 +1,4 @@
-"""The settings as a form, made from the `Settings` struct: its types and limits decide what a field takes."""
+"""Settings as form fields, made from the `Settings` struct: its types and limits decide what a field accepts."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ class Field:
 
     @property
     def rule(self) -> str:
-        """What its text may be where that is a pattern; else what it does."""
+        """What its text may be where that is a pattern; else what the setting does."""
         return WANTED[self.key].removeprefix("must be ") if self.key in WANTED else self.about
 
     def shown(self, value: Any) -> Any:
-        """What the widget holds for a value."""
+        """Convert a value to the content of its widget."""
         if self.kind == "lines":
             return "\n".join(value)
         if self.kind in ("switch", "choice", "theme", "line", "text"):
@@ -106,7 +106,7 @@ class Field:
         return f"{value:g}" if self.kind == "number" else str(value)
 
     def parse(self, shown: Any) -> Any:
-        """The value that a widget's content stands for.
+        """Convert a widget's content to a value.
 
         Raises:
             ValueError: not acceptable; the message says what is.
@@ -188,5 +188,4 @@ def _hints(struct: type) -> dict[str, Any]:
 
 
 def current(settings: Settings, field: Field) -> Any:
-    """The value of a field in `settings`."""
     return getattr(getattr(settings, field.section), field.name)

@@ -1,4 +1,4 @@
-"""The keys, and what the figures mean."""
+"""The help screen: keys and figures."""
 
 from __future__ import annotations
 

@@ -89,16 +89,18 @@ KEYS: tuple[Key, ...] = (
     Key("chat", "chat.reasoning", "f7", "reasoning", "reasoning", "Toggle reasoning", VIEW,
         priority=True),
     Key("chat", "chat.sidebar", "f8", "sidebar", "chats", "Toggle the chat list", VIEW, priority=True),
-    # Bound by the transcript itself; here for the help screen.
-    Key("transcript", "transcript.previous", "k,alt+up", "previous_message", "before",
-        "In the transcript: select the previous message", VIEW, palette=False),
-    Key("transcript", "transcript.next", "j,alt+down", "next_message", "after",
-        "In the transcript: select the next message", VIEW, palette=False),
+    Key("transcript", "transcript.previous", "k,alt+up", "previous_message", "previous message",
+        "In the transcript: select the previous message", VIEW, footer=True, palette=False),
+    Key("transcript", "transcript.next", "j,alt+down", "next_message", "next message",
+        "In the transcript: select the next message", VIEW, footer=True, palette=False),
     Key("chat", "chat.rename", "", "rename_chat", "rename", "Rename this chat", CHATS),
     Key("chat", "chat.delete", "", "delete_chat", "delete", "Delete this chat", CHATS),
-    Key("chats", "chats.rename", "r", "rename", "rename", "In the chat list: rename", CHATS, palette=False),
-    Key("chats", "chats.delete", "d,delete", "delete", "delete", "In the chat list: delete", CHATS, palette=False),
-    Key("chats", "chats.search", "slash", "search", "search", "In the chat list: search", CHATS, palette=False),
+    Key("chats", "chats.rename", "r", "rename", "rename", "In the chat list: rename", CHATS, footer=True,
+        palette=False),
+    Key("chats", "chats.delete", "d,delete", "delete", "delete", "In the chat list: delete", CHATS, footer=True,
+        palette=False),
+    Key("chats", "chats.search", "slash", "search", "search", "In the chat list: search", CHATS, footer=True,
+        palette=False),
     Key("app", "app.theme", "", "change_theme", "theme", "Change theme", VIEW),
     Key("app", "app.screenshot", "", "screenshot", "screenshot", "Save a screenshot (SVG)", APP),
     Key("app", "app.suspend", "ctrl+z", "suspend_process", "suspend", "Suspend (`fg` resumes)", APP,
@@ -196,12 +198,11 @@ _NAMES = {
 
 
 def bindings(place: str) -> list[BindingType]:
-    """The bindings that a screen or widget declares."""
     return [key.binding() for key in KEYS if key.place == place and key.keys]
 
 
 def display(key: str, short: bool = True) -> str:
-    """A key as people write it: `^R` in the footer, `Ctrl+R` in help."""
+    """Format a key: `^R` in the footer, `Ctrl+R` in help."""
     *modifiers, name = key.split("+")
     name = _NAMES.get(name, name.upper() if len(name) == 1 and modifiers else name)
     if name[:1] == "f" and name[1:].isdigit():
@@ -212,5 +213,5 @@ def display(key: str, short: bool = True) -> str:
 
 
 def display_all(keys: str) -> str:
-    """All keys of one binding, for help: `Ctrl+J, Shift+Enter`."""
+    """Format all keys of one binding, for help: `Ctrl+J, Shift+Enter`."""
     return ", ".join(display(key, short=False) for key in keys.split(",") if key)

@@ -1,5 +1,5 @@
-"""Runs the app, and what comes after an app that did not end by itself: the terminal is given back, nothing ends in a
-traceback, and the user can go on."""
+"""Runs the app, and handles an app that did not quit by itself: the terminal is restored, no traceback is shown, and
+the user can restart."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(make: Callable[[Resume], ChatApp]) -> int:
 
 
 def print_unsaved(conversation: Conversation) -> int:
-    """Print the answer that could not be saved, where it can still be copied; returns the exit code."""
+    """Print an answer that could not be saved, so that it can be copied; returns the exit code."""
     answer, problem = conversation.unsaved, conversation.save_problem
     if answer is None or problem is None:
         return 0
@@ -69,7 +69,6 @@ def _tell(text: str) -> None:
 
 
 def _run(app: GuardedApp[Any]) -> None:
-    """Run until it has ended, however that happens."""
     with _signals(app), _threads(app):
         try:
             app.run()
@@ -81,8 +80,8 @@ def _run(app: GuardedApp[Any]) -> None:
 
 @contextlib.contextmanager
 def _signals(app: GuardedApp[Any]) -> Iterator[None]:
-    """The first signal ends the app in order, another one at once: its event loop may be stuck. What is ignored, as
-    by a program that was started in the background, stays so."""
+    """End the app in order on the first signal, at once on the next: its event loop may be stuck. Signals that were
+    ignored stay ignored."""
 
     def ended(number: int, _frame: FrameType | None) -> None:
         first, app.signalled = not app.signalled, app.signalled or number
@@ -110,7 +109,7 @@ def _signals(app: GuardedApp[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _threads(app: GuardedApp[Any]) -> Iterator[None]:
-    """What ends a thread ends the app: somebody waits for it. What a destructor raises is only written down."""
+    """End the app when a thread ends with an error; errors in destructors are only logged."""
 
     def thread_failed(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):

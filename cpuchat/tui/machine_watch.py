@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Samples(Protocol):
-    """What is used of hardware.monitor.Monitor."""
+    """The part of hardware.monitor.Monitor that is used."""
 
     def sample(self) -> MachineSample: ...
 

@@ -1,4 +1,4 @@
-"""Opens screens by name, so that no screen imports another one. Each is imported when it is first opened."""
+"""Opens screens by name, so that no screen imports another. Each is imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that the app is making: one at a time, whatever screen is shown, and a signal that screens follow."""
+"""The quantizing job of the app: one at a time, and a signal that screens follow."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Quantizing:
         self._timer: Timer | None = None
 
     def start(self, job: Job) -> None:
-        """Begin with `job`; nothing else may be worked at."""
+        """Start `job`; no other may be running."""
         assert self.job is None
         self.job, self.outcome = job, ""
         self._worker = self._app.run_worker(self._make(job), group="quantize", name="quantize")
         self.changed.publish(None)
 
     def stop(self) -> None:
-        """Throw away what there is of it."""
+        """Stop and delete the partial file."""
         if self._worker is not None:
             self._worker.cancel()
 
     async def close(self) -> None:
-        """Stop, and wait until nothing is left of it."""
+        """Stop, and wait for it."""
         worker = self._worker
         self.stop()
         if worker is not None:

@@ -120,7 +120,7 @@ class Services:
         return Path(model.path) if model is not None else None
 
     def set_folders(self, folders: list[str]) -> None:
-        """Look for models in these folders from now on."""
+        """Search these folders for models from now on."""
         self.library = self.conversation.library = Library(folders)
 
     def save_settings(self, changes: Changes) -> None:
@@ -136,7 +136,7 @@ class Services:
                 self._app.notify(f"{error}", title="Settings not saved", severity="warning", timeout=10, markup=False)
 
     async def close_conversation(self) -> None:
-        """Close it once a setting that was just changed has been written."""
+        """Close it, after pending settings are written."""
         async with self._saving:
             await self.conversation.close()
 

@@ -22,8 +22,10 @@ from cpuchat import paths, toml
 
 DEFAULT_THEME = "cpuchat"
 
-# Used by our style sheets; a theme that doesn't set them gets these.
-OWN_VARIABLES = {"now": "#6bd9a8", "limit": "#e8b45a"}
+# Used by our style sheets. A theme that does not set them gets these, made readable on its background.
+OWN_VARIABLES = {"now": "#6bd9a8", "limit": "#e8b45a", "hint": "#9aa5b1", "heading": "#6cb6ff"}
+CONTRAST = 4.5
+"""Least contrast of text (WCAG 2.2, 1.4.3)."""
 
 _COLORS = frozenset(
     {"primary", "secondary", "accent", "warning", "error", "success", "foreground", "background", "surface", "panel",
@@ -43,7 +45,7 @@ class ThemeError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class ThemeProblem:
-    """A file that was left out, and why."""
+    """A skipped file, and why."""
 
     file: Path
     reason: str
@@ -51,18 +53,50 @@ class ThemeProblem:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedThemes:
-    """Good themes by name (a user's file replaces a packaged one of the same name), and the files left out."""
+    """Themes by name (a user's file replaces a packaged one), and the skipped files."""
 
     themes: dict[str, Theme]
     problems: list[ThemeProblem]
 
 
 def known_variables() -> dict[str, str]:
-    """Names of the variables that a theme may set, each with its kind: "color" or "style"."""
+    """Return the variables that a theme may set, each with its kind: "color" or "style"."""
     generated = Theme("probe", primary="#808080").to_color_system().generate()
     shades = ("-lighten-", "-darken-")
     names = {n for n in generated if n not in _COLORS and not any(s in n for s in shades)} | OWN_VARIABLES.keys()
     return {n: "style" if n.endswith("-text-style") or n in _STYLE_VARIABLES else "color" for n in sorted(names)}
+
+
+def own_variables(theme: Theme) -> dict[str, str]:
+    """Return `OWN_VARIABLES` for `theme`, each with at least `CONTRAST` on its background."""
+    if theme.ansi:  # the terminal's own colors, which are not known
+        return dict.fromkeys(OWN_VARIABLES, "ansi_default") | {"now": "ansi_green", "limit": "ansi_yellow"}
+    generated = theme.to_color_system().generate()
+    background, foreground = (Color.parse(generated[name]) for name in ("background", "foreground"))
+    colors = {
+        "now": Color.parse(OWN_VARIABLES["now"]),
+        "limit": Color.parse(OWN_VARIABLES["limit"]),
+        "hint": background.blend(foreground, 0.6),
+        "heading": Color.parse(generated["accent"]),
+    }
+    return {name: readable(color, foreground, background).hex6 for name, color in colors.items()}
+
+
+def readable(color: Color, foreground: Color, background: Color) -> Color:
+    """Mix `color` with as much of `foreground` as it needs for `CONTRAST` on `background`."""
+    steps = (color.blend(foreground, step / 20) for step in range(21))
+    return next((mixed for mixed in steps if contrast(mixed, background) >= CONTRAST), foreground)
+
+
+def contrast(one: Color, other: Color) -> float:
+    """Return the contrast ratio, 1 to 21 (WCAG 2.2, relative luminance)."""
+    darker, lighter = sorted(_luminance(color) for color in (one, other))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(color: Color) -> float:
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color.normalized)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def parse_theme(text: str) -> Theme:

@@ -1,4 +1,4 @@
-"""Blocking calls that may take minutes, such as those over the network, beside the event loop."""
+"""Blocking calls beside the event loop."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 async def run_in_daemon_thread(function: Callable[[], T]) -> T:
-    """What `function` returns or raises, from a thread of its own.
+    """Run `function` in a thread of its own; returns or raises what it does.
 
-    Unlike those of an executor, the thread keeps nobody waiting: cancelled, this returns at once, and the program ends
-    without it. What `function` comes to after that is dropped.
+    Unlike an executor's, the thread delays nobody: when cancelled, this returns at once, and the program can exit
+    meanwhile.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual.app import App
 from textual.color import Color
+from textual.theme import BUILTIN_THEMES, Theme
 
 from cpuchat import paths
 from cpuchat.tui import themes
@@ -137,3 +138,18 @@ def test_what_is_no_theme_file_is_reported_at_once(tmp_path: Path) -> None:
     reasons = {problem.file.name: problem.reason for problem in loaded.problems}
     assert sorted(reasons) == ["deep.toml", "folder.toml", "long.toml", "pipe.toml"]
     assert reasons["pipe.toml"] == reasons["folder.toml"] == "not a regular file"
+
+
+ALL_THEMES = [*BUILTIN_THEMES.values(), *load_themes([paths.packaged_themes_dir()]).themes.values()]
+
+
+@pytest.mark.parametrize("theme", ALL_THEMES, ids=lambda theme: theme.name)
+def test_hints_and_headings_are_readable_on_every_background(theme: Theme) -> None:
+    if theme.ansi:
+        return
+    generated = theme.to_color_system().generate()
+    colors = {**themes.own_variables(theme), **theme.variables}
+    for background in ("background", "surface"):
+        for name in ("hint", "heading", "now", "limit"):
+            ratio = themes.contrast(Color.parse(colors[name]), Color.parse(generated[background]))
+            assert ratio >= (themes.CONTRAST if background == "background" else 3.0), (name, background, ratio)

@@ -1,4 +1,4 @@
-"""Shows the streams of a conversation on the chat screen: one at a time, event by event."""
+"""Shows the events of a conversation on the chat screen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WARNING, ERROR, PLAIN = "warning", "error", "information"
 
 
 class Answering:
-    """Turns events into what the user sees. Runs on the UI's event loop; never raises for what a backend does."""
+    """Turns events into what the user sees. Use from the event loop; never raises for what a backend does."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Answering:
         """Who proposed which part of the answers of this run, by the id of their message."""
 
     async def load(self, path: Path) -> AnyEvent | None:
-        """Load a model. Returns the last event: `ModelLoaded` when it is ready."""
+        """Load a model and return the last event: `ModelLoaded` when it is ready."""
         self.loading = path.stem
         self._status.show_state(f"loading {self.loading}")
         try:
@@ -82,9 +82,9 @@ class Answering:
         self.show_context()
 
     async def answer(self, stream: Callable[[], AsyncIterator[AnyEvent]], replaces: bool = False) -> AnyEvent | None:
-        """Show one answer from its first event to its last. Returns the last.
+        """Show one answer and return its last event.
 
-        What it `replaces` is shown again when it ends before its first word.
+        What it `replaces` is shown again when it ends before its first token.
         """
         drafted = bool(self._conversation.speculation.drafters)
         self._transcript.begin_answer(self._conversation.model_name or "Answer", drafted)
@@ -157,9 +157,7 @@ class Answering:
                 self._show_messages()
 
     def _fail(self, event: Failed) -> None:
-        title = {"worker_died": "Worker crashed", "does_not_fit": "Not enough memory"}.get(
-            event.code, "Request failed"
-        )
+        title = {"worker_died": "Worker crashed", "does_not_fit": "Not enough memory"}.get(event.code, "Request failed")
         self._transcript.add_message(TranscriptMessage(role="notice", title=title, content=answers.failure(event)))
 
     def _show_notes(self, model: ModelInfo) -> None:
@@ -169,5 +167,5 @@ class Answering:
                 self._tell(note, WARNING)
 
     def show_context(self) -> None:
-        """Show how full the context is, by the same figure as the panel does."""
+        """Show how full the context is."""
         self._status.show_context(self._conversation.figures().n_past or 0)

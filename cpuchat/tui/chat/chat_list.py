@@ -31,7 +31,7 @@ def day_of(updated: float, today: datetime.date) -> str:
 
 
 class _About(Message):
-    """Something about the chat `chat_id`."""
+    """Message about the chat `chat_id`."""
 
     def __init__(self, chat_id: str) -> None:
         super().__init__()
@@ -39,8 +39,6 @@ class _About(Message):
 
 
 class Chats(OptionList):
-    """The list itself."""
-
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("chats")
 
     @property
@@ -67,7 +65,7 @@ class Chats(OptionList):
 
 
 class ChatList(Vertical):
-    """Sidebar. Tells what the user wants; the screen does it and calls `show` again."""
+    """Sidebar: says what the user wants; the screen does it and calls `show` again."""
 
     class Opened(_About):
         """The user chose a chat."""
@@ -106,14 +104,14 @@ class ChatList(Vertical):
         for chat in chats:
             if (day := day_of(chat.updated, today)) != heading:
                 heading = day
-                rows.append(Option(Text(day, style="dim"), disabled=True))
+                rows.append(Option(Text(day), disabled=True))
             here = chat.id == current
             # Text, not markup: a title is whatever the user typed.
             title = Text("▌" if here else " ", style="bold" if here else "", no_wrap=True, overflow="ellipsis")
             rows.append(Option(title.append(clean_line(chat.title) or "New chat"), id=chat.id))
         if not rows:
             text = "no matches" if self.searching else "no chats yet"
-            rows.append(Option(Text(f" {text}", style="dim italic"), disabled=True))
+            rows.append(Option(Text(f" {text}", style="italic"), disabled=True))
         options.clear_options()
         options.add_options(rows)
         listed = {row.id for row in rows}
@@ -121,14 +119,14 @@ class ChatList(Vertical):
 
     @property
     def searching(self) -> str:
-        """What stands in the search box."""
+        """Text of the search box."""
         return self.query_one("#chat-search", Input).value.strip()
 
     def clear_search(self) -> None:
         self.query_one("#chat-search", Input).value = ""
 
     def on_descendant_blur(self) -> None:
-        """Leaving the list puts the mark back on the open chat; a dialog over it is not leaving."""
+        """Select the open chat again when the list is left; a dialog over it does not count."""
         self.call_later(self._mark_open_chat)
 
     def _mark_open_chat(self) -> None:

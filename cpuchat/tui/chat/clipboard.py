@@ -1,4 +1,4 @@
-"""Copying what the transcript shows: the answer, or its code blocks one after the other."""
+"""Copies the answer, or its code blocks one after the other."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Clipboard:
         self._next_block = 0
 
     def start_over(self) -> None:
-        """The next code block is the last one of the transcript."""
+        """Begin with the last code block again."""
         self._next_block = 0
 
     def copy_answer(self) -> None:
-        """The marked message, or the last answer."""
+        """Copy the selected message, or the last answer."""
         if text := self._transcript.current_message_text():
             self._copy(text, "")
         else:
             self._tell("No answer to copy yet.")
 
     def copy_code(self) -> None:
-        """The last code block; asked again, the one before."""
+        """Copy the last code block; called again, the one before."""
         blocks = self._transcript.code_blocks()
         if not blocks:
             self._tell("No code block to copy.")

@@ -9,7 +9,7 @@ from cpuchat.tui.chat.prompt import Prompt
 
 
 class Composer:
-    """Keeps the state of `prompt`: what is queued, whether a message is being edited, and each chat's draft."""
+    """Keeps the state of `prompt`: the queued message, whether a message is being edited, and each chat's draft."""
 
     def __init__(self, prompt: Prompt) -> None:
         self._prompt = prompt
@@ -22,7 +22,7 @@ class Composer:
 
     @property
     def unsent(self) -> str:
-        """What was written and not sent, a queued message first."""
+        """Text that was not sent, the queued message first."""
         return "\n".join(filter(None, (self.queued, self._prompt.text)))
 
     def show_titles(self, busy: bool, loading: bool) -> None:
@@ -45,7 +45,7 @@ class Composer:
         self.queued = text
 
     def take_queued(self) -> str:
-        """Return the queued message, which is not queued any more."""
+        """Return the queued message and clear it."""
         text, self.queued = self.queued, ""
         return text
 
@@ -56,7 +56,7 @@ class Composer:
             self.queued = ""
 
     def edit(self, text: str) -> None:
-        """Edit a message that was sent."""
+        """Edit a sent message."""
         if not self.editing:
             self._before_editing = self._prompt.text
         self.editing = True
@@ -64,13 +64,13 @@ class Composer:
         self._prompt.focus()
 
     def cancel_editing(self) -> None:
-        """Put back what was being written before."""
+        """Restore what was in the prompt before."""
         if self.editing:
             self.editing = False
             self._prompt.put(self._before_editing)
 
     def switch_chat(self, chat_id: str | None, sent: list[str]) -> None:
-        """Go over to another chat, whose sent messages ↑ brings back; what is being written stays with its own."""
+        """Switch to another chat, whose sent messages ↑ brings back; each chat keeps its draft."""
         self._drafts[self.chat_id] = self._before_editing if self.editing else self._prompt.draft
         self.chat_id, self.editing = chat_id, False
         self._prompt.begin_chat(sent, self._drafts.pop(chat_id, ""))

@@ -1,4 +1,4 @@
-"""What the user can do about drafting on the chat screen: switch it off and on, and see who proposed what."""
+"""Drafting controls of the chat screen: on, off, and coloring drafted tokens."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def switch(services: Services) -> str:
-    """Switch drafting off or on for the next answers of this run; returns what to tell.
+    """Turn drafting off or on for the next answers of this run; returns what to say.
 
-    When the settings have no drafters, switching on chooses them for good.
+    If the settings have no drafters, turning it on sets them to auto.
     """
     conversation = services.conversation
     if conversation.settings.speculation.drafters == "off":
@@ -29,7 +29,7 @@ def switch(services: Services) -> str:
 
 
 def color(services: Services, transcript: Transcript) -> str:
-    """Mark text by its drafter, or no longer; returns what to tell, "" when the screen shows it."""
+    """Toggle coloring of drafted tokens; returns what to say, "" when the screen shows it."""
     on = not transcript.colors_drafts  # the setting is written in the background, and may lag behind two quick keys
     transcript.color_drafts(on)
     services.save_settings({"ui": {"color_drafts": on}})
@@ -39,7 +39,7 @@ def color(services: Services, transcript: Transcript) -> str:
 
 
 def needs_reload(before: Settings, after: Settings) -> bool:
-    """Whether something changed that takes effect only when a model is loaded."""
+    """Whether something changed that takes effect only on a load."""
     return (
         before.load_options() != after.load_options()
         or PlacementSpec.of(before) != PlacementSpec.of(after)

@@ -1,4 +1,4 @@
-"""How drafting goes: a section of the figures panel, and its share of the line for narrow screens."""
+"""Drafting in figures: a section of the panel, and its part of the one-line display."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _percentage(frame: Frame, value: float) -> Line:
 
 
 def _row(frame: Frame, label: str, field: str, number: str | None, unit: str) -> Line:
-    """As `Frame.row`, with the reasons of the drafting figures: only one that is not the same for all is told."""
+    """As `Frame.row`, with the reasons of the drafting figures."""
     if number is not None:
         return frame.row(label, "", number, unit)
     if frame.settled:
@@ -121,7 +121,7 @@ def _bars(frame: Frame, now: Drafting) -> Line:
 
 
 def _by_drafter(frame: Frame, now: Drafting) -> Line:
-    """Whose drafts were accepted: the two who gave most of them, the one who proposed last in bold."""
+    """Share of accepted tokens by drafter: the two largest, the active one in bold."""
     total = sum(count.draft_n_accepted for count in now.by_drafter)
     if not total:
         return [frame.text("label", f"by {now.drafter}")] if now.drafter else []

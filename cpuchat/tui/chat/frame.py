@@ -1,4 +1,4 @@
-"""What the sections of the figures panel draw from: figures, width, styles, and rows with fixed columns."""
+"""Drawing context of the figures panel: figures, width, styles, and rows with fixed columns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ class Frame:
         return Segment(text, self.styles[part])
 
     def narrow(self, width: int) -> Frame:
-        """The same for a part that is `width` cells wide."""
         return replace(self, width=width)
 
     def row(self, label: str, field: str, number: str | None, unit: str) -> Line:
@@ -65,7 +64,7 @@ class Frame:
         return clean_line(self.why_missing(field))
 
     def gauge(self, fraction: float, label: str, head: str = "", peak: float | None = None) -> Line:
-        """A bar between `head` and `label`, as wide as they leave room."""
+        """Draw a bar between `head` and `label`, in the cells that they leave."""
         room = self.width - len(label) - 1 - (len(head) + 1 if head else 0)
         parts = [self.text("limit" if part == "peak" else part, text) for text, part in bar(fraction, room, peak)]
         return [*([self.text("label", head + " ")] if head else []), *parts, self.text("value", f" {label}")]
@@ -81,5 +80,5 @@ def fit(text: str, width: int) -> str:
 
 
 def rate(value: float | None) -> str | None:
-    """tok/s without its unit; None stays None."""
+    """Format tok/s without its unit; None stays None."""
     return None if value is None else units.rate(value)

@@ -1,4 +1,4 @@
-"""The stored chats' part of the chat screen: list, search, open, rename, delete."""
+"""Stored chats on the chat screen: list, search, open, rename, delete."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import contextlib
 from collections.abc import Iterator
 
 from textual import on, work
+from textual.content import Content
 from textual.screen import Screen
 
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
+from cpuchat.text import clean_line
 from cpuchat.tui.chat.chat_list import ChatList
+from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 
 _NOTICE_SECONDS = 60.0  # of what the user has to know about a damaged file
 
 
 class HistoryScreen(Screen[None]):
-    """Base of the chat screen, which says how to show a chat and when not to switch."""
+    """Base of the chat screen."""
 
     conversation: Conversation
 
     def tell(self, text: str, severity: str = "information") -> None:
-        """A passing message; the text is shown as it is."""
+        """Show a passing message, as plain text."""
         timeout = 5 if severity == "information" else 10
         self.notify(text, severity=severity, timeout=timeout, markup=False)  # type: ignore[arg-type]
 
-    def refuse_while_writing(self, why: str) -> bool:
-        """Tell `why` and return True while an answer is being written. A load keeps no chat from being read."""
+    def refuse_while_writing(self, action: str) -> bool:
+        """Say that `action` has to wait, and return True, while an answer is being written."""
         raise NotImplementedError
 
     def show_chat(self) -> None:
@@ -35,7 +38,17 @@ class HistoryScreen(Screen[None]):
         raise NotImplementedError
 
     def show_chat_title(self) -> None:
-        raise NotImplementedError
+        chat = self.conversation.chat
+        self.query_one(Transcript).border_title = Content(clean_line(chat.title)) if chat else "New chat"
+
+    def show_save_problem(self) -> None:
+        """Say that the answer could not be saved, or that it is saved now."""
+        problem = self.conversation.save_problem
+        self.query_one(Transcript).border_subtitle = Content(f"Not saved: {problem.message}") if problem else ""
+        if problem is not None:
+            self.tell(f"The answer is not saved. {problem} Saving is being retried.", "error")
+        else:
+            self.tell("Answer saved.")
 
     @work(exclusive=True, group="list-chats")
     async def list_chats(self) -> None:
@@ -43,14 +56,14 @@ class HistoryScreen(Screen[None]):
         with self._telling():
             found = await self.conversation.list_chats(self.query_one(ChatList).searching)
             if self.is_running:  # else the app has ended meanwhile, and its widgets are gone
-                self.query_one(ChatList).show(found, self.conversation.chat.id if self.conversation.chat else None)
+                self.query_one(ChatList).show(found, self.chat_id)
         for notice in self.conversation.store.take_notices():
             self.notify(notice, severity="warning", timeout=_NOTICE_SECONDS, markup=False)
 
     @work(exclusive=True, group="open-chat")
     async def open_chat(self, chat_id: str) -> None:
-        """Go on with a stored chat."""
-        if self.refuse_while_writing("You can open another chat when the answer is done"):
+        """Show a stored chat."""
+        if self.refuse_while_writing("open another chat"):
             return
         with self._telling():
             await self.conversation.open_chat(chat_id)
@@ -58,7 +71,7 @@ class HistoryScreen(Screen[None]):
         self.list_chats()
 
     def action_new_chat(self) -> None:
-        if self.refuse_while_writing("You can start a new chat when the answer is done"):
+        if self.refuse_while_writing("start a new chat"):
             return
         with self._telling():
             self.conversation.new_chat()
@@ -97,12 +110,14 @@ class HistoryScreen(Screen[None]):
     def _delete_asked(self, event: ChatList.DeleteAsked) -> None:
         self._delete(event.chat_id)
 
-    def _is_open(self, chat_id: str) -> bool:
-        return self.conversation.chat is not None and self.conversation.chat.id == chat_id
+    @property
+    def chat_id(self) -> str | None:
+        """The open chat; None for one without messages."""
+        return self.conversation.chat.id if self.conversation.chat else None
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """A chat that another window deleted, a full disk: told, not raised."""
+        """Show a `CpuchatError` as a message."""
         try:
             yield
         except CpuchatError as error:
@@ -120,16 +135,16 @@ class HistoryScreen(Screen[None]):
 
     @work
     async def _delete(self, chat_id: str) -> None:
-        if self._is_open(chat_id) and self.refuse_while_writing("You can delete this chat when the answer is done"):
+        if chat_id == self.chat_id and self.refuse_while_writing("delete this chat"):
             return
         with self._telling():
             title = (await self.conversation.stored_chat(chat_id)).title
             question = f"Delete “{title}” and all its messages? This cannot be undone."
             if await self.app.push_screen_wait(ConfirmScreen("Delete chat", question, "Delete", "Cancel")):
                 # The dialog may have been open while a queued message was sent.
-                if self._is_open(chat_id) and self.refuse_while_writing("An answer is being written"):
+                if chat_id == self.chat_id and self.refuse_while_writing("delete this chat"):
                     return
-                was_open = self._is_open(chat_id)
+                was_open = chat_id == self.chat_id
                 await self.conversation.delete_chat(chat_id)
                 if was_open:
                     self.show_chat()

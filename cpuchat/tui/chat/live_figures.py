@@ -1,4 +1,4 @@
-"""The figures on the chat screen: looked at a few times a second while something runs."""
+"""Updates the figures on the chat screen a few times a second while something runs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CROWDED_INTERVAL = 0.2
 
 
 class LiveFigures:
-    """Brings status line and figures up to date, from the meter, the worker's process and the machine's counters.
+    """Updates status line and figures from the meter, the worker process and the counters.
 
-    Made when `screen` is mounted, paused. Use from the event loop.
+    Created paused, when `screen` is mounted. Use from the event loop.
     """
 
     def __init__(self, screen: Screen[Any], services: Services) -> None:
@@ -38,18 +38,18 @@ class LiveFigures:
         return self._screen.set_interval(1 / hz, self.show, pause=not self._running)
 
     def start(self) -> None:
-        """Something runs: show them again and again."""
+        """Update periodically."""
         self._running = True
         self._timer.resume()
 
     def stop(self) -> None:
-        """Nothing runs any more: show them once more, and then only when asked to."""
+        """Update once more, then only on request."""
         self._running = False
         self._timer.pause()
         self.show()
 
     def share_the_cores(self) -> None:
-        """Choose how often to draw by whether the model leaves a core free."""
+        """Choose the rate: half as often if the model uses every core."""
         model = self._services.conversation.model
         crowded = model is not None and model.n_threads >= len(own_cpus())
         self._screen.query_one(Transcript).min_interval = CROWDED_INTERVAL if crowded else MIN_INTERVAL
@@ -57,7 +57,6 @@ class LiveFigures:
         self._timer = self._every(CROWDED_FIGURES_HZ if crowded else FIGURES_HZ)
 
     def show(self) -> None:
-        """Show what is known now."""
         conversation, watch = self._services.conversation, self._services.machine_watch
         pid = conversation.backend.pid
         if not conversation.settings.hardware.counters:

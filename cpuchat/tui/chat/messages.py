@@ -1,4 +1,4 @@
-"""Messages of the store as the transcript shows them."""
+"""Stored messages in the form that the transcript shows."""
 
 from __future__ import annotations
 

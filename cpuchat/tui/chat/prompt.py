@@ -1,4 +1,4 @@
-"""Where the user writes."""
+"""The prompt."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cpuchat.tui import keys
 
 
 class Prompt(TextArea):
-    """A text area in which Enter sends, Ctrl+J makes a new line, and ↑/↓ at its edges go through earlier messages."""
+    """Text area in which Enter sends, Ctrl+J inserts a line break, and ↑/↓ at its edges go through sent messages."""
 
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("prompt")
 
     class Scrolled(Message):
-        """The chat is to scroll by `pages`, or to its start or end when `pages` is infinite; negative is up."""
+        """Scroll the chat by `pages`, to its start or end when infinite; negative is up."""
 
         def __init__(self, pages: float) -> None:
             super().__init__()
@@ -58,18 +58,18 @@ class Prompt(TextArea):
 
     @property
     def draft(self) -> str:
-        """What is being written and not sent yet, also while ↑ shows an earlier message instead."""
+        """The unsent text, also while ↑ shows a sent message instead."""
         return self.text if self._position == len(self._history) else self._draft
 
     def begin_chat(self, texts: list[str], draft: str) -> None:
-        """Go over to another chat: `texts` are what ↑ brings back, oldest first, `draft` what was being written."""
+        """Switch to another chat: `texts` are its sent messages, oldest first, `draft` its unsent text."""
         self._history = list(texts)
         self._position = len(self._history)
         self._draft = ""
         self.put(draft)
 
     def accept(self) -> None:
-        """The text was taken: remember and clear it."""
+        """Add the text to the history and clear it."""
         text = self.text.strip()
         if text and self._history[-1:] != [text]:
             self._history.append(text)
@@ -78,7 +78,7 @@ class Prompt(TextArea):
         self.clear()
 
     def put(self, text: str) -> None:
-        """Replace the text and stand at its end."""
+        """Replace the text; the cursor goes to its end."""
         self.load_text(text)
         self.move_cursor(self.document.end)
 

@@ -1,4 +1,4 @@
-"""How close decoding is to what this machine can do: sections of the figures panel, and their share of the line."""
+"""Bandwidth and ceilings in figures: sections of the panel, and their part of the one-line display."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _figure(frame: Frame, now: Roofline) -> Line:
 
 
 def _missing(frame: Frame, now: Roofline, label: str, field: str) -> Line:
-    """`label` and "n/a", with the reason where no other row tells it."""
+    """Draw `label` with "n/a", and the reason where no other row gives it."""
     why = now.why_missing(field) if field == "bandwidth" else ""
     head = frame.text("label", f"{label:<{LABEL}}")
     if why in ("", "no answer yet", "no model loaded"):
@@ -104,7 +104,7 @@ def _bar(frame: Frame, now: Roofline) -> Line:
 
 
 def _remarks(frame: Frame, now: Roofline) -> list[Line]:
-    """The source, and what limits decoding or what is wrong with the figure; a long remark takes both rows."""
+    """Source of the figure and the bottleneck, or what is wrong with it; a long remark takes both rows."""
     if now.bandwidth is None:
         return [[]] * REMARK_ROWS
     of = "" if now.peak is None or now.fits_cache else f", of {now.peak.source.split(',')[0]} peak"
@@ -118,7 +118,7 @@ def _remarks(frame: Frame, now: Roofline) -> list[Line]:
 
 
 def _ceilings(frame: Frame, now: Roofline) -> list[Line]:
-    """Without drafts, at this acceptance, and what the cores can compute; memory sets none where all fits in L3."""
+    """Ceilings without drafts, at this acceptance, and of compute; memory sets none where the model fits in L3."""
     if now.fits_cache:
         return [_ceiling(frame, now, "compute   ≤", "ceiling_compute")]
     return [
@@ -134,7 +134,7 @@ def _ceiling(frame: Frame, now: Roofline, label: str, field: str) -> Line:
 
 
 def _per_l3(frame: Frame, now: Roofline) -> Line:
-    """One bar for each L3 group, from zero to the largest, which is named."""
+    """Draw one bar per L3 group, from zero to the largest."""
     if now.counted is None or not now.counted.per_l3:
         return [frame.text("label", "L3 "), frame.text("missing", "n/a")]
     values = now.counted.per_l3

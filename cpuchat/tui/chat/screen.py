@@ -11,19 +11,16 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.content import Content
 from textual.widgets import Footer
 
 from cpuchat.chats.records import storable
-from cpuchat.present.welcome import Welcome
 from cpuchat.protocol import AnyEvent, Failed
-from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.clipboard import Clipboard
-from cpuchat.tui.chat.commands import chat_provider
+from cpuchat.tui.chat.commands import chat_provider, model_provider
 from cpuchat.tui.chat.composer import Composer
 from cpuchat.tui.chat.history import HistoryScreen
 from cpuchat.tui.chat.live_figures import LiveFigures
@@ -35,7 +32,6 @@ from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.welcome import QUESTIONS, WelcomePane
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.services import Services
-from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.quantize_line import QuantizeLine
@@ -57,10 +53,7 @@ class ChatScreen(HistoryScreen):
         self.conversation = services.conversation
         self._initial_model = initial_model
         self._initial_text = text
-        self._welcome = Welcome()
-        self.COMMANDS = {chat_provider(services)}  # pyright: ignore[reportAttributeAccessIssue]
-
-    # What it is made of
+        self.COMMANDS = {chat_provider(services), model_provider(services)}  # pyright: ignore[reportAttributeAccessIssue]
 
     def compose(self) -> ComposeResult:
         yield StatusLine(id="status")
@@ -69,7 +62,7 @@ class ChatScreen(HistoryScreen):
             with Vertical(id="middle"):
                 with Horizontal(id="talk"):
                     yield Transcript(id="transcript")
-                    yield WelcomePane(id="welcome")
+                    yield WelcomePane(self.services)
                     yield TelemetryPanel(id="telemetry")
                 yield TelemetryLine(id="telemetry-line")
                 yield Prompt(self.submit, id="prompt")
@@ -91,7 +84,7 @@ class ChatScreen(HistoryScreen):
             on_start=self._started, on_idle=self._show_idle, on_model=self._figures.share_the_cores,
         )  # fmt: skip
         self._clipboard = Clipboard(self.app, self._transcript, self.tell)
-        self.conversation.on_save_problem = self._show_save_problem
+        self.conversation.on_save_problem = self.show_save_problem
         self._apply_ui_settings()
         if self.services.settings.ui.show_reasoning:
             self._transcript.toggle_reasoning()
@@ -119,34 +112,29 @@ class ChatScreen(HistoryScreen):
 
     @property
     def busy(self) -> bool:
-        """A load, an answer or a measurement is running, or about to."""
         return self._stream.busy
 
     @property
     def model_path(self) -> Path | None:
-        """The model that was chosen, loaded or not."""
+        """The chosen model, loaded or not."""
         return self._stream.path if hasattr(self, "_stream") else self._initial_model
 
     @property
     def unsent(self) -> str:
-        """What was typed and not sent; also after the app has ended."""
+        """Text that was not sent; also after the app has ended."""
         return self._composer.unsent if hasattr(self, "_composer") else self._initial_text
 
     def load_model(self, path: Path) -> None:
         """Load in the background; refuses while something runs."""
-        if not self.refuse_while_busy(
-            "You can change the model when the answer is done", "You can load another model when this load is done"
-        ):
+        if not self.refuse_while_busy("load another model"):
             self._stream.load(path)
-            self._show_prompt_title()
 
     def run_detached(self, work: Awaitable[None], leave: Callable[[], None]) -> None:
         """Run `work` in the place of an answer; `leave` stops it when the app quits."""
         self._stream.run_detached(work, leave)
-        self._show_prompt_title()
 
     async def finish(self) -> None:
-        """Stop what runs and wait until its last text is shown and stored."""
+        """Stop what runs; return when its last text is shown and stored."""
         self._unqueue()
         await self._stream.finish()
 
@@ -157,19 +145,20 @@ class ChatScreen(HistoryScreen):
         self._unqueue()
         return await self._stream.interrupt()
 
-    def refuse_while_writing(self, why: str) -> bool:
+    def refuse_while_writing(self, action: str) -> bool:
         if self._stream.writing:
-            self.tell(f"{why} (Esc stops it).", "warning")
+            self.tell(f"You can {action} when the answer is done (Esc stops it).", "warning")
         return self._stream.writing
 
-    def refuse_while_busy(self, why: str, until_loaded: str) -> bool:
-        """Say `why`, or `until_loaded` while a load is running, and return True while either is."""
-        if self.busy and not self.refuse_while_writing(why):
-            self.tell(f"{until_loaded} (Esc stops the load).", "warning")
+    def refuse_while_busy(self, action: str) -> bool:
+        """Say that `action` has to wait, and return True, while an answer or a load is running."""
+        if self.busy and not self.refuse_while_writing(action):
+            self.tell(f"You can {action} when the model is loaded (Esc stops the load).", "warning")
         return self.busy
 
     def _started(self) -> None:
         self.show_chat_title()
+        self._show_prompt_title()
         self._figures.start()
         self.refresh_bindings()
 
@@ -184,7 +173,7 @@ class ChatScreen(HistoryScreen):
     # Sending
 
     def submit(self, text: str) -> None:
-        """Enter in the prompt: send `text`, queue it while a model loads, or leave it where it is and say why."""
+        """Send `text`, queue it while a model loads, or leave it in the prompt and say why."""
         if self.busy and not self._answering.loading:
             self.tell("An answer is being written. Esc stops it; your text stays in the prompt.", "warning")
         elif self._composer.queued:
@@ -211,20 +200,16 @@ class ChatScreen(HistoryScreen):
             stream = lambda: self.conversation.send(text)  # noqa: E731
         self._transcript.add_message(sent_message(text))
         self._show_welcome()
-        self._run_answer(self._answer(stream, text, editing))
+        self._stream.run(self._answer(stream, text, editing))
 
     def _send_queued(self) -> None:
         if self._composer.queued and self._stream.loaded and not self.busy:
             self._send(self._composer.take_queued())
 
-    def _run_answer(self, work: Awaitable[None]) -> None:
-        self._stream.run(work)
-        self._show_prompt_title()
-
     async def _answer(
         self, stream: Callable[[], AsyncIterator[AnyEvent]], text: str = "", editing: bool = False
     ) -> None:
-        """Show an answer. `text` is what it answers, if that is new; the prompt gets it back when it was not taken."""
+        """Show an answer. `text` is the new message; it goes back into the prompt if it was not stored."""
         self.refresh_bindings()
         last = await self._answering.answer(stream, replaces=editing or not text)
         if text and storable(text) != self._last_sent() and not self._prompt.text:
@@ -239,8 +224,8 @@ class ChatScreen(HistoryScreen):
         self._show_prompt_title()
 
     def _begun(self) -> None:
-        """A stream has begun: a new chat has its id and its title now."""
-        self._composer.chat_id = self._chat_id
+        """The first event has come: a new chat has its id and title now."""
+        self._composer.chat_id = self.chat_id
         self.show_chat_title()
         self.list_chats()
 
@@ -255,16 +240,12 @@ class ChatScreen(HistoryScreen):
         self.set_class(not ui.telemetry, "-no-telemetry")
         self._transcript.color_drafts(ui.color_drafts)
 
-    @property
-    def _chat_id(self) -> str | None:
-        return self.conversation.chat.id if self.conversation.chat else None
-
     def show_chat(self) -> None:
-        if self._composer.queued and self._chat_id != self._composer.chat_id:
+        if self._composer.queued and self.chat_id != self._composer.chat_id:
             self._composer.unqueue()  # it belongs to the chat that was open
             self.tell("Message not sent; it is in the prompt of its chat.")
         sent = [m.content for m in self.conversation.messages if m.role == "user"]
-        self._composer.switch_chat(self._chat_id, sent)
+        self._composer.switch_chat(self.chat_id, sent)
         self.remove_class("-chats-over")
         self._show_messages()
         self.show_chat_title()
@@ -282,35 +263,14 @@ class ChatScreen(HistoryScreen):
             messages = messages[: last + before_answer]
         self._transcript.set_messages([stored_message(m, self._answering.spans.get(m.id, ())) for m in messages])
 
-    def show_chat_title(self) -> None:
-        chat = self.conversation.chat
-        self._transcript.border_title = Content(clean_line(chat.title)) if chat else "New chat"
-
-    def _show_save_problem(self) -> None:
-        problem = self.conversation.save_problem
-        self._transcript.border_subtitle = Content(f"Not saved: {problem.message}") if problem else ""
-        if problem is not None:
-            self.tell(f"The answer is not saved. {problem} Saving is being retried.", "error")
-        else:
-            self.tell("Answer saved.")
-
     def _show_welcome(self) -> None:
-        """The welcome pane instead of the transcript, while the chat is empty."""
+        """Show the welcome pane in place of the transcript while the chat is empty."""
         empty = not self._transcript.messages
         self.set_class(empty, "-empty")
         self._prompt.suggestions = QUESTIONS if empty and self._stream.path else ()
         if empty:
-            self.query_one(WelcomePane).show(self._stream.path is not None, self._welcome)
-            if not self.busy and self._welcome == Welcome():
-                self._read_welcome()
-
-    @work(exclusive=True, group="welcome")
-    async def _read_welcome(self) -> None:
-        services = self.services
-        self._welcome = await run_in_daemon_thread(
-            lambda: services.describe_machine(services.settings, services.conversation.model)
-        )
-        self._show_welcome()
+            ready = self._stream.loaded or self._stream.path is None
+            self.query_one(WelcomePane).show(self._stream.path is not None, idle=ready and not self.busy)
 
     def action_suggest(self, number: int) -> None:
         """Put one of the questions into the prompt."""
@@ -345,10 +305,7 @@ class ChatScreen(HistoryScreen):
         self._prompt.focus()
 
     def action_again(self) -> None:
-        if self.refuse_while_busy(
-            "You can regenerate when this answer is done",
-            "You can regenerate when the model is loaded",
-        ):
+        if self.refuse_while_busy("regenerate"):
             return
         if self._last_sent() is None:
             self.tell("Nothing to regenerate yet. Send a message first.")
@@ -357,10 +314,10 @@ class ChatScreen(HistoryScreen):
         else:
             self._clipboard.start_over()
             self._show_messages(before_answer=True)
-            self._run_answer(self._answer(self.conversation.regenerate))
+            self._stream.run(self._answer(self.conversation.regenerate))
 
     def action_edit_last(self) -> None:
-        if self.refuse_while_writing("You can edit a message when the answer is done"):
+        if self.refuse_while_writing("edit a message"):
             return
         if (sent := self._last_sent()) is None:
             self.tell("No message to edit yet.")

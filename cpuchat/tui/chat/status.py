@@ -1,4 +1,4 @@
-"""The line at the top: what answers, how, and how full its context is."""
+"""The status line: model, draft, threads, memory policy, context."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[BbMm](?![A-Za-z0-9])")
 
 
 def short_name(model: str) -> str:
-    """`0.5B` of `Qwen2.5-0.5B-Instruct`: the size that a model's name tells; without one, the name."""
+    """Return the size in a model's name (`0.5B` of `Qwen2.5-0.5B-Instruct`), or the name if it has none."""
     sizes = _SIZE.findall(model)
     return sizes[0].upper() if sizes else model
 
 
 class StatusLine(Widget):
-    """One line, never wider than the screen: what matters least is left out first."""
+    """One line that drops its least important parts first."""
 
     COMPONENT_CLASSES = {"status--name", "status--model", "status--dim", "status--warn"}
     ALLOW_SELECT = False
@@ -37,26 +37,25 @@ class StatusLine(Widget):
         self._memory = ""
 
     def show_model(self, model: ModelInfo | None) -> None:
-        """The model that answers; None when there is none."""
         self._model = model
         self._used = 0
         self.refresh()
 
     def show_state(self, state: str) -> None:
-        """A passing state ("loading … 61 %") instead of the model's name; "" goes back to the name."""
+        """Show a passing state ("loading … 61 %") in place of the model's name; "" shows the name again."""
         state = clean(state).replace("\n", " ")  # its columns stay
         if state != self._state:
             self._state = state
             self.refresh()
 
     def show_context(self, used: int) -> None:
-        """Tokens in the context."""
+        """Show the number of tokens in the context."""
         if used != self._used:
             self._used = used
             self.refresh()
 
     def show_engine(self, engine: EngineInfo | None) -> None:
-        """Where the memory of the process that answers is, if that was chosen."""
+        """Show the worker's memory policy, unless it is the default."""
         policy = engine.memory if engine is not None else ""
         words = "" if policy in ("", "local") else policy.replace(":", " ", 1)
         if engine is not None and engine.memory_refused:
@@ -66,7 +65,7 @@ class StatusLine(Widget):
             self.refresh()
 
     def show_drafting(self, drafting: Drafting) -> None:
-        """How deep is drafted, and whether at all."""
+        """Show the draft depth."""
         shown = self._draft_words()
         self._drafting = drafting
         if shown != self._draft_words():
@@ -74,7 +73,7 @@ class StatusLine(Widget):
 
     @property
     def text(self) -> str:
-        """What stands there now, without styles (for tests)."""
+        """Plain text of the line, for tests."""
         return self._line(self.size.width).plain
 
     def render(self) -> RenderResult:
@@ -85,21 +84,23 @@ class StatusLine(Widget):
             self.get_component_rich_style(f"status--{part}", partial=True) for part in ("name", "model", "dim", "warn")
         )
         model = None if self._state else self._model  # while another loads, nothing of the one before
-        left = Text.assemble((" cpuchat ", name), no_wrap=True)
+        named = model is not None and model.name.lower().startswith("cpuchat")  # the demo model says it already
+        left = Text("" if named else " cpuchat ", name, no_wrap=True)
         if self._state:
             left.append(" " + self._state, strong)
         elif model is None:
             left.append(" no model", warn)
         else:
             left.append(f" {model.name} ", strong)
-            left.append(model.quantization, dim)
+            if model.quantization.lower() not in model.name.lower():
+                left.append(model.quantization, dim)
         parts: list[tuple[str, str]] = []
         drafts = self._draft_words() if model is not None else []
         if model is not None:
             what = "core" if len(model.cpus) == model.n_threads else "thread"
             threads = units.plural(model.n_threads, what)
             used = f"{units.context(self._used, model.n_ctx)} ctx"
-            memory = [("refused" if "refused" in self._memory else "", self._memory)] if self._memory else []
+            memory = [("rejected" if "rejected" in self._memory else "", self._memory)] if self._memory else []
             parts = [("", threads), *memory, ("full" if self._used > 0.9 * model.n_ctx else "", used)]
         # From the widest that fits: each wording of the draft model with all else, then less and less.
         for chosen in [*([("", words), *parts] for words in drafts), *(parts[n:] for n in range(len(parts)))]:
@@ -112,7 +113,7 @@ class StatusLine(Widget):
         return left
 
     def _draft_words(self) -> list[str]:
-        """The draft model, from many words to few; [] when there is none."""
+        """Wordings of the draft model, longest first; [] without one."""
         model, now = self._model, self._drafting
         if model is None or not model.draft:
             return []
@@ -121,7 +122,7 @@ class StatusLine(Widget):
         if not now.wanted:
             return [f"{full} off", f"{name} off"]
         if not now.adaptive:
-            depth = "fixed depth" if now.depth is None else f"depth {now.depth:>2} (fixed)"
+            depth = "fixed depth" if now.depth is None else f"depth {now.depth} (fixed)"
         else:
-            depth = "adaptive depth" if now.depth is None else f"depth {now.depth:>2} (adaptive)"
+            depth = "adaptive depth" if now.depth is None else f"depth {now.depth} (adaptive)"
         return [f"{full} · {depth}", full, name]

@@ -1,4 +1,4 @@
-"""What runs in the chat: one load, one answer or one measurement at a time."""
+"""Runs one load, one answer or one measurement at a time."""
 
 from __future__ import annotations
 
@@ -49,12 +49,11 @@ class ChatStream:
 
     @property
     def busy(self) -> bool:
-        """Something runs, or is about to."""
         return self._worker is not None
 
     @property
     def detached(self) -> bool:
-        """A measurement runs, which has a screen of its own to stop it."""
+        """A measurement runs, which its own screen can stop."""
         return self._leave is not None
 
     @property
@@ -77,7 +76,7 @@ class ChatStream:
         self._worker = self._screen.run_worker(run(), group="stream", name="stream")
 
     def load(self, path: Path) -> None:
-        """Load `path`; if that fails, load the model again that was loaded before."""
+        """Load `path`; if that fails, load the previous model again."""
         before = self._services.loaded_path
         self.path, self.loaded = path, False
         self._answering.loading = path.stem

@@ -1,7 +1,7 @@
-"""What the model does now, in figures: a panel for wide screens, one line for narrow ones.
+"""Live figures: a panel for wide screens, one line for narrow ones.
 
-Both are drawn by hand, row by row: an update at 4 Hz costs one comparison per row and never a layout. Every section
-has a fixed height and every value a fixed place, so that nothing jumps.
+Both are drawn by hand: an update compares rows and never causes a layout. While an answer is written every value keeps
+its place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PARTS = ("label", "value", "now", "fill", "track", "limit", "missing")
 _CSS = """
-        & > .figures--label, & > .figures--missing { color: $foreground 60%; }
+        & > .figures--label, & > .figures--missing { color: $hint; }
         & > .figures--value { color: $foreground; }
         & > .figures--now { color: $now; text-style: bold; }
         & > .figures--fill { color: $now; }
@@ -53,7 +53,7 @@ def _size(count: int) -> tuple[str, str]:
 
 
 def _state(frame: Frame) -> Line:
-    """What is going on, with a bar while there is a way to go."""
+    """Draw the phase, with a progress bar where there is one."""
     figures = frame.figures
     if figures.phase == "loading" and figures.load_fraction is not None:
         return frame.gauge(figures.load_fraction, f"{int(100 * figures.load_fraction):3d} %", "loading")
@@ -70,7 +70,7 @@ def _state(frame: Frame) -> Line:
 
 
 def speed(frame: Frame) -> list[Line]:
-    """The one figure that matters, large, and what is going on; when the answer is done, its average."""
+    """Draw live tok/s in large digits and the phase; the average once the answer is done."""
     figures = frame.figures
     number, part = rate(figures.live_tok_s), "now"
     if number is None and figures.phase == "done":
@@ -108,12 +108,11 @@ def timing(frame: Frame) -> list[Line]:
 
 
 def timing_in_short(frame: Frame) -> list[Line]:
-    """The averages alone."""
     return timing(frame)[:3]
 
 
 def context(frame: Frame) -> list[Line]:
-    """Used and left of the context, in tokens."""
+    """Tokens used and left in the context."""
     used, size = frame.figures.n_past, frame.figures.n_ctx
     if not size or used is None:
         return [frame.row("context", "n_past" if size else "n_ctx", None, "")]
@@ -126,7 +125,7 @@ def context(frame: Frame) -> list[Line]:
 
 
 def context_in_short(frame: Frame) -> list[Line]:
-    """The bar alone, with the share that is used."""
+    """The bar alone, with the share used."""
     used, size = frame.figures.n_past, frame.figures.n_ctx
     if not size or used is None:
         return context(frame)[:1]
@@ -134,7 +133,7 @@ def context_in_short(frame: Frame) -> list[Line]:
 
 
 def memory(frame: Frame) -> list[Line]:
-    """What the worker keeps for itself, and what it shares with the page cache (the mapped model file)."""
+    """Memory of the worker: private, and shared with the page cache (the mapped model file)."""
     if frame.memory is None:
         return []
     return [
@@ -144,7 +143,7 @@ def memory(frame: Frame) -> list[Line]:
 
 
 def timeline(frame: Frame, rows: int) -> list[Line]:
-    """tok/s of the last minute, from zero to a round maximum."""
+    """Draw tok/s of the last minute, from zero to a round maximum."""
     history = frame.figures.history
     top, drawn = _curve(history, frame.width, rows)
     scale = f"0–{top:g}" if history else ""
@@ -155,13 +154,13 @@ def timeline(frame: Frame, rows: int) -> list[Line]:
 
 @functools.lru_cache(maxsize=2)  # the history grows less often than it is shown
 def _curve(history: tuple[float, ...], width: int, rows: int) -> tuple[float, list[str]]:
-    """The end of the scale, and the curve below it."""
+    """Return the end of the scale and the curve."""
     top = nice_max(max(history, default=0.0))
     return top, braille(over_time(history, _MINUTE, 2 * width), width, rows, top)
 
 
 class _Figures(Widget):
-    """Draws rows and has only those drawn again that changed."""
+    """Draws rows and refreshes only those that changed."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"figures--{part}" for part in PARTS}
 
@@ -174,9 +173,9 @@ class _Figures(Widget):
         self._base = Style.null()
 
     def show(self, figures: Figures, memory: ProcessMemory | None, why_missing: WhyMissing | None = None) -> None:
-        """Show these. Never causes a layout; rows that stay the same are not drawn again.
+        """Show these figures. Never causes a layout.
 
-        `why_missing` tells for a field that is None why it is; by default the figures do.
+        `why_missing` gives the reason for a field that is None; by default the figures do.
         """
         self._last = (figures, memory, why_missing or figures.why_missing)
         if changed := self._draw():
@@ -186,7 +185,7 @@ class _Figures(Widget):
         raise NotImplementedError
 
     def _draw(self) -> list[int]:
-        """Bring the rows up to date; returns the numbers of those that changed."""
+        """Update the rows; returns the numbers of those that changed."""
         if self._last is None or not self.is_attached or not self.size:
             return []
         if not self._styles:
@@ -244,7 +243,8 @@ def _replaced(
 
 
 def _rows(section: Section, frame: Frame) -> list[Line]:
-    return [row for row in section(frame) if row or not frame.settled]
+    rows = section(frame)
+    return [row for row in rows if any(part.text.strip() for part in row)] if frame.settled else [*rows]
 
 
 class TelemetryPanel(_Figures):
@@ -292,7 +292,7 @@ class TelemetryPanel(_Figures):
 
 
 class TelemetryLine(_Figures):
-    """The same in one line: what matters most comes first, what does not fit is left out."""
+    """The figures in one line, the most important first."""
 
     DEFAULT_CSS = f"TelemetryLine {{ height: 1; {_CSS} }}"
 

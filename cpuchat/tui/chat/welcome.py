@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from textual import work
 from textual.content import Content
 from textual.widgets import Static
 
 from cpuchat.present.welcome import Welcome
+from cpuchat.tui.services import Services
+from cpuchat.tui.threads import run_in_daemon_thread
 
 QUESTIONS = (
     "What can you do?",
@@ -19,27 +22,47 @@ class WelcomePane(Static):
     """Four questions to begin with, what this machine can run, and the keys."""
 
     DEFAULT_CSS = """
-    WelcomePane { width: 1fr; height: 100%; content-align: center middle; padding: 0 1; }
+    WelcomePane { width: 1fr; height: 100%; content-align: center middle; padding: 0 1; link-style: none; }
     """
 
-    def show(self, has_model: bool, about: Welcome) -> None:
-        """`has_model`: questions can be answered, or will be once the model is loaded."""
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self._services = services
+        self._about = Welcome()
+        self._has_model = False
         self.border_title = "New chat"
+
+    def show(self, has_model: bool, idle: bool) -> None:
+        """`has_model`: the questions will be answered. `idle`: there is time to read what this machine can run."""
+        self._has_model = has_model
+        self._draw()
+        if idle and self._about == Welcome():
+            self._read()
+
+    @work(exclusive=True)
+    async def _read(self) -> None:
+        services = self._services
+        self._about = await run_in_daemon_thread(
+            lambda: services.describe_machine(services.settings, services.conversation.model)
+        )
+        self._draw()
+
+    def _draw(self) -> None:
         lines: list[Content] = []
-        if has_model:
+        if self._has_model:
             lines = [
                 Content.from_markup(
-                    f"[@click=screen.suggest({number})][$accent b]{number}[/]  $question[/]", question=question
+                    f"[$heading b]{number}[/]  [@click=screen.suggest({number})]$question[/]", question=question
                 )
                 for number, question in enumerate(QUESTIONS, 1)
             ]
         else:
-            lines = [Content("No model is loaded."), Content.from_markup("[$accent b]Ctrl+O[/]  choose one")]
+            lines = [Content("No model is loaded."), Content.from_markup("[$heading b]Ctrl+O[/]  choose one")]
         width = max(line.cell_length for line in lines)
         lines = [line.pad_right(width - line.cell_length) for line in lines]
-        if about.machine:
-            lines += [Content(""), Content(about.machine)]
-        if about.model:
-            lines.append(Content(f"Recommended: {about.model}"))
+        if self._about.machine:
+            lines += [Content(""), Content(self._about.machine)]
+        if self._about.model:
+            lines.append(Content(f"Recommended: {self._about.model}"))
         lines += [Content(""), Content("Enter sends · Ctrl+J new line · Ctrl+O models · F1 help")]
         self.update(Content("\n").join(lines))

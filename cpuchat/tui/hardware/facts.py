@@ -1,4 +1,4 @@
-"""What is known about the machine and the worker on it, row by row."""
+"""Facts about the machine and the worker, as rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LABEL, _BEFORE_BAR, _LONGEST_BAR = 16, 68, 48
 
 
 class FactsTable(Static):
-    """Rows of a label and a text; the read bandwidth as bars where there is room for them (class `-bars`)."""
+    """Rows of a label and a text; the read bandwidth as bars where there is room (class `-bars`)."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"facts--fill", "facts--track", "facts--dim"}
     DEFAULT_CSS = """
@@ -30,14 +30,14 @@ class FactsTable(Static):
         height: auto;
         & > .facts--fill { color: $accent; }
         & > .facts--track { color: $foreground 25%; }
-        & > .facts--dim { color: $foreground 60%; }
+        & > .facts--dim { color: $hint; }
     }
     """
 
     def show(self, facts: MachineFacts, now: Now, measuring: str = "", advice: str = "") -> None:
-        """`measuring` says what is measured just now instead of the read bandwidth."""
+        """`measuring`: progress of a measurement, in the place of the read bandwidth."""
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        table.add_column(width=_LABEL, no_wrap=True, style="dim")
+        table.add_column(width=_LABEL, no_wrap=True, style=self.get_component_rich_style("facts--dim", partial=True))
         table.add_column(ratio=1, overflow="fold")
         for label, text in machine.rows(facts, now) + ([("advice", advice)] if advice else []):
             if label != machine.READ_BANDWIDTH:

@@ -1,4 +1,4 @@
-"""A picture of the machine: every core as one cell, by L3 group, NUMA node and socket, and who computes on it."""
+"""The machine as a picture: every core as a cell, by L3 group, NUMA node and socket."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ ROOMY_ROWS = 8
 
 @dataclass(frozen=True)
 class Use:
-    """Logical CPUs that compute: those of the target, and those of the draft model alone."""
+    """Logical CPUs of the target, and those of the draft model alone."""
 
     target: frozenset[int] = frozenset()
     draft: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, target: Collection[int], draft: Collection[int] | None = ()) -> Use:
-        """`draft` None or empty: it computes on the target's cores, in turn."""
+        """`draft` None or empty: it shares the target's cores."""
         return cls(frozenset(target), frozenset(draft or ()))
 
     def part(self, core: Core, allowed: Collection[int]) -> str:
-        """What this core does: a key of `CELLS`."""
+        """Return what this core does, a key of `CELLS`."""
         if self.draft.intersection(core.cpus) and not self.target.intersection(core.cpus):
             return "draft"
         if self.target.intersection(core.cpus):
@@ -87,7 +87,7 @@ def picture(
 
 @dataclass(frozen=True)
 class _Group:
-    """One L3 group as it is drawn: a name, and its cores by kind ("" or "P"/"E")."""
+    """One L3 group: a name, and its cores by kind ("" or "P"/"E")."""
 
     name: str
     cores: tuple[tuple[str, tuple[Core, ...]], ...]
@@ -97,7 +97,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Block:
-    """The groups of one node of one socket, with the names that stand at the left of them."""
+    """The groups of one node of one socket, and the names left of them."""
 
     names: tuple[str, ...]
     groups: tuple[_Group, ...]
@@ -140,7 +140,7 @@ def _kinds(cores: Sequence[Core]) -> tuple[tuple[str, tuple[Core, ...]], ...]:
 
 
 def _link(topology: Topology, group: L3Group) -> int:
-    """The link that this group shares with another one; -1 when it has one of its own."""
+    """Return the fabric link that this group shares with another one; -1 if it has its own."""
     members = next((link for link in topology.fabric_links if group.index in link), ())
     return group.fabric_link if len(members) > 1 else -1
 
@@ -208,7 +208,7 @@ def _wrap(cells: Line, width: int) -> list[Line]:
 
 
 def _cut(line: Line, width: int) -> Line:
-    """Without the blanks that reach beyond `width`."""
+    """Remove trailing blanks beyond `width`."""
     over = max(_width(line) - width, 0)
     return [*line[:-1], (line[-1][0][: len(line[-1][0]) - over], line[-1][1])] if over else line
 
@@ -218,7 +218,7 @@ def _width(line: Line) -> int:
 
 
 def legend(topology: Topology, use: Use, levels: bool = False) -> list[Line]:
-    """What the cells mean, as far as they occur; one line for each."""
+    """One line for each kind of cell that occurs."""
     allowed = frozenset(topology.allowed)
     found = {use.part(core, allowed) for core in topology.cores}
     items: list[Line] = [[(f"{cell} ", part), (NAMES[part], "label")] for part, cell in CELLS.items() if part in found]
@@ -230,7 +230,7 @@ def legend(topology: Topology, use: Use, levels: bool = False) -> list[Line]:
 
 
 def with_legend(rows: list[Line], items: list[Line], width: int) -> list[Line]:
-    """The legend at the right of the rows where there is room for it, else below them."""
+    """Put the legend right of the rows where there is room, else below."""
     widest = max((len("".join(text for text, _ in row).rstrip()) for row in rows), default=0)
     if len(items) <= len(rows) and widest + _LEGEND_GAP + max((_width(i) for i in items), default=0) <= width:
         beside = [*items, *[[]] * (len(rows) - len(items))]
@@ -247,7 +247,7 @@ def with_legend(rows: list[Line], items: list[Line], width: int) -> list[Line]:
 
 
 class MachinePicture(Widget):
-    """The picture with its legend; as high as it needs at the width that it has."""
+    """The picture with its legend, as high as its width needs."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"machine--{part}" for part in (*CELLS, "label", "link", "now")}
     DEFAULT_CSS = """
@@ -256,9 +256,9 @@ class MachinePicture(Widget):
         height: auto;
         & > .machine--target { color: $accent; text-style: bold; }
         & > .machine--draft { color: $limit; text-style: bold; }
-        & > .machine--free { color: $foreground 60%; }
+        & > .machine--free { color: $hint; }
         & > .machine--off { color: $foreground 40%; }
-        & > .machine--label { color: $foreground 60%; }
+        & > .machine--label { color: $hint; }
         & > .machine--link { color: $foreground 40%; }
         & > .machine--now { color: $now; }
     }
@@ -274,14 +274,12 @@ class MachinePicture(Widget):
         self._rows: list[Strip] | None = None  # drawn, until the figures or the size change
 
     def set_roomy_rows(self, rows: int) -> None:
-        """How many rows there may be with cells drawn apart."""
         if rows != self._roomy_rows:
             self._roomy_rows = rows
             self._redraw()
             self.refresh(layout=True)
 
     def show(self, topology: Topology | None, use: Use) -> None:
-        """Another machine, or other cores in use."""
         if (topology, use) != (self._topology, self._use):
             higher = topology is not self._topology
             self._topology, self._use = topology, use
@@ -290,7 +288,7 @@ class MachinePicture(Widget):
                 self.refresh(layout=True)
 
     def show_traffic(self, per_l3: Sequence[float], top: float) -> None:
-        """Memory traffic by L3 group, of at most `top`; () when no counter tells."""
+        """Show memory traffic by L3 group, of at most `top`; () without a counter."""
         if tuple(per_l3) != self._per_l3 or top != self._top:
             taller = bool(per_l3) != bool(self._per_l3)
             self._per_l3, self._top = tuple(per_l3), top
@@ -330,5 +328,5 @@ class MachinePicture(Widget):
 
     @property
     def text(self) -> str:
-        """What is drawn, without styles."""
+        """Plain text of the picture, for tests."""
         return "\n".join(Strip([Segment(text) for text, _ in line]).text for line in self._lines(self.size.width))

@@ -1,4 +1,4 @@
-"""The machine: what it is made of, which cores compute, what memory could deliver; and trying another layout."""
+"""The hardware screen: topology, cores in use, read bandwidth, and trying another placement."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from cpuchat.present import machine
 from cpuchat.present.machine import Now
 from cpuchat.tui import keys
 from cpuchat.tui.hardware.facts import FactsTable
-from cpuchat.tui.hardware.layouts import LayoutList, LayoutsPane, Offer, spec_of
 from cpuchat.tui.hardware.picture import ROOMY_ROWS, MachinePicture, Use
+from cpuchat.tui.hardware.placements import Offer, PlacementList, PlacementsPane, spec_of
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dismissable import Dismissable
 from cpuchat.tune import report
@@ -33,7 +33,6 @@ from cpuchat.tune.trial import Outcome, Step, Trial
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.survey import Survey
-    from cpuchat.hardware.numa.residency import Residency
     from cpuchat.tune.placements import PlacementOptions
 
 SAMPLE_SECONDS = 1.0
@@ -42,33 +41,17 @@ _ROOMY_ROWS_LOW = 4
 
 
 class HardwareScreen(Dismissable[None]):
-    """Layouts to choose from, tried and measured. Measuring and loading run in the place of the chat's answers.
+    """Placements to choose from, tried and measured. Measuring and loading run in the place of the chat's answers.
 
-    Threads read the machine and post messages; handlers keep what they found. `facts` is None while it is being read;
-    `now` follows the worker and the counters.
+    `facts` is None while the machine is being read; `now` follows the worker and the counters.
     """
 
     CSS_PATH = "hardware.tcss"
-    AUTO_FOCUS = "#layouts"
+    AUTO_FOCUS = "#placements"
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("hardware")
     KEYS: ClassVar = "hardware"
-
-    class FactsRead(Message):
-        """The machine was read."""
-
-        def __init__(self, facts: MachineFacts) -> None:
-            super().__init__()
-            self.facts = facts
-
-    class PlacementRead(Message):
-        """Where the memory of the worker `pid` is."""
-
-        def __init__(self, pid: int, placement: Residency | None) -> None:
-            super().__init__()
-            self.pid = pid
-            self.placement = placement
 
     class Measuring(Message):
         """`done` of `of` measurements of the read bandwidth; `what` comes next."""
@@ -86,7 +69,7 @@ class HardwareScreen(Dismissable[None]):
         self._conversation = services.conversation
         self._trial: Trial | None = None
         self._measuring: threading.Event | None = None  # set to cancel
-        self._before: PlacementSpec | None = None  # where `u` goes: the layout that was left last
+        self._before: PlacementSpec | None = None  # where `u` goes: the previous placement
         self._told = ""
         self._about: dict[str, str] | None = None  # the words that the lines at the bottom are about
         self._outlook: PlacementOptions | None = None
@@ -98,7 +81,7 @@ class HardwareScreen(Dismissable[None]):
             pane.border_title = "Hardware"
             yield MachinePicture(id="picture")
             yield FactsTable(id="facts")
-        yield LayoutsPane(id="where")
+        yield PlacementsPane(id="where")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -120,22 +103,18 @@ class HardwareScreen(Dismissable[None]):
 
     @property
     def working(self) -> bool:
-        """Something is measured or loaded."""
+        """A measurement or a load is running."""
         return self._trial is not None or self._measuring is not None
 
     # Reading the machine
 
-    @work(thread=True, exclusive=True, group="facts")
-    def _read_facts(self) -> None:
-        self.post_message(self.FactsRead(self.reader.facts()))
-
-    @on(FactsRead)
-    def _facts_read(self, event: FactsRead) -> None:
-        self.facts = event.facts
+    @work(exclusive=True, group="facts")
+    async def _read_facts(self) -> None:
+        self.facts = await asyncio.to_thread(self.reader.facts)
         self._refresh_now()
 
     def _refresh_now(self) -> None:
-        """Ask the worker that runs now, and about it."""
+        """Read the state of the worker that runs now."""
         backend, model = self._conversation.backend, self._conversation.model
         counting = self._services.settings.hardware.counters
         self.now = Now(model, backend.engine if backend.pid or model else None, counting=counting)
@@ -148,14 +127,11 @@ class HardwareScreen(Dismissable[None]):
         self._offer()
         self._show()
 
-    @work(thread=True, exclusive=True, group="placement")
-    def _read_placement(self, pid: int, files: list[Path]) -> None:
-        self.post_message(self.PlacementRead(pid, self.reader.placement(pid, files)))
-
-    @on(PlacementRead)
-    def _placement_read(self, event: PlacementRead) -> None:
-        if event.pid == self._conversation.backend.pid:
-            self.now = dataclasses.replace(self.now, placement=event.placement, placed=True)
+    @work(exclusive=True, group="placement")
+    async def _read_placement(self, pid: int, files: list[Path]) -> None:
+        placement = await asyncio.to_thread(self.reader.placement, pid, files)
+        if pid == self._conversation.backend.pid:
+            self.now = dataclasses.replace(self.now, placement=placement, placed=True)
             self._show()
 
     def _sample(self) -> None:
@@ -188,11 +164,11 @@ class HardwareScreen(Dismissable[None]):
         facts, model = self.facts, self.now.model
         if facts is None:
             return
-        arrangement, _ = self._arrangement()
-        if model is not None and model.cpus and (arrangement is None or arrangement == self._in_use):
+        spec, _ = self._spec()
+        if model is not None and model.cpus and (spec is None or spec == self._in_use):
             use = Use.of(model.cpus, model.draft_cpus)
         else:
-            meant = self._placement(arrangement or self._in_use)
+            meant = self._placement(spec or self._in_use)
             use = Use.of(meant.cpus, meant.draft_cpus) if meant is not None else Use()
         self.query_one(MachinePicture).show(facts.topology, use)
 
@@ -207,15 +183,15 @@ class HardwareScreen(Dismissable[None]):
                                    conversation.figures(), self._in_use)  # fmt: skip
         offers = [Offer(c.name, c.spec, c.speed, "recommended" if c.recommended else "")
                   for c in self._outlook.options]  # fmt: skip
-        self.query_one(LayoutsPane).offer(offers, self._in_use)
+        self.query_one(PlacementsPane).offer(offers, self._in_use)
         self._about = None
         self._edited()
 
     # Choosing
 
-    def _arrangement(self) -> tuple[PlacementSpec | None, dict[str, str]]:
-        """What the fields say, and what is wrong with it."""
-        spec, problems = spec_of(self.query_one(LayoutsPane).words())
+    def _spec(self) -> tuple[PlacementSpec | None, dict[str, str]]:
+        """Return what the fields say, and what is wrong with it."""
+        spec, problems = spec_of(self.query_one(PlacementsPane).words())
         if spec is None:
             return None, problems
         try:
@@ -235,31 +211,31 @@ class HardwareScreen(Dismissable[None]):
                 raise
             return None
 
-    @on(LayoutsPane.Edited)
+    @on(PlacementsPane.Edited)
     def _edited(self) -> None:
-        pane = self.query_one(LayoutsPane)
-        arrangement, problems = self._arrangement()
+        pane = self.query_one(PlacementsPane)
+        spec, problems = self._spec()
         pane.show_problems(problems)
         if not problems:
             self._show_picture()
         if not self.working and pane.words() != self._about:
             self._about = pane.words()
-            self._tell_about(arrangement, problems)
+            self._tell_about(spec, problems)
         self.refresh_bindings()
 
-    def _tell_about(self, arrangement: PlacementSpec | None, problems: dict[str, str]) -> None:
-        meant = self._placement(arrangement) if arrangement is not None else None
-        if self.facts is None or arrangement is None or meant is None or problems:
-            self.query_one(LayoutsPane).tell("")
+    def _tell_about(self, spec: PlacementSpec | None, problems: dict[str, str]) -> None:
+        meant = self._placement(spec) if spec is not None else None
+        if self.facts is None or spec is None or meant is None or problems:
+            self.query_one(PlacementsPane).tell("")
             return
-        choice = self._outlook.find(arrangement) if self._outlook is not None else None
+        choice = self._outlook.find(spec) if self._outlook is not None else None
         lines = [choice.about] if choice is not None else [meant.reason]
         lines += [*meant.notes, *([f"memory: {meant.memory.words}, {meant.memory_reason}"] if len(
             self.facts.topology.nodes) > 1 else [])]  # fmt: skip
-        self.query_one(LayoutsPane).tell(Text("\n".join(filter(None, lines))))
+        self.query_one(PlacementsPane).tell(Text("\n".join(filter(None, lines))))
 
     def _tell(self, text: str, strong: bool = False) -> None:
-        pane = self.query_one(LayoutsPane)
+        pane = self.query_one(PlacementsPane)
         pane.tell(Text(text, style="bold" if strong else ""))
         self._about = pane.words()
 
@@ -285,18 +261,18 @@ class HardwareScreen(Dismissable[None]):
     def _apply(self) -> None:
         if self.facts is None or self.working:
             return
-        pane = self.query_one(LayoutsPane)
-        if isinstance(self.focused, LayoutList) and pane.own_marked:
+        pane = self.query_one(PlacementsPane)
+        if isinstance(self.focused, PlacementList) and pane.own_marked:
             pane.focus_words()
             return
-        arrangement, problems = self._arrangement()
-        if arrangement is None or problems:
+        spec, problems = self._spec()
+        if spec is None or problems:
             self.notify(next(iter(problems.values())), severity="warning", markup=False)
             return
-        if arrangement == self._in_use:
+        if spec == self._in_use:
             self._tell("Already in use.")
         elif not self._refused("You can change the placement"):
-            self._try(arrangement, measure=True)
+            self._try(spec, measure=True)
 
     def action_undo(self) -> None:
         before = self._before
@@ -306,18 +282,18 @@ class HardwareScreen(Dismissable[None]):
     def action_recommended(self) -> None:
         choice = self._outlook.recommended if self._outlook is not None else None
         if choice is not None:
-            self.query_one(LayoutsPane).mark(choice.spec)
+            self.query_one(PlacementsPane).mark(choice.spec)
 
-    def _try(self, arrangement: PlacementSpec, measure: bool) -> None:
+    def _try(self, spec: PlacementSpec, measure: bool) -> None:
         conversation = self._conversation
         if conversation.model is None:
             self._before = self._in_use
-            conversation.settings = arrangement.applied_to(conversation.settings)
-            self._services.save_settings(arrangement.changes())
+            conversation.settings = spec.applied_to(conversation.settings)
+            self._services.save_settings(spec.changes())
             self._refresh_now()
             self._tell("Saved. Takes effect on the next load.")
             return
-        trial = self._trial = Trial(conversation, arrangement, self._step, measure=measure)
+        trial = self._trial = Trial(conversation, spec, self._step, measure=measure)
         self._services.chat.run_detached(self._run_trial(trial), trial.leave)
         self.refresh_bindings()
 
@@ -335,9 +311,9 @@ class HardwareScreen(Dismissable[None]):
             self._tried(outcome)
 
     def _tried(self, outcome: Outcome) -> None:
-        self.query_one(LayoutsPane).reset(self._in_use)
+        self.query_one(PlacementsPane).reset(self._in_use)
         if isinstance(self.focused, Input):
-            self.query_one(LayoutList).focus()
+            self.query_one(PlacementList).focus()
         self._refresh_now()
         self._tell(report.outcome(outcome), strong=True)
         self.refresh_bindings()
@@ -394,7 +370,7 @@ class HardwareScreen(Dismissable[None]):
         elif self._measuring is not None:
             self._measuring.set()
         elif isinstance(self.focused, Input):
-            self.query_one(LayoutsPane).reset(self._in_use)
-            self.query_one(LayoutList).focus()
+            self.query_one(PlacementsPane).reset(self._in_use)
+            self.query_one(PlacementList).focus()
         else:
             self.dismiss(None)

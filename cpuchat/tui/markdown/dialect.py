@@ -42,7 +42,7 @@ _MATH_FENCE = {"$$": "$$", "\\[": "\\]"}
 
 
 def build() -> MarkdownIt:
-    """A parser of this dialect."""
+    """Return a parser of this dialect."""
     # gfm-like without linkify: nothing here becomes a live link, and it takes file names (main.py) for hosts.
     md = MarkdownIt("gfm-like", {"html": False, "linkify": False}).disable(["reference", "linkify"])
     setattr(md, "normalizeLink", str)  # noqa: B010 (methods of this one parser, not of the class)

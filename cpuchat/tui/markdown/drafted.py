@@ -1,6 +1,6 @@
-"""An answer with its text marked by who proposed it, shown as it was written instead of as Markdown.
+"""Answers with drafted tokens colored, as plain text instead of Markdown.
 
-Bold, plain, underlined and italic tell the drafters apart without colours too.
+Bold, plain, underlined and italic tell the drafters apart without colors too.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def style_of(drafter: str, palette: Palette) -> Style:
 
 
 class SpanList:
-    """Spans of a growing text; neighbours of the same drafter become one."""
+    """Spans of a growing text; adjacent spans of one drafter are merged."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self._spans = [*spans]
 
     def add(self, length: int, drafter: str) -> None:
-        """`length` more characters, proposed by `drafter`."""
+        """Add `length` characters proposed by `drafter`."""
         if not length:
             return
         if self._spans and self._spans[-1][1] == drafter:
@@ -46,7 +46,7 @@ class SpanList:
 
 
 class DraftedStream:
-    """As `streaming.Stream`: feed it text, ask for rows. A line that is complete is wrapped once."""
+    """As `streaming.Stream`: feed it text, ask for rows. A complete line is wrapped once."""
 
     def __init__(self, width: int, palette: Palette) -> None:
         self._width = width
@@ -63,7 +63,7 @@ class DraftedStream:
             self._line = [(part, style)]
 
     def update(self) -> tuple[list[Row], list[Row]]:
-        """Rows that are new and final, and those of the line being written (they replace those of the last call)."""
+        """Return new final rows, and the rows of the open line (they replace those of the last call)."""
         final, self._final = self._final, []
         return final, self._rows() if any(text for text, _ in self._line) else []
 
@@ -74,7 +74,7 @@ class DraftedStream:
 
 
 def _expanded(runs: list[Run]) -> list[Run]:
-    """Tabs to spaces; where a stop lies depends on all that stands before it."""
+    """Expand tabs; where a stop is depends on all text before it."""
     result: list[Run] = []
     before = shown = ""
     for text, style in runs:
@@ -86,7 +86,7 @@ def _expanded(runs: list[Run]) -> list[Run]:
 
 
 def pieces(text: str, spans: Spans) -> list[tuple[str, str]]:
-    """`text` cut into its spans, each with its drafter; what they do not tell about is the model's own."""
+    """Cut `text` into its spans, each with its drafter; text beyond them is the model's own."""
     found: list[tuple[str, str]] = []
     at = 0
     for length, drafter in spans:
@@ -96,7 +96,7 @@ def pieces(text: str, spans: Spans) -> list[tuple[str, str]]:
 
 
 def drafted_rows(text: str, spans: Spans, width: int, palette: Palette) -> list[Row]:
-    """`text`, whose first characters `spans` tell about, wrapped; nothing in it is read as markup."""
+    """Wrap `text`, colored by `spans`; nothing in it is read as markup."""
     stream = DraftedStream(width, palette)
     for piece, drafter in pieces(text, spans):
         stream.feed(piece, drafter)
@@ -105,7 +105,7 @@ def drafted_rows(text: str, spans: Spans, width: int, palette: Palette) -> list[
 
 
 def legend(spans: Spans, width: int, palette: Palette) -> list[Row]:
-    """What the marks mean. For a complete answer (`spans` given) whose part how much of the text is."""
+    """Explain the colors, with shares of the text for a complete answer (`spans` given)."""
     counts: Counter[str] = Counter()
     for length, drafter in spans:
         counts[drafter] += length

@@ -1,4 +1,4 @@
-"""The transcript's messages and where their lines stand in it."""
+"""The transcript's messages and their line numbers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cpuchat.tui.markdown.rows import Line
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """One message on screen. `view` is what `lines` were rendered for, None if they never were.
+    """One message on screen. `view` is what `lines` were rendered for, None before.
 
-    `open` is set while it is written; `message` is then what it began with.
+    `open` is set while it is written; `message` is then its beginning.
     """
 
     message: TranscriptMessage
@@ -25,7 +25,7 @@ class Entry:
 
     @property
     def now(self) -> TranscriptMessage:
-        """The message as far as it has come."""
+        """The message so far."""
         return self.open.message() if self.open else self.message
 
     @property
@@ -34,7 +34,7 @@ class Entry:
         return len(self.message.content) + len(self.message.reasoning) + 100
 
     def render(self, view: View) -> int:
-        """Bring `lines` up to `view`; returns the first that changed."""
+        """Render `lines` for `view`; returns the first that changed."""
         first = 0
         if self.open is None:
             self.lines = message_lines(self.message, view)
@@ -57,7 +57,7 @@ class Entries(list[Entry]):
         self.recount()
 
     def recount(self) -> None:
-        """`starts`: the first line of each entry, then the number of lines in all."""
+        """Update `starts`: the first line of each entry, then the total."""
         self.starts = [0, *accumulate(len(entry.lines) for entry in self)]
 
     @property
@@ -65,7 +65,7 @@ class Entries(list[Entry]):
         return self.starts[-1]
 
     def at(self, line: int) -> int:
-        """Index of the entry that holds `line`, the nearest one for lines beyond the ends."""
+        """Return the index of the entry with `line`, the nearest one beyond the ends."""
         return min(max(0, bisect_right(self.starts, line) - 1), len(self) - 1)
 
     def line(self, number: int) -> Line:
@@ -76,12 +76,17 @@ class Entries(list[Entry]):
     def all_lines(self) -> list[Line]:
         return [line for entry in self for line in entry.lines]
 
+    def open_answer(self) -> OpenMessage | None:
+        """The answer that is being written."""
+        index = self.open_index()
+        return None if index is None else self[index].open
+
     def last_answer_text(self) -> str:
-        """The content of the last answer, "" if there is none."""
+        """Content of the last answer, "" if there is none."""
         return next((entry.now.content for entry in reversed(self) if entry.message.role == "assistant"), "")
 
     def outward(self, top: int | None) -> Iterator[int]:
-        """All indices: from `top` down, then from there up; None: from the last one up."""
+        """Yield all indices: from `top` down, then from there up; None: from the last one up."""
         if top is None:
             yield from range(len(self) - 1, -1, -1)
         else:
@@ -89,5 +94,5 @@ class Entries(list[Entry]):
             yield from range(top - 1, -1, -1)
 
     def open_index(self) -> int | None:
-        """Index of the message that is being written."""
+        """Index of the open answer."""
         return next((index for index, entry in enumerate(self) if entry.open is not None), None)

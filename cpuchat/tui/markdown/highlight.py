@@ -1,4 +1,4 @@
-"""Code blocks: Pygments tells the kinds of tokens, the palette their styles."""
+"""Syntax highlighting of code blocks: Pygments' token types in the palette's styles."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MAX_LINE = 2000  # minified files: some lexers are quadratic in the line's leng
 
 @lru_cache(maxsize=512)
 def _role(kind: _TokenType) -> str:
-    """The palette's field for a kind of token, "" for plain text."""
+    """Return the palette's field for a token type, "" for plain text."""
     names = str(kind).split(".")[1:]  # Token.Name.Function
     while names:
         if role := _ROLES.get(".".join(names)):
@@ -56,7 +56,7 @@ def _role(kind: _TokenType) -> str:
 
 @lru_cache(maxsize=64)
 def find_lexer(language: str) -> Lexer | None:
-    """The lexer for a fence's language, None if there is none by that name."""
+    """Return the lexer for a fence's language, None if there is none."""
     from pygments.lexers import get_lexer_by_name  # not at start: it takes as long as all of this package
     from pygments.util import ClassNotFound
 

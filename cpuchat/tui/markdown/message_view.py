@@ -1,4 +1,4 @@
-"""One message as lines: title, folded reasoning, content, note."""
+"""Renders one message as lines: title, folded reasoning, content, note."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from cpuchat.tui.markdown.render import render
 from cpuchat.tui.markdown.rows import Line, Row, plain_rows, prefix, to_line, wrap
 from cpuchat.tui.markdown.streaming import Stream
 
-GUTTER = "  "  # the marker of the current message stands here
+GUTTER = 2  # cells; the marker of the selected message stands here
+LONGEST_LINE = 100  # cells; in a wider view the text is centered
 LIVE_REASONING = 3  # rows
 CURSOR = "▍"
 
@@ -60,17 +61,21 @@ class View:
 
     @property
     def text_width(self) -> int:
-        return max(8, self.width - len(GUTTER) - 1)  # the last column is the cursor's
+        return min(max(8, self.width - GUTTER - 1), LONGEST_LINE)  # the last column is the cursor's
+
+    @property
+    def gutter(self) -> str:
+        return " " * max(GUTTER, (self.width - LONGEST_LINE - 1) // 2)
 
     def line(self, row: Row) -> Line:
-        return to_line(row, self.width, self.palette.base, GUTTER)
+        return to_line(row, self.width, self.palette.base, self.gutter)
 
     def lines(self, rows: list[Row]) -> list[Line]:
         return [self.line(row) for row in rows]
 
 
 def message_lines(message: TranscriptMessage, view: View) -> list[Line]:
-    """All lines of a complete message, the blank one after it included. `message` is `cleaned`."""
+    """Render all lines of a complete, `cleaned` message, with the blank one after it."""
     rows = title_rows(message, view) + fold_rows(message.reasoning, view)
     palette = view.palette
     if message.spans and view.color_drafts:
@@ -88,7 +93,7 @@ def message_lines(message: TranscriptMessage, view: View) -> list[Line]:
 
 
 def note_rows(note: str, view: View) -> list[Row]:
-    """The note, broken between its parts where it is too long for one row."""
+    """Render the note, wrapped between its parts."""
     lines = [""]
     for part in note.split(" · "):
         longer = f"{lines[-1]} · {part}" if lines[-1] else part
@@ -100,7 +105,7 @@ def note_rows(note: str, view: View) -> list[Row]:
 
 
 def title_rows(message: TranscriptMessage, view: View) -> list[Row]:
-    """The name of who speaks; a notice may have none."""
+    """Render the speaker's name; a notice may have none."""
     if not message.title:
         return []
     palette = view.palette
@@ -109,7 +114,7 @@ def title_rows(message: TranscriptMessage, view: View) -> list[Row]:
 
 
 def fold_rows(reasoning: str, view: View) -> list[Row]:
-    """Reasoning of a complete message: one line, or all of it when unfolded."""
+    """Render the reasoning of a complete message: one line, or all of it when unfolded."""
     if not reasoning.strip():
         return []
     words = len(reasoning.split())
@@ -130,7 +135,7 @@ class OpenMessage:
     """The answer being written. `update` brings `lines` up to date; those that did not change stay the same objects."""
 
     def __init__(self, title: str, view: View, drafted: bool = False) -> None:
-        """`drafted`: it will be known who proposed which part of the text."""
+        """`drafted`: the drafter of each part will be known."""
         self.title = title
         self.view = view
         self.drafted = drafted
@@ -147,7 +152,7 @@ class OpenMessage:
         self.update()
 
     def feed(self, text: str, reasoning: bool = False, drafter: str = "") -> None:
-        """Take in text that `drafter` proposed; nothing is rendered before `update`."""
+        """Add text that `drafter` proposed; `update` renders it."""
         if reasoning:
             self.reasoning.append(self._reasoning_cleaner.feed(text))
         elif cleaned := self._cleaner.feed(text):
@@ -167,7 +172,7 @@ class OpenMessage:
         return (DraftedStream if colored else Stream)(self.view.text_width, self.view.palette)
 
     def restyle(self, view: View) -> None:
-        """Another width, palette or folding: render again from the start."""
+        """Render from the start for another width, palette or folding."""
         self.view = view
         self._stream = self._new_stream()
         self._fresh = pieces("".join(self.content), self._spans.spans())
@@ -175,7 +180,7 @@ class OpenMessage:
         self.update()
 
     def update(self) -> int:
-        """Render what came in; returns the first line that changed."""
+        """Render what came in; returns the first changed line."""
         view = self.view
         head = view.lines(title_rows(TranscriptMessage("assistant", self.title, ""), view) + self._live_reasoning())
         key = []
@@ -196,12 +201,12 @@ class OpenMessage:
         return self._replace([*head, *self._done, *view.lines([*tail, *key]), view.line(Row())])
 
     def message(self, note: str = "") -> TranscriptMessage:
-        """The message as far as it has come."""
+        """Return the message so far."""
         content, reasoning = "".join(self.content), "".join(self.reasoning)
         return TranscriptMessage("assistant", self.title, content, reasoning, note, self._spans.spans()).cleaned()
 
     def finish(self, note: str) -> TranscriptMessage:
-        """The complete message."""
+        """Return the complete message."""
         self._take(self._cleaner.flush(), "")
         self.reasoning.append(self._reasoning_cleaner.flush())
         return self.message(note)

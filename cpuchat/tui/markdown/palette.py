@@ -1,4 +1,4 @@
-"""The styles that text rendering uses, one field per role, taken from the widget's component classes."""
+"""Styles of rendered text, one field per role, from the widget's component classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNDERLINE, _STRIKE, _BOLD_UNDERLINE = Style(underline=True), Style(strike=True)
 
 @dataclass(frozen=True)
 class Palette:
-    """Styles to add on top of `base`. The defaults carry no colour: fit for tests and as a fallback."""
+    """Styles to add to `base`. The defaults have no color: for tests and as a fallback."""
 
     base: Style = _PLAIN
     dim: Style = _DIM
@@ -58,7 +58,7 @@ COMPONENT_CLASSES = {_PREFIX + role for role in ROLES}
 
 # Percentages are mixed with what lies behind; ANSI colours cannot be, so there the weak roles are dimmed instead.
 COMPONENT_CSS = """
-    & > .transcript--dim, & > .transcript--comment, & > .transcript--label { color: $foreground 60%; }
+    & > .transcript--dim, & > .transcript--comment, & > .transcript--label { color: $hint; }
     & > .transcript--rule { color: $foreground 35%; }
     & > .transcript--comment { text-style: italic; }
     & > .transcript--you { color: $text-primary; text-style: bold; }
@@ -96,13 +96,13 @@ COMPONENT_CSS = """
 
 
 def from_widget(widget: Widget) -> Palette:
-    """The palette of `widget`'s current theme; `widget` declares `COMPONENT_CLASSES` and styles them in CSS."""
+    """Return the palette of `widget`'s theme; `widget` declares `COMPONENT_CLASSES` and styles them in CSS."""
     roles: dict[str, Any] = {role: _own(widget, _PREFIX + role) for role in ROLES}
     return Palette(base=widget.rich_style, **roles)
 
 
 def _own(widget: Widget, name: str) -> Style:
-    """What the component sets itself, its colours mixed with what lies behind; the rest stays transparent."""
+    """Return what the component sets itself, its colors blended with the background."""
     styles = widget.get_component_styles(name)
     full = widget.get_component_rich_style(name)
     own = Style(

@@ -1,4 +1,4 @@
-"""The way to the Markdown parser, which is loaded with the first text: importing it would delay the first paint."""
+"""Loads the Markdown parser with the first text: importing it would delay the first paint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _parser() -> MarkdownIt:
 
 
 def warm_up() -> None:
-    """Load the parser and Pygments now; takes about 0.1 s."""
+    """Load the parser and Pygments now, in about 0.1 s."""
     from cpuchat.tui.markdown.highlight import find_lexer
 
     parse("")
@@ -26,10 +26,10 @@ def warm_up() -> None:
 
 
 def parse(text: str) -> list[Token]:
-    """Tokens of `text`, which `sanitize.clean` has been over."""
+    """Parse `text`, which must be cleaned."""
     return _parser().parse(text)
 
 
 def parse_inline(text: str) -> list[Token]:
-    """Tokens of one paragraph's text."""
+    """Parse the text of one paragraph."""
     return _parser().parseInline(text)[0].children or []

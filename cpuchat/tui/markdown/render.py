@@ -75,14 +75,14 @@ def render(source: str, width: int, palette: Palette) -> list[Row]:
 
 
 def missing(source: str, rows: Sequence[Row]) -> Counter[str]:
-    """Letters and digits that stand in `source` more often than in `rows`."""
+    """Return letters and digits that are more frequent in `source` than in `rows`."""
     lost = Counter(_MARKUP.sub(lambda match: html.unescape(match[0]) if match[0][0] == "&" else "", source))
     lost.subtract("".join([row.text for row in rows]))
     return Counter({char: count for char, count in lost.items() if count > 0 and char.isalnum()})
 
 
 def top_blocks(tokens: Sequence[Token]) -> list[Sequence[Token]]:
-    """The tokens cut into top-level blocks."""
+    """Split tokens into top-level blocks."""
     blocks: list[Sequence[Token]] = []
     start = 0
     for index, token in enumerate(tokens):
@@ -93,7 +93,7 @@ def top_blocks(tokens: Sequence[Token]) -> list[Sequence[Token]]:
 
 
 def code_blocks(source: str) -> list[str]:
-    """The code in `source`, block by block, those inside lists and quotes too; as written, with its tabs."""
+    """Return the code blocks of `source` as written, those inside lists and quotes too."""
     return [token.content.rstrip("\n") for token in parse(source) if token.type in ("fence", "code_block")]
 
 
@@ -232,7 +232,7 @@ class Renderer:
         return tables.layout(table, width, self.palette, fixed)
 
     def inline(self, children: Sequence[Token], style: Style) -> list[list[Run]]:
-        """Styled runs of a paragraph, one list per line that the author broke."""
+        """Return the styled runs of a paragraph, one list per line."""
         palette = self.palette
         lines: list[list[Run]] = [[]]
         styles = [style]
@@ -279,7 +279,7 @@ class Renderer:
         return lines
 
     def _target(self, line: list[Run], label: str, target: str, title: str, style: Style) -> None:
-        """A link shows where it leads, in words: a hidden target from a model is not to be trusted."""
+        """Show the target of a link as text: a hidden target from a model is not to be trusted."""
         shown = target
         if target in (label, f"mailto:{label}"):
             self.shown_twice += target
@@ -301,7 +301,7 @@ class Renderer:
 
 
 def _take_task(item: Sequence[Token]) -> str:
-    """The box of a task, ☐ or ☑, whose mark is taken off the item's text; "" if it is none."""
+    """Remove a task's mark from the item's text and return its box, ☐ or ☑; "" if it is no task."""
     if len(item) < 2 or item[1].type != "inline" or not item[1].children:
         return ""
     first = item[1].children[0]
@@ -313,7 +313,7 @@ def _take_task(item: Sequence[Token]) -> str:
 
 
 def _dunder(children: Sequence[Token], index: int) -> bool:
-    """True if `__name__` stands at `index`: more likely an identifier than emphasis, so its underscores stay."""
+    """Whether `__name__` is at `index`: more likely an identifier than emphasis."""
     if index < 0 or index + 2 >= len(children):
         return False
     opening, word, closing = children[index : index + 3]

@@ -133,7 +133,8 @@ def _cuts(text: str, width: int) -> list[tuple[int, int, str]]:
 
 
 def _shortened(start: int, end: int, joint: str, most: int) -> Iterator[tuple[int, int, str]]:
-    """A cut in pieces of at most `most` characters: thousands of accents fit into one cell, and freeze terminals."""
+    """Split a cut into pieces of at most `most` characters: thousands of accents fit into one cell, and freeze
+    terminals."""
     while end - start > most:
         yield start, start + most, ""
         start += most
@@ -153,7 +154,7 @@ def _take(runs: deque[Run], count: int) -> list[Run]:
 
 
 def prefix(rows: Iterable[Row], first: Run, rest: Run) -> list[Row]:
-    """Put a marker (bullet, bar) before the first row and an indentation of the same width before the others."""
+    """Put a marker (bullet, bar) before the first row, and an indentation of its width before the others."""
     result = list(rows)
     for index, row in enumerate(result):
         lead = rest if index else first
@@ -164,7 +165,7 @@ def prefix(rows: Iterable[Row], first: Run, rest: Run) -> list[Row]:
 
 
 def plain_rows(text: str, width: int, style: Style) -> list[Row]:
-    """`text` as it is, wrapped; nothing in it is read as markup."""
+    """Wrap `text` as it is; nothing in it is read as markup."""
     rows: list[Row] = []
     for line in text.split("\n"):
         rows.extend(wrap(Row([(expand_tabs(line), style)]), width))
@@ -191,7 +192,7 @@ def to_line(row: Row, width: int, base: Style, gutter: str = "") -> Line:
 
 
 def copied_text(lines: Sequence[Line], start: tuple[int, int], end: tuple[int, int]) -> str:
-    """The text between two (line, character) positions as it was written: wraps undone, decoration left out."""
+    """Return the text between two (line, character) positions as written: unwrapped, without decoration."""
     parts: list[str] = []
     (first, begin), (last, finish) = start, end
     for index in range(max(0, first), min(last, len(lines) - 1) + 1):
@@ -206,7 +207,7 @@ def copied_text(lines: Sequence[Line], start: tuple[int, int], end: tuple[int, i
 
 
 def selected(strip: Strip, start: int, end: int, style: Style) -> Strip:
-    """`strip` with its characters from `start` to before `end` (-1: to the end) in `style`."""
+    """Draw the characters of `strip` from `start` to before `end` (-1: the end) in `style`."""
     text = strip.text
     first = cell_len(text[:start])
     last = strip.cell_length if end == -1 else cell_len(text[:end])

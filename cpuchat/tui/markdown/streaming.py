@@ -146,7 +146,7 @@ def _is_loose(block: Sequence[Token]) -> bool:
 
 
 def _close_markup(tokens: Sequence[Token]) -> None:
-    """Close the bold and code that the last paragraph has open: its looks don't change then when the closer comes."""
+    """Close bold and code that are open in the last paragraph, so that it does not change when the closer comes."""
     for token in reversed(tokens):
         if token.nesting == -1:
             continue

@@ -1,4 +1,4 @@
-"""Lays out a table in a given width: natural widths if they fit, wrapped cells if not, else one line per cell."""
+"""Lays out a table: natural widths if they fit, wrapped cells if not, else one line per cell."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def _width(cell: Cell) -> int:
 
 
 def _joined(cell: Cell) -> list[Run]:
-    """A cell's lines as one."""
+    """Join a cell's lines."""
     return [run for number, line in enumerate(cell) for run in ([(" ", Style()), *line] if number else line)]
 
 
 def column_widths(table: Table, width: int) -> list[int] | None:
-    """Cells for each column, or None when the columns would be too narrow to read."""
+    """Return the width of each column in cells, None when they would be too narrow to read."""
     natural = [
         max(1, _width(head), *(_width(row[column]) for row in table.rows)) for column, head in enumerate(table.header)
     ]
@@ -100,7 +100,7 @@ def _row(cells: list[Cell], widths: list[int], aligns: list[str], palette: Palet
 
 
 def _stacked(table: Table, width: int, palette: Palette) -> list[Row]:
-    """One "heading: value" line per cell: no width is too small for it."""
+    """Render one "heading: value" line per cell, for any width."""
     rows: list[Row] = []
     if not table.rows:
         return [row for head in table.header for row in wrap(Row(_joined(head)), width)]

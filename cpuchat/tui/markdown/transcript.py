@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from rich.segment import Segment
 from textual import events
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.selection import Selection
@@ -21,6 +21,7 @@ from textual.timer import Timer
 
 from cpuchat.protocol import Channel
 from cpuchat.text import clean
+from cpuchat.tui import keys
 from cpuchat.tui.markdown import palette as palettes
 from cpuchat.tui.markdown.entries import Entries, Entry
 from cpuchat.tui.markdown.message_view import GUTTER, OpenMessage, TranscriptMessage, View
@@ -36,7 +37,7 @@ CHUNK = 6000  # characters rendered in one go when everything must be rendered a
 
 
 class Transcript(ScrollView, can_focus=True):
-    """Shows messages, follows an answer while it is written, and gives out text to copy."""
+    """Shows messages, follows an answer while it is written, and provides text to copy."""
 
     ALLOW_SELECT = True
     COMPONENT_CLASSES: ClassVar[set[str]] = palettes.COMPONENT_CLASSES
@@ -50,10 +51,7 @@ class Transcript(ScrollView, can_focus=True):
         {palettes.COMPONENT_CSS}
     }}
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("k,alt+up", "previous_message", "Message before", show=False, id="transcript.previous"),
-        Binding("j,alt+down", "next_message", "Message after", show=False, id="transcript.next"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("transcript")
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -75,12 +73,12 @@ class Transcript(ScrollView, can_focus=True):
 
     @property
     def messages(self) -> list[TranscriptMessage]:
-        """What is shown, cleaned; an answer being written as far as it has come."""
+        """The messages shown, cleaned; an open answer so far."""
         return [entry.now for entry in self._entries]
 
     @property
     def lines(self) -> list[Line]:
-        """All lines, those that are scrolled out of view too."""
+        """All lines, also those out of view."""
         return self._entries.all_lines()
 
     @property
@@ -90,11 +88,11 @@ class Transcript(ScrollView, can_focus=True):
 
     @property
     def following(self) -> bool:
-        """True while new text scrolls into view by itself."""
+        """True while new text scrolls into view."""
         return self._follow
 
     def set_messages(self, messages: list[TranscriptMessage]) -> None:
-        """Show these and nothing else, from the end; long chats are rendered bit by bit."""
+        """Show only these, from the end; long chats are rendered in chunks."""
         self._stop_flush_timer()
         self._entries = Entries([Entry(message.cleaned()) for message in messages])
         self._current = None
@@ -105,13 +103,13 @@ class Transcript(ScrollView, can_focus=True):
             self.refresh()
 
     def add_message(self, message: TranscriptMessage) -> None:
-        """Show one more message below the others."""
+        """Append a message."""
         self._append(Entry(message.cleaned()))
 
     def begin_answer(self, title: str, drafted: bool = False) -> None:
-        """Open an answer and follow it; one that is still open is finished first.
+        """Open an answer and follow it; an open one is finished first.
 
-        `drafted`: `append` will say who proposed each part of it.
+        `drafted`: `append` will name the drafter of each part.
         """
         self.finish_answer()
         message = TranscriptMessage("assistant", title, "").cleaned()
@@ -120,19 +118,19 @@ class Transcript(ScrollView, can_focus=True):
         self._append(Entry(message, OpenMessage(message.title, view, drafted)))
 
     def set_pending(self, text: str) -> None:
-        """One dim line in the open answer until its text comes ("reading the prompt 512/2048")."""
-        if (answer := self._open_answer) is not None:
+        """Show one dim line in the open answer until its text comes ("prefill 512/2048")."""
+        if (answer := self._entries.open_answer()) is not None:
             answer.pending = clean(text).replace("\n", " ")
             self._flush_soon()
 
     def append(self, text: str, channel: Channel = "answer", drafter: str = "") -> None:
-        """Add to the open answer. Cheap: the text is rendered with the next flush."""
-        if (answer := self._open_answer) is not None:
+        """Add to the open answer; the next flush renders it."""
+        if (answer := self._entries.open_answer()) is not None:
             answer.feed(text, channel == "reasoning", drafter)
             self._flush_soon()
 
     def finish_answer(self, note: str = "") -> TranscriptMessage | None:
-        """Close the open answer, render it once as a whole and return it; None when there is none."""
+        """Close the open answer, render it as a whole and return it; None without one."""
         self._stop_flush_timer()
         if (index := self._entries.open_index()) is None:
             return None
@@ -156,7 +154,7 @@ class Transcript(ScrollView, can_focus=True):
         return self._color_drafts
 
     def color_drafts(self, on: bool) -> None:
-        """Mark the text of answers by who proposed it, where that is known."""
+        """Color drafted tokens where drafters are known."""
         if on != self._color_drafts:
             self._color_drafts = on
             self._restyle()
@@ -164,25 +162,19 @@ class Transcript(ScrollView, can_focus=True):
     # Text for the clipboard
 
     def current_message_text(self) -> str:
-        """The content of the message that the marker is on; without a marker, the last answer's."""
+        """Return the content of the selected message; without one, the last answer's."""
         if self._current is None or self._current >= len(self._entries):
             return self.last_answer_text()
         return self._entries[self._current].now.content
 
     def last_answer_text(self) -> str:
-        """The content of the last answer, "" if there is none."""
         return self._entries.last_answer_text()
 
     def code_blocks(self) -> list[str]:
-        """The code blocks of the last answer, as written."""
+        """Return the code blocks of the last answer, as written."""
         return code_blocks(self.last_answer_text())
 
     # Rendering
-
-    @property
-    def _open_answer(self) -> OpenMessage | None:
-        index = self._entries.open_index()
-        return None if index is None else self._entries[index].open
 
     def _append(self, entry: Entry) -> None:
         self._entries.append(entry)
@@ -191,11 +183,11 @@ class Transcript(ScrollView, can_focus=True):
         self.refresh()
 
     def _render_entry(self, entry: Entry) -> int:
-        """Bring the entry's lines up to the view, return the first changed one; the caller calls `_resized`."""
+        """Render the entry and return its first changed line; the caller calls `_resized`."""
         return 0 if self._view is None else entry.render(self._view)
 
     def _resized(self) -> None:
-        """Count the lines again, keep the place in the text (or the end, when following)."""
+        """Recount the lines and keep the place in the text (or the end, when following)."""
         self._entries.recount()
         size = Size(self.scrollable_content_region.width, self._entries.height)
         if size != self.virtual_size:
@@ -208,13 +200,13 @@ class Transcript(ScrollView, can_focus=True):
             self._steer(self.max_scroll_y)
 
     def _steer(self, y: float) -> None:
-        """Scroll without taking it for the user's wish."""
+        """Scroll without counting it as the user's."""
         self._steering = True
         self.scroll_to(y=y, animate=False)
         self._steering = False
 
     def _restyle(self) -> None:
-        """After a change of width, theme or folding: what is visible at once, the rest bit by bit."""
+        """Render for another width, theme or folding: what is visible now, the rest in chunks."""
         self._restyle_asked = False
         width = self.scrollable_content_region.width
         if not self.is_attached or width <= 0:
@@ -225,7 +217,7 @@ class Transcript(ScrollView, can_focus=True):
             self._render_stale()
 
     def _render_stale(self) -> None:
-        """Render entries that are not up to date: all that are visible, others up to `CHUNK` characters."""
+        """Render outdated entries: all visible ones, others up to `CHUNK` characters."""
         self._chunk_timer = None
         view = self._view
         if view is None or not self._entries:
@@ -262,7 +254,7 @@ class Transcript(ScrollView, can_focus=True):
             self._flush_timer = None
 
     def flush(self) -> None:
-        """Render now what has come in since the last flush (a timer does it otherwise)."""
+        """Render what has come since the last flush (a timer does it otherwise)."""
         self._stop_flush_timer()
         index = self._entries.open_index()
         if index is None:
@@ -280,7 +272,7 @@ class Transcript(ScrollView, can_focus=True):
         self._not_before = started + max(self.min_interval, COST_FACTOR * cost)
 
     def _refresh_rows(self, first: int, end: int) -> None:
-        """Draw the lines from `first` to before `end` again: the fewer rows, the less the compositor has to do."""
+        """Redraw the lines from `first` to before `end`."""
         top = max(0, first - self.scroll_offset.y)
         bottom = min(self.size.height, end - self.scroll_offset.y)
         if top < bottom:
@@ -296,8 +288,9 @@ class Transcript(ScrollView, can_focus=True):
             return Strip.blank(width, base)
         strip = self._entries.line(at).strip
         if self._current is not None and self.has_focus and self._view and self._entries.at(at) == self._current:
-            marker = Strip([Segment("▌ ", base + self._view.palette.marker)], len(GUTTER))
-            strip = Strip.join([marker, strip.crop(len(GUTTER))])
+            marker = Strip([Segment("▌ ", base + self._view.palette.marker)], GUTTER)
+            left = len(self._view.gutter)
+            strip = Strip.join([strip.crop(0, left - GUTTER), marker, strip.crop(left)])
         if (selection := self.text_selection) is not None and (span := selection.get_span(at)) is not None:
             strip = selected(strip, *span, self.screen.get_component_rich_style("screen--selection"))
         if strip.cell_length != width:
@@ -319,7 +312,7 @@ class Transcript(ScrollView, can_focus=True):
 
     @property
     def current(self) -> int | None:
-        """Number of the message that the marker is on."""
+        """Index of the selected message."""
         return self._current
 
     def action_previous_message(self) -> None:
@@ -351,7 +344,7 @@ class Transcript(ScrollView, can_focus=True):
         self._steer(self.max_scroll_y)
 
     def scroll_pages(self, pages: float) -> None:
-        """Scroll by `pages`, or to the start or the end when that is infinite; negative is up."""
+        """Scroll by `pages`, or to the start or end when infinite; negative is up."""
         if pages == math.inf:
             self.action_scroll_end()
         elif math.isinf(pages):
@@ -398,5 +391,5 @@ class Transcript(ScrollView, can_focus=True):
         at = event.y + self.scroll_offset.y
         if event.chain == 1 and at < self._entries.height:
             role = self._entries[self._entries.at(at)].message.role
-            if role == "assistant" and self._entries.line(at).text.startswith((f"{GUTTER}▸ ", f"{GUTTER}▾ ")):
+            if role == "assistant" and self._entries.line(at).text.lstrip().startswith(("▸ ", "▾ ")):
                 self.toggle_reasoning()

@@ -1,4 +1,4 @@
-"""Choosing another model: what can't be loaded is told where it was chosen, and the loaded one stays."""
+"""Chooses another model; if it cannot be loaded, the reason is shown where it was chosen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpuchat.tui.widgets.dismissable import Dismissable
 
 
 async def choose(screen: Dismissable[Path | None], services: Services, path: Path) -> None:
-    """Let `screen` return `path`, or show there why it can't be loaded in the place of the loaded model."""
+    """Return `path` from `screen`, or show there why it cannot be loaded in place of the loaded model."""
 
     def check() -> None:
         from cpuchat.models.machine import require_loadable

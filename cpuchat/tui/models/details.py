@@ -1,4 +1,4 @@
-"""What stands beside the list about the marked entry, as labelled lines. Plain functions, no widgets."""
+"""Details of the selected entry as labelled lines. Plain functions, no widgets."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ SOURCES = {"demo": "comes with cpuchat", "huggingface": "Hugging Face", "folder"
 
 
 @dataclass(frozen=True)
-class Look:
+class ModelDetails:
     """What was found out about one entry. `kv_per_token` in bytes; `draft` is what would be loaded beside it, and
-    `problem` why its header cannot be read. `reading`: it is being read, `outlook` is estimated by the size so far;
+    `problem` why its header cannot be read. `reading`: it is being read, `prediction` is estimated by the size so far;
     None: that cannot be told."""
 
-    outlook: Prediction | None = None
+    prediction: Prediction | None = None
     kv_per_token: int = 0
     draft: str = ""
     problem: str = ""
     reading: bool = False
 
 
-def rows(subject: Subject, look: Look, catalog: Catalog | None, loaded: Path | None) -> list[Row]:
-    """Label and text, each text cleaned. What matters most comes first: a small terminal cuts the last lines."""
+def rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, loaded: Path | None) -> list[Row]:
+    """Return labels and cleaned texts, the most important first: small terminals cut the last lines."""
     match subject:
         case LocalModel() as model:
-            found = _local(model, look, loaded)
+            found = _local(model, known, loaded)
         case Download() as download:
             found = downloads.details(download)
         case CatalogModel() as model:
-            found = _catalog(model, look, catalog)
+            found = _catalog(model, known, catalog)
         case FoundRepository() as repository:
             found = _repository(repository)
         case TypedFile() as file:
@@ -61,7 +61,7 @@ def rows(subject: Subject, look: Look, catalog: Catalog | None, loaded: Path | N
 
 
 def keys(subject: Subject) -> str:
-    """What can be done with it, for the edge of the pane."""
+    """Return what the keys do with it, for the edge of the pane."""
     match subject:
         case LocalModel(damaged=str()) as model:
             return "Enter resumes the download · Del deletes" if resumable(model) else "Del deletes"
@@ -80,11 +80,11 @@ def keys(subject: Subject) -> str:
 
 
 def resumable(model: LocalModel) -> bool:
-    """Whether it is a part of a download that is known to come from a repository."""
+    """Whether it is a partial download of a known repository."""
     return model.unfinished is not None and bool(model.repo)
 
 
-def _local(model: LocalModel, look: Look, loaded: Path | None) -> list[Row]:
+def _local(model: LocalModel, known: ModelDetails, loaded: Path | None) -> list[Row]:
     if model.damaged:
         return [
             ("problem", model.damaged),
@@ -96,7 +96,7 @@ def _local(model: LocalModel, look: Look, loaded: Path | None) -> list[Row]:
         active = f"{units.parameters(model.n_params_active)} active, " if model.n_params_active else ""
         kind[0] += f", {active}{model.n_expert_used} of {model.n_expert} experts per token"
     kind.append(f"{tokens(model.n_ctx_train)} context" if model.n_ctx_train else "")
-    speed = _speed(look)
+    speed = _speed(known)
     if model.measured_tok_s:
         measured = [f"{units.rate(model.measured_tok_s)} tok/s plain"]
         if model.drafted_tok_s:
@@ -106,10 +106,10 @@ def _local(model: LocalModel, look: Look, loaded: Path | None) -> list[Row]:
         kind.append("no chat template: base model, continues text")
     return [
         ("model", " · ".join(filter(None, kind))),
-        *_outlook(look),
+        *_memory(known),
         ("speed", speed),
-        ("draft", _draft(look, is_loaded=model.path == loaded)),
-        ("reads", _reads(look)),
+        ("draft", _draft(known, is_loaded=model.path == loaded)),
+        ("reads", _reads(known)),
         *_place(model, "now" if model.path == loaded else units.ago(model.last_used, time.time())),
     ]
 
@@ -119,35 +119,35 @@ def _place(model: LocalModel, used: str = "") -> list[Row]:
     return [("from", " · ".join(where)), ("path", paths.shown(model.path))]
 
 
-def _outlook(look: Look) -> list[Row]:
-    if look.problem:
-        return [("problem", look.problem)]
-    return [("memory", look.outlook.explained)] if look.outlook is not None else []
+def _memory(known: ModelDetails) -> list[Row]:
+    if known.problem:
+        return [("problem", known.problem)]
+    return [("memory", known.prediction.explained)] if known.prediction is not None else []
 
 
-def _reads(look: Look) -> str:
-    if look.reading:
+def _reads(known: ModelDetails) -> str:
+    if known.reading:
         return "Reading the header…"
-    if look.outlook is None:
+    if known.prediction is None:
         return ""
-    reads = [f"{units.size(look.outlook.bytes_per_token)} per token" if look.outlook.bytes_per_token else ""]
-    reads.append(f"KV {units.size(look.kv_per_token)} per token of context" if look.kv_per_token else "")
+    reads = [f"{units.size(known.prediction.bytes_per_token)} per token" if known.prediction.bytes_per_token else ""]
+    reads.append(f"KV {units.size(known.kv_per_token)} per token of context" if known.kv_per_token else "")
     return " · ".join(filter(None, reads))
 
 
-def _speed(look: Look) -> str:
-    return prediction.speed_with_basis(look.outlook)
+def _speed(known: ModelDetails) -> str:
+    return prediction.speed_with_basis(known.prediction)
 
 
-def _draft(look: Look, *, is_loaded: bool) -> str:
-    if look.reading:
+def _draft(known: ModelDetails, *, is_loaded: bool) -> str:
+    if known.reading:
         return "…"
-    if look.problem:
+    if known.problem:
         return ""
-    return look.draft or f"none: Ctrl+L lists candidates{'' if is_loaded else ' when it is loaded'}"
+    return known.draft or f"none: Ctrl+L lists candidates{'' if is_loaded else ' when it is loaded'}"
 
 
-def _catalog(model: CatalogModel, look: Look, catalog: Catalog | None) -> list[Row]:
+def _catalog(model: CatalogModel, known: ModelDetails, catalog: Catalog | None) -> list[Row]:
     kind = [f"{units.parameters(round(1e9 * model.params))} parameters"]
     if model.is_moe:
         kind[0] += f", {units.parameters(round(1e9 * model.active_params))} active"
@@ -158,8 +158,8 @@ def _catalog(model: CatalogModel, look: Look, catalog: Catalog | None) -> list[R
         sizes.append("estimated")
     return [
         ("model", " · ".join(filter(None, (*kind, str(model.year), model.license)))),
-        *_outlook(look),
-        ("speed", _speed(look)),
+        *_memory(known),
+        ("speed", _speed(known)),
         ("note", model.note),
         ("drafts", ", ".join(drafts) or (f"none ({model.why_no_draft})" if model.why_no_draft else "")),
         ("sizes", " · ".join(sizes)),
@@ -198,7 +198,7 @@ def _search(search: HubSearch) -> list[Row]:
 
 
 def deletion_question(deletion: Deletion) -> str:
-    """What goes, what that frees, and what stays."""
+    """Say what is deleted, what that frees, and what stays."""
     files = units.plural(len(deletion.files), "file")
     lines = [f"Delete {deletion.model.name}? {units.size(deletion.freed)} will be freed ({files})."]
     lines += [paths.shown(file) for file in deletion.files[:_MOST_FILES]]

@@ -1,4 +1,4 @@
-"""What the list holds, and in which order. Plain data and functions, no widgets."""
+"""Entries of the models list and their order. Plain data and functions, no widgets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | H
 
 @dataclass(frozen=True)
 class Entry:
-    """One line that can be marked. `key` stays the same for the same subject while figures about it change."""
+    """One line that can be selected. `key` is the same for the same subject while its figures change."""
 
     key: str
     subject: Subject
@@ -57,7 +57,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Section:
-    """Lines under one heading. `note` stands there while there are none."""
+    """Lines under one heading; `note` while there are none."""
 
     heading: str
     entries: tuple[Entry, ...]
@@ -65,7 +65,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ModelListState:
     """All that is known. `local` None: still being read. `here`: ids of the catalog's models that `local` has."""
 
     local: tuple[LocalModel, ...] | None = None
@@ -130,7 +130,6 @@ class Shelf:
 
 
 def catalog_key(model: CatalogModel) -> str:
-    """The key of its entry."""
     return f"catalog {model.id}"
 
 
@@ -140,7 +139,7 @@ def _has(words: Iterable[str], *texts: str) -> bool:
 
 
 def _problem(path: Path) -> str:
-    """Why `path` is no file to load; "" when it may be one."""
+    """Return why `path` is not a file to load, "" when it may be one."""
     try:
         mode = path.stat().st_mode
         return "" if stat.S_ISREG(mode) else "a folder, not a file" if stat.S_ISDIR(mode) else "not a regular file"

@@ -12,7 +12,8 @@ from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.model import LocalModel
-from cpuchat.present import downloads, prediction
+from cpuchat.present import downloads
+from cpuchat.present.prediction import speed
 from cpuchat.present.rows import ListRow
 from cpuchat.telemetry import units
 from cpuchat.tui.models.entries import Entry, HubSearch, Section, TypedFile
@@ -21,20 +22,21 @@ if TYPE_CHECKING:
     from cpuchat.models.prediction import Prediction
 
 HERE, LOADED, NOT_HERE, DAMAGED, NOT_ALONE = "○", "●", "◌", "!", "·"
+TOO_SLOW = 1.0  # tok/s
 
 
 def rows(
-    sections: list[Section], local: Iterable[LocalModel], outlooks: Mapping[str, Prediction], loaded: Path | None
+    sections: list[Section], local: Iterable[LocalModel], predictions: Mapping[str, Prediction], loaded: Path | None
 ) -> list[ListRow]:
-    """All lines, headings included. `outlooks` by key of the entry, as far as they are known; `local` are all models of
-    this machine, listed or not: what has the name of another one is listed by the name of its file."""
+    """All lines, headings included. `predictions` by key of the entry. `local`: all models of this machine, listed or
+    not; one with the name of another is listed by its file."""
     found: list[ListRow] = []
     names = Counter((model.name, model.quantization) for model in local)
     for section in sections:
         if section.heading:
             found.append(ListRow(name=section.heading))
         for entry in section.entries:
-            line, model = row(entry, outlooks.get(entry.key), loaded), entry.subject
+            line, model = row(entry, predictions.get(entry.key), loaded), entry.subject
             if isinstance(model, LocalModel) and names[model.name, model.quantization] > 1:
                 line = replace(line, name=model.path.stem)
             found.append(line)
@@ -43,21 +45,21 @@ def rows(
     return found
 
 
-def row(entry: Entry, outlook: Prediction | None, loaded: Path | None) -> ListRow:
+def row(entry: Entry, prediction: Prediction | None, loaded: Path | None) -> ListRow:
     """`● Qwen2.5-1.5B-Instruct   Q8_0   1.6 GB  here   31 tok/s`."""
     key = entry.key
     match entry.subject:
         case LocalModel() as model:
-            return _local(key, model, outlook, loaded)
+            return _local(key, model, prediction, loaded)
         case Download() as download:
             state = "paused" if download.state == "paused" else downloads.percent(download).strip()
-            columns = (download.model.quantization, units.size(download.total), state, _speed(outlook))
+            columns = (download.model.quantization, units.size(download.total), state, speed(prediction))
             mark, name = downloads.mark(download), downloads.name(download.model)
             return ListRow(key, mark, name, columns)
         case CatalogModel() as model:
             size = units.size(model.size) if model.size else ""
-            verdict = outlook.verdict if outlook is not None else ""
-            return ListRow(key, NOT_HERE, model.name, (model.quantization, size, verdict, _speed(outlook)))
+            columns = (model.quantization, size, _fit(prediction), speed(prediction))
+            return ListRow(key, NOT_HERE, model.name, columns)
         case FoundRepository() as found:
             closed = " · gated" if found.gated else " · private" if found.private else ""
             note = f"{units.count(found.downloads)} downloads" + (f" · {found.updated}" if found.updated else "")
@@ -68,7 +70,7 @@ def row(entry: Entry, outlook: Prediction | None, loaded: Path | None) -> ListRo
             return _search(key, search)
 
 
-def _local(key: str, model: LocalModel, outlook: Prediction | None, loaded: Path | None) -> ListRow:
+def _local(key: str, model: LocalModel, prediction: Prediction | None, loaded: Path | None) -> ListRow:
     if model.damaged and model.unfinished is None:
         return ListRow(key, DAMAGED if model.kind == "model" else NOT_ALONE, model.name, note=model.damaged, dim=True)
     size = units.size(model.size) if model.size else ""
@@ -76,17 +78,18 @@ def _local(key: str, model: LocalModel, outlook: Prediction | None, loaded: Path
         state = f"{100 * model.unfinished:.0f} %" if model.unfinished >= 0 else "part"
         return ListRow(key, "↓", model.name, (model.quantization, size, state, ""), dim=True)
     is_loaded = model.path == loaded
-    state = "loaded" if is_loaded else "here"
-    if outlook is not None and outlook.verdict != "fits" and not is_loaded:
-        state = outlook.verdict
-    speed = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else _speed(outlook)
+    state = "loaded" if is_loaded else _fit(prediction)
+    rate = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else speed(prediction)
     mark = LOADED if is_loaded else HERE
-    return ListRow(key, mark, model.name, (model.quantization, size, state, speed), strong=is_loaded)
+    return ListRow(key, mark, model.name, (model.quantization, size, state, rate), strong=is_loaded)
 
 
-def _speed(outlook: Prediction | None) -> str:
-    """Predicted; "" while it cannot be told."""
-    return prediction.speed(outlook)
+def _fit(prediction: Prediction | None) -> str:
+    """`fits`, `tight`, `too large`, or `too slow` to be of use; "" while it is not known."""
+    if prediction is None:
+        return ""
+    slow = prediction.tok_s is not None and prediction.tok_s < TOO_SLOW
+    return "too slow" if slow and prediction.verdict != "too large" else prediction.verdict
 
 
 def _search(key: str, search: HubSearch) -> ListRow:

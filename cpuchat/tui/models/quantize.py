@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,7 +13,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.message import Message
 from textual.widgets import Footer, Input, Static
 
 from cpuchat import paths
@@ -22,6 +22,7 @@ from cpuchat.models.quantize.make import Job
 from cpuchat.models.quantize.place import suggested_folder, suggested_path
 from cpuchat.models.quantize.types import TYPES, QuantType
 from cpuchat.present import quantize
+from cpuchat.present.rows import ListRow
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.services import Services
@@ -34,7 +35,10 @@ from cpuchat.tui.widgets.quantize_line import QuantizeLine
 if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
 
-_USUAL = "Q4_K_M"
+USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M")
+"""What most people want; the others are folded."""
+DEFAULT = "Q4_K_M"
+_MORE = "more"
 _BY_NAME = {kind.name: kind for kind in TYPES}
 
 
@@ -48,14 +52,6 @@ class QuantizeScreen(ListScreen[Path | None]):
     AUTO_FOCUS = "#out"
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("quantize")
 
-    class Foreseen(Message):
-        """What one type would give, or why it cannot be made."""
-
-        def __init__(self, kind: QuantType, found: quantize.TypePrediction | str) -> None:
-            super().__init__()
-            self.kind = kind
-            self.found = found
-
     def __init__(self, services: Services, model: LocalModel) -> None:
         super().__init__()
         self._services = services
@@ -63,6 +59,7 @@ class QuantizeScreen(ListScreen[Path | None]):
         self._source: GGUFHeader | None = None
         self._predictions: dict[str, quantize.TypePrediction | str] = {}
         self._suggested = ""
+        self._unfolded = False
         self._working = False
         self._outcome = ""
         self._made: Path | None = None
@@ -82,7 +79,7 @@ class QuantizeScreen(ListScreen[Path | None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.query_one(ModelList).show([quantize.row(kind, None) for kind in TYPES], _USUAL)
+        self._show_types()
         self._services.quantizing.changed.subscribe(self, self._work_changed)
         self._work_changed(None)
         self._foresee()
@@ -102,47 +99,64 @@ class QuantizeScreen(ListScreen[Path | None]):
             self._source = await source_header(self._model.path)
             self._suggest()
             async with QuantizeProcess() as process:
-                for kind in TYPES:
+                for kind in self._types:
+                    if kind.name in self._predictions:
+                        continue
                     try:
                         forecast = await foresee(process, self._source, kind)
                     except QuantizeFailed as error:  # its rows have a length that this type cannot hold
-                        self.post_message(self.Foreseen(kind, error.message))
+                        self._foreseen(kind, error.message)
                         continue
                     found = await asyncio.to_thread(
                         quantize.predict_type, self._source, forecast, machine, settings.load_options()
                     )
-                    self.post_message(self.Foreseen(kind, found))
+                    self._foreseen(kind, found)
         except CpuchatError as error:
             self._say(error.message)
             self._warn(error)
 
-    @on(Foreseen)
-    def _foreseen(self, event: Foreseen) -> None:
-        self._predictions[event.kind.name] = event.found
+    def _foreseen(self, kind: QuantType, found: quantize.TypePrediction | str) -> None:
+        self._predictions[kind.name] = found
         self._show_types()
-        done = len(self._predictions)
-        self._say(self._outcome or (quantize.forecast_progress(done, len(TYPES)) if done < len(TYPES) else ""))
-
-    def _show_types(self) -> None:
-        rows = self.query_one(ModelList)
-        rows.show([quantize.row(kind, self._predictions.get(kind.name)) for kind in TYPES], rows.marked)
+        done, of = len(self._predictions), len(self._types)
+        self._say(self._outcome or (quantize.forecast_progress(done, of) if done < of else ""))
 
     @property
-    def _kind(self) -> QuantType:
-        """The marked type."""
-        return _BY_NAME[self.query_one(ModelList).marked]
+    def _types(self) -> list[QuantType]:
+        """The listed ones."""
+        return [kind for kind in TYPES if self._unfolded or kind.name in USUAL]
+
+    def _show_types(self) -> None:
+        listed = self.query_one(ModelList)
+        best = quantize.recommended(self._predictions, USUAL)
+        rows = [quantize.row(kind, self._predictions.get(kind.name)) for kind in self._types]
+        rows = [
+            replace(row, mark="★", name=row.name.replace(" · ", " · recommended · ", 1)) if row.key == best else row
+            for row in rows
+        ]
+        if not self._unfolded:
+            rows.append(ListRow(_MORE, "▸", f"{len(TYPES) - len(USUAL)} more types", note="Enter shows them"))
+        listed.show(rows, listed.marked or DEFAULT)
+
+    @property
+    def _kind(self) -> QuantType | None:
+        """The selected type."""
+        return _BY_NAME.get(self.query_one(ModelList).marked)
 
     @on(ModelList.Marked)
     def _marked(self) -> None:
         kind = self._kind
-        self.query_one("#about").border_title = kind.name
+        self.query_one("#about").border_title = kind.name if kind is not None else "More types"
+        if kind is None:
+            self.query_one(Labelled).show([("types", "older, smaller and special ones")])
+            return
         self.query_one(Labelled).show(quantize.details(kind, self._predictions.get(kind.name), self._model.size))
         self._suggest()
 
     def _suggest(self) -> None:
         """Name the file after the marked type, unless the user has named it."""
         box = self.query_one("#out", Input)
-        if self._source is None or box.value != self._suggested:
+        if self._source is None or self._kind is None or box.value != self._suggested:
             return
         folder = suggested_folder(self._model.path, self._services.library)
         self._suggested = paths.shown(suggested_path(self._source, self._kind, folder))
@@ -159,13 +173,17 @@ class QuantizeScreen(ListScreen[Path | None]):
     @work(exclusive=True, group="ask")
     async def action_make(self) -> None:
         """Ask what has to be asked, then make the file."""
-        found, out = self._predictions.get(self._kind.name), self._out()
+        kind = self._kind
+        if kind is None:
+            self._unfold()
+            return
+        found, out = self._predictions.get(kind.name), self._out()
         if isinstance(found, str):
             self.notify(clean_line(found), severity="warning", markup=False)
             return
         if found is None or out is None:
             return
-        forecast, kind = found.forecast, self._kind
+        forecast = found.forecast
         if forecast.needs_imatrix:
             self.notify(f"{kind.name} needs an importance matrix: use `cpuchat models quantize --imatrix FILE`.",
                         severity="warning", markup=False)  # fmt: skip
@@ -180,6 +198,13 @@ class QuantizeScreen(ListScreen[Path | None]):
             self._services.quantizing.start(
                 Job(source=self._model.path, out=out, type=kind, requantize=bool(forecast.lossy), force=exists)
             )
+
+    def _unfold(self) -> None:
+        """List all types, and stay where the selection was."""
+        self._unfolded = True
+        self._show_types()
+        self.query_one(ModelList).mark(next(kind.name for kind in TYPES if kind.name not in USUAL))
+        self._foresee()
 
     async def _sure(self, title: str, question: str, yes: str, no: str = "Cancel") -> bool:
         return await self.app.push_screen_wait(ConfirmScreen(title, clean_line(question), yes, no))

@@ -14,7 +14,7 @@ from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.model import LocalModel
 from cpuchat.settings import Settings
-from cpuchat.tui.models.details import Look
+from cpuchat.tui.models.details import ModelDetails
 from cpuchat.tui.models.entries import Subject
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ModelsReader:
         ]  # fmt: skip
         return [Path(loaded.path), *drafts]
 
-    def estimates(self, subjects: Mapping[str, Subject], machine: Machine) -> dict[str, Prediction]:
+    def predictions(self, subjects: Mapping[str, Subject], machine: Machine) -> dict[str, Prediction]:
         """What fits, by the same keys, told by the sizes alone: no file is opened."""
         from cpuchat.models.prediction import estimate
 
@@ -82,7 +82,7 @@ class ModelsReader:
         found = ((match_local(catalog, model), model.quantization) for model in local if model.damaged is None)
         return frozenset(entry.id for entry, quantization in found if entry and entry.quantization == quantization)
 
-    def look(self, model: LocalModel, machine: Machine) -> Look:
+    def details(self, model: LocalModel, machine: Machine) -> ModelDetails:
         """All about one model on this machine, with the draft model that would be loaded beside it."""
         from cpuchat.models.drafts.choice import choose_draft
         from cpuchat.models.fit import kv_rows, row_bytes
@@ -94,9 +94,9 @@ class ModelsReader:
             draft, note = choose_draft(model.path, self.settings.speculation.wanted_draft, self.library, strict=False)
             beside = self.header(draft) if draft is not None else None
         except (CpuchatError, OSError) as error:
-            return Look(problem=str(error))
-        return Look(
-            outlook=predict(header, options, machine, draft=beside),
+            return ModelDetails(problem=str(error))
+        return ModelDetails(
+            prediction=predict(header, options, machine, draft=beside),
             kv_per_token=sum(row_bytes(row, options.type_k, options.type_v) for row in kv_rows(header)),
             draft=beside.name if beside is not None else note,
         )

@@ -1,23 +1,21 @@
-"""A screen that knows the models: threads read files and headers and post messages, handlers here keep what they
-found."""
+"""Base of the models screen: reads files, the catalog and the hub in threads, and keeps what was found."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from textual import on, work
-from textual.message import Message
+from textual import work
 
 from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import Catalog, CatalogModel
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.library.model import LocalModel
-from cpuchat.models.shortlist import Ranked, ranked
-from cpuchat.tui.models.details import Look
-from cpuchat.tui.models.entries import Entry, HubSearch, Shelf, Subject, catalog_key
+from cpuchat.models.shortlist import ranked
+from cpuchat.tui.models.details import ModelDetails
+from cpuchat.tui.models.entries import Entry, HubSearch, ModelListState, catalog_key
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
@@ -28,195 +26,133 @@ if TYPE_CHECKING:
     from cpuchat.models.prediction import Prediction
     from cpuchat.protocol import ModelInfo
 
-_LOADED_SECONDS = 0.5  # how often it is looked whether another model is loaded now
+_LOADED_SECONDS = 0.5  # between two looks at which model is loaded
 
 
 class ReadingScreen(ListScreen[Path | None]):
-    """`shelf`, `outlooks` (estimates for the list, by key of the entry) and `looks` (all about an entry that was
-    marked) fill in as they are found; `shelf_changed` is called then."""
-
-    class Found(Message):
-        """The files of this machine were read."""
-
-        def __init__(self, models: tuple[LocalModel, ...], problem: str = "") -> None:
-            super().__init__()
-            self.models = models
-            self.problem = problem
-
-    class Known(Message):
-        """The catalog and the machine were read, and what of the one fits the other."""
-
-        def __init__(
-            self, catalog: Catalog, machine: Machine, ranked: Ranked, outlooks: Mapping[str, Prediction]
-        ) -> None:
-            super().__init__()
-            self.catalog = catalog
-            self.machine = machine
-            self.ranked = ranked
-            self.outlooks = outlooks
-
-    class Estimated(Message):
-        """What of this machine's files fits, how fast it would be, and which models of the catalog they are."""
-
-        def __init__(self, outlooks: Mapping[str, Prediction], here: frozenset[str]) -> None:
-            super().__init__()
-            self.outlooks = outlooks
-            self.here = here
-
-    class Looked(Message):
-        """One entry was looked at closely."""
-
-        def __init__(self, key: str, look: Look) -> None:
-            super().__init__()
-            self.key = key
-            self.look = look
+    """`state`, `predictions` (for the list, by key of the entry) and `details` (of entries that were selected) fill in
+    as they are found; `state_changed` is called then."""
 
     def __init__(self, services: Services, reader: ModelsReader | None = None) -> None:
         super().__init__()
         self.services = services
         self.reader = reader or ModelsReader(services.library, services.settings, services.conversation.model)
-        self.shelf = Shelf()
+        self.state = ModelListState()
         self.catalog: Catalog | None = None
         self.machine: Machine | None = None
-        self.outlooks: dict[str, Prediction] = {}
-        self.looks: dict[str, Look] = {}
+        self.predictions: dict[str, Prediction] = {}
+        self.details: dict[str, ModelDetails] = {}
         self._model: ModelInfo | None = None
-        self._fresh: set[str] = set()  # keys of looks that need not be taken again
+        self._current: set[str] = set()  # keys of details that need not be read again
 
     def on_mount(self) -> None:
         self.services.downloading.changed.subscribe(self, self._download_changed)
         self.services.quantizing.changed.subscribe(self, self._model_made)
         self._model = self.services.conversation.model
         self.set_interval(_LOADED_SECONDS, self._follow_load)
-        self._take_downloads()
-        self._read_catalog()
-        self._scan()
+        self._update(downloads=tuple(self.services.downloading.all()))
+        self.refresh_models()
 
-    def shelf_changed(self) -> None:
+    def state_changed(self) -> None:
         """Other entries, or more is known about them."""
 
-    # Files
+    def _update(self, **changes: object) -> None:
+        self.state = dataclasses.replace(self.state, **changes)
+        self.state_changed()
 
-    def look_again(self) -> None:
-        """Read everything anew; what is shown stays until it is there."""
-        self._fresh.clear()
+    # Files, catalog and machine
+
+    def refresh_models(self) -> None:
+        """Read everything anew; what is shown stays until then."""
+        self._current.clear()
         self._read_catalog()
-        self._scan()
+        self._read_files()
 
-    @work(thread=True, exclusive=True, group="scan")
-    def _scan(self) -> None:
+    @work(exclusive=True, group="files")
+    async def _read_files(self) -> None:
+        local: tuple[LocalModel, ...] = ()
+        problem = ""
         try:
-            self.post_message(self.Found(tuple(self.reader.local_models())))
+            local = tuple(await asyncio.to_thread(self.reader.local_models))
         except (CpuchatError, OSError) as error:
-            self.post_message(self.Found((), str(error)))
+            problem = str(error)
+        self._update(local=local, local_problem=problem)
+        self._predict_listed()
 
-    @on(Found)
-    def _found(self, event: Found) -> None:
-        self.shelf = dataclasses.replace(self.shelf, local=event.models, local_problem=event.problem)
-        self._estimate_all()
-        self.shelf_changed()
+    @work(exclusive=True, group="catalog")
+    async def _read_catalog(self) -> None:
+        reader, first = self.reader, self.catalog is None
+        catalog = await asyncio.to_thread(reader.catalog)
+        machine = await asyncio.to_thread(reader.machine)
+        models = {model.id: model for model in catalog.models}
+        found = await asyncio.to_thread(reader.predictions, models, machine)
+        if catalog.problems and first:
+            problems = "\n".join(catalog.problems)
+            self.notify(problems, title="Catalog entries skipped", severity="warning", timeout=10, markup=False)
+        self.catalog, self.machine = catalog, machine
+        self.predictions.update((catalog_key(models[id]), prediction) for id, prediction in found.items())
+        self._update(catalog=ranked(catalog.models, found))
+        self._predict_listed()
 
     def _follow_load(self) -> None:
         """The load that was running when this screen was opened may end meanwhile."""
         model = self.services.conversation.model
         if model is not self._model:
             self._model, self.reader = model, dataclasses.replace(self.reader, loaded=model)
-            self._fresh.clear()
-            self._read_catalog()  # there is another amount of memory to be had
-            self._scan()  # it may lie where nobody has looked
-            self.shelf_changed()
-
-    @work(thread=True, exclusive=True, group="catalog")
-    def _read_catalog(self) -> None:
-        catalog, machine = self.reader.catalog(), self.reader.machine()
-        outlooks = self.reader.estimates({model.id: model for model in catalog.models}, machine)
-        by_key = {catalog_key(model): outlooks[model.id] for model in catalog.models if model.id in outlooks}
-        self.post_message(self.Known(catalog, machine, ranked(catalog.models, outlooks), by_key))
-
-    @on(Known)
-    def _known(self, event: Known) -> None:
-        if event.catalog.problems and self.catalog is None:
-            self.notify("\n".join(event.catalog.problems), title="Catalog entries skipped", severity="warning",
-                        timeout=10, markup=False)  # fmt: skip
-        self.catalog, self.machine = event.catalog, event.machine
-        self.outlooks.update(event.outlooks)
-        self.shelf = dataclasses.replace(self.shelf, catalog=event.ranked)
-        self._estimate_all()
-        self.shelf_changed()
+            self.refresh_models()  # it gives memory back, and may lie where nobody has looked
+            self.state_changed()
 
     # Fit and speed
 
-    def _estimate_all(self) -> None:
-        if self.machine is not None and self.catalog is not None:
-            listed = [entry for section in self.shelf.sections("") for entry in section.entries]
-            subjects = {entry.key: entry.subject for entry in listed if not isinstance(entry.subject, CatalogModel)}
-            self._estimate(subjects, self.shelf.local or (), self.catalog, self.machine)
+    @work(exclusive=True, group="predictions")
+    async def _predict_listed(self) -> None:
+        if self.machine is None or self.catalog is None:
+            return
+        listed = [entry for section in self.state.sections("") for entry in section.entries]
+        subjects = {entry.key: entry.subject for entry in listed if not isinstance(entry.subject, CatalogModel)}
+        found = await asyncio.to_thread(self.reader.predictions, subjects, self.machine)
+        here = await asyncio.to_thread(self.reader.known_here, self.catalog, self.state.local or ())
+        self.predictions.update((key, one) for key, one in found.items() if key not in self._current)
+        self._update(here=here)
 
-    @work(thread=True, exclusive=True, group="estimate")
-    def _estimate(
-        self, subjects: Mapping[str, Subject], local: tuple[LocalModel, ...], catalog: Catalog, machine: Machine
-    ) -> None:
-        outlooks, here = self.reader.estimates(subjects, machine), self.reader.known_here(catalog, local)
-        self.post_message(self.Estimated(outlooks, here))
-
-    @on(Estimated)
-    def _estimated(self, event: Estimated) -> None:
-        self.outlooks.update((key, found) for key, found in event.outlooks.items() if key not in self._fresh)
-        self.shelf = dataclasses.replace(self.shelf, here=event.here)
-        self.shelf_changed()
-
-    def look_at(self, entry: Entry) -> None:
-        """Find out all about one entry, unless that is known."""
-        if entry.key not in self._fresh and self.machine is not None and isinstance(entry.subject, LocalModel):
-            self._look(entry.key, entry.subject, self.machine)
-
-    @work(thread=True, exclusive=True, group="look")
-    def _look(self, key: str, model: LocalModel, machine: Machine) -> None:
-        self.post_message(self.Looked(key, self.reader.look(model, machine)))
-
-    @on(Looked)
-    def _looked(self, event: Looked) -> None:
-        self.looks[event.key] = event.look
-        self._fresh.add(event.key)
-        if event.look.outlook is not None:
-            self.outlooks[event.key] = event.look.outlook
-        self.shelf_changed()
+    @work(exclusive=True, group="details")
+    async def read_details(self, entry: Entry) -> None:
+        """Read the header of a model on this machine, unless that was done."""
+        machine, model = self.machine, entry.subject
+        if entry.key in self._current or machine is None or not isinstance(model, LocalModel):
+            return
+        details = await asyncio.to_thread(self.reader.details, model, machine)
+        self.details[entry.key] = details
+        self._current.add(entry.key)
+        if details.prediction is not None:
+            self.predictions[entry.key] = details.prediction
+        self.state_changed()
 
     # Downloads
 
-    def _take_downloads(self) -> None:
-        self.shelf = dataclasses.replace(self.shelf, downloads=tuple(self.services.downloading.all()))
-
     def _download_changed(self, download: Download) -> None:
-        self._take_downloads()
+        self._update(downloads=tuple(self.services.downloading.all()))
         if download.state == "done":
-            self._scan()
-        self.shelf_changed()
+            self._read_files()
 
     def _model_made(self, path: Path | None) -> None:
         if path is not None:
-            self._scan()
+            self._read_files()
 
     # The hub
 
-    def search_hub(self, query: str) -> None:
-        """Ask the hub; an answer to an earlier question is not waited for."""
-        self.shelf = dataclasses.replace(self.shelf, search=HubSearch(query, running=True))
-        self._search(query)
-        self.shelf_changed()
-
-    def leave_search(self) -> None:
-        """Forget what was asked and found; nobody waits for the answer any more."""
-        self.workers.cancel_group(self, "search")
-        self.shelf = dataclasses.replace(self.shelf, search=None)
-        self.shelf_changed()
-
     @work(exclusive=True, group="search")
-    async def _search(self, query: str) -> None:
+    async def search_hub(self, query: str) -> None:
+        """Search; the result of an earlier search is not waited for."""
+        self._update(search=HubSearch(query, running=True))
         try:
             found = tuple(await run_in_daemon_thread(lambda: self.services.hub.search(query)))
             search = HubSearch(query, found=found)
         except CpuchatError as error:
             search = HubSearch(query, problem=error.message, hint=error.hint)
-        self.shelf = dataclasses.replace(self.shelf, search=search)
-        self.shelf_changed()
+        self._update(search=search)
+
+    def leave_search(self) -> None:
+        """Forget the search and what it found."""
+        self.workers.cancel_group(self, "search")
+        self._update(search=None)

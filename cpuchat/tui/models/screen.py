@@ -1,4 +1,4 @@
-"""What can be loaded or downloaded, in one list: the models on this machine, the catalog, the hub, any GGUF file."""
+"""The models screen: models on this machine, the catalog, the hub, any GGUF file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.models import details, lines
 from cpuchat.tui.models.choice import choose
-from cpuchat.tui.models.details import Look
+from cpuchat.tui.models.details import ModelDetails
 from cpuchat.tui.models.entries import SEARCH, Entry, HubSearch, TypedFile
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.models.reading import ReadingScreen
@@ -37,11 +37,11 @@ from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.quantize_line import QuantizeLine
 
-_LOOK_AFTER = 0.12  # s on which the mark must rest before a header is read
+_READ_AFTER = 0.12  # s on which the mark must rest before a header is read
 
 
 class FilterBox(Input):
-    """Lets Del through where there is nothing to delete behind the cursor."""
+    """Passes Del on where there is nothing to delete behind the cursor."""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "delete_right":
@@ -60,7 +60,7 @@ class ModelsScreen(ReadingScreen):
     def __init__(self, services: Services, reader: ModelsReader | None = None) -> None:
         super().__init__(services, reader)
         self._entries: dict[str, Entry] = {}
-        self._look_timer: Timer | None = None
+        self._details_timer: Timer | None = None
         self._new: Path | None = None
 
     def compose(self) -> ComposeResult:
@@ -80,27 +80,27 @@ class ModelsScreen(ReadingScreen):
 
     @property
     def entry(self) -> Entry | None:
-        """The marked one."""
+        """The selected entry."""
         return self._entries.get(self.query_one(ModelList).marked)
 
     @on(Input.Changed, "#filter")
     def _typed(self) -> None:
         self.query_one(ModelList).moved = False  # other words, another first line
-        self.shelf_changed()
+        self.state_changed()
 
-    def shelf_changed(self) -> None:
+    def state_changed(self) -> None:
         if not self.is_mounted:
             return
-        sections, listed = self.shelf.sections(self._text), self.query_one(ModelList)
+        sections, listed = self.state.sections(self._text), self.query_one(ModelList)
         self._entries = {entry.key: entry for section in sections for entry in section.entries}
-        rows = lines.rows(sections, self.shelf.local or (), self.outlooks, self._loaded)
+        rows = lines.rows(sections, self.state.local or (), self.predictions, self._loaded)
         listed.show(rows, self._mark(listed))
 
     def _mark(self, listed: ModelList) -> str:
-        """What is to be marked: what the user marked, or in the place of a search the first thing that it found."""
+        """Return the key to select: what the user selected, or the first result of a search."""
         if listed.moved and listed.marked in self._entries:
             return listed.marked
-        found = self.shelf.search.found if self.shelf.search is not None else None
+        found = self.state.search.found if self.state.search is not None else None
         if listed.moved and listed.marked == SEARCH and found:
             return next((key for key, entry in self._entries.items() if entry.subject is found[0]), "")
         new = f"local {self._new}"  # was made here, from another one
@@ -117,38 +117,38 @@ class ModelsScreen(ReadingScreen):
     @on(ModelList.Marked)
     def _marked(self) -> None:
         self._show_details()
-        if self._look_timer is not None:
-            self._look_timer.stop()
-        self._look_timer = self.set_timer(_LOOK_AFTER, self._look_closely)
+        if self._details_timer is not None:
+            self._details_timer.stop()
+        self._details_timer = self.set_timer(_READ_AFTER, self._read_selected)
 
-    def _look_closely(self) -> None:
+    def _read_selected(self) -> None:
         if (entry := self.entry) is not None:
-            self.look_at(entry)
+            self.read_details(entry)
 
     def _show_details(self) -> None:
         entry, pane = self.entry, self.query_one("#about")
         rows: list[details.Row] = []
         if entry is not None:
-            rows = details.rows(entry.subject, self._look_of(entry), self.catalog, self._loaded)
+            rows = details.rows(entry.subject, self._details_of(entry), self.catalog, self._loaded)
         pane.border_title = Content(_title(entry))
         pane.border_subtitle = details.keys(entry.subject) if entry is not None else ""
         self.query_one(Labelled).show(rows)
 
-    def _look_of(self, entry: Entry) -> Look:
-        """What is known about it; the estimate of the list until its header is read, and for what is not here."""
-        known = self.looks.get(entry.key)
-        return known or Look(self.outlooks.get(entry.key), reading=isinstance(entry.subject, LocalModel))
+    def _details_of(self, entry: Entry) -> ModelDetails:
+        """Return its details; a prediction until its header is read."""
+        known = self.details.get(entry.key)
+        return known or ModelDetails(self.predictions.get(entry.key), reading=isinstance(entry.subject, LocalModel))
 
     # Keys
 
     @on(ModelList.Chosen)
     def action_choose(self) -> None:
-        """Load what is here, go on to what the others offer."""
+        """Load a model, or open what the entry offers."""
         # The app finds Enter before it hands other keys on: what was typed just before may still wait in the box.
         self.query_one(FilterBox).call_later(self._choose)
 
     def _choose(self) -> None:
-        self.shelf_changed()
+        self.state_changed()
         match self.entry.subject if self.entry is not None else None:
             case LocalModel() as model if details.resumable(model):
                 self._open_repository(model.repo, model.quantization)
@@ -202,10 +202,10 @@ class ModelsScreen(ReadingScreen):
             self._open_repository(address.repo, address.quantization)
 
     def action_rescan(self) -> None:
-        self.look_again()
+        self.refresh_models()
 
     def action_close(self) -> None:
-        box, search = self.query_one("#filter", Input), self.shelf.search
+        box, search = self.query_one("#filter", Input), self.state.search
         if search is not None and search.running:
             self.leave_search()
         elif box.value:
@@ -221,7 +221,7 @@ class ModelsScreen(ReadingScreen):
     # What can be done with a model that is here
 
     def _marked_model(self, what: str) -> LocalModel | None:
-        """The marked model if it is on this machine; else says that `what` needs one."""
+        """Return the selected model if it is on this machine; else say that `what` needs one."""
         match self.entry.subject if self.entry is not None else None:
             case LocalModel() as model:
                 return model
@@ -244,7 +244,7 @@ class ModelsScreen(ReadingScreen):
             if self._new is not None:
                 self.query_one("#filter", Input).value = ""
                 self.query_one(ModelList).moved = False
-            self.look_again()
+            self.refresh_models()
 
     @work
     async def action_delete(self) -> None:
@@ -258,10 +258,10 @@ class ModelsScreen(ReadingScreen):
             elif await self._agreed(deletion):
                 freed = await asyncio.to_thread(delete, deletion)
                 self.notify(clean_line(f"Deleted {model.name}, freed {units.size(freed)}."), markup=False)
-                self.look_again()
+                self.refresh_models()
         except (CpuchatError, OSError) as error:
             self._warn(str(error))
-            self.look_again()
+            self.refresh_models()
 
     async def _agreed(self, deletion: Deletion) -> bool:
         question = details.deletion_question(deletion)
@@ -289,7 +289,7 @@ class ModelsScreen(ReadingScreen):
         if path is not None:
             self.dismiss(path)
         else:
-            self.look_again()
+            self.refresh_models()
 
 
 def _title(entry: Entry | None) -> str:

@@ -28,7 +28,7 @@ from cpuchat.tui.widgets.dismissable import Dismissable
 
 
 class OnOff(Checkbox):
-    """A switch that says its state in a word, not by a colour."""
+    """Checkbox that says its state as a word."""
 
     def __init__(self, value: bool, *, classes: str) -> None:
         super().__init__("on" if value else "off", value, compact=True, classes=classes)
@@ -43,10 +43,10 @@ class OnOff(Checkbox):
 
 
 class SettingRow(Horizontal):
-    """Label, widget, and beside it what it means or what is wrong with it."""
+    """Label, editor, and help or the problem beside it."""
 
     class Edited(Message):
-        """The content changed; ask the row for it."""
+        """The content changed."""
 
         def __init__(self, row: SettingRow) -> None:
             super().__init__()
@@ -85,12 +85,11 @@ class SettingRow(Horizontal):
 
     @property
     def content(self) -> Any:
-        """What the widget holds, unparsed."""
+        """Content of the editor, unparsed."""
         editor = self.editor
         return editor.text if isinstance(editor, TextArea) else editor.value  # type: ignore[attr-defined]
 
     def put(self, value: Any) -> None:
-        """Show another value."""
         editor, shown = self.editor, self.field.shown(value)
         if isinstance(editor, TextArea):
             editor.load_text(shown)
@@ -99,14 +98,14 @@ class SettingRow(Horizontal):
 
     @property
     def changed(self) -> bool:
-        """Differs from what is saved (also when it isn't acceptable)."""
+        """Differs from the saved value (also when not acceptable)."""
         try:
             return self.field.parse(self.content) != self._saved
         except ValueError:
             return True
 
     def check(self) -> str:
-        """Show and return what is wrong with the content; "" when nothing is."""
+        """Show and return the problem with the content, "" for none."""
         problem = ""
         try:
             self.field.parse(self.content)
@@ -174,7 +173,7 @@ class SettingsScreen(Dismissable[Settings | None]):
                 self._show_hint(row)
 
     def _show_hint(self, row: SettingRow) -> None:
-        """The whole line of help at the bottom: beside the field it may be cut."""
+        """Show the full help at the bottom: beside the field it may be cut."""
         hint = self.query_one("#hint", Static)
         hint.update(row.text_beside)
         hint.set_class(row.has_class("-invalid"), "-invalid")
@@ -186,13 +185,13 @@ class SettingsScreen(Dismissable[Settings | None]):
             self.app.theme = event.row.content
 
     def show_row(self, row: SettingRow) -> None:
-        """Go to its tab, and to its field."""
+        """Open its tab and focus it."""
         pane = next(node for node in row.ancestors if isinstance(node, TabPane))
         self.query_one(TabbedContent).active = pane.id or ""
         row.editor.focus()
 
     def action_tab(self, step: int) -> None:
-        """Go to the next or the previous tab, and to its first field."""
+        """Open the next or previous tab and focus its first field."""
         tabs = self.query_one(TabbedContent)
         names = [tab.lower() for tab in TABS]
         tabs.active = names[(names.index(tabs.active) + step) % len(names)]

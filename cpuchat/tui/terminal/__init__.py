@@ -1,1 +1,1 @@
-"""The terminal under the app: taken over, guarded against what the app writes, and given back whatever happens."""
+"""Owns the terminal: takes it over, filters what is written to it, and restores it whatever happens."""

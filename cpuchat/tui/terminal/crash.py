@@ -1,4 +1,4 @@
-"""What is kept of an error that nobody expected: its traceback in a log, and one plain sentence."""
+"""Records an unexpected error: a traceback in a log, and one sentence."""
 
 from __future__ import annotations
 

@@ -29,8 +29,6 @@ _WRITABLE_SECONDS = 0.5  # a terminal that takes nothing for so long gets no far
 
 
 class Job(Protocol):
-    """What the driver asks of the app that it serves."""
-
     signalled: int
 
     def worker_group(self) -> int | None: ...
@@ -39,7 +37,7 @@ class Job(Protocol):
 
 
 class _Output:
-    """The terminal to write to; once it is gone, what is written goes nowhere."""
+    """The terminal as a file; once it is gone, writes are dropped."""
 
     def __init__(self, file: TextIO, gone: Callable[[], None]) -> None:
         self._file = file
@@ -130,7 +128,7 @@ class Terminal(LinuxDriver):
             self._take_over()
 
     def _continued(self) -> None:
-        """After a SIGSTOP, which nobody sees coming: the shell has set the terminal up for itself meanwhile."""
+        """Take the terminal over again after a SIGSTOP: the shell has reconfigured it."""
         if self.active:
             self.suspend_application_mode()
             self._take_over()
@@ -155,7 +153,7 @@ class Terminal(LinuxDriver):
             self._lost()
 
     def _lost(self) -> None:
-        """On any thread: end the app as a SIGHUP would."""
+        """End the app as a SIGHUP would, from any thread."""
         if not self._lost_once:
             self._lost_once = True
             self._soon(lambda: self._job.end_by(signal.SIGHUP))
@@ -163,7 +161,7 @@ class Terminal(LinuxDriver):
     # The last resort
 
     def restore(self) -> None:
-        """Give the terminal back, from wherever this is called, without the driver's threads."""
+        """Restore the terminal without the driver's threads, from anywhere."""
         if not self.active:
             return
         self.active = False

@@ -14,7 +14,7 @@ from cpuchat.text import is_safe, replace_unsafe
 
 
 class Gate(LineFilter):
-    """Replaces what a terminal would act on by blanks of the same width: the row's layout stays as it is."""
+    """Replaces control characters by blanks of the same width, so that the layout stays."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         if all(map(_passes, segments)):

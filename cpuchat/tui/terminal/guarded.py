@@ -1,4 +1,4 @@
-"""An app that no exception and no signal ends with a traceback."""
+"""Base of apps that neither an exception nor a signal ends with a traceback."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ R = TypeVar("R")
 
 
 class GuardedApp(App[R], Generic[R]):
-    """Ends by itself after an exception that nobody caught, and after a signal; `launch.run` says what comes then.
+    """Ends itself after an uncaught exception or a signal; `launch.run` handles what follows.
 
-    `crash` is the first such exception, `signalled` the number of the first signal (0: none came).
+    `crash` is the first such exception, `signalled` the number of the first signal (0: none).
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class GuardedApp(App[R], Generic[R]):
             self.exit()
 
     def fail(self, error: BaseException) -> None:
-        """End because of `error`: Textual does so for handlers, timers, workers, compose, render and style sheets."""
+        """End because of `error`. Textual calls it for handlers, timers, workers, compose, render and style sheets."""
         self._return_code = 1
         if self.crash is None:
             self.crash = crash.record(error)
@@ -52,8 +52,7 @@ class GuardedApp(App[R], Generic[R]):
         self.fail(error)
 
     def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What a callback of the event loop raised ends the app, too. What a forgotten task raised is only written
-        down: nobody waits for that."""
+        """End the app after an error in a callback of the event loop; only log those of forgotten tasks."""
         error = context.get("exception")
         if error is not None and "handle" in context:
             self.fail(error)
@@ -61,7 +60,7 @@ class GuardedApp(App[R], Generic[R]):
             crash.record(error)
 
     def fail_from_thread(self, error: BaseException) -> None:
-        """The same for what ended a thread, from there."""
+        """Call `fail` from another thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self.fail, error)
@@ -75,17 +74,16 @@ class GuardedApp(App[R], Generic[R]):
         """Called before the process ends without its event loop; quick, and may raise."""
 
     def worker_group(self) -> int | None:
-        """A process group that stops and goes on with this one; None when there is none."""
+        """Process group to stop and continue with this one; None for none."""
         return None
 
     def action_suspend_process(self) -> None:
-        """Ctrl+Z, where a shell can take over."""
         suspend = getattr(self._driver, "suspend_job", None)
         if suspend is not None:
             suspend()
 
     def give_terminal_back(self) -> None:
-        """Whatever has happened to the driver before."""
+        """Restore the terminal, whatever has happened to the driver."""
         restore = getattr(self._driver, "restore", None)
         if restore is not None:
             restore()

@@ -1,4 +1,4 @@
-"""Shown in the place of an app that ended by an error: what happened, what is kept, and the way back."""
+"""Shown after an internal error: what happened, what is saved, and a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpuchat.tui.terminal.guarded import GuardedApp
 
 
 class LastResort(GuardedApp[bool]):
-    """Returns True to start again. An app of its own: nothing of what broke is needed to show it."""
+    """Returns True to restart. An app of its own, independent of what broke."""
 
     TITLE = "cpuchat"
     ENABLE_COMMAND_PALETTE = False
@@ -59,7 +59,7 @@ class LastResort(GuardedApp[bool]):
 
 
 def words(saved: bool) -> str:
-    """What became of the chat."""
+    """Say what happened to the chat."""
     if saved:
         return "Your chat is saved. Restart starts the worker again and reopens the chat."
     return "The last answer may be incomplete on disk. Restart reopens the chat as it was saved."

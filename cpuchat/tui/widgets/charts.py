@@ -15,7 +15,8 @@ TRACK = "─"
 
 
 def nice_max(value: float) -> float:
-    """The least of 1, 2, 5, 10, 20, 50 … (and tenths of them) not below `value`; 1 for nothing and for infinity."""
+    """Return the smallest of 1, 2, 5, 10, 20, 50 … (and tenths of them) not below `value`; 1 for nothing and for
+    infinity."""
     if not 1e-9 < value < 1e300:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -47,7 +48,7 @@ def bar(fraction: float, width: int, peak: float | None = None) -> list[tuple[st
 
 
 def rule(fraction: float, width: int) -> list[tuple[str, str]]:
-    """A bar as thin as a line, in steps of half a cell, for rows that stand close: (text, "fill" or "track")."""
+    """Draw a thin bar in steps of half a cell, as (text, "fill" or "track")."""
     fraction = min(1.0, max(0.0, fraction))
     full, half = divmod(int(fraction * width * 2), 2)
     filled = "━" * full + "╸" * half
@@ -55,7 +56,7 @@ def rule(fraction: float, width: int) -> list[tuple[str, str]]:
 
 
 def squeeze(values: Sequence[float], count: int) -> list[float]:
-    """At most `count` values: means of neighbours, the newest last."""
+    """Average neighbours to at most `count` values, the newest last."""
     size = len(values)
     if size <= count or count <= 0:
         return list(values)
@@ -64,7 +65,7 @@ def squeeze(values: Sequence[float], count: int) -> list[float]:
 
 
 def over_time(values: Sequence[float], capacity: int, dots: int) -> list[float]:
-    """Values for a chart whose `dots` columns stand for `capacity` samples; fewer samples fill their share of it."""
+    """Resample for a chart whose `dots` columns stand for `capacity` samples; fewer samples fill their share."""
     count = round(min(len(values), capacity) * dots / capacity) if values else 0
     if count <= len(values):
         return squeeze(values, max(count, min(1, len(values))))

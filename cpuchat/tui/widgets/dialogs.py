@@ -1,4 +1,4 @@
-"""Small dialogs: questions, and a line of text."""
+"""Dialogs: confirmation, choice, one line of text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cpuchat.tui.widgets.dismissable import Dismissable
 
 
 class ConfirmScreen(Dismissable[bool], ModalScreen[bool]):
-    """Ask before something that cannot be undone; the safe answer has the focus. Returns True for yes."""
+    """Ask before something irreversible; the safe answer has the focus. Returns True for yes."""
 
     CSS_PATH = "dialogs.tcss"
     AUTO_FOCUS = "#no"
@@ -59,7 +59,7 @@ class ConfirmScreen(Dismissable[bool], ModalScreen[bool]):
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer of a `ChoiceScreen`; `danger` marks what cannot be undone."""
+    """One answer of a `ChoiceScreen`; `danger` marks the irreversible."""
 
     id: str
     label: str
@@ -67,7 +67,7 @@ class Choice:
 
 
 class ChoiceScreen(Dismissable[str | None], ModalScreen[str | None]):
-    """A question with several answers, the safe one first; it has the focus. Returns the id of one, or None."""
+    """Ask a question with several answers, the safe one first and focused. Returns the id of one, or None."""
 
     CSS_PATH = "dialogs.tcss"
     AUTO_FOCUS = "Button"

@@ -35,7 +35,7 @@ class Dismissable(Screen[ScreenResultType]):
         return AwaitComplete.nothing()
 
     async def dismiss_when_on_top(self, result: ScreenResultType) -> None:
-        """Dismiss with a result that was waited for: a dialog that the user has opened meanwhile is closed first."""
+        """Dismiss with a result that was awaited; a dialog opened meanwhile is closed first."""
         while self.is_attached and not self.is_active:
             await asyncio.sleep(0.05)
         self.dismiss(result)

@@ -1,4 +1,4 @@
-"""One line about what is being downloaded, for the bottom of any screen."""
+"""One line about the downloads, at the bottom of screens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONG_NAME, _SHORTEST_BAR, _LONGEST_BAR = 32, 6, 40
 
 
 def chosen(downloads: Sequence[Download]) -> tuple[Download | None, int]:
-    """Which one the line is about, and how many more there are of its kind: one that runs, else one that failed."""
+    """Return the download to show, a running one else a failed one, and how many more there are of its kind."""
     running = [d for d in downloads if d.state in RUNNING]
     moving = [d for d in running if d.state != "queued"] or running
     about = moving or [d for d in downloads if d.state == "failed"]
@@ -29,8 +29,7 @@ def chosen(downloads: Sequence[Download]) -> tuple[Download | None, int]:
 
 
 class DownloadLine(Widget):
-    """Follows the downloads by itself. Takes a line only while something runs or has failed (else it has the
-    class `-idle`); counting never moves anything."""
+    """Follows the downloads. Hidden (class `-idle`) unless one runs or has failed; progress never causes a layout."""
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -45,7 +44,7 @@ class DownloadLine(Widget):
         & > .download--fill { color: $accent; }
         & > .download--track { color: $foreground 25%; }
         & > .download--figure { color: $foreground; }
-        & > .download--dim { color: $foreground 60%; }
+        & > .download--dim { color: $hint; }
         & > .download--failed { color: $limit; text-style: bold; }
         &:ansi > .download--track { color: ansi_default; text-style: dim; }
         &:ansi > .download--dim { color: ansi_default; text-style: dim; }
@@ -71,7 +70,7 @@ class DownloadLine(Widget):
 
     @property
     def text(self) -> str:
-        """What stands there now, without styles (for tests)."""
+        """Plain text of the line, for tests."""
         return self._line(self.size.width).plain
 
     def render(self) -> RenderResult:

@@ -1,8 +1,9 @@
-"""What is known about one thing: lines of a label and a text."""
+"""Details as lines of a label and a text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 from rich.table import Table
 from rich.text import Text
@@ -12,12 +13,13 @@ from textual.strip import Strip
 
 
 class Labelled(ScrollView, can_focus=False):
-    """Takes the room that it is given, and scrolls where that is too little: with the wheel, or by keys of its screen.
+    """Fills the room it is given, and scrolls with the wheel or by keys of its screen.
 
-    Other lines of the same number never cause a layout.
+    New lines never cause a layout.
     """
 
     ALLOW_SELECT = False
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"labelled--label"}
     DEFAULT_CSS = """
     Labelled {
         width: 100%;
@@ -27,6 +29,8 @@ class Labelled(ScrollView, can_focus=False):
         overflow-y: auto;
         scrollbar-size-vertical: 1;
         scrollbar-gutter: stable;
+        & > .labelled--label { color: $hint; }
+        &:ansi > .labelled--label { text-style: dim; }
     }
     """
 
@@ -36,7 +40,7 @@ class Labelled(ScrollView, can_focus=False):
         self._lines: list[Strip] = []
 
     def show(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Label and text, both cleaned; a long text goes on below itself."""
+        """Show labels and texts, both cleaned; long texts wrap."""
         now = tuple(rows)
         if [label for label, _ in now] != [label for label, _ in self._rows]:  # about something else
             self.scroll_home(animate=False)
@@ -55,7 +59,7 @@ class Labelled(ScrollView, can_focus=False):
         if not width:
             return
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        table.add_column(no_wrap=True, style="dim")
+        table.add_column(no_wrap=True, style=self.get_component_rich_style("labelled--label", partial=True))
         table.add_column(ratio=1, overflow="fold")
         for label, text in self._rows:
             table.add_row(Text(label), Text(text))

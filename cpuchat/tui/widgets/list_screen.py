@@ -1,5 +1,4 @@
-"""Screens with a list and what is known of the marked line: beside each other where there is room, else one above the
-other."""
+"""Bases of screens with a list and details of the selected line."""
 
 from __future__ import annotations
 

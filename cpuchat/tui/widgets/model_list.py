@@ -1,4 +1,4 @@
-"""The list of models: one line each, drawn by hand, so that a verdict that fills in never causes a layout."""
+"""The list of models, drawn by hand, one line each: figures that fill in never cause a layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_NAME = 16
 
 
 class ModelList(ScrollView, can_focus=False):
-    """Moves under the keys of its screen: the box to type in keeps the focus."""
+    """Moves under the keys of its screen: the text box keeps the focus."""
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -33,9 +33,9 @@ class ModelList(ScrollView, can_focus=False):
         scrollbar-size-vertical: 1;
         scrollbar-gutter: stable;
         & > .models--marked { color: $block-cursor-foreground; background: $block-cursor-background; }
-        & > .models--dim { color: $foreground 60%; }
+        & > .models--dim { color: $hint; }
         & > .models--strong { text-style: bold; }
-        & > .models--heading { color: $foreground 60%; }
+        & > .models--heading { color: $heading; }
         & > .models--rule { color: $foreground 20%; }
         &:ansi > .models--dim, &:ansi > .models--heading, &:ansi > .models--rule {
             color: ansi_default;
@@ -45,10 +45,10 @@ class ModelList(ScrollView, can_focus=False):
     """
 
     class Marked(Message):
-        """Another line is marked, or the list changed under the mark."""
+        """Another line is selected, or the list changed under the selection."""
 
     class Chosen(Message):
-        """The marked line was clicked."""
+        """The selected line was clicked."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -63,11 +63,11 @@ class ModelList(ScrollView, can_focus=False):
 
     @property
     def marked(self) -> str:
-        """Key of the marked line; "" when there is none."""
+        """Key of the selected line, "" for none."""
         return self._rows[self._at].key if self._at is not None else ""
 
     def show(self, rows: Sequence[ListRow], mark: str = "") -> None:
-        """List these; the mark goes to the key `mark` if it is among them, else to the first line that can have it."""
+        """List these; selects the key `mark` if it is among them, else the first line."""
         before, self._rows, was_at = self._rows, tuple(rows), self._at
         places = [number for number, row in enumerate(rows) if row.key]
         self._at = next((number for number in places if rows[number].key == mark), places[0] if places else None)
@@ -83,18 +83,18 @@ class ModelList(ScrollView, can_focus=False):
         self.post_message(self.Marked())
 
     def move(self, lines: int) -> None:
-        """Mark the line so many further down (up when negative) among those that can be marked."""
+        """Move the selection by so many lines."""
         places = [number for number, row in enumerate(self._rows) if row.key]
         if places and self._at is not None:
             wanted = places.index(self._at) + lines
             self._set_mark(places[max(0, min(len(places) - 1, wanted))])
 
     def page(self, pages: int) -> None:
-        """Mark the line so many pages further down (up when negative)."""
+        """Move the selection by so many pages."""
         self.move(pages * max(self.scrollable_content_region.height - 1, 1))
 
     def mark(self, key: str) -> None:
-        """Mark the line of that key, if it is listed."""
+        """Select the line of that key, if it is listed."""
         at = next((number for number, row in enumerate(self._rows) if row.key == key), None)
         if key and at is not None:
             self._set_mark(at)
@@ -140,7 +140,7 @@ class ModelList(ScrollView, can_focus=False):
         return Strip([s for s in segments if s.text != "\n"]).adjust_cell_length(width, style)
 
     def _text(self, row: ListRow, width: int) -> Text:
-        """`● name   Q8_0   1.6 GB  here   31 tok/s`, the name taking what the columns leave."""
+        """Render `● name   Q8_0   1.6 GB  fits   31 tok/s`, the name in the room that the columns leave."""
         dim, strong, heading, rules = (
             self.get_component_rich_style(f"models--{part}") for part in ("dim", "strong", "heading", "rule")
         )

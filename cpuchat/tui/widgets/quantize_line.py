@@ -1,4 +1,4 @@
-"""One line about the model that is being made, for the bottom of any screen."""
+"""One line about the quantizing job, at the bottom of screens."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ _FIGURES, _SHORT_NAME = 56, 12  # cells
 
 
 class QuantizeLine(Widget):
-    """Follows the work by itself. Takes a line only while something is made (else it has the class
-    `-idle`); counting never moves anything."""
+    """Follows the job. Hidden (class `-idle`) without one; progress never causes a layout."""
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {"quantize--fill", "quantize--track", "quantize--dim"}
@@ -35,7 +34,7 @@ class QuantizeLine(Widget):
         &.-idle { display: none; }
         & > .quantize--fill { color: $accent; }
         & > .quantize--track { color: $foreground 25%; }
-        & > .quantize--dim { color: $foreground 60%; }
+        & > .quantize--dim { color: $hint; }
         &:ansi > .quantize--track { color: ansi_default; text-style: dim; }
         &:ansi > .quantize--dim { color: ansi_default; text-style: dim; }
     }
@@ -70,7 +69,7 @@ class QuantizeLine(Widget):
 
 
 def working(progress: QuantizeProgress | None, width: int) -> list[tuple[str, str]]:
-    """The line while it works, as (text, part of the bar or ""); every figure keeps its width."""
+    """Format the progress as (text, part of the bar or ""); every figure keeps its width."""
     if progress is None:
         return [("Checking disk space and source…", "dim")]
     share = min(progress.bytes_out / max(progress.total_out, 1), 1.0)

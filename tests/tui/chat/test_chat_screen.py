@@ -23,6 +23,7 @@ from cpuchat.protocol import (
 from cpuchat.timings import Timings
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
+from cpuchat.tui.chat.welcome import QUESTIONS
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
@@ -127,7 +128,7 @@ async def test_other_chats_are_read_while_a_model_loads() -> None:
         await app.send("Queued here", wait=False)
         app.chat.open_chat(toml.id)  # what is queued stays with its chat
         await app.until(lambda: [m.content for m in app.transcript.messages] == ["About TOML schema"])
-        assert app.prompt.text == "" and any("is not sent" in notice for notice in app.notices)
+        assert app.prompt.text == "" and any("not sent" in notice for notice in app.notices)
         await app.press("f4")  # a message can be edited meanwhile, and be sent when the model is there
         await app.press("?", "enter")
         assert not backend.requests
@@ -315,7 +316,7 @@ async def test_again_without_a_message_says_so() -> None:
     async with running() as app:
         await app.ready()
         await app.press("ctrl+r")
-        assert any("nothing to answer yet" in notice for notice in app.notices)
+        assert any("Nothing to regenerate yet" in notice for notice in app.notices)
 
 
 async def test_editing_my_last_message_replaces_it_and_what_followed() -> None:
@@ -409,7 +410,7 @@ async def test_copying_an_answer_and_its_code_blocks() -> None:
     async with running(ScriptedBackend([answer(LONG)])) as app:
         await app.ready()
         await app.press("f5")
-        assert any("no answer" in notice for notice in app.notices)
+        assert any("No answer" in notice for notice in app.notices)
         await app.send("Explain")
         await app.press("f5")
         assert app.app.clipboard.strip() == LONG.strip()
@@ -576,3 +577,20 @@ async def test_a_chat_that_another_window_changed_is_loaded_again_and_the_text_s
         await app.press("enter")
         await app.until(lambda: app.stored()[-1] == ("assistant", "Hello there."))
         assert [content for _, content in app.stored()] == [*shown[:3], "More", "Hello there."]
+
+
+async def test_an_empty_chat_offers_questions_by_number() -> None:
+    async with running() as app:
+        await app.ready()
+        assert all(question in app.screen_text for question in QUESTIONS)
+        await app.until(lambda: "a 4B model runs at about 15 tok/s here" in app.screen_text)
+        await app.press("2")
+        assert app.prompt.text == QUESTIONS[1]
+        await app.press("x")  # the digit was meant
+        assert app.prompt.text == "2x"
+        await app.press("backspace", "backspace", "3", "enter")
+        await app.until(lambda: len(app.conversation.messages) == 2 and not app.chat.busy)
+        assert app.conversation.messages[0].content == QUESTIONS[2]
+        assert QUESTIONS[0] not in app.screen_text
+        await app.press("4")
+        assert app.prompt.text == "4"

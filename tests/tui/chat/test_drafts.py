@@ -50,7 +50,7 @@ async def test_the_status_line_names_the_draft_model_as_far_as_there_is_room() -
         await app.ready()
         assert "draft 0.5B Q8_0 · adaptive depth · 8 threads" in app.status
         await app.send("Why?")
-        assert "draft 0.5B Q8_0 · depth  7 (adaptive) · 8 threads" in app.status
+        assert "draft 0.5B Q8_0 · depth 7 (adaptive) · 8 threads" in app.status
         await app.pilot.resize_terminal(80, 24)
         await app.until(lambda: app.chat.query_one(StatusLine).size.width == 80)
         assert "draft 0.5B Q8_0 · 8 threads" in app.status
@@ -163,7 +163,7 @@ async def test_marks_are_told_when_there_is_nothing_to_mark_yet() -> None:
     async with running(drafting_backend()) as app:
         await app.ready()
         await app.press("ctrl+t")
-        assert any("from now on" in notice for notice in app.notices)
+        assert any("New answers" in notice for notice in app.notices)
 
 
 @pytest.fixture

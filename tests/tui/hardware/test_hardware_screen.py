@@ -1,4 +1,4 @@
-"""The hardware screen: pictures of many machines, and trying layouts on a scripted and on a real worker."""
+"""The hardware screen: pictures of many machines, and trying placements on a scripted and on a real worker."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.library.library import Library
 from cpuchat.protocol import LoadProgress, ModelLoaded
 from cpuchat.telemetry.machine import Bandwidth, MachineSample
-from cpuchat.tui.hardware.layouts import LayoutList
 from cpuchat.tui.hardware.picture import MachinePicture
+from cpuchat.tui.hardware.placements import PlacementList
 from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.machine_watch import MachineWatch
 from tests.hardware.trees import make_tree
@@ -57,7 +57,7 @@ async def opened(app: RunningApp, reader: FixtureReader | None = None) -> Hardwa
 
 
 def said(screen: HardwareScreen) -> str:
-    """What the pane of layouts tells at its lower edge."""
+    """What the pane of placements says at its lower edge."""
     return str(screen.query_one("#about").render())
 
 
@@ -104,8 +104,13 @@ def test_traffic_by_l3_group_stands_behind_its_cores(tmp_path: Path) -> None:
     assert levels.replace(" ", "") == "█▁▅▁▁▁▁▁"
 
 
-@pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "120x40"])
-@pytest.mark.parametrize("name", ["epyc-9354", "epyc-9654", "epyc-9754", "2x-epyc-7543", "hybrid-desktop", "vm"])
+MACHINES = ["epyc-9354", "epyc-9654", "epyc-9754", "2x-epyc-7543", "hybrid-desktop", "vm"]
+
+
+PICTURES = [*((name, WIDE) for name in MACHINES), ("2x-epyc-7543", SMALL), ("vm", SMALL)]
+
+
+@pytest.mark.parametrize(("name", "size"), PICTURES)
 async def test_snapshots(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
     root = make_tree(tmp_path, name)
     topology = read_topology(root)
@@ -139,7 +144,7 @@ async def test_this_machine_is_shown() -> None:
         await app.until(lambda: app.app.screen is app.chat)
 
 
-async def test_marking_a_layout_previews_it(tmp_path: Path) -> None:
+async def test_marking_a_placement_previews_it(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "epyc-9354")
     async with running(backend_on(root)) as app:
         screen = await opened(app, FixtureReader(root, known=True))
@@ -178,7 +183,7 @@ async def test_words_are_checked_where_they_are_typed(tmp_path: Path) -> None:
             await app.press("enter")
             assert not screen.working
             await app.press("escape")
-            assert isinstance(screen.focused, LayoutList)
+            assert isinstance(screen.focused, PlacementList)
             assert "!" not in str(screen.query_one("#problem").render())
         await type_into(app, screen, "cores", "l3:0-3")
         assert picture(screen).count("▣") == 17
@@ -198,7 +203,7 @@ async def test_enter_does_not_overtake_the_words_typed_before_it(tmp_path: Path)
         assert [spec.cores for spec in backend.specs] == ["auto", "l3:0"]
 
 
-async def test_rows_of_layouts_end_in_one_column(tmp_path: Path) -> None:
+async def test_rows_of_placements_end_in_one_column(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "2x-epyc-7543")
     async with running(backend_on(root)) as app:
         await opened(app, FixtureReader(root, known=True))
@@ -207,7 +212,7 @@ async def test_rows_of_layouts_end_in_one_column(tmp_path: Path) -> None:
         assert len({line.index("tok/s") for line in rows}) == 1
 
 
-async def test_a_layout_is_tried_kept_and_taken_back(tmp_path: Path) -> None:
+async def test_a_placement_is_tried_kept_and_taken_back(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "epyc-9354")
     backend = backend_on(root, (12.0, 15.0))
     async with running(backend) as app:
@@ -246,7 +251,7 @@ async def test_what_is_no_faster_is_not_kept_unless_asked_for(tmp_path: Path, ra
         assert backend.specs[-1].draft_cores == "l3:7"
 
 
-async def test_escape_while_the_new_layout_is_measured_goes_back(tmp_path: Path) -> None:
+async def test_escape_while_the_new_placement_is_measured_goes_back(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "epyc-9354")
     backend = backend_on(root, (12.0,))
     gate = Gate()
@@ -338,9 +343,9 @@ async def test_nothing_runs_beside_an_answer(tmp_path: Path) -> None:
         app.app.push_screen(HardwareScreen(app.app.services, FixtureReader(root)))
         await app.until(lambda: isinstance(app.app.screen, HardwareScreen) and app.app.screen.facts is not None)
         await app.press("m")
-        assert any("bandwidth can be measured when the answer is done" in notice for notice in app.notices)
+        assert any("measure the read bandwidth when the answer is done" in notice for notice in app.notices)
         await app.press("down", "down", "enter")
-        assert any("layout can be changed when the answer is done" in notice for notice in app.notices)
+        assert any("change the placement when the answer is done" in notice for notice in app.notices)
         assert len(backend.loads) == 1
         gate.open()
         await app.until(lambda: not app.chat.busy)

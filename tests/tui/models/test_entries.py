@@ -14,13 +14,13 @@ from cpuchat.models.library.model import LocalModel
 from cpuchat.models.prediction import estimate
 from cpuchat.models.shortlist import ranked
 from cpuchat.tui.models import details, lines
-from cpuchat.tui.models.details import Look
-from cpuchat.tui.models.entries import HubSearch, Section, Shelf, TypedFile, typed_path
+from cpuchat.tui.models.details import ModelDetails
+from cpuchat.tui.models.entries import HubSearch, ModelListState, Section, TypedFile, typed_path
 from tests.support.downloads import download, model
 from tests.support.shelf import CATALOG, LOCAL, MACHINE, shelf_reader
 
 OUTLOOKS = {model.id: estimate(model.size, MACHINE, active=model.active_share) for model in CATALOG.models}
-FULL = Shelf(local=tuple(LOCAL), catalog=ranked(CATALOG.models, OUTLOOKS))
+FULL = ModelListState(local=tuple(LOCAL), catalog=ranked(CATALOG.models, OUTLOOKS))
 
 
 def keys(sections: list[Section]) -> list[str]:
@@ -68,16 +68,16 @@ def test_a_file_of_another_publisher_is_known_as_the_catalogs_model_in_its_quant
 
 
 def test_finished_downloads_are_left_to_the_library() -> None:
-    assert keys(Shelf(downloads=(arriving(),)).sections("")) == ["download Qwen2.5-7B-Instruct-Q5_K_M"]
-    assert keys(Shelf(downloads=(arriving("done"),)).sections("")) == []
+    assert keys(ModelListState(downloads=(arriving(),)).sections("")) == ["download Qwen2.5-7B-Instruct-Q5_K_M"]
+    assert keys(ModelListState(downloads=(arriving("done"),)).sections("")) == []
 
 
 def test_the_part_of_a_download_that_is_listed_is_not_listed_twice() -> None:
     one = arriving("paused")
     part = Path("/hub/models--a--b/blobs") / f"{one.model.files[0].etag}.incomplete"
     left = LocalModel(path=part, name="a/b", source="huggingface", repo="a/b", unfinished=0.6, damaged="Not finished.")
-    assert keys(Shelf(local=(left,)).sections("")) == [f"local {part}"]
-    assert keys(Shelf(local=(left,), downloads=(one,)).sections("")) == [f"download {one.id}"]
+    assert keys(ModelListState(local=(left,)).sections("")) == [f"local {part}"]
+    assert keys(ModelListState(local=(left,), downloads=(one,)).sections("")) == [f"download {one.id}"]
 
 
 def test_every_word_must_occur_in_any_order() -> None:
@@ -122,7 +122,7 @@ def test_models_of_one_name_are_told_apart_by_their_files() -> None:
         for stem in ("tuned-a", "tuned-b")
     )
     third = msgspec.structs.replace(one, path=Path("/m/small.gguf"), quantization="Q4_0")
-    shelf = Shelf(local=(one, other, third))
+    shelf = ModelListState(local=(one, other, third))
     shown = lines.rows(shelf.sections(""), shelf.local or (), {}, None)
     assert [row.name for row in shown if row.key] == ["tuned-a", "tuned-b", "tuned"]
     narrowed = lines.rows(shelf.sections("tuned-b"), shelf.local or (), {}, None)
@@ -131,7 +131,7 @@ def test_models_of_one_name_are_told_apart_by_their_files() -> None:
 
 def test_texts_of_others_are_cleaned_for_the_pane() -> None:
     evil = FoundRepository(id="a/b", architecture="ll\x1b[31mama", updated="2025\n\x07")
-    texts = " ".join(text for _, text in details.rows(evil, Look(), None, None))
+    texts = " ".join(text for _, text in details.rows(evil, ModelDetails(), None, None))
     assert "\x1b" not in texts and "\x07" not in texts and "\n" not in texts and "ll␛[31mama" in texts
 
 
@@ -165,6 +165,6 @@ def test_a_tilde_is_the_home_folder() -> None:
      ("~", "a folder, not a file")],
 )  # fmt: skip
 def test_a_typed_path_that_cannot_be_opened_says_why(text: str, problem: str) -> None:
-    (section,) = Shelf().sections(text)
+    (section,) = ModelListState().sections(text)
     assert isinstance(file := section.entries[0].subject, TypedFile)
     assert file.problem == problem

@@ -79,7 +79,7 @@ async def opened_shelf(app: RunningApp, tmp_path: Path) -> ModelsScreen:
 async def settled(app: RunningApp) -> ModelsScreen:
     screen = app.app.screen
     assert isinstance(screen, ModelsScreen)
-    await app.until(lambda: screen.shelf.local is not None and screen.outlooks)
+    await app.until(lambda: screen.state.local is not None and screen.predictions)
     await looked(app, screen)
     return screen
 
@@ -91,7 +91,7 @@ async def looked(app: RunningApp, screen: ModelsScreen) -> None:
         entry = screen.entry
         if entry is None or not isinstance(entry.subject, LocalModel):
             return entry is not None
-        return bool(entry.subject.damaged) or entry.key in screen.looks
+        return bool(entry.subject.damaged) or entry.key in screen.details
 
     await app.until(known)
 
@@ -335,7 +335,7 @@ async def test_nothing_here_and_enter_searches_the_hub(hub_server: HubServer) ->
     async with running() as app:
         screen = await opened(app)
         await app.press(*"zzz-unheard-of", "enter")
-        await app.until(lambda: screen.shelf.search is not None and not screen.shelf.search.running)
+        await app.until(lambda: screen.state.search is not None and not screen.state.search.running)
         assert "no matches for “zzz-unheard-of”" in app.screen_text
 
 
@@ -344,8 +344,8 @@ async def test_without_a_connection_it_says_so_in_place(hub_server: HubServer, m
     async with running() as app:
         screen = await opened(app)
         await app.press(*"zzz", "ctrl+s")
-        await app.until(lambda: screen.shelf.search is not None and screen.shelf.search.problem)
-        search = screen.shelf.search
+        await app.until(lambda: screen.state.search is not None and screen.state.search.problem)
+        search = screen.state.search
         assert search is not None and "ffline" in search.problem and search.hint
         await app.until(lambda: marked(app) == "search" and "what to do" in about(app))
         assert not hub_server.requests
@@ -359,7 +359,7 @@ async def test_escape_leaves_a_search_that_takes_long(hub_server: HubServer) -> 
         await app.press(*"zzz", "ctrl+s")
         await app.until(lambda: "searching for “zzz”" in app.screen_text)
         await app.press("escape")
-        assert screen.shelf.search is None
+        assert screen.state.search is None
         assert not [worker for worker in app.app.workers if worker.group == "search" and worker.is_running]
         assert list_of(app).rows[-1].name == "search Hugging Face for “zzz”"
         gate.open()
@@ -490,7 +490,7 @@ async def test_a_model_that_was_made_is_listed_and_marked(tmp_path: Path) -> Non
         await app.press(*"llama-f16")
         await app.until(lambda: source.name in marked(app))
         await app.press("f5")
-        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen) and "Q4_K_M" in app.app.screen._prospects)
+        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen) and "Q4_K_M" in app.app.screen._predictions)
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
         await app.until(lambda: "llama-Q4_K_M.gguf" in marked(app))
@@ -524,10 +524,10 @@ async def test_snapshot_of_what_is_not_here(tmp_path: Path) -> None:
         screen.query_one("#filter", Input).cursor_blink = False
         await type_in(app, "qwen2.5 7b")
         await app.until(lambda: marked(app) == "catalog qwen2.5-7b")
-        screen.shelf = screen.shelf.__class__(
-            screen.shelf.local, catalog=screen.shelf.catalog,
+        screen.state = screen.state.__class__(
+            screen.state.local, catalog=screen.state.catalog,
             search=HubSearch("qwen2.5 7b", problem="Hugging Face cannot be reached.", hint="Check the connection."),
         )  # fmt: skip
-        screen.shelf_changed()
+        screen.state_changed()
         await app.pilot.pause()
         snapshot(app.app, "models-catalog-light-80x24")

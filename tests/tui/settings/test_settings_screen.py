@@ -9,7 +9,7 @@ from cpuchat.settings import Settings
 from cpuchat.tui.fields import HIDDEN, TABS, Field, current, field, fields
 from cpuchat.tui.settings.screen import SettingRow, SettingsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
-from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.snapshots import snapshot
 
 
@@ -145,9 +145,8 @@ async def test_the_theme_is_previewed_and_given_back() -> None:
         assert app.app.theme == "cpuchat"
 
 
-@pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])
-async def test_snapshots(name: str, size: tuple[int, int]) -> None:
-    async with running(size=size) as app:
+async def test_snapshots() -> None:
+    async with running(size=SMALL) as app:
         screen = await opened(app)
         screen.query_one("#form").border_subtitle = "config.toml"
         for field in screen.query(Input):
@@ -155,7 +154,7 @@ async def test_snapshots(name: str, size: tuple[int, int]) -> None:
         screen.show_row(row(screen, "sampling.top_k"))
         row(screen, "sampling.top_k").put("many")
         await app.pilot.pause()
-        snapshot(app.app, f"settings-{name}")
+        snapshot(app.app, "settings-80x24")
 
 
 async def test_what_others_changed_while_the_form_was_open_stays() -> None:

@@ -1,4 +1,4 @@
-"""The list of downloads: two lines each, the second one a bar. Counting redraws, and never moves anything."""
+"""The list of downloads: two lines each, the second one a bar."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EMPTY = "No downloads. Ctrl+O in the chat finds models."
 
 
 class DownloadList(OptionList):
-    """Up and down mark one; what the keys do with it is the screen's."""
+    """Up and down select; the keys act on the selection in the screen."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "downloads--fill",
@@ -29,9 +29,10 @@ class DownloadList(OptionList):
     DEFAULT_CSS = """
     DownloadList {
         scrollbar-gutter: stable;
+        & > .option-list--option-disabled { color: $hint; }
         & > .downloads--fill { color: $accent; }
         & > .downloads--track { color: $foreground 25%; }
-        & > .downloads--dim { color: $foreground 60%; }
+        & > .downloads--dim { color: $hint; }
         & > .downloads--failed { color: $limit; text-style: bold; }
         &:ansi > .downloads--track { color: ansi_default; text-style: dim; }
         &:ansi > .downloads--dim { color: ansi_default; text-style: dim; }
@@ -44,12 +45,11 @@ class DownloadList(OptionList):
 
     @property
     def marked(self) -> Download | None:
-        """The one under the cursor."""
         index = self.highlighted
         return self._downloads[index] if index is not None and index < len(self._downloads) else None
 
     def show(self, downloads: Sequence[Download]) -> None:
-        """List these; the mark stays on the same one, or goes to its neighbour when that is gone."""
+        """List these; the selection stays, or goes to the neighbour of one that is gone."""
         before, self._downloads = self._downloads, tuple(downloads)
         if before and [d.id for d in before] == [d.id for d in self._downloads]:
             for index, (old, new) in enumerate(zip(before, self._downloads, strict=True)):
@@ -60,7 +60,7 @@ class DownloadList(OptionList):
         place = self.highlighted or 0
         self.clear_options()
         if not self._downloads:
-            self.add_option(Option(Text(_EMPTY, style="dim italic"), disabled=True))
+            self.add_option(Option(Text(_EMPTY, style="italic"), disabled=True))
             return
         self.add_options([Option(self._lines_of(download)) for download in self._downloads])
         ids = [download.id for download in self._downloads]

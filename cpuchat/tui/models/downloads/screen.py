@@ -1,4 +1,4 @@
-"""All downloads: how far they are, pause, go on, try again, cancel, load what has come."""
+"""All downloads: progress, pause, resume, retry, cancel, load."""
 
 from __future__ import annotations
 

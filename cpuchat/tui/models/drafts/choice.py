@@ -1,4 +1,4 @@
-"""Choosing the draft model for good: at once for one that is here, after its download for the others."""
+"""Sets the draft model: at once for one on this machine, else after its download."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def use(services: Services, wanted: str) -> None:
 
 
 async def use_when_here(app: App[Any], services: Services, download: Download, target: Path) -> None:
-    """Wait for `download`, through pauses and new tries, then use it, and load `target` again if that is still the
-    model and nothing is written."""
+    """Wait for `download`, through pauses and retries, then use it, and reload `target` if that is still the model and
+    nothing runs."""
     done = await services.downloading.arrival(download.id)
     if done is None:
         return  # the user has taken it off the list

@@ -1,4 +1,4 @@
-"""What the screen of draft models reads: headers, measurements, the hub. Every method takes its time."""
+"""Reads headers, measurements and the hub for the screen of draft models. Blocks: call it in threads."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftReader:
-    """For the loaded model. `acceptance` was measured with the draft model that is loaded beside it, None if it was
-    not."""
+    """For the loaded model. `acceptance` was measured with its draft model, None if it was not."""
 
     models: ModelsReader
     loaded: ModelInfo
@@ -33,7 +32,7 @@ class DraftReader:
 
     @classmethod
     def of(cls, services: Services) -> DraftReader:
-        """For the loaded model (there must be one), with the acceptance of its last answer."""
+        """Create one for the loaded model (there must be one), with the acceptance of its last answer."""
         conversation = services.conversation
         assert conversation.model is not None
         timings = next((m.timings for m in reversed(conversation.messages) if m.timings is not None), None)
@@ -42,7 +41,7 @@ class DraftReader:
         return cls(models, conversation.model, lambda: services.hub, acceptance)
 
     def candidates(self) -> tuple[GGUFHeader, list[Candidate]]:
-        """The target's header, and who may draft for it, unchecked.
+        """Return the target's header and the candidates, unchecked.
 
         Raises:
             ModelNotFound, ModelDamaged: the file of the loaded model is gone or has changed.
@@ -60,15 +59,15 @@ class DraftReader:
         return target, found
 
     def is_loaded(self, name: str, quantization: str) -> bool:
-        """Whether that is the draft model beside the target."""
+        """Whether it is the loaded draft model."""
         return bool(name) and (name, quantization) == (self.loaded.draft, self.loaded.draft_quantization)
 
     def check(self, candidate: Candidate, target: GGUFHeader) -> Candidate:
-        """With its verdict, or why there is none; one on the hub is asked for its header."""
+        """Return it with its verdict, or why there is none; one on the hub is asked for its header."""
         return check(candidate, target, hub=self.hub())
 
     def to_download(self, candidate: Candidate) -> tuple[Repository, RepoModel]:
-        """Where its file is. Raises HubError and its kinds."""
+        """Find its file. Raises HubError and its kinds."""
         from cpuchat.models.hub.choice import choose
 
         repository = self.hub().repository(candidate.repo)

@@ -1,4 +1,4 @@
-"""Which models can draft for the loaded one, and what each would gain; Enter takes one, and fetches it if need be."""
+"""Draft models for the loaded model and their predicted speed-up; Enter uses one, and downloads it first if needed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from cpuchat.tui.widgets.model_list import ModelList
 
 
 class DraftModelsScreen(ListScreen[Path | None]):
-    """Returns the file of the loaded model when it is to be loaded again, else None. Shows the rows first; the verdicts
-    fill in one by one."""
+    """Returns the loaded model's file if it has to be loaded again, else None. Verdicts fill in one by one."""
 
     CSS_PATH = "draft_models.tcss"
     AUTO_FOCUS = ""
@@ -130,7 +129,7 @@ class DraftModelsScreen(ListScreen[Path | None]):
 
     @work(exclusive=True, group="fetch")
     async def _fetch(self, candidate: Candidate) -> None:
-        """Begin its download. The app sees to the rest: this screen may be left."""
+        """Start its download. The app does the rest: this screen may be closed."""
         try:
             repository, model = await run_in_daemon_thread(lambda: self._reader.to_download(candidate))
             download = self._services.downloading.start(repository.id, repository.revision, model, repository.newest_at)

@@ -1,4 +1,4 @@
-"""What the repository screen asks the hub, the disk and the machine; everything here takes its time."""
+"""Reads the hub, the disk and the machine for the repository screen. Blocks: call it in threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RepositoryReader:
-    """For one repository. `loaded` is the model whose place another one would take."""
+    """For one repository. `loaded` is the model that another one would replace."""
 
     repo: str
     hub: Callable[[], Hub]
@@ -35,7 +35,7 @@ class RepositoryReader:
     loaded: ModelInfo | None = None
 
     def read(self) -> RepositoryState:
-        """What the hub lists, what of it is here, and the machine that it is judged for.
+        """Read what the hub lists, what of it is on this machine, and the machine.
 
         Raises:
             HubError: or one of its kinds.
@@ -49,7 +49,7 @@ class RepositoryReader:
 
     @staticmethod
     def arrived(repository: Repository) -> dict[str, int]:
-        """Bytes of each model that earlier downloads left in the cache, by `key_of`; quick."""
+        """Return bytes of each model that earlier downloads left in the cache, by `key_of`; quick."""
         from cpuchat.models.downloads.hf_cache import bytes_here
 
         found: dict[str, int] = {}
@@ -59,7 +59,7 @@ class RepositoryReader:
         return found
 
     def _here(self) -> dict[str, Path]:
-        """Sound files of the repository on this machine: path in the repository, path here."""
+        """Return intact files of the repository on this machine: path in the repository, path here."""
         found: dict[str, Path] = {}
         for model in self.library.local_models():
             if model.repo.lower() == self.repo.lower() and (not model.damaged or model.kind == "head"):
@@ -70,11 +70,11 @@ class RepositoryReader:
         return found
 
     def header(self, repository: Repository, model: RepoModel) -> GGUFHeader:
-        """By range, kept for the next time. Raises HubError and its kinds, ModelDamaged."""
+        """Read it by range request, cached. Raises HubError and its kinds, ModelDamaged."""
         return self.hub().header(repository, model)
 
     def findings(self, state: RepositoryState, model: RepoModel) -> Findings:
-        """From the header of `model`: its own outlook, and those of its other quantizations, with the draft model.
+        """From the header of `model`: its own prediction, and those of its other quantizations, with the draft model.
 
         Raises:
             HubError, ModelDamaged: as `header`.

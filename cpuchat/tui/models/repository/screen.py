@@ -1,4 +1,4 @@
-"""One repository of the hub: its models with size, fit and expected speed, to download or load one."""
+"""One repository: its models with size, fit and predicted speed, to download or load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.message import Message
 from textual.widgets import Footer
 
 from cpuchat.errors import AccessDenied, CpuchatError
@@ -23,7 +22,7 @@ from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.models.choice import choose
 from cpuchat.tui.models.repository.reader import RepositoryReader
-from cpuchat.tui.models.repository.state import Findings, RepositoryState
+from cpuchat.tui.models.repository.state import RepositoryState
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
@@ -44,24 +43,8 @@ class RepositoryScreen(ListScreen[Path | None]):
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("repository")
     KEYS: ClassVar = "repository"
 
-    class Asked(Message):
-        """What the hub answered, or why it did not."""
-
-        def __init__(self, answer: RepositoryState | CpuchatError) -> None:
-            super().__init__()
-            self.answer = answer
-
-    class Judged(Message):
-        """The header of a model of `state` was read, or could not be."""
-
-        def __init__(self, state: RepositoryState, model: RepoModel, found: Findings | CpuchatError) -> None:
-            super().__init__()
-            self.state = state
-            self.model = model
-            self.found = found
-
     def __init__(self, services: Services, repo: str, *, quantization: str = "") -> None:
-        """`quantization`: the one to mark first."""
+        """`quantization`: the one to select first."""
         super().__init__()
         self._services = services
         self._repo = repo
@@ -90,7 +73,7 @@ class RepositoryScreen(ListScreen[Path | None]):
             self._repo, lambda: services.hub, services.library, services.settings, services.conversation.model
         )
         self._services.downloading.changed.subscribe(self, lambda _: self._show())
-        self._ask(self._reader)
+        self._ask()
         self._show()
 
     def on_screen_resume(self) -> None:
@@ -101,45 +84,33 @@ class RepositoryScreen(ListScreen[Path | None]):
     # Asking the hub
 
     @work(exclusive=True, group="ask")
-    async def _ask(self, reader: RepositoryReader) -> None:
+    async def _ask(self) -> None:
         try:
-            self.post_message(self.Asked(await run_in_daemon_thread(reader.read)))
+            self._state = await run_in_daemon_thread(self._reader.read)
         except CpuchatError as error:
-            self.post_message(self.Asked(error))
-
-    @on(Asked)
-    def _answered(self, event: Asked) -> None:
-        if isinstance(event.answer, CpuchatError):
-            self._problem = event.answer
+            self._problem = error
             self._show()
-            return
-        self._problem, self._state = None, event.answer
-        self.query_one("#list").border_subtitle = Content(repository.heading(event.answer.repository))
-        self._show(mark=self._marked_key or event.answer.first_mark(self._quantization))
+        else:
+            self.query_one("#list").border_subtitle = Content(repository.heading(self._state.repository))
+            self._show(mark=self._marked_key or self._state.first_mark(self._quantization))
 
     def _judge(self) -> None:
-        """Read the header of the marked model, one at a time: a large vocabulary is megabytes that have to come here.
+        """Read the header of the selected model, one at a time: a large vocabulary is megabytes to download.
 
-        Until they are marked, the others are estimated after those that were read.
+        Until they are selected, the others are estimated from those that were read.
         """
         model = self._state.to_judge(self._marked_key) if self._state is not None else None
         if self._state is not None and model is not None and not self._judging:
             self._judging = True
-            self._read(self._reader, self._state, model)
+            self._read_header(self._state, model)
 
     @work(group="judge")
-    async def _read(self, reader: RepositoryReader, state: RepositoryState, model: RepoModel) -> None:
-        found: Findings | CpuchatError
+    async def _read_header(self, state: RepositoryState, model: RepoModel) -> None:
         try:
-            found = await run_in_daemon_thread(lambda: reader.findings(state, model))
+            state.judge(model, await run_in_daemon_thread(lambda: self._reader.findings(state, model)))
         except CpuchatError as error:
-            found = error
-        self.post_message(self.Judged(state, model, found))
-
-    @on(Judged)
-    def _judged(self, event: Judged) -> None:
+            state.judge(model, error)
         self._judging = False
-        event.state.judge(event.model, event.found)
         self._show()
 
     # Showing
@@ -217,13 +188,13 @@ class RepositoryScreen(ListScreen[Path | None]):
 
     @staticmethod
     def _reason_against(known: Known) -> str:
-        """Why a download could only fail; "" when it may succeed."""
+        """Return why a download could only fail, "" when it may succeed."""
         if not known.model.complete:
             return "Parts of this model are missing in the repository. Choose another model."
         return clean_line(str(known.problem)) if isinstance(known.problem, AccessDenied) else ""
 
     async def _wanted(self, known: Known) -> bool:
-        """Ask before something is downloaded that can't be loaded here."""
+        """Ask before downloading what cannot be loaded here."""
         if known.prediction is None or known.prediction.verdict != "too large":
             return True
         question = f"{downloads.title(known.model)}: {known.prediction.explained}. Download anyway?"
@@ -252,7 +223,7 @@ class RepositoryScreen(ListScreen[Path | None]):
     def action_again(self) -> None:
         self._problem, self._state = None, None
         self._show()
-        self._ask(self._reader)
+        self._ask()
 
     def action_close(self) -> None:
         self.dismiss(None)

@@ -1,4 +1,4 @@
-"""What is known about the models of one repository, piece by piece as it is found out. Plain data, no widgets."""
+"""What is known about the models of one repository so far. Plain data, no widgets."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the header of a model tells: outlooks by `key_of`, its own and those of its other quantizations.
+    """What the header of a model tells: predictions by `key_of`, its own and those of its other quantizations.
 
     The `draft` model is counted in them; None when there is none.
     """
 
-    outlooks: dict[str, Prediction]
+    predictions: dict[str, Prediction]
     draft: PlannedDraft | None = None
 
 
 @dataclass
 class RepositoryState:
     """`here`: models by key that are on this machine. `judged`: what came of reading a header, by key; `expected`: the
-    outlooks of models whose header was not read, by that of another quantization; `drafts`: by `RepoModel.base`;
+    predictions of models whose header was not read, by that of another quantization; `drafts`: by `RepoModel.base`;
     `arrived`: bytes by key."""
 
     repository: Repository
@@ -46,17 +46,17 @@ class RepositoryState:
     arrived: dict[str, int] = field(default_factory=dict)
 
     def judge(self, model: RepoModel, found: Findings | CpuchatError) -> None:
-        """Keep what came of reading the header of `model`."""
+        """Store the result of reading the header of `model`."""
         key = key_of(model)
         if isinstance(found, CpuchatError):
             self.judged[key] = found
         else:
-            self.judged[key] = found.outlooks[key]
-            self.expected |= found.outlooks
+            self.judged[key] = found.predictions[key]
+            self.expected |= found.predictions
             self.drafts[model.base] = found.draft
 
     def known(self, downloads: Iterable[Download], loaded: Path | None) -> list[Known]:
-        """All models, in the order of the repository."""
+        """Return all models, in the order of the repository."""
         on_way = {d.model.files: d for d in downloads if d.repo == self.repository.id}
         done = {key_of(d.model): Path(d.path) for d in on_way.values() if d.state == "done"}
         here = {**self.here, **done}
@@ -82,7 +82,7 @@ class RepositoryState:
         return found
 
     def to_judge(self, key: str) -> RepoModel | None:
-        """The model of this key, if its header is worth reading and was not read yet."""
+        """Return the model of this key if its header was not read yet and is worth it."""
         if self._closed is not None:
             return None
         for model in self.repository.models:
@@ -92,11 +92,11 @@ class RepositoryState:
 
     @property
     def _closed(self) -> AccessDenied | None:
-        """Why no file of this repository can be read: what closes one closes them all."""
+        """Why no file of this repository can be read: access is denied for all of them."""
         return next((found for found in self.judged.values() if isinstance(found, AccessDenied)), None)
 
     def first_mark(self, quantization: str = "") -> str:
-        """Key of the model to mark: the one with `quantization`, one that is here, or the usual one; "" for none."""
+        """Return the key to select: the one with `quantization`, one on this machine, or the usual one; "" for none."""
         if quantization:
             with contextlib.suppress(NotOnHub):
                 return key_of(choose(self.repository, quantization))
@@ -105,7 +105,8 @@ class RepositoryState:
         return next((key for key in keys if key in self.here), keys[0] if keys else "")
 
     def _estimate(self, model: RepoModel) -> Prediction | None:
-        """By another quantization of the same model, else by its size; None as long as no header was asked for."""
+        """Predict from another quantization of the same model, else from its size; None before any header was asked
+        for."""
         from cpuchat.models.prediction import estimate
 
         if model.kind != "model" or not self.judged:

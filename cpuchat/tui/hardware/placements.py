@@ -1,4 +1,4 @@
-"""Where the model computes: a list of layouts to choose from, and the same in words to change by hand."""
+"""Placements to choose from, and the same as text to edit."""
 
 from __future__ import annotations
 
@@ -32,21 +32,20 @@ class Offer:
     """One line of the list. `speed` stands at the right ("~32.1 tok/s"), `mark` behind the name ("recommended")."""
 
     name: str
-    arrangement: PlacementSpec
+    spec: PlacementSpec
     speed: str = ""
     mark: str = ""
 
 
-class LayoutList(OptionList):
-    """Up and down choose; Enter belongs to the screen."""
+class PlacementList(OptionList):
+    """Up and down select; Enter belongs to the screen."""
 
 
-class LayoutsPane(Vertical):
-    """Tells with `Edited` that something else is marked or typed. What stands in the fields counts; the list only
-    fills them in."""
+class PlacementsPane(Vertical):
+    """Posts `Edited` when another placement is selected or typed. The fields count; the list only fills them in."""
 
     class Edited(Message):
-        """Other words: ask the pane for them."""
+        """Another placement is selected or typed."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -55,7 +54,7 @@ class LayoutsPane(Vertical):
         self._filling = False
 
     def compose(self) -> ComposeResult:
-        yield LayoutList(id="layouts", compact=True)
+        yield PlacementList(id="placements", compact=True)
         with Horizontal(id="fields"):
             for name, label in _LABELS.items():
                 with Horizontal(classes="field"):
@@ -68,7 +67,7 @@ class LayoutsPane(Vertical):
         self.border_title = "Placement"
 
     def offer(self, offers: Sequence[Offer], in_use: PlacementSpec) -> None:
-        """Show these layouts and mark the one that is in use; the fields keep what was typed."""
+        """Show these placements and select the one in use; the fields keep what was typed."""
         typed = self.words() if self._offers else None
         keep = typed is not None and typed != self._words_of(self._in_use)
         self._offers, self._in_use = tuple(offers), in_use
@@ -77,17 +76,15 @@ class LayoutsPane(Vertical):
         self._list(wanted)
 
     def reset(self, in_use: PlacementSpec) -> None:
-        """Show what is in use now."""
         self._in_use = in_use
         self._fill(self._words_of(in_use))
         self._list(self._words_of(in_use))
 
     def tell(self, text: Text | str) -> None:
-        """The lines at the bottom."""
         self.query_one("#about", Static).update(text)
 
     def show_problems(self, problems: dict[str, str]) -> None:
-        """What is wrong, by field; below the fields, the one with the focus first."""
+        """Show the problem of the focused field, else the first one."""
         for name in _LABELS:
             self.query_one(f"#field-{name}", Input).set_class(name in problems, "-invalid")
         line = self.query_one("#problem", Static)
@@ -101,28 +98,26 @@ class LayoutsPane(Vertical):
         line.set_class(not first and not focused, "-empty")
 
     def words(self) -> dict[str, str]:
-        """What stands in the fields."""
         return {name: self.query_one(f"#field-{name}", Input).value.strip() for name in _LABELS}
 
     @property
     def marked(self) -> Offer | None:
-        """The layout whose words stand in the fields."""
+        """The placement whose words are in the fields."""
         words = self.words()
-        return next((offer for offer in self._offers if self._words_of(offer.arrangement) == words), None)
+        return next((offer for offer in self._offers if self._words_of(offer.spec) == words), None)
 
     @property
     def own_marked(self) -> bool:
-        """The last line is marked: what stands in the fields is none of the layouts."""
-        return self.query_one(LayoutList).highlighted == len(self._offers)
+        """The last line is selected: the fields hold none of the placements."""
+        return self.query_one(PlacementList).highlighted == len(self._offers)
 
     def focus_words(self) -> None:
-        """Go to the fields."""
         self.query_one("#field-cores", Input).focus()
 
-    def mark(self, arrangement: PlacementSpec) -> None:
-        """Mark a layout as if the arrow keys had been used."""
-        self._fill(self._words_of(arrangement))
-        self._list(self._words_of(arrangement))
+    def mark(self, spec: PlacementSpec) -> None:
+        """Select a placement as the arrow keys would."""
+        self._fill(self._words_of(spec))
+        self._list(self._words_of(spec))
         self.post_message(self.Edited())
 
     @property
@@ -131,8 +126,8 @@ class LayoutsPane(Vertical):
         return (focused.id or "").removeprefix("field-") if isinstance(focused, Input) else ""
 
     @staticmethod
-    def _words_of(arrangement: PlacementSpec) -> dict[str, str]:
-        return {name: str(getattr(arrangement, name)) for name in _LABELS}
+    def _words_of(spec: PlacementSpec) -> dict[str, str]:
+        return {name: str(getattr(spec, name)) for name in _LABELS}
 
     def _fill(self, words: dict[str, str]) -> None:
         with self.prevent(Input.Changed):
@@ -140,18 +135,18 @@ class LayoutsPane(Vertical):
                 self.query_one(f"#field-{name}", Input).value = words[name]
 
     def _list(self, words: dict[str, str]) -> None:
-        options = self.query_one(LayoutList)
+        options = self.query_one(PlacementList)
         width = (options.size.width or self.size.width - 2) - 2  # where the scroll bar comes, if it comes
         with self.prevent(OptionList.OptionHighlighted):
             options.clear_options()
             options.add_options([Option(self._line(offer, width)) for offer in self._offers])
-            known = [self._words_of(offer.arrangement) for offer in self._offers]
+            known = [self._words_of(offer.spec) for offer in self._offers]
             mark = "●" if self._words_of(self._in_use) not in known else "○"
             options.add_option(Option(Text(f"{mark} {_OWN}", style="italic")))
             options.highlighted = known.index(words) if words in known else len(known)
 
     def _line(self, offer: Offer, width: int) -> Text:
-        in_use = self._words_of(offer.arrangement) == self._words_of(self._in_use)
+        in_use = self._words_of(offer.spec) == self._words_of(self._in_use)
         marks = " · ".join(filter(None, ("in use" if in_use else "", offer.mark)))
         right = f"{offer.speed:>13}"
         room = max(width - len(right) - 2, 12)
@@ -167,7 +162,7 @@ class LayoutsPane(Vertical):
     def _highlighted(self, event: OptionList.OptionHighlighted) -> None:
         event.stop()
         if event.option_index < len(self._offers):
-            self._fill(self._words_of(self._offers[event.option_index].arrangement))
+            self._fill(self._words_of(self._offers[event.option_index].spec))
         self.post_message(self.Edited())
 
     @on(OptionList.OptionSelected)
@@ -180,9 +175,9 @@ class LayoutsPane(Vertical):
     def _typed(self, event: Input.Changed) -> None:
         event.stop()
         words = self.words()
-        known = [self._words_of(offer.arrangement) for offer in self._offers]
+        known = [self._words_of(offer.spec) for offer in self._offers]
         with self.prevent(OptionList.OptionHighlighted):
-            self.query_one(LayoutList).highlighted = known.index(words) if words in known else len(known)
+            self.query_one(PlacementList).highlighted = known.index(words) if words in known else len(known)
         self.post_message(self.Edited())
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
@@ -190,7 +185,7 @@ class LayoutsPane(Vertical):
 
 
 def spec_of(words: dict[str, str]) -> tuple[PlacementSpec | None, dict[str, str]]:
-    """What the words mean, and what is wrong with them, by field."""
+    """Parse the fields; returns the placement, and what is wrong by field."""
     threads = next(field for name, _, field in _FIELDS if name == "threads")
     try:
         number = threads.parse(words["threads"] or "0")
