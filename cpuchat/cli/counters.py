@@ -10,7 +10,7 @@ import click
 from cpuchat.errors import CpuchatError, UsageError
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.counters.base import CounterRefusal, Source
+    from cpuchat.hardware.counters.base import CounterRefusal, CounterSource
     from cpuchat.hardware.counters.ladder import Opener
     from cpuchat.hardware.topology import Topology
     from cpuchat.telemetry.machine import MachineSample
@@ -62,7 +62,7 @@ def counters(ctx: click.Context, as_json: bool) -> int:
     return 0
 
 
-def _tried(opener: Opener[Source], topology: Topology) -> dict[str, Any]:
+def _tried(opener: Opener[CounterSource], topology: Topology) -> dict[str, Any]:
     from cpuchat.hardware.counters.ladder import Ladder, worth_trying
 
     ladder = Ladder([opener])

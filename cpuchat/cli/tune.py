@@ -17,7 +17,7 @@ from cpuchat.text import clean_line
 if TYPE_CHECKING:
     from cpuchat.cli.terminal import Terminal
     from cpuchat.hardware.topology import Topology
-    from cpuchat.hardware.tuning.changes import KnobRefusal, Plan
+    from cpuchat.hardware.tuning.changes import KnobRefusal, TuningPlan
     from cpuchat.hardware.tuning.store import SavedPlan
     from cpuchat.protocol import ModelInfo
     from cpuchat.settings import Settings
@@ -135,7 +135,7 @@ def _target_cpus(topology: Topology, chosen: Settings) -> tuple[int, ...]:
     return place(topology, spec, with_draft=True).cpus if spec.names_draft_cores else ()
 
 
-def _change_rows(made: Plan) -> list[tuple[str, ...]]:
+def _change_rows(made: TuningPlan) -> list[tuple[str, ...]]:
     """Each knob with its change, and last its description; identical changes share a row."""
     from cpuchat.hardware.tuning.knobs import KNOBS
 

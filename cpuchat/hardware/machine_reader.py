@@ -48,7 +48,7 @@ class MachineReader:
         return MachineFacts(topology, theoretical(topology, self._root), survey, huge)
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
-        """Where the worker's memory is; None when the kernel does not tell."""
+        """Return where the worker's memory is; None where the kernel does not report it."""
         from cpuchat.hardware.numa.residency import read_residency
 
         return read_residency(pid, files, self._root)

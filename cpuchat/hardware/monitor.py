@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from cpuchat.hardware.counters.base import ROOT, CannotCount, CounterRefusal, Source
+from cpuchat.hardware.counters.base import ROOT, CannotCount, CounterRefusal, CounterSource
 from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.counters.ladder import (
     Ladder,
@@ -39,7 +39,7 @@ V = TypeVar("V", Bandwidth, Power)
 V_co = TypeVar("V_co", Bandwidth, Power, covariant=True)
 
 
-class _Asked(Source, Protocol[V_co]):
+class _Asked(CounterSource, Protocol[V_co]):
     def sample(self, now: float) -> V_co | None: ...
 
 

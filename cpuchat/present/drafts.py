@@ -80,7 +80,7 @@ def _vocabulary(one: Candidate) -> str:
         return "comparing…"
     if not one.verdict.ok:
         return f"incompatible: {one.verdict.reason}"
-    return f"compatible. {one.verdict.note}".rstrip()
+    return f"compatible. {one.verdict.note}" if one.verdict.note else "compatible"
 
 
 def keys(one: Candidate | None, *, is_loaded: bool) -> str:

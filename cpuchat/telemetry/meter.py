@@ -314,7 +314,3 @@ class Meter:
                 live, decode, self._predicted_n, self._n_past or 0, self._speculation.asked.depth
             ),
         )
-
-    def why_missing(self, field: str) -> str:
-        """`Figures.why_missing` of the figures as they are now."""
-        return self.figures().why_missing(field)

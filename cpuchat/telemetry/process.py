@@ -1,9 +1,10 @@
-"""Memory of another process."""
+"""Resident memory of another process."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from mmap import PAGESIZE
 from pathlib import Path
 
 
@@ -19,31 +20,21 @@ class ProcessMemory:
 def process_memory(pid: int) -> ProcessMemory | None:
     """Resident memory of `pid`; None when there is no such process or it may not be looked at.
 
-    Linux: RssAnon, and RssFile + RssShmem of /proc/PID/status (proc(5)). Elsewhere: what psutil can tell.
+    Linux: /proc/PID/statm (proc(5)). Elsewhere: what psutil can tell.
     """
-    if sys.platform == "linux":
-        return _from_status(pid)
-    import psutil  # not needed on Linux, and slow to import
+    if sys.platform != "linux":
+        import psutil  # not needed on Linux, and slow to import
 
+        try:
+            info = psutil.Process(pid).memory_info()
+        except psutil.Error:
+            return None
+        shared = getattr(info, "shared", 0)
+        return ProcessMemory(private=info.rss - shared, shared=shared)
     try:
-        info = psutil.Process(pid).memory_info()
-    except psutil.Error:
+        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split())
+    except (OSError, ValueError):
         return None
-    shared = getattr(info, "shared", 0)
-    return ProcessMemory(private=info.rss - shared, shared=shared)
-
-
-def _from_status(pid: int) -> ProcessMemory | None:
-    try:
-        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
+    if not resident:  # a zombie has no memory left
         return None
-    kilobytes: dict[str, int] = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.startswith("Rss"):
-            kilobytes[name] = int(value.split()[0])
-    if "RssAnon" not in kilobytes:  # a zombie has no memory left
-        return None
-    shared = kilobytes.get("RssFile", 0) + kilobytes.get("RssShmem", 0)
-    return ProcessMemory(private=kilobytes["RssAnon"] << 10, shared=shared << 10)
+    return ProcessMemory(private=(resident - shared) * PAGESIZE, shared=shared * PAGESIZE)

@@ -149,18 +149,18 @@ def test_failures_and_unloading():
     meter = Meter()
     meter.observe(LoadProgress(phase="reading", done=1, total=0), 0.0)
     assert meter.figures().load_fraction is None
-    assert meter.why_missing("load_fraction") == "size unknown"
+    assert meter.figures().why_missing("load_fraction") == "size unknown"
     meter.observe(Failed(code="does_not_fit", message="no"), 0.0)
     assert meter.figures().phase == "idle"
     meter.observe(ModelLoaded(model=INFO), 0.0)
     meter.request_started(1.0)
     meter.observe(Failed(code="worker_died", message="no", request_id=1), 2.0)
     assert meter.figures().phase == "done"
-    assert meter.why_missing("stop_reason") == "answer failed"
-    assert meter.why_missing("decode_tok_s") == "no tokens generated"
+    assert meter.figures().why_missing("stop_reason") == "answer failed"
+    assert meter.figures().why_missing("decode_tok_s") == "no tokens generated"
     meter.observe(LoadCancelled(), 3.0)
     assert meter.figures().n_ctx is None
-    assert meter.why_missing("n_past") == "no model loaded"
+    assert meter.figures().why_missing("n_past") == "no model loaded"
     assert meter.figures().phase == "done"  # not "no answer yet" beside the figures of one
 
 
@@ -171,7 +171,7 @@ def test_while_another_model_loads_the_context_of_the_one_before_is_gone():
     meter.observe(LoadProgress(phase="preparing", done=1, total=2), 2.0)
     figures = meter.figures()
     assert (figures.n_past, figures.n_ctx) == (None, None)
-    assert meter.why_missing("n_ctx") == "model is loading"
+    assert meter.figures().why_missing("n_ctx") == "model is loading"
 
 
 def test_a_load_in_front_of_an_answer_is_no_prefill():
@@ -187,16 +187,16 @@ def test_a_load_in_front_of_an_answer_is_no_prefill():
 
 def test_what_is_missing_says_why():
     meter = Meter()
-    assert meter.why_missing("live_tok_s") == "no answer yet"
-    assert meter.why_missing("predicted_n") == ""
+    assert meter.figures().why_missing("live_tok_s") == "no answer yet"
+    assert meter.figures().why_missing("predicted_n") == ""
     meter.request_started(0.0)
     meter.observe(PrefillProgress(request_id=1, processed=9, total=10, cache_n=9), 0.0)
-    assert meter.why_missing("prefill_tok_s") == "prompt fully cached"
-    assert meter.why_missing("ttft_s") == "no token yet"
+    assert meter.figures().why_missing("prefill_tok_s") == "prompt fully cached"
+    assert meter.figures().why_missing("ttft_s") == "no token yet"
     meter.observe(delta(10, 1), 0.0)
-    assert meter.why_missing("live_tok_s") == "needs two tokens"
+    assert meter.figures().why_missing("live_tok_s") == "needs two tokens"
     with pytest.raises(AttributeError):
-        meter.why_missing("nonsense")
+        meter.figures().why_missing("nonsense")
 
 
 events = st.one_of(
@@ -228,4 +228,4 @@ def test_any_order_of_events_gives_figures_or_a_reason(sequence: list[Event]):
         meter.observe(event, float(i))
         figures = meter.figures(i + 3.0)
         for field in dataclasses.fields(figures):
-            assert (getattr(meter.figures(), field.name) is None) == bool(meter.why_missing(field.name))
+            assert (getattr(meter.figures(), field.name) is None) == bool(meter.figures().why_missing(field.name))

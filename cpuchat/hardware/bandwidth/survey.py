@@ -106,7 +106,7 @@ def survey(
     """
     begin = monotonic()
     chosen = tuple(sorted(set(cpus))) or default_cpus(topology)
-    plan = _Plan(topology, chosen)
+    plan = _Schedule(topology, chosen)
     rounds = 3 if len(plan.steps) <= 4 else 2
     seconds = min(max((BUDGET_SECONDS / len(plan.steps) - _STARTING) / rounds, 0.1), 0.5)
     found: Found = {}
@@ -152,7 +152,7 @@ def default_cpus(topology: Topology) -> tuple[int, ...]:
     return choose_cores(topology).cpus
 
 
-class _Plan:
+class _Schedule:
     """What to measure, the most telling first, every set once; and which result is what."""
 
     def __init__(self, topology: Topology, cpus: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cpuchat.hardware.counters.base import ROOT, CannotCount
 from cpuchat.hardware.counters.kernel import Kernel
-from cpuchat.hardware.counters.perf_events import Event, Pmu, close_all, open_event, read_pmu, read_pmus
+from cpuchat.hardware.counters.perf_events import PerfEvent, Pmu, close_all, open_event, read_pmu, read_pmus
 from cpuchat.hardware.counters.uncore import EventGroup, ReadWriteCounter, opening
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
@@ -122,7 +122,7 @@ class FabricLinks:
         if pmu is None or not pmu.has("umask", 12):
             raise CannotCount("no counters for each fabric link")
         self._groups = _groups_by_cpu(topology, pmu)
-        self._events: list[list[Event]] = []  # one list per cpu of the PMU, moderators' two interfaces in turn
+        self._events: list[list[PerfEvent]] = []  # one list per cpu of the PMU, moderators' two interfaces in turn
         self._seen: list[list[bool]] = []
         try:
             for cpu in pmu.cpus:

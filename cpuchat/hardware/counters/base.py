@@ -35,7 +35,7 @@ class CannotCount(Exception):
         self.how = how
 
 
-class Source(Protocol):
+class CounterSource(Protocol):
     """What `Counter` and `PowerMeter` share. `least_seconds`: it is not asked more often than that."""
 
     @property
@@ -45,7 +45,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Counter(Source, Protocol):
+class Counter(CounterSource, Protocol):
     """A source of memory traffic. `scope` says what its figure covers."""
 
     @property
@@ -63,7 +63,7 @@ class Counter(Source, Protocol):
         ...
 
 
-class PowerMeter(Source, Protocol):
+class PowerMeter(CounterSource, Protocol):
     """A source of power; `sample` as of `Counter`."""
 
     def sample(self, now: float) -> Power | None: ...

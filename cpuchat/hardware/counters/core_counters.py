@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cpuchat.hardware.counters.base import ROOT, CannotCount
 from cpuchat.hardware.counters.kernel import Kernel
-from cpuchat.hardware.counters.perf_events import TYPE_RAW, Event, close_all, open_event, open_failure
+from cpuchat.hardware.counters.perf_events import TYPE_RAW, PerfEvent, close_all, open_event, open_failure
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class CoreCounters:
         self._tasks = root / "proc" / str(pid) / "task"
         self._kernel = kernel or Kernel()
         self._root = root
-        self._events: dict[int, list[Event]] = {}
+        self._events: dict[int, list[PerfEvent]] = {}
         self._time: float | None = None
         try:
             self._follow()
@@ -68,7 +68,7 @@ class CoreCounters:
             finally:
                 close_all(events)
         for new in sorted(threads - self._events.keys()):
-            opened: list[Event] = []
+            opened: list[PerfEvent] = []
             try:
                 for config in EVENTS:
                     opened.append(open_event(self._kernel, TYPE_RAW, (config, 0, 0), pid=new, user_only=True))

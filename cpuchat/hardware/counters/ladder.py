@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from cpuchat.hardware.counters.base import ROOT, CannotCount, Counter, CounterRefusal, PowerMeter, Source
+from cpuchat.hardware.counters.base import ROOT, CannotCount, Counter, CounterRefusal, CounterSource, PowerMeter
 from cpuchat.hardware.counters.kernel import Kernel
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PROCESS = "core counters"
 """The name that the counters of the inference process alone go by."""
 
-S = TypeVar("S", bound=Source)
+S = TypeVar("S", bound=CounterSource)
 Opener = tuple[str, Callable[[], S]]
 
 

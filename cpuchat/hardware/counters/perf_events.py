@@ -46,7 +46,7 @@ def attributes(type_: int, configs: tuple[int, int, int], *, user_only: bool = F
     return bytes(attr)
 
 
-class Event:
+class PerfEvent:
     """One open event. Counts from when it was opened; give it back with `close`."""
 
     def __init__(self, fd: int, kernel: Kernel) -> None:
@@ -80,17 +80,17 @@ class Event:
 
 def open_event(
     kernel: Kernel, type_: int, configs: tuple[int, int, int], *, pid: int = -1, cpu: int = -1, user_only: bool = False
-) -> Event:
+) -> PerfEvent:
     """Open and start one event: of a task (`pid`, or a thread's id) or of everything on `cpu`.
 
     Raises:
         OSError: refused.
     """
     attr = attributes(type_, configs, user_only=user_only)
-    return Event(kernel.perf_event_open(attr, pid, cpu, _CLOSE_ON_EXEC), kernel)
+    return PerfEvent(kernel.perf_event_open(attr, pid, cpu, _CLOSE_ON_EXEC), kernel)
 
 
-def close_all(events: Iterable[Event]) -> None:
+def close_all(events: Iterable[PerfEvent]) -> None:
     for event in events:
         try:
             event.close()

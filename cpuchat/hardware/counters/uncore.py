@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cpuchat.hardware.counters.base import CannotCount
 from cpuchat.hardware.counters.kernel import Kernel
-from cpuchat.hardware.counters.perf_events import Event, Pmu, close_all, open_event, open_failure
+from cpuchat.hardware.counters.perf_events import PerfEvent, Pmu, close_all, open_event, open_failure
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
 LINE = 64
@@ -21,7 +21,7 @@ class EventGroup:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._events: list[tuple[Event, float]] = []
+        self._events: list[tuple[PerfEvent, float]] = []
 
     def __len__(self) -> int:
         return len(self._events)

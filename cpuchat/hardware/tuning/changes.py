@@ -42,7 +42,7 @@ class KnobRefusal(msgspec.Struct, frozen=True, kw_only=True):
     how: str = ""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class TuningPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to change, in this order; reverting goes in reverse. `notes` say what is left unchanged."""
 
     changes: tuple[Change, ...] = ()

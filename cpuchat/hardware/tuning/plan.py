@@ -9,14 +9,16 @@ from cpuchat.errors import UsageError
 from cpuchat.hardware.cgroups import read_text
 from cpuchat.hardware.topology import Topology
 from cpuchat.hardware.tuning import resctrl
-from cpuchat.hardware.tuning.changes import LOW_RISK, CacheGroup, Change, KnobRefusal, Plan, below, value_of
+from cpuchat.hardware.tuning.changes import LOW_RISK, CacheGroup, Change, KnobRefusal, TuningPlan, below, value_of
 from cpuchat.hardware.tuning.knobs import KNOBS, knob_refusal
 from cpuchat.hardware.tuning.state import READ_ONLY
 
 NAMES = (*(knob.name for knob in KNOBS), resctrl.NAME)
 
 
-def make_plan(topology: Topology, root: Path, wanted: Sequence[str] = (), target_cpus: Sequence[int] = ()) -> Plan:
+def make_plan(
+    topology: Topology, root: Path, wanted: Sequence[str] = (), target_cpus: Sequence[int] = ()
+) -> TuningPlan:
     """Plan the changes that set the `wanted` knobs to what is good for decoding. Only reads.
 
     Args:
@@ -54,15 +56,15 @@ def make_plan(topology: Topology, root: Path, wanted: Sequence[str] = (), target
             notes.append(resctrl.DRAFTING_ONLY)
         else:
             refusals.append(planned)
-    return Plan(changes=tuple(changes), group=group, refusals=tuple(refusals), notes=tuple(notes))
+    return TuningPlan(changes=tuple(changes), group=group, refusals=tuple(refusals), notes=tuple(notes))
 
 
-def in_effect(plan: Plan, root: Path) -> tuple[Change, ...]:
+def in_effect(plan: TuningPlan, root: Path) -> tuple[Change, ...]:
     """Return the changes of the plan whose file has the new value now."""
     return tuple(change for change in plan.changes if value_of(root, change.path) == change.new)
 
 
-def group_in_effect(plan: Plan, root: Path) -> bool:
+def group_in_effect(plan: TuningPlan, root: Path) -> bool:
     """Whether the control group of the plan exists and partitions the cache as planned."""
     if plan.group is None:
         return False
@@ -70,7 +72,7 @@ def group_in_effect(plan: Plan, root: Path) -> bool:
     return resctrl.l3_masks(read_text(below(root, plan.group.path) / "schemata")) == wanted
 
 
-def effect(plan: Plan, root: Path) -> dict[str, tuple[int, int]]:
+def effect(plan: TuningPlan, root: Path) -> dict[str, tuple[int, int]]:
     """Return for each knob of the plan how many of its changes are in effect, and how many there are."""
     now = in_effect(plan, root)
     counts = {

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpuchat.hardware.tuning.changes import CacheGroup, Change, Plan, below
+from cpuchat.hardware.tuning.changes import CacheGroup, Change, TuningPlan, below
 from cpuchat.hardware.tuning.resctrl import MOUNT, OWN_FOLDERS
 
 _VALUE = """\
@@ -70,7 +70,7 @@ back() {
 """
 
 
-def apply_script(plan: Plan, root: Path, name: str, revert: Path) -> str:
+def apply_script(plan: TuningPlan, root: Path, name: str, revert: Path) -> str:
     """The script that applies `plan` below `root`; `revert` is where the other one lies."""
     back = shlex.quote(f"{_sudo(root)}sh {shlex.quote(str(revert))}")
     parts = [
@@ -89,7 +89,7 @@ def apply_script(plan: Plan, root: Path, name: str, revert: Path) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def revert_script(plan: Plan, root: Path, name: str) -> str:
+def revert_script(plan: TuningPlan, root: Path, name: str) -> str:
     """Return the script that restores the values from when the plan was made."""
     parts = [
         f"#!/bin/sh\n# cpuchat: revert the tuning plan {name}.\nset -eu\n",

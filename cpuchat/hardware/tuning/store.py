@@ -13,7 +13,7 @@ import msgspec
 from cpuchat import paths
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.files import write_atomically
-from cpuchat.hardware.tuning.changes import Plan
+from cpuchat.hardware.tuning.changes import TuningPlan
 from cpuchat.hardware.tuning.script import apply_script, revert_script
 
 ROOT = Path("/")
@@ -24,7 +24,7 @@ class SavedPlan:
     """A plan and the `folder` with its two scripts and, later, its measurements."""
 
     folder: Path
-    plan: Plan
+    plan: TuningPlan
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ def plans_dir() -> Path:
     return paths.data_dir() / "tuning"
 
 
-def save(plan: Plan, root: Path = ROOT) -> SavedPlan:
+def save(plan: TuningPlan, root: Path = ROOT) -> SavedPlan:
     """Write both scripts, the one that reverts first.
 
     Raises:
@@ -80,7 +80,7 @@ def saved_plans() -> list[SavedPlan]:
     found: list[SavedPlan] = []
     for file in sorted(plans_dir().glob("*/plan.json")):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            found.append(SavedPlan(file.parent, msgspec.json.decode(file.read_bytes(), type=Plan)))
+            found.append(SavedPlan(file.parent, msgspec.json.decode(file.read_bytes(), type=TuningPlan)))
     return found
 
 

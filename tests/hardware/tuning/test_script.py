@@ -12,7 +12,7 @@ import pytest
 
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.hardware.tuning import store
-from cpuchat.hardware.tuning.changes import Change, Plan
+from cpuchat.hardware.tuning.changes import Change, TuningPlan
 from cpuchat.hardware.tuning.plan import NAMES, effect, make_plan
 from tests.hardware.tuning.machine import CPUFREQ, TOPOLOGY, resctrl, run, server, snapshot, write
 
@@ -167,7 +167,7 @@ def test_values_with_spaces_quotes_and_wildcards_are_written_as_they_were(tmp_pa
         for path in ("/sys/a b/c", "/sys/devices/system/cpu/cpu0/d e")
     )
     before = snapshot(root)
-    saved = store.save(Plan(changes=changes), root)
+    saved = store.save(TuningPlan(changes=changes), root)
     assert run(saved.apply, root).returncode == 0
     assert (root / "sys/a b/c").read_text() == "new  value;*\n"
     assert (root / "sys/devices/system/cpu/cpu0/d e").read_text() == "new  value;*\n"
