@@ -79,7 +79,7 @@ async def test_what_is_here_is_checked_and_enter_loads_the_pair(tmp_path: Path) 
         assert states(app)[str(DRAFT)] == "compatible"
         assert states(app)[str(other)] == "mismatch"
         await mark(app, str(DRAFT))
-        await app.until(lambda: "compatible." in app.screen_text)
+        await app.until(lambda: "vocabulary  compatible" in app.screen_text)
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2 and app.app.screen is app.chat and not app.chat.busy)
         path, options = app.backend.loads[1]
