@@ -87,7 +87,7 @@ def file_lock(path: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process holds a lock on `path`; False where that cannot be determined."""
+    """Return whether another process holds a lock on `path`; False where that cannot be determined."""
     try:
         with path.open("rb") as file:
             if fcntl is not None:

@@ -129,7 +129,7 @@ def unloaded_bytes(loaded: ModelInfo, options: LoadOptions) -> int:
 
 
 def _place(settings: Settings, topology: Topology) -> tuple[tuple[int, ...], Policy | None, str]:
-    """The CPUs that would compute and where memory would be, or what is wrong with the settings."""
+    """Return the CPUs that would compute and the memory policy, or what is wrong with the settings."""
     from cpuchat.hardware.placement.placement import PlacementSpec, place
 
     try:

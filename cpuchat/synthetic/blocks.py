@@ -27,10 +27,6 @@ _K4_ONES = bytes([1] * 8 + [0x11] * 4)
 _Q3_ONES = bytes([0x11] * 8 + [0xAA] * 4)
 
 
-def _spread(levels: range | tuple[int, ...]) -> float:
-    return float(np.std(np.array(levels, np.float64)))
-
-
 def _half(value: float) -> bytes:
     return np.float16(value).tobytes()
 
@@ -40,40 +36,35 @@ def _e8m0(value: float) -> bytes:
     return bytes([int(np.clip(round(np.log2(value)) + 128, 1, 254))])
 
 
+_LEVELS: dict[str, range | tuple[int, ...]] = {
+    "Q4_0": range(16), "Q4_1": range(16), "Q5_0": range(32), "Q5_1": range(32), "Q8_0": range(-127, 128),
+    "Q2_K": range(4), "Q3_K": range(8), "Q4_K": range(16), "Q5_K": range(32), "Q6_K": range(64),
+    "IQ4_NL": IQ4_LEVELS, "IQ4_XS": IQ4_LEVELS, "MXFP4": MXFP4_LEVELS,
+}  # fmt: skip
+
+
 def _scales(kind: str, std: float) -> list[tuple[int, bytes]]:
     """Return the constant fields of a block of uniform random quants with standard deviation `std`: (offset, bytes)."""
-    if kind == "Q4_0":
-        return [(0, _half(std / _spread(range(16))))]
-    if kind == "Q4_1":
-        d = std / _spread(range(16))
-        return [(0, _half(d) + _half(-7.5 * d))]
-    if kind == "Q5_0":
-        return [(0, _half(std / _spread(range(32))))]
-    if kind == "Q5_1":
-        d = std / _spread(range(32))
-        return [(0, _half(d) + _half(-15.5 * d))]
-    if kind == "Q8_0":
-        return [(0, _half(std / _spread(range(-127, 128))))]
-    if kind == "Q2_K":
-        d = std / _spread(range(4))
-        return [(0, b"\x11" * 16), (80, _half(d) + _half(1.5 * d))]
-    if kind == "Q3_K":
-        return [(96, _Q3_ONES), (108, _half(std / _spread(range(8))))]
-    if kind == "Q4_K":
-        d = std / _spread(range(16))
-        return [(0, _half(d) + _half(7.5 * d) + _K4_ONES)]
-    if kind == "Q5_K":
-        d = std / _spread(range(32))
-        return [(0, _half(d) + _half(15.5 * d) + _K4_ONES)]
-    if kind == "Q6_K":
-        return [(192, b"\x01" * 16 + _half(std / _spread(range(64))))]
-    if kind == "IQ4_NL":
-        return [(0, _half(std / _spread(IQ4_LEVELS)))]
-    if kind == "IQ4_XS":
-        return [(0, _half(std / _spread(IQ4_LEVELS)) + b"\xaa\xaa" + b"\x11" * 4)]
-    if kind == "MXFP4":
-        return [(0, _e8m0(std / _spread(MXFP4_LEVELS)))]
-    raise ValueError(f"no random weights of type {kind}")
+    levels = _LEVELS[kind]
+    d = std / float(np.std(np.array(levels, np.float64)))
+    mean = d * (len(levels) - 1) / 2  # of levels from 0 on, which a minimum makes symmetric
+    match kind:
+        case "Q4_1" | "Q5_1":
+            return [(0, _half(d) + _half(-mean))]
+        case "Q2_K":
+            return [(0, b"\x11" * 16), (80, _half(d) + _half(mean))]
+        case "Q3_K":
+            return [(96, _Q3_ONES), (108, _half(d))]
+        case "Q4_K" | "Q5_K":
+            return [(0, _half(d) + _half(mean) + _K4_ONES)]
+        case "Q6_K":
+            return [(192, b"\x01" * 16 + _half(d))]
+        case "IQ4_XS":
+            return [(0, _half(d) + b"\xaa\xaa" + b"\x11" * 4)]
+        case "MXFP4":
+            return [(0, _e8m0(d))]
+        case _:
+            return [(0, _half(d))]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Disk space: checked before a download begins, and told apart from other faults when it runs out."""
+"""Disk space: checked before a download, and distinguished from other faults when it runs out."""
 
 from __future__ import annotations
 

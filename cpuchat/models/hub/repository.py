@@ -1,4 +1,4 @@
-"""What the hub tells about repositories of GGUF files, as plain data."""
+"""Repositories of GGUF files on the hub, as plain data."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from cpuchat.models.file_names import Role, without_quantization
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what travels between the rooms of `models`."""
+    """Base of the plain data of `models`."""
 
 
 class FoundRepository(Data, frozen=True):
-    """One hit of a search. `downloads` of the last 30 days; `updated` as `2025-11-03`, "" when not told."""
+    """One hit of a search. `downloads` of the last 30 days; `updated` as `2025-11-03`, "" when not known."""
 
     id: str
     downloads: int = 0
@@ -46,7 +46,7 @@ class RepoModel(Data, frozen=True):
     """One model of a repository: a GGUF file, or all parts of a split one, in order.
 
     `name` is the file's name without folder, `.gguf` and the part number. `quantization` as the name says it, upper
-    case ("Q4_K_M", "UD-Q4_K_XL"); "" when it doesn't. `kind` see `file_roles`: only a "model" can be loaded. `complete`
+    case ("Q4_K_M", "UD-Q4_K_XL"); "" when it doesn't. `kind` see `file_names`: only a "model" can be loaded. `complete`
     is False when parts are missing in the repository.
     """
 
@@ -70,9 +70,8 @@ class RepoModel(Data, frozen=True):
 class Repository(Data, frozen=True):
     """A repository at one revision (`revision`: the commit, 40 hex digits), its models the smallest first.
 
-    `newest_at`: when the hub said that this is its newest commit, in seconds since 1970; 0 where it was asked for
-    another one.
-    `problems`: what was left out of `models`, and why, in sentences.
+    `newest_at`: when the hub reported this as its newest commit, in seconds since 1970; 0 for another commit.
+    `problems`: what was left out of `models` and why, one sentence each.
     """
 
     id: str
