@@ -91,11 +91,14 @@ async def test_a_draft_model_that_the_engine_leaves_out_is_not_said_to_draft(tmp
     target = Path(shutil.copy(demo, tmp_path / "Big-Q8_0.gguf"))
     async with conversation(target) as core:
         core.settings.model.folders = [str(tmp_path)]
-        for changes, said in (({"llama.feed_forward_length": 64}, "No draft model: "), ({}, "the catalog names it")):
+        for changes, said in (
+            ({"llama.feed_forward_length": 64}, "No draft model: "),
+            ({}, "recommended by the catalog"),
+        ):
             edited(draft, tmp_path / "Small-Q8_0.gguf", changes)
             loaded = (await everything(core.load_model(target)))[-1]
             assert isinstance(loaded, ModelLoaded)
-            [note] = [note for note in loaded.model.notes if "draft" in note]
+            [note] = [note for note in loaded.model.notes if "raft model" in note]
             assert said in note
 
 

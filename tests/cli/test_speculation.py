@@ -111,7 +111,7 @@ def test_a_draft_from_the_settings_that_does_not_fit_is_left_out_and_said(tiny_m
     configure(f"[speculation]\ndraft_model = {json.dumps(str(tiny_model))}\n")
     done = run("ask", "--model", "demo", "--max-tokens", "4", QUESTION)
     assert done.returncode == 0, done.stderr
-    assert "No draft model is loaded. tiny-F32.gguf cannot draft for" in done.stderr
+    assert "No draft model: tiny-F32.gguf cannot draft for" in done.stderr
 
 
 def test_drafting_by_a_model_that_nobody_knows_is_said(tiny_model: Path) -> None:
@@ -123,4 +123,4 @@ def test_drafting_by_a_model_that_nobody_knows_is_said(tiny_model: Path) -> None
 def test_experts_of_a_model_that_has_none(tiny_model: Path) -> None:
     done = run("ask", "--model", str(tiny_model), "--experts", "2", "--max-tokens", "4", QUESTION)
     assert done.returncode == 0
-    assert "not a mixture-of-experts" in done.stderr
+    assert "Not a mixture-of-experts" in done.stderr
