@@ -29,6 +29,7 @@ from cpuchat.protocol import (
     LoadCancelled,
     LoadModel,
     LoadProgress,
+    ModelInfo,
     ModelLoaded,
 )
 
@@ -52,6 +53,7 @@ class Engine:
         # Made while this thread is not pinned, because they inherit its CPUs.
         self._output_thread = OutputThread()
         self._writer = DiskWriter()
+        self._model: Model | None = None
         self._loaded: LoadedModel | None = None
         self._setup: SpeculationSetup | None = None
         self._template: ChatTemplate | None = None
@@ -69,53 +71,51 @@ class Engine:
         self._abort.clear()
 
     def load(self, command: LoadModel) -> None:
-        """Load a model in place of the one in use. Ends with `ModelLoaded`, `LoadCancelled` (cancelled) or `Failed`."""
+        """Load a model in place of the one in use. Ends with `ModelLoaded`, `LoadCancelled` or `Failed`."""
         self._free(self._abort.is_set)
-
-        def prepare_template(header: GGUFHeader, vocab: Vocab) -> None:
-            if header.chat_template:
-                self._template = ChatTemplate(header.chat_template, vocab.bos_text, vocab.eos_text)
-                self._template.warm_up()
-
-        def progress(phase: str, done: int, total: int) -> None:
-            self._emit(LoadProgress(phase=phase, done=done, total=total))
-
-        model: Model | None = None
         try:
-            available = available_for_model()
-            model = Model.load(
-                Path(command.path),
-                command.options,
-                command.cpus,
-                on_progress=progress,
-                abort=self._abort,
-                visible_markers=tuple(sorted(MARKER_TOKENS)),
-                on_vocab=prepare_template,
-                available=available,
-            )
-            left = available - model.plan.need.least
-            self._setup = set_up_speculation(model, command, left, progress, self._abort)
-            model.info = describe_with_limits(model, progress, self._abort)
-        except BaseException as error:
-            if self._setup is not None:
-                self._setup.free()
-                self._setup = None
-            if model is not None:
-                model.free()
-            self._close_template()
-            if not isinstance(error, CpuchatError):
-                raise
+            info = self._load(command)
+        except CpuchatError as error:
+            self._free_model()
             if isinstance(error, Interrupted):
                 self._emit(LoadCancelled())
             else:
                 self._fail(error)
-            return
+        except BaseException:
+            self._free_model()
+            raise
+        else:
+            self._emit(ModelLoaded(model=info))
+
+    def _load(self, command: LoadModel) -> ModelInfo:
+        available = available_for_model()
+        model = self._model = Model.load(
+            Path(command.path),
+            command.options,
+            command.cpus,
+            on_progress=self._on_progress,
+            abort=self._abort,
+            visible_markers=tuple(sorted(MARKER_TOKENS)),
+            on_vocab=self._start_template,
+            available=available,
+        )
+        left = available - model.plan.need.least
+        self._setup = set_up_speculation(model, command, left, self._on_progress, self._abort)
+        model.info = describe_with_limits(model, self._on_progress, self._abort)
         cache = None
         if command.state_dir:
             cache = PrefixCache(Path(command.state_dir), command.state_limit, model.state_key(), self._writer)
         speculator, chunking = self._setup.speculator, PrefillChunking.of(model)
         self._loaded = LoadedModel(model, self._template, cache, speculator, chunking, self._budget)
-        self._emit(ModelLoaded(model=model.info))
+        return model.info
+
+    def _start_template(self, header: GGUFHeader, vocab: Vocab) -> None:
+        if header.chat_template:
+            self._template = ChatTemplate(header.chat_template, vocab.bos_text, vocab.eos_text)
+            self._template.warm_up()
+
+    def _on_progress(self, phase: str, done: int, total: int) -> None:
+        self._emit(LoadProgress(phase=phase, done=done, total=total))
 
     def generate(self, command: Generate, arrived: float | None = None) -> None:
         """Answer a request. Ends with `GenerationFinished` or `Failed`.
@@ -158,17 +158,16 @@ class Engine:
             loaded.save(at_end=True)
             loaded.cache.finish(is_cancelled)
             loaded.cache.drop()
+        self._free_model()
+
+    def _free_model(self) -> None:
         if self._setup is not None:
             self._setup.free()
-            self._setup = None
-        if loaded is not None:
-            loaded.model.free()
-        self._close_template()
-
-    def _close_template(self) -> None:
+        if self._model is not None:
+            self._model.free()
         if self._template is not None:
             self._template.close()
-            self._template = None
+        self._setup = self._model = self._template = None
 
     def _fail(self, error: CpuchatError, request_id: int = 0) -> None:
         self._emit(Failed(code=error.code, message=error.message, hint=error.hint, request_id=request_id))

@@ -53,6 +53,11 @@ class Chat:
         self.engine = Engine(self._emit, budget)
         self._requests = 0
 
+    def restart(self) -> None:
+        """Go on with another engine, as a new worker process would."""
+        self.engine.close()
+        self.engine = Engine(self._emit)
+
     def _emit(self, event: Event) -> None:
         self.events.append(event)
         self.react(event)
@@ -267,7 +272,7 @@ def test_damaged_saved_state_only_costs_time(chat: Chat, tiny_model: Path, tmp_p
     folder = tmp_path / "kv"
     chat.load(tiny_model, state_dir=folder)
     chat.ask(user(LONG), chat_id="a")
-    chat.engine.close()
+    chat.restart()
     state = next(folder.glob("*.kv"))
     data = bytearray(state.read_bytes())
     data[len(data) // 2] ^= 4
@@ -349,7 +354,7 @@ def test_raw_prompt(chat: Chat, tiny_model: Path) -> None:
 def test_model_without_template(chat: Chat, tiny_model_without_template: Path) -> None:
     info = chat.load(tiny_model_without_template)
     assert not info.has_template
-    assert any("no chat template" in note for note in info.notes)
+    assert any("No chat template" in note for note in info.notes)
     timings = chat.ask(user("Hello"))
     assert timings.predicted_n == 24
     assert timings.prompt_n == len("User: Hello\nAssistant:") - 3  # "er", "ll" and "an" are tokens
@@ -381,7 +386,7 @@ def test_wrong_sampling_is_refused(chat: Chat, tiny_model: Path) -> None:
 
 def test_closing_and_another_model(chat: Chat, tiny_model: Path, recurrent_model: Path) -> None:
     chat.load(tiny_model)
-    chat.engine.close()
+    chat.restart()
     chat.request(messages=(user("Hello"),))
     assert chat.failure.code == "usage"
     assert chat.load(recurrent_model).architecture == "mamba"

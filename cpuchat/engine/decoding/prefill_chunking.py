@@ -1,9 +1,8 @@
-"""How many prompt tokens to evaluate at once, so that a stop is felt at once.
+"""How many prompt tokens to evaluate per batch, so that cancelling takes effect within 50 ms.
 
-llama.cpp looks at the abort flag between the nodes of its graph. One node over a large batch, the attention of one
-layer over a long context above all, takes much longer than anyone wants to wait. The size depends on the model, the
-thread count and the position only, never on measured time: the same prompt is always cut the same way, and gives the
-same logits.
+llama.cpp checks the abort flag between the nodes of its graph. One node over a large batch, above all the attention of
+one layer over a long context, can take much longer. The size depends on the model, the thread count and the position
+only, never on measured time: the same prompt is always split the same way, and gives the same logits.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from cpuchat.engine.llama.model import Model
 
 _NODE_SECONDS: Final = 0.05
 _STEP: Final = 32
-"""Sizes are multiples of this, and at least this: smaller batches waste too much."""
+"""Sizes are multiples of this, and at least this: smaller batches are inefficient."""
 
-# Operations per second of one core, on the low side of what was measured (Zen 4, 1.5B shape: 160 with quantised
-# weights, 120 with float ones, 30 in attention), with and without AVX-512.
-_QUANTISED_RATE: Final = {True: 150e9, False: 75e9}
+# Operations per second of one core, on the low side of what was measured (Zen 4, 1.5B shape: 160e9 with quantized
+# weights, 120e9 with float ones, 30e9 in attention), with and without AVX-512.
+_QUANTIZED_RATE: Final = {True: 150e9, False: 75e9}
 _FLOAT_RATE: Final = {True: 100e9, False: 50e9}
 _FLOATS: Final = ("F32", "F16", "BF16")
 _ATTENTION_RATE: Final = {True: 25e9, False: 12e9}
@@ -31,8 +30,11 @@ _ATTENTION_RATE: Final = {True: 25e9, False: 12e9}
 class PrefillChunking:
     """Work of the largest nodes of a graph.
 
-    `matmul` operations per token of the largest weight matrix; `attention` operations per token and token of context
-    of one layer; `wide_vectors`: the CPU has AVX-512; `is_float`: that matrix is not quantised.
+    Attributes:
+        matmul: operations per token of the largest weight matrix.
+        attention: operations per token and token of context of one layer.
+        wide_vectors: the CPU has AVX-512.
+        is_float: that matrix is not quantized.
     """
 
     matmul: float
@@ -43,7 +45,7 @@ class PrefillChunking:
 
     @classmethod
     def of(cls, model: Model) -> PrefillChunking:
-        """Sizes for a loaded model. The output layer does not count: it works on the last token only."""
+        """Return the sizes for a loaded model. The output layer does not count: it works on the last token only."""
         header, features = model.header, bindings.engine_info().features
         experts = max(header.number("expert_count"), 1)
         used = header.number("expert_used_count") or experts
@@ -57,10 +59,10 @@ class PrefillChunking:
         return cls(2 * largest, attention, model.pool.n_threads, "AVX512" in features, is_float)
 
     def size(self, n_past: int, most: int) -> int:
-        """Tokens for one batch after `n_past`, at most `most`."""
+        """Return the tokens for one batch after `n_past`, at most `most`."""
         tokens = float(most)
         if self.matmul:
-            rates = _FLOAT_RATE if self.is_float else _QUANTISED_RATE
+            rates = _FLOAT_RATE if self.is_float else _QUANTIZED_RATE
             rate = rates[self.wide_vectors] * self.n_threads
             tokens = min(tokens, _NODE_SECONDS * rate / self.matmul)
         if self.attention:

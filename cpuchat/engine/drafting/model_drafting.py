@@ -160,7 +160,7 @@ class ModelDrafting:
             draft.restart(n + 1)
         waited = self._wait_ms
         self._read(n, is_shadow=True)
-        self._wait_ms = waited  # this has a budget of its own
+        self._wait_ms = waited  # this has its own budget
         return True
 
     def _read(self, n: int, *, is_shadow: bool) -> None:
@@ -175,5 +175,5 @@ class ModelDrafting:
 
     @property
     def has_split_cores(self) -> bool:
-        """The target computes on fewer cores meanwhile, whoever drafted."""
+        """The target computes on fewer cores meanwhile, whichever drafter was used."""
         return self._thread is not None and self._thread.is_on and not self._thread.always

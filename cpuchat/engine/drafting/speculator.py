@@ -74,7 +74,7 @@ class Speculator:
         self._lookup_debt = 0.0  # seconds spent on looking for drafts in vain, less what may be
         self._lookup_seconds = 0.0  # before the next pass, without waiting for the draft model
         self._was_asked = False
-        self._unasked_ms, self._n_unasked = 0.0, 0  # plain steps that nobody looked for a draft before
+        self._unasked_ms, self._n_unasked = 0.0, 0  # plain steps without a lookup
 
     def remember(self, text: Tokens[int]) -> None:
         """Keep another chat's text, for suffix decoding across chats."""

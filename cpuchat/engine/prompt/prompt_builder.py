@@ -46,7 +46,7 @@ class PromptBuilder:
 
         Args:
             max_tokens: of the answer, 0 = no limit; up to a quarter of the context is reserved for it.
-            on_trimmed: told what was left out, before the prompt is rendered again.
+            on_trimmed: called with what was dropped.
 
         Raises:
             ContextFull: the last message alone is too long.

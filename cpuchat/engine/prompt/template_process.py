@@ -1,4 +1,4 @@
-"""Renders one chat template, as a process of its own, for template_helper.py.
+"""Renders one chat template in a separate process, for template_helper.py.
 
 A template is untrusted code. Jinja's sandbox keeps it from reaching Python's objects, but nothing in Python bounds the
 time and memory of `"a" * 10**9 | sort` and the like. The kernel does: this process gets limits on address space, CPU

@@ -112,7 +112,7 @@ class DepthController:
     def record(self, record: PassRecord) -> None:
         """Learn from a pass."""
         # The first plain step after a pass of another size is slower than those that follow (its graph is built anew,
-        # the caches hold something else): it says nothing about plain decoding.
+        # the caches hold something else): it is not representative.
         is_representative = self._last_pass is None or not self._last_pass.drafted
         self._last_pass = record
         if record.drafter is None:
@@ -356,7 +356,7 @@ class DepthController:
 
     @property
     def depth(self) -> int:
-        """Tokens per draft now, whoever drafts: as planned, or those of the last draft while it is recent."""
+        """Tokens per draft now: as planned for the draft model, or those of the last draft while it is recent."""
         return self.plan.depth or (self._last_depth if self._passes_since_draft <= _RECENT else 0)
 
     @property

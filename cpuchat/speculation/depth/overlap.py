@@ -11,9 +11,9 @@ GAIN: Final = 1.03
 _RATES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
-def overlap_pays(costs: PassCosts, gain: float = GAIN) -> bool:
-    """Return whether concurrent drafting is faster than sequential by `gain` at any acceptance rate."""
-    return any(concurrent_rate(costs, rate) > gain * sequential_rate(costs, rate) for rate in _RATES)
+def overlap_pays(costs: PassCosts) -> bool:
+    """Return whether concurrent drafting is clearly faster than sequential at any acceptance rate."""
+    return any(concurrent_rate(costs, rate) > GAIN * sequential_rate(costs, rate) for rate in _RATES)
 
 
 def sequential_rate(costs: PassCosts, rate: float) -> float:

@@ -47,7 +47,7 @@ class ShadowReading:
         self._unread = 0
 
     def take_scorable(self) -> int:
-        """Return how many of the newest tokens may be scored: what it says about the prompt tells little."""
+        """Return how many of the newest tokens may be scored: those of the prompt tell little about answers."""
         n, self._scorable = self._scorable, 0
         return n
 

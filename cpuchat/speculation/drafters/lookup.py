@@ -10,6 +10,8 @@ from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex
 from cpuchat.timings import DrafterName
 
+_SIZES: Final = range(2, 9)
+"""Lengths of the indexed n-grams."""
 MAX_MATCH: Final = 32
 """Longer matches count as this."""
 _BUCKET_MATCHES: Final = (3, 4, 6, 9, 16, 32)
@@ -37,15 +39,8 @@ class PromptLookup:
 
     name: DrafterName = "lookup"
 
-    def __init__(self, shortest: int = 2, longest: int = 8) -> None:
-        """`shortest`, `longest`: lengths of the n-grams.
-
-        Raises:
-            ValueError: not 1 <= shortest <= longest.
-        """
-        if not 1 <= shortest <= longest:
-            raise ValueError(f"n-grams from {shortest} to {longest} tokens")
-        self._index = NgramIndex(range(shortest, longest + 1))
+    def __init__(self) -> None:
+        self._index = NgramIndex(_SIZES)
 
     def begin_answer(self, text: Sequence[int]) -> None:
         """Implement `Drafter.begin_answer`."""

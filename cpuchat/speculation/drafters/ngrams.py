@@ -35,12 +35,6 @@ class NgramIndex:
     def __len__(self) -> int:
         return len(self.text)
 
-    def __sizeof__(self) -> int:
-        """Return the bytes of tables, keys and positions; the shared position objects are counted once."""
-        tables = sum(d.__sizeof__() + sum(key.__sizeof__() for key in d) for d in self._last.values())
-        arrays = sum(a.__sizeof__() for a in (self.text, *self.previous.values()))
-        return tables + arrays + 32 * len(self.text)
-
     def set_text(self, text: Sequence[int]) -> None:
         """Replace the text; the prefix that it shares with the one before stays indexed."""
         new = array("i", text)

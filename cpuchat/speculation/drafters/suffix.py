@@ -71,11 +71,6 @@ class SuffixDecoding:
         self._newer, self._older = NgramIndex(SIZES), NgramIndex(SIZES)
         self._newer_texts: list[array[int]] = []
 
-    @property
-    def remembered(self) -> int:
-        """Tokens of other chats held now, an end mark each included."""
-        return len(self._newer) + len(self._older)
-
     def begin_answer(self, text: Sequence[int]) -> None:
         """Implement `Drafter.begin_answer`."""
         self._chat.set_text(text)

@@ -24,8 +24,8 @@ def naive(text: list[int], n: int, shortest: int = 2, longest: int = 8) -> list[
     return []
 
 
-def lookup(text: list[int], **options: int) -> PromptLookup:
-    drafter = PromptLookup(**options)
+def lookup(text: list[int]) -> PromptLookup:
+    drafter = PromptLookup()
     drafter.begin_answer(text)
     return drafter
 
@@ -35,13 +35,6 @@ def test_copies_on_from_the_latest_occurrence_of_the_longest_n_gram(text, n):
     proposal = lookup(text).propose(n)
     assert proposal.drafter == "lookup"
     assert proposal.tokens == naive(text, n)
-
-
-@given(texts, st.integers(1, 4), st.integers(0, 3))
-def test_sizes_of_n_grams_are_a_choice(text, shortest, more):
-    longest = shortest + more
-    drafter = lookup(text, shortest=shortest, longest=longest)
-    assert drafter.propose(5).tokens == naive(text, 5, shortest, longest)
 
 
 @given(texts, st.lists(texts, max_size=4))
@@ -103,9 +96,3 @@ def test_nothing_less_likely_than_asked_for(text, min_probability):
 @pytest.mark.parametrize("text", [[], [5], [5, 6], [1, 2, 3, 4, 5]])
 def test_nothing_to_say(text):
     assert lookup(text).propose(8).tokens == []
-
-
-@pytest.mark.parametrize(("shortest", "longest"), [(0, 4), (5, 4)])
-def test_senseless_sizes_are_refused(shortest, longest):
-    with pytest.raises(ValueError, match="n-grams"):
-        PromptLookup(shortest, longest)
