@@ -43,7 +43,7 @@ def test_question_and_material_make_the_prompt(question: str, material: str, raw
 
 
 def test_nothing_is_no_question() -> None:
-    with pytest.raises(UsageError, match="no question"):
+    with pytest.raises(UsageError, match="No question"):
         compose(" ", "\n\n", raw=False)
 
 

@@ -93,7 +93,7 @@ def test_what_may_mean_several_is_not_guessed(tiny: Path, hub: Path, tiny_model:
     done = run("models", "delete", spec, "--yes")
     assert done.returncode in (2, 3)
     if spec:
-        assert f"{spec} may be one of 2 models.\n  Give {other} or {tiny}." in done.stderr
+        assert f"{spec} is ambiguous: 2 models match.\n  Use {other} or {tiny}." in done.stderr
     assert tiny.exists()
     assert other.exists()
 

@@ -46,7 +46,7 @@ def test_the_hub_is_asked_for_nothing_else(hub_server: HubServer) -> None:
 def test_nothing_found_is_said_and_no_error(hub_server: HubServer) -> None:
     done = run("models", "search", "no\x1b[31m such thing")
     assert done.returncode == 0
-    assert "No repository" in done.stderr
+    assert "No GGUF repositories match" in done.stderr
     assert "\x1b" not in done.stderr
     assert done.stdout == ""
 
