@@ -184,7 +184,7 @@ def test_wrong_pairs_are_explained(tmp_path: Path) -> None:
     for arguments, message in (
         ({"alpha": 1.5}, "Invalid acceptance rate"),
         ({"alpha": 0.5, "target": small}, "not supported for a pair"),
-        ({"alpha": 0.5, "target": "tiny", "n_vocab": 100}, "not supported for a pair"),
+        ({"alpha": 0.5, "target": "tiny", "n_vocab": 100}, "too small"),
         ({"alpha": 0.5, "target": "tiny", "quant": "Q2_K"}, "not supported"),
         ({"alpha": 0.5, "target": "tiny", "layers": 0}, "0 layers"),
     ):

@@ -180,7 +180,7 @@ async def test_a_damaged_one_is_marked_and_not_loaded(tmp_path: Path) -> None:
         await opened_shelf(app, tmp_path)
         assert "! broken" in app.screen_text
         await app.press(*"broken", "enter")
-        await app.until(lambda: any("truncated" in notice for notice in app.notices))
+        await app.until(lambda: any("cut short" in notice for notice in app.notices))
         assert isinstance(app.app.screen, ModelsScreen)
 
 
