@@ -48,7 +48,7 @@ class Vocab:
         self.bos_text = self._text(self.bos)
         self.eos_text = self._text(self.eos)
         self._adds_eos = self.has_tokenizer and bool(llama.llama_vocab_get_add_eos(self._vocab))
-        self._alphabet = spm_coverage
+        self._coverage = spm_coverage
         for marker in visible_markers:
             token = self._token_of(marker)
             if token is not None:
@@ -57,7 +57,7 @@ class Vocab:
 
     def _token_of(self, text: str) -> int | None:
         """Return the token that `text` is; None if it is several, or not tokenizable."""
-        if self._alphabet is not None and self._alphabet.unknown(text.encode()):
+        if self._coverage is not None and self._coverage.unknown(text.encode()):
             return None
         tokens = self.tokenize(text.encode(), add_special=False)
         return tokens[0] if len(tokens) == 1 else None
@@ -102,7 +102,7 @@ class Vocab:
         return tokens
 
     def _tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        if self._alphabet is not None and (unknown := self._alphabet.unknown(text, with_controls=parse_special)):
+        if self._coverage is not None and (unknown := self._coverage.unknown(text, with_controls=parse_special)):
             raise GenerationFailed(
                 f"This model's vocabulary has no token for {unknown!r}.",
                 "Remove that character, or choose another model.",

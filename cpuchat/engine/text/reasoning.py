@@ -254,15 +254,9 @@ class ReasoningSplitter:
     def _safe_length(self, text: str, kind: Format) -> int:
         """Return how much of `text` cannot be part of a marker that ends the answer or leads back from it."""
         safe = len(text) - held_back(text, (*kind.reopening, *kind.after_answer))
-        body = text.rstrip()
-        while True:  # complete end marks, with white space between them, wait for the flush
-            for marker in kind.after_answer:
-                if body.endswith(marker):
-                    body = body[: -len(marker)].rstrip()
-                    safe = min(safe, len(body))
-                    break
-            else:
-                break
+        body = self._without_end_marks(text)
+        if body != text:  # complete end marks, with white space between them, wait for the flush
+            safe = min(safe, len(body.rstrip()))
         # an unfinished mark after finished ones: "<|END_RESPONSE|><|END_"
         if safe < len(text):
             inner = text[:safe].rstrip()
@@ -289,14 +283,9 @@ class ReasoningSplitter:
 
     def _without_end_marks(self, text: str) -> str:
         marks = self._format.after_answer if self._format else ()
-        while True:
-            body = text.rstrip()
-            for marker in marks:
-                if body.endswith(marker):
-                    text = body[: -len(marker)]
-                    break
-            else:
-                return text
+        while mark := next((mark for mark in marks if text.rstrip().endswith(mark)), ""):
+            text = text.rstrip().removesuffix(mark)
+        return text
 
 
 def _after_marker(text: str) -> str:

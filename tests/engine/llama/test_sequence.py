@@ -90,7 +90,7 @@ def test_model_without_rollback_starts_over(load: Callable[..., Model], recurren
     model = load(recurrent_model)
     sequence = model.sequence
     assert not sequence.can_roll_back
-    assert any("cannot take back" in note for note in model.info.notes)
+    assert any("Recurrent state" in note for note in model.info.notes)
     sequence.extend(list(b"abcdef"))
     assert sequence.prepare(list(b"abcdefgh")) == (6, None)
     assert sequence.prepare(list(b"abcdXY")) == (0, None)
