@@ -12,7 +12,8 @@ from cpuchat.engine.drafting.calibration import measure
 from cpuchat.engine.drafting.overlap import DraftThread
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.model import Model, Progress
+from cpuchat.engine.llama.file_reading import Progress
+from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.errors import GenerationFailed, Interrupted
 from cpuchat.models.drafts.calibrations import Calibration, calibration_cache, implausible, is_plausible

@@ -174,7 +174,7 @@ class _Curve:
         return {n: min(values) for n, values in self._samples.items()}
 
     def filled(self) -> tuple[float, ...]:
-        """ms for n = 1..32."""
+        """Return ms for n = 1..32."""
         return interpolate(self._best)
 
     @property

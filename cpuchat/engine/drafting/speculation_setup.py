@@ -12,8 +12,9 @@ from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.drafting.overlap import DraftThread
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.engine.llama.file_reading import Progress
 from cpuchat.engine.llama.limits import traffic
-from cpuchat.engine.llama.model import Model, Progress
+from cpuchat.engine.llama.model import Model
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf.header import read_model

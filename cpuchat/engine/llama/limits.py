@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.model import Model, Progress
+from cpuchat.engine.llama.file_reading import Progress
+from cpuchat.engine.llama.model import Model
 from cpuchat.errors import Interrupted
 from cpuchat.hardware.bandwidth.peaks import known_peak, peak_of, should_measure
 from cpuchat.hardware.memory import available_bytes, available_on

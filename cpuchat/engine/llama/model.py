@@ -13,6 +13,7 @@ import numpy as np
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.control_text import special_types
+from cpuchat.engine.llama.file_reading import Progress, place_pages, read_ahead, throttled
 from cpuchat.engine.llama.load_plan import N_OUTPUTS_MAX, LoadPlan, plan_load
 from cpuchat.engine.llama.rollback import has_recurrent_state, request_rollback
 from cpuchat.engine.llama.rollback_probe import detect_rollback
@@ -20,22 +21,13 @@ from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.engine.llama.spm_coverage import spm_coverage
 from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.engine.llama.vocab import Vocab
-from cpuchat.errors import DoesNotFit, GenerationFailed, Interrupted, ModelDamaged, ModelNotFound, ModelUnsupported
+from cpuchat.errors import DoesNotFit, GenerationFailed, Interrupted, ModelDamaged, ModelUnsupported
 from cpuchat.hardware.memory import available_bytes
-from cpuchat.hardware.numa.mempolicy import current
-from cpuchat.hardware.numa.page_cache import missing_ranges
-from cpuchat.hardware.numa.residency import prepare_file
-from cpuchat.hardware.topology import read_topology
 from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.gguf.checks import check_header
-from cpuchat.models.gguf.header import GGUFHeader, read_model, split_parts
+from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.protocol import LoadOptions, ModelInfo
 
-Progress = Callable[[str, int, int], None]
-"""(phase, done, total); phase "reading" or "preparing", bytes."""
-
-_READ_CHUNK: Final = 8 << 20
-_PROGRESS_SECONDS: Final = 0.05
 _UNSUPPORTED: Final = ("unknown model architecture", "unknown pre-tokenizer", "unknown tokenizer", "unsupported")
 _NO_MEMORY: Final = ("failed to allocate", "unable to allocate", "out of memory")
 
@@ -98,8 +90,8 @@ class Model:
         bindings.log.clear()
         try:
             if options.load_mode == "mmap":
-                model._notes += _place_pages(header)
-                _read_ahead(header, on_progress, abort)
+                model._notes += place_pages(header)
+                read_ahead(header, on_progress, abort)
             model._load_weights(on_progress)
             model.vocab = Vocab(model._model, visible_markers, spm_coverage(header), special_types(header))
             on_vocab(header, model.vocab)
@@ -116,7 +108,7 @@ class Model:
 
     def _load_weights(self, on_progress: Progress) -> None:
         phase = "preparing" if self.options.load_mode == "mmap" else "reading"
-        total, on_progress = self.header.file_size, _throttled(on_progress)
+        total, on_progress = self.header.file_size, throttled(on_progress)
 
         def progress(share: float, _: Any) -> bool:
             on_progress(phase, int(share * total), total)
@@ -264,60 +256,6 @@ class Model:
         if self._model:
             llama.llama_model_free(self._model)
             self._model = None
-
-
-def _place_pages(header: GGUFHeader) -> list[str]:
-    """Re-read file pages that are on other NUMA nodes than this process's policy wants; returns notes for the user."""
-    policy = current()
-    if policy is None or not policy.places:
-        return []
-    topology = read_topology()
-    parts = split_parts(header.path) or [header.path]
-    return list(dict.fromkeys(note for part in parts if (note := prepare_file(part, policy, topology))))
-
-
-def _read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> None:
-    """Read what is missing of the file into the page cache, with progress and cancellation.
-
-    llama.cpp would do the same inside one mmap call that neither reports progress nor can be cancelled.
-    """
-    buffer = memoryview(bytearray(_READ_CHUNK))
-    part, on_progress = header.path, _throttled(on_progress)
-    try:
-        missing: list[tuple[Path, int, int]] = []
-        for part in split_parts(header.path) or [header.path]:
-            ranges = missing_ranges(part)
-            missing += [(part, *one) for one in ([(0, part.stat().st_size)] if ranges is None else ranges)]
-        total = header.file_size
-        done = max(0, total - sum(end - start for _, start, end in missing))
-        on_progress("reading", done, total)
-        for part, start, end in missing:
-            with part.open("rb", buffering=0) as file:
-                file.seek(start)
-                while start < end and (n := file.readinto(buffer[: end - start])):
-                    start += n
-                    done += n
-                    if abort.is_set():
-                        raise Aborted
-                    on_progress("reading", min(done, total), total)
-    except OSError as error:
-        raise ModelNotFound(f"Cannot read {part}: {error.strerror}.", "Check permissions and the disk.") from None
-    if abort.is_set():
-        raise Aborted
-
-
-def _throttled(on_progress: Progress) -> Progress:
-    """Pass on at most one call in `_PROGRESS_SECONDS`, and the last one."""
-    last = 0.0
-
-    def throttled(phase: str, done: int, total: int) -> None:
-        nonlocal last
-        now = perf_counter()
-        if now - last >= _PROGRESS_SECONDS or done >= total:
-            last = now
-            on_progress(phase, done, total)
-
-    return throttled
 
 
 def _reason() -> str:
