@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import Row, Target, arguments, machine, report, run_main, say
 
 from cpuchat.hardware.counters.collector_file import content_of
-from cpuchat.hardware.counters.kernel import Kernel
-from cpuchat.hardware.counters.perf_events import TASK_CLOCK, TYPE_SOFTWARE, attributes, system_call
+from cpuchat.hardware.counters.kernel import Kernel, perf_event_open
+from cpuchat.hardware.counters.perf_events import TASK_CLOCK, TYPE_SOFTWARE, attributes
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol import ModelInfo, ModelLoaded, PrefillProgress, TextDelta, Traffic
@@ -55,7 +55,7 @@ SAMPLE = MachineSample(Bandwidth(4e11, "umc", "machine", 3e11, 1e11, (2e10,) * 2
 def _perf(attr: bytes, pid: int, cpu: int, flags: int) -> int:
     """A software event in place of the one that was asked for: reading it takes the same system call."""
     own = attributes(TYPE_SOFTWARE, (TASK_CLOCK, 0, 0), user_only=True)
-    return system_call(own, max(pid, 0), -1, flags)
+    return perf_event_open(own, max(pid, 0), -1, flags)
 
 
 def _ioctl(fd: int, request: int, buffer: bytearray) -> None:

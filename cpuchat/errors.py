@@ -29,7 +29,7 @@ class CpuchatError(Exception):
 
 
 class UsageError(CpuchatError):
-    """A value given by the user is not acceptable."""
+    """A value given by the user is invalid."""
 
     code = "usage"
     exit_code = 2
@@ -42,28 +42,28 @@ class SettingsError(UsageError):
 
 
 class ModelNotFound(CpuchatError):
-    """No GGUF file for the given path, repository or name."""
+    """No GGUF file at the given path, repository or name."""
 
     code = "model_not_found"
     exit_code = 3
 
 
 class ModelDamaged(CpuchatError):
-    """The file is no GGUF file, is cut short, or its header contradicts itself."""
+    """Not a GGUF file, truncated, or with an inconsistent header."""
 
     code = "model_damaged"
     exit_code = 4
 
 
 class ModelUnsupported(CpuchatError):
-    """The file is sound but this engine cannot run it."""
+    """A valid file that this engine cannot run."""
 
     code = "model_unsupported"
     exit_code = 4
 
 
 class DoesNotFit(CpuchatError):
-    """Weights, KV cache and buffers need more memory than there is; the message holds the sum."""
+    """Weights, KV cache and buffers need more memory than available; the message has the arithmetic."""
 
     code = "does_not_fit"
     exit_code = 5
@@ -77,14 +77,14 @@ class ContextFull(CpuchatError):
 
 
 class TemplateError(CpuchatError):
-    """The model's chat template failed or tried what a template must not."""
+    """The model's chat template failed or used something forbidden."""
 
     code = "template"
     exit_code = 7
 
 
 class WorkerDied(CpuchatError):
-    """The inference process ended without being asked to."""
+    """The inference process crashed or was killed."""
 
     code = "worker_died"
     exit_code = 8
@@ -98,7 +98,7 @@ class EngineMismatch(CpuchatError):
 
 
 class GenerationFailed(CpuchatError):
-    """llama.cpp refused a batch or cannot take a text; the model stays loaded."""
+    """llama.cpp rejected a batch or a text; the model stays loaded."""
 
     code = "generation_failed"
     exit_code = 10
@@ -112,31 +112,31 @@ class ChatsError(CpuchatError):
 
 
 class ChatsDamaged(ChatsError):
-    """The file of the chats is damaged, and what is sound in it could not be moved to a new one."""
+    """The chat database is damaged and could not be salvaged."""
 
     code = "chats_damaged"
 
 
 class ChatsTooNew(ChatsError):
-    """The file of the chats was written by a newer version of this program."""
+    """The chat database was written by a newer version."""
 
     code = "chats_too_new"
 
 
 class ChatsForeign(ChatsError):
-    """The file of the chats is another program's database."""
+    """The chat database belongs to another program."""
 
     code = "chats_foreign"
 
 
 class ChatsChanged(ChatsError):
-    """Another instance of the app changed this chat, or deleted it."""
+    """Another instance changed or deleted this chat."""
 
     code = "chats_changed"
 
 
 class DraftMismatch(CpuchatError):
-    """The draft model cannot draft for the target; the message names the first difference."""
+    """The draft model does not fit the target; the message names the first difference."""
 
     code = "draft_mismatch"
     exit_code = 12
