@@ -209,18 +209,16 @@ class Conversation:
             self.meter.observe(LoadCancelled(), self._clock())
             yield LoadCancelled()
 
-    async def reload(self) -> AsyncGenerator[AnyEvent, None]:
-        """Load the same model again, with the settings as they are now. The open chat goes on: what the worker
-        remembers of it is saved before and read again with the next answer.
+    def reload(self) -> AsyncGenerator[AnyEvent, None]:
+        """Load the same model again, with the settings as they are now. The open chat goes on: its KV is saved before
+        and read again with the next answer.
 
         Raises:
             UsageError: no model was loaded before.
         """
         if self._path is None:
             raise UsageError("No model is loaded.", "Choose one first.")
-        async with contextlib.aclosing(self.load_model(self._path)) as events:
-            async for event in events:
-                yield event
+        return self.load_model(self._path)
 
     async def generate_detached(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         """Stream the answer to a request beside the chat: neither stored nor seen by the meter. Ends as `send` does."""

@@ -356,13 +356,13 @@ HEADER_SIZE = _HEADER.size
 
 
 def encode(message: Command | Event) -> bytes:
-    """One frame."""
+    """Return one frame."""
     body = _encoder.encode(message)
     return _HEADER.pack(len(body)) + body
 
 
 def frame_length(header: bytes) -> int:
-    """Bytes that follow a frame's header.
+    """Return the number of bytes that follow a frame's header.
 
     Raises:
         ValueError: the length is above `MAX_FRAME` (the stream is not ours or out of step).

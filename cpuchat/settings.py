@@ -141,7 +141,7 @@ class SpeculationSection(Section):
         return self.draft_model if "draft" in _DRAFTERS[self.drafters] else "none"
 
     def speculation(self) -> Speculation:
-        """For one answer. A drafter that turns out not to be there is left out by the engine."""
+        """Return how to draft one answer; the engine leaves out drafters that are not available."""
         return Speculation(
             drafters=_DRAFTERS[self.drafters],
             depth=self.depth,
@@ -281,7 +281,7 @@ def parse(text: str, origin: str = "config.toml") -> Settings:
 
 
 def explained(error: msgspec.ValidationError) -> tuple[str, str]:
-    """The key ("engine.threads"; "" for the top level) that is wrong, and what is wrong with it."""
+    """Return the wrong key ("engine.threads"; "" for the top level) and what is wrong with it."""
     # msgspec ends its message with "- at `$.engine.threads`".
     reason, _, where = str(error).partition(" - at ")
     key = where.strip("`").removeprefix("$").lstrip(".")

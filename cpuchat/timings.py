@@ -53,12 +53,12 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
     def tokens_per_pass(self, predicted_n: int) -> float | None:
-        """Tokens written per evaluation of the target, of `predicted_n` in all; the prompt gives the first one. None
+        """Return tokens per evaluation of the target, of `predicted_n` in all; the prompt gives the first one. None
         when nothing was drafted."""
         return (predicted_n - 1) / self.passes if self.draft_n and self.passes else None
 
     def speed_up(self, tok_s: float | None, predicted_n: int) -> float | None:
-        """`tok_s` against plain decoding of this model here. None when one of them is not known, nothing was drafted,
+        """Return `tok_s` ÷ plain decoding of this model here. None when one of them is not known, nothing was drafted,
         and for a few tokens only, over which the first pass weighs too much."""
         if tok_s is None or not self.plain_ms or not self.draft_n or predicted_n < LEAST_TOKENS:
             return None

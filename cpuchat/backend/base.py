@@ -54,7 +54,7 @@ class Backend(Protocol):
         ...
 
     async def forget(self, chat_id: str) -> None:
-        """A chat was deleted: delete what was saved to continue it quickly."""
+        """Delete the KV saved for a chat that was deleted."""
         ...
 
     def kill(self) -> None:

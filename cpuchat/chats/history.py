@@ -195,7 +195,7 @@ class ChatHistory:
         await self._saver.close()
 
     async def close_store(self) -> None:
-        """No method may be called afterwards."""
+        """Close the store; no method may be called afterwards."""
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
 

@@ -1,4 +1,4 @@
-"""What the store keeps, and what of a row makes no sense.
+"""What the store keeps, and which values of a row are invalid.
 
 SQLite takes any value in any column, and a file can be damaged anywhere: nothing is taken from it unchecked.
 """
@@ -67,8 +67,8 @@ def new_chat_id() -> str:
     return secrets.token_hex(8)
 
 
-def mended_chat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """`row` of the table `chats` with whatever makes no sense replaced; equal to it when it was sound."""
+def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `row` of the table `chats` with invalid values replaced; equal to it when it was valid."""
     created = _time(row["created"], row["updated"])
     version = row["version"]
     return {
@@ -82,8 +82,8 @@ def mended_chat(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def mended_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`row` of the table `messages` with whatever makes no sense replaced; equal to it when it was sound.
+def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return `row` of the table `messages` with invalid values replaced; equal to it when it was valid.
 
     None: nobody could tell who said it. A `position` of -1 has to be made anew. `timings` that are a text stay as they
     are: figures are not worth changing a message for.
@@ -105,15 +105,15 @@ def mended_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def chat_of(row: tuple[Any, ...]) -> Chat | None:
-    """None when the row makes no sense."""
+    """Build the record of a row; None when the row is invalid."""
     fields = dict(zip(CHAT_COLUMNS, row, strict=True))
-    return Chat(**fields) if mended_chat(fields) == fields else None
+    return Chat(**fields) if repaired_chat(fields) == fields else None
 
 
 def message_of(row: tuple[Any, ...]) -> StoredMessage | None:
-    """None when the row makes no sense."""
+    """Build the record of a row; None when the row is invalid."""
     fields = dict(zip(MESSAGE_COLUMNS, row, strict=True))
-    if mended_message(fields) != fields:
+    if repaired_message(fields) != fields:
         return None
     return StoredMessage(**{**fields, "timings": _timings(fields["timings"])})
 
@@ -123,17 +123,17 @@ def timings_json(timings: Timings | None) -> str | None:
 
 
 def storable(text: str) -> str:
-    """SQLite keeps UTF-8: half a surrogate pair (from a broken paste) becomes a question mark."""
+    """Make `text` valid UTF-8: half a surrogate pair (from a broken paste) becomes a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def decoded(raw: bytes) -> str:
-    """For `sqlite3.Connection.text_factory`: bytes that are no UTF-8 become surrogates, which `_text` finds."""
+    """Decode for `sqlite3.Connection.text_factory`: bytes that are not UTF-8 become surrogates, which `_text` finds."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def is_unicode(value: object) -> bool:
-    """Not a text that `decoded` found to be none."""
+    """Return False for a text in which `decoded` found bytes that are not UTF-8."""
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()

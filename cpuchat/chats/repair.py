@@ -1,6 +1,6 @@
 """Damaged files of chats: what is sound is kept in use, what is not is kept as it was.
 
-Rows that make no sense are copied to the table `quarantine` and mended, or moved there. From a file whose tables or
+Invalid rows are copied to the table `quarantine` and repaired, or moved there. From a file whose tables or
 pages are damaged, every row that can still be read is copied to a new one, and the file is moved aside.
 """
 
@@ -23,9 +23,9 @@ from cpuchat.chats.records import (
     MESSAGE_COLUMNS,
     decoded,
     is_unicode,
-    mended_chat,
-    mended_message,
     new_chat_id,
+    repaired_chat,
+    repaired_message,
 )
 from cpuchat.errors import ChatsDamaged
 
@@ -52,44 +52,45 @@ _QUERIES = 4000  # how often a damaged table is asked for what is behind the dam
 
 
 def is_damage(error: BaseException) -> bool:
-    if isinstance(error, schema.Odd | UnicodeError | OverflowError):  # also names in it that cannot be named back
+    # A name in the file that cannot be passed back raises the last two.
+    if isinstance(error, schema.UnexpectedLayout | UnicodeError | OverflowError):
         return True
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "unsupported file format" in str(error)
 
 
 def check(db: sqlite3.Connection) -> int:
-    """Look through every page, and mend what can be mended in place; returns how many rows that were.
+    """Look through every page, and repair in place what can be; returns the number of repaired rows.
 
     Raises:
-        schema.Odd: the tables are damaged.
+        schema.UnexpectedLayout: the tables are damaged.
     """
     if _verdict(db) == "ok":
         return 0
-    n_mended = mend(db)
+    n_repaired = repair_rows(db)
     if (verdict := _verdict(db)) != "ok":
-        raise schema.Odd(verdict)
-    return n_mended
+        raise schema.UnexpectedLayout(verdict)
+    return n_repaired
 
 
 def _verdict(db: sqlite3.Connection) -> str:
     return str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
 
 
-def mend(db: sqlite3.Connection) -> int:
+def repair_rows(db: sqlite3.Connection) -> int:
     """Repair every row with invalid values and rebuild the indexes; returns the number of rows.
 
     Raises:
-        schema.Odd: two rows have the same key.
+        schema.UnexpectedLayout: two rows have the same key.
     """
     db.execute("PRAGMA foreign_keys = OFF")  # a row that is replaced must not take its messages with it
     db.execute("BEGIN IMMEDIATE")
     try:
         _rebuild_indexes(db)
         schema.drop_triggers(db)  # they would be given what was never indexed
-        chats = [(rowid, row) for rowid, row in _rows(db, "chats") if mended_chat(row) != row]
-        messages = [(rowid, row) for rowid, row in _rows(db, "messages") if mended_message(row) != row]
-        n_mended = _put_rows(db, chats, messages)
+        chats = [(rowid, row) for rowid, row in _rows(db, "chats") if repaired_chat(row) != row]
+        messages = [(rowid, row) for rowid, row in _rows(db, "messages") if repaired_message(row) != row]
+        n_repaired = _put_rows(db, chats, messages)
         db.execute("COMMIT")
     except BaseException:
         if db.in_transaction:
@@ -98,7 +99,7 @@ def mend(db: sqlite3.Connection) -> int:
     finally:
         db.execute("PRAGMA foreign_keys = ON")
     schema.remake_derived(db)
-    return n_mended
+    return n_repaired
 
 
 def _rebuild_indexes(db: sqlite3.Connection) -> None:
@@ -106,7 +107,7 @@ def _rebuild_indexes(db: sqlite3.Connection) -> None:
     try:
         db.execute("REINDEX")
     except sqlite3.IntegrityError as error:
-        raise schema.Odd(str(error)) from None
+        raise schema.UnexpectedLayout(str(error)) from None
 
 
 def request_salvage(path: Path) -> None:
@@ -129,7 +130,7 @@ def _request(path: Path) -> Path:
 
 
 def has_orphans(db: sqlite3.Connection) -> bool:
-    """Messages of a chat that is not there."""
+    """Return whether there are messages without a chat."""
     return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM messages WHERE {_ORPHANED})").fetchone()[0])
 
 
@@ -173,40 +174,40 @@ def _salvage_into(new: Path, chats: list[Numbered], messages: list[Numbered]) ->
 
 
 def _put_rows(db: sqlite3.Connection, chats: Iterable[Numbered], messages: Iterable[Numbered]) -> int:
-    """Write rows, mended where that is needed, with a copy of what was mended. Returns how many of them were."""
-    n_mended = 0
+    """Write rows, repaired where that is needed, with a copy of what was repaired. Returns how many of them were."""
+    n_repaired = 0
     new_ids: list[tuple[str, object]] = []
     ids: set[str] = set()
     for rowid, row in chats:
-        mended = mended_chat(row)
-        if mended["id"] in ids:  # a table without its key
-            mended["id"] = new_chat_id()
-        ids.add(mended["id"])
-        _insert(db, "chats", {"rowid": rowid, **mended})
-        if mended != row:
-            n_mended += 1
-            _quarantine(db, "chats", mended["id"], row)
+        repaired = repaired_chat(row)
+        if repaired["id"] in ids:  # a table without its key
+            repaired["id"] = new_chat_id()
+        ids.add(repaired["id"])
+        _insert(db, "chats", {"rowid": rowid, **repaired})
+        if repaired != row:
+            n_repaired += 1
+            _quarantine(db, "chats", repaired["id"], row)
             if is_unicode(row["id"]):
-                new_ids.append((mended["id"], row["id"]))
+                new_ids.append((repaired["id"], row["id"]))
     places: set[tuple[str, int]] = set()
     for rowid, row in messages:
-        mended = mended_message(row)
-        if mended != row:
-            n_mended += 1
+        repaired = repaired_message(row)
+        if repaired != row:
+            n_repaired += 1
             _quarantine(db, "messages", row["chat_id"], row)
-        if mended is None:
+        if repaired is None:
             db.execute("DELETE FROM messages WHERE id = ?", (rowid,))
             continue
-        place = mended["chat_id"], mended["position"]
-        if mended["position"] < 0 or place in places:
-            mended["position"] = -1 - rowid
+        place = repaired["chat_id"], repaired["position"]
+        if repaired["position"] < 0 or place in places:
+            repaired["position"] = -1 - rowid
         places.add(place)
-        _insert(db, "messages", {**mended, "id": rowid})
+        _insert(db, "messages", {**repaired, "id": rowid})
     for new_id, old_id in new_ids:
         _rename_chat(db, new_id, old_id)
-    n_mended += _adopt(db)
+    n_repaired += _adopt(db)
     _renumber(db)
-    return n_mended
+    return n_repaired
 
 
 def _insert(db: sqlite3.Connection, table: str, row: Row) -> None:
@@ -233,7 +234,7 @@ def _adopt(db: sqlite3.Connection) -> int:
     ).fetchall()
     for chat_id, created, updated in lost:
         row = dict.fromkeys(CHAT_COLUMNS, None) | {"id": chat_id, "created": created, "updated": updated}
-        chat = mended_chat(row) | {"title": "Recovered chat"}
+        chat = repaired_chat(row) | {"title": "Recovered chat"}
         _insert(db, "chats", chat)
         _rename_chat(db, chat["id"], chat_id)
     return len(lost)
@@ -324,5 +325,5 @@ def _open_damaged(path: Path, cleanup: contextlib.ExitStack) -> sqlite3.Connecti
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
     cleanup.callback(db.close)
     db.text_factory = decoded
-    db.execute("PRAGMA writable_schema = ON")  # a schema that makes no sense in places is read all the same
+    db.execute("PRAGMA writable_schema = ON")  # read a schema that is invalid in places all the same
     return db

@@ -90,7 +90,7 @@ _SEARCH = {
 }
 
 
-class Odd(sqlite3.DatabaseError):
+class UnexpectedLayout(sqlite3.DatabaseError):
     """The tables are not as any version makes them, or a page of them is damaged."""
 
 
@@ -102,7 +102,7 @@ def upgrade(db: sqlite3.Connection) -> bool:
     Raises:
         ChatsTooNew: the file is ahead of this program.
         ChatsForeign: it is another program's database.
-        Odd, sqlite3.Error
+        UnexpectedLayout, sqlite3.Error
     """
     if _version(db) == len(UPGRADES) and _structure(db) == _expected(len(UPGRADES)):
         return False
@@ -134,7 +134,7 @@ def _step(db: sqlite3.Connection) -> int:
     for step in range(len(UPGRADES) + 1):
         if structure == _expected(step):
             return step
-    raise Odd("unknown table layout")
+    raise UnexpectedLayout("unknown table layout")
 
 
 def _structure(db: sqlite3.Connection) -> tuple[object, ...]:
@@ -154,7 +154,7 @@ def _structure(db: sqlite3.Connection) -> tuple[object, ...]:
 
 
 def column_names(db: sqlite3.Connection, table: str) -> set[str]:
-    """Empty when there is no such table."""
+    """Return the columns of `table`; empty when there is no such table."""
     return {str(column[1]) for column in _columns(db, table)}
 
 
@@ -198,7 +198,7 @@ def make_derived(db: sqlite3.Connection) -> bool:
 
 
 def remake_derived(db: sqlite3.Connection) -> bool:
-    """The same, but from nothing."""
+    """Make them all again, as `make_derived`."""
     db.execute("BEGIN IMMEDIATE")
     try:
         # Another instance may have done it meanwhile, but it may also be damaged in a way that cannot be seen.
@@ -241,7 +241,7 @@ def _drop_index(db: sqlite3.Connection) -> None:
 
 
 def mark_interrupted(db: sqlite3.Connection) -> None:
-    """Nobody will finish these. Should another instance be writing one right now, its last save puts it right."""
+    """Mark answers without an end as interrupted. One that another instance is writing is fixed by its last save."""
     unfinished = "role = 'assistant' AND stop_reason IS NULL"
     if db.execute(f"SELECT EXISTS (SELECT 1 FROM messages WHERE {unfinished})").fetchone()[0]:
         db.execute(f"UPDATE messages SET stop_reason = ? WHERE {unfinished}", (INTERRUPTED,))

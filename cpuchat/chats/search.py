@@ -14,7 +14,7 @@ _AROUND = 40  # characters on each side of a hit
 
 
 def rows(db: sqlite3.Connection, full_text: bool, text: str) -> list[tuple[Any, ...]]:
-    """Hits as (chat columns..., snippet), the hits in messages before those in titles (whose snippet is empty).
+    """Return hits as (chat columns..., snippet), those in messages before those in titles (whose snippet is empty).
 
     A message is a hit when it holds all the words of `text`, of which the last may be unfinished. Where the words are
     found nowhere, `text` is looked for letter by letter, which also finds parts of words and languages that are

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class ChatStore:
-    """The chats of one file, which is made if it is missing and mended if it is damaged; `notices` then tell.
+    """The chats of one file, which is made if it is missing and repaired if it is damaged; `notices` then tell.
 
     Args:
         path: the file. A folder that has to be made for it gets mode 0700, the file 0600.
@@ -89,7 +89,7 @@ class ChatStore:
             was_older = schema.upgrade(db)
             db.execute("PRAGMA journal_mode = WAL")
             if self.path.stat().st_size <= _CHECK_LIMIT:
-                self._tell_mended(repair.check(db))
+                self._report_repairs(repair.check(db))
             self._full_text = schema.make_derived(db)
             schema.mark_interrupted(db)
             if was_older:  # what was deleted before stood readable in unused pages
@@ -97,19 +97,19 @@ class ChatStore:
                     db.execute("VACUUM")
                     db.execute("PRAGMA wal_checkpoint (TRUNCATE)")
             if repair.has_orphans(db):
-                self._mend(db)
+                self._repair_rows(db)
             on_error.pop_all()
             return db
 
     def close(self) -> None:
-        """No method may be called afterwards, but `close` again may."""
+        """Close the file. No method may be called afterwards, but `close` again may."""
         with self._lock, contextlib.suppress(sqlite3.Error):
             if self._erase_due:
                 self._truncate_log()
             self._db.close()
 
     def take_notices(self) -> list[str]:
-        """What the user has to be told about damage that was found and mended; each is told once."""
+        """Return what to tell the user about repaired damage, each once."""
         notices, self._notices = self._notices, []
         return notices
 
@@ -131,7 +131,7 @@ class ChatStore:
         return chat
 
     def chats(self, limit: int = -1, offset: int = 0) -> list[Chat]:
-        """Last changed first; `limit` -1 means all."""
+        """Return chats, last changed first; `limit` -1 means all."""
         return self._select(
             chat_of, f"SELECT {_CHAT} FROM chats ORDER BY updated DESC, rowid DESC LIMIT ? OFFSET ?", (limit, offset)
         )
@@ -149,7 +149,7 @@ class ChatStore:
             raise ChatsChanged("This chat was changed in another window and has been reloaded.", "Try again.")
 
     def rename(self, chat_id: str, title: str) -> None:
-        """A new title does not make a chat the newest. Raises ChatsChanged when there is none."""
+        """Change the title, which does not make a chat the newest. Raises ChatsChanged when there is none."""
         with self.transaction():
             if not self._db.execute("UPDATE chats SET title = ? WHERE id = ?", (storable(title), chat_id)).rowcount:
                 raise _no_chat()
@@ -164,7 +164,7 @@ class ChatStore:
     # --- messages ---
 
     def messages(self, chat_id: str) -> list[StoredMessage]:
-        """In order."""
+        """Return the messages of a chat in order."""
         return self._select(
             message_of, f"SELECT {_MESSAGE} FROM messages WHERE chat_id = ? ORDER BY position", (chat_id,)
         )
@@ -258,7 +258,7 @@ class ChatStore:
         return row[0][0]
 
     def search(self, text: str, limit: int = 100) -> list[SearchHit]:
-        """Chats that hold `text` in their title or messages, newest first; see `search.rows`."""
+        """Find chats that hold `text` in their title or messages, newest first; see `search.rows`."""
         with self._guarded():
             rows = search.rows(self._db, self._full_text, storable(text).strip())
         found: dict[str, SearchHit] = {}
@@ -272,7 +272,7 @@ class ChatStore:
 
     @contextlib.contextmanager
     def transaction(self, unchanged: Chat | None = None) -> Iterator[None]:
-        """All that is done inside happens or nothing; the write lock is taken at once, so that two instances wait
+        """Do all that is done inside or nothing; the write lock is taken at once, so that two instances wait
         instead of failing. May be nested.
 
         Args:
@@ -313,25 +313,25 @@ class ChatStore:
                 raise _unusable(self.path, error) from None
 
     def _select(self, convert: Callable[[tuple[Any, ...]], T | None], query: str, values: tuple[Any, ...]) -> list[T]:
-        """The rows that make sense, after mending those that don't."""
+        """The valid rows, after repairing those that are not."""
         with self._guarded():
             records = [convert(row) for row in self._db.execute(query, values)]
             if None in records and not self._db.in_transaction:
-                self._mend(self._db)
+                self._repair_rows(self._db)
                 records = [convert(row) for row in self._db.execute(query, values)]
         return [record for record in records if record is not None]
 
-    def _mend(self, db: sqlite3.Connection) -> None:
-        self._tell_mended(repair.mend(db))
+    def _repair_rows(self, db: sqlite3.Connection) -> None:
+        self._report_repairs(repair.repair_rows(db))
         self._full_text = schema.make_derived(db)
 
-    def _tell_mended(self, n_mended: int) -> None:
-        if not n_mended:
+    def _report_repairs(self, n_repaired: int) -> None:
+        if not n_repaired:
             return
-        entries = "entry" if n_mended == 1 else "entries"
+        entries = "entry" if n_repaired == 1 else "entries"
         self._notices.append(
-            f"Repaired or set aside {n_mended} damaged {entries} in the chat database; originals are kept in the table"
-            f" “quarantine” of {self.path}."
+            f"Repaired or set aside {n_repaired} damaged {entries} in the chat database; the originals are in the"
+            f" table “quarantine” of {self.path}."
         )
 
     def _erase(self) -> None:

@@ -150,7 +150,7 @@ def ask(
 
 
 def compose(question: str, material: str, *, raw: bool) -> str:
-    """The prompt: the question, a blank line, the text from standard input; either may be missing.
+    """Return the prompt: the question, a blank line, the text from standard input; either may be missing.
 
     A raw prompt is continued to the letter, so only the line feed that `echo` adds is taken off.
 

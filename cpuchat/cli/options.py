@@ -62,7 +62,7 @@ def _click_type(hint: Any) -> click.ParamType:
 
 
 def setting(flag: str, key: str, help: str, *, metavar: str | None = None) -> Decorator:
-    """An option that overrides `key` ("engine.threads") of config.toml; not given, the setting counts.
+    """Make an option that overrides `key` ("engine.threads") of config.toml.
 
     The value reaches the command as `engine__threads`, to be handed to `overridden`.
     """
@@ -108,7 +108,7 @@ def ctx_option() -> Decorator:
 
 
 def speculation_options() -> Decorator:
-    """The options about drafting."""
+    """Return the options about drafting."""
     return stacked(
         setting(
             "--draft-model", "speculation.draft_model",
@@ -151,7 +151,7 @@ def stacked(*decorators: Decorator) -> Decorator:
 
 
 def overridden(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
-    """The settings with the options that were given laid over them.
+    """Return the settings with the given options laid over them.
 
     Raises:
         SettingsError: config.toml is not valid.
@@ -163,7 +163,7 @@ def overridden(values: Mapping[str, Any], base: Settings | None = None) -> Setti
 
 
 def laid_over(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
-    """As `overridden`, for commands that do not compute: whether this machine can follow is not asked."""
+    """Return the same as `overridden` for commands that do not compute, without checks against this machine."""
     tables = msgspec.to_builtins(base or settings.load())
     for name, value in values.items():
         table, separator, key = name.partition("__")
@@ -196,7 +196,7 @@ DEMO = "demo"
 
 
 def model_path(spec: str | None, chosen: Settings) -> Path:
-    """The file of `--model`, else the model that was used last, else the demo model.
+    """Return the file of `--model`, else the model that was used last, else the demo model.
 
     Raises:
         ModelNotFound: no such file, repository or name.

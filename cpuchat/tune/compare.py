@@ -42,6 +42,6 @@ def compare(before: DecodeRate, after: DecodeRate) -> Comparison:
 
 
 def percent(share: float) -> str:
-    """`+3.2 %`, `−1.0 %`; what rounds to nothing has no sign."""
+    """Format as `+3.2 %`, `−1.0 %`; what rounds to zero has no sign."""
     text = f"{100 * abs(share):.1f} %"
     return text if text == "0.0 %" else ("+" if share > 0 else "−") + text

@@ -56,14 +56,14 @@ def save(folder: Path, record: Record) -> None:
 
 
 def load(folder: Path, label: Label) -> Record | None:
-    """The measurement with this label; None when there is none that can be read."""
+    """Read the measurement with this label; None when there is none that can be read."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode((folder / f"{label}.json").read_bytes(), type=Record)
     return None
 
 
 def judged(before: Record | None, after: Record | None) -> tuple[Comparison | None, str]:
-    """The verdict over both measurements, or None and why there is none."""
+    """Compare both measurements; None and the reason when they cannot be compared."""
     if before is None or after is None:
         missing = " and ".join(label for label, record in (("before", before), ("after", after)) if record is None)
         return None, f"{missing} not measured"

@@ -97,7 +97,7 @@ class Trial:
         await self._conversation.stop()
 
     def leave(self) -> None:
-        """The program ends: nothing is loaded any more once the running step has been stopped."""
+        """Stop without loading anything more: the program ends."""
         self._stopped = self._left = True
 
     @property

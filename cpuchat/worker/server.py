@@ -114,7 +114,7 @@ class _EngineThread(threading.Thread):
                 self._engine.cancel_for_good()
         self.submit(Shutdown())
 
-    def _begin(self, request_id: int) -> None:
+    def _start_request(self, request_id: int) -> None:
         with self._lock:
             self._waiting.discard(request_id)
             self._running = request_id
@@ -122,7 +122,7 @@ class _EngineThread(threading.Thread):
                 self._engine.cancel()
             self._cancelled.discard(request_id)
 
-    def _finish(self) -> None:
+    def _end_request(self) -> None:
         """A cancellation ends with the command that it was meant for."""
         with self._lock:
             self._running = 0
@@ -162,12 +162,12 @@ class _EngineThread(threading.Thread):
             self._engine = engine
         self._output.emit(WorkerReady(engine=info))
         try:
-            while self._one(engine):
+            while self._run_next(engine):
                 pass
         finally:
             engine.close()
 
-    def _next(self, engine: Engine) -> tuple[AnyCommand, float]:
+    def _next_command(self, engine: Engine) -> tuple[AnyCommand, float]:
         try:
             return self._commands.get(timeout=IDLE_SECONDS)
         except queue.Empty:
@@ -177,10 +177,10 @@ class _EngineThread(threading.Thread):
                 traceback.print_exc()
             return self._commands.get()
 
-    def _one(self, engine: Engine) -> bool:
+    def _run_next(self, engine: Engine) -> bool:
         """Carry out the next command; False ends the thread."""
-        command, arrived = self._next(engine)
-        self._begin(_request_id(command))
+        command, arrived = self._next_command(engine)
+        self._start_request(_request_id(command))
         try:
             match command:
                 case Shutdown():
@@ -204,7 +204,7 @@ class _EngineThread(threading.Thread):
                 )
             )
         finally:
-            self._finish()
+            self._end_request()
         return not self._output.closed
 
 

@@ -1,4 +1,4 @@
-"""On which NUMA nodes the weights are, and what to do when they are on others than the policy says."""
+"""Finds the NUMA nodes that hold the weights, and moves them when the policy says others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Residency:
 
 
 def read_residency(pid: int | str, files: Collection[Path] = (), root: Path = ROOT) -> Residency | None:
-    """Where the memory of process `pid` ("self": this one) is, `files` being the model files that it may map.
+    """Return where the memory of process `pid` ("self": this one) is; `files` are the model files that it may map.
 
     The kernel walks all page tables for it (hundreds of milliseconds for hundreds of gigabytes): ask once after
     loading, in a thread. None when it can't be read: the process is gone or another user's, or the kernel has no NUMA.

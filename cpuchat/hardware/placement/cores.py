@@ -48,7 +48,7 @@ class _Named:
 def choose_cores(
     topology: Topology, spec: str = "auto", n_threads: int = 0, *, without: Collection[int] = ()
 ) -> CoreChoice:
-    """The CPUs of `n_threads` threads (0: as many as make sense) on the cores that `spec` names (see WORDS).
+    """Choose the CPUs of `n_threads` threads (0: as many as make sense) on the cores that `spec` names (see WORDS).
 
     `without` are CPUs of somebody else (the draft model) who computes at the same time: their whole cores are left
     alone where others remain, and their time counts against the control group's.
@@ -99,7 +99,7 @@ def check_thread_count(n: int, topology: Topology) -> int:
 
 
 def spread(topology: Topology, cpus: Collection[int], n: int) -> tuple[int, ...]:
-    """`n` of `cpus` as evenly as they go over nodes, then fabric links, then L3 groups, then cores; ascending."""
+    """Return `n` of `cpus`, spread evenly over nodes, then fabric links, then L3 groups, then cores; ascending."""
 
     def path(cpu: int) -> tuple[int, ...]:
         core, group = topology.core_of(cpu), topology.l3_of(cpu)
