@@ -220,7 +220,7 @@ class OpenMessage:
         # The last rows only, at a fixed height: what comes below does not move.
         rows = _reasoning_rows(text[-4 * LIVE_REASONING * self.view.width :], self.view)[-LIVE_REASONING:]
         rows += [Row([("│ ", self.view.palette.rule)]) for _ in range(LIVE_REASONING - len(rows))]
-        return [Row([(f"▾ thinking ·  {len(text.split())} words", self.view.palette.dim)]), *rows]
+        return [Row([(f"▾ thinking · {len(text.split())} words", self.view.palette.dim)]), *rows]
 
     def _replace(self, new: list[Line]) -> int:
         old = self.lines
