@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import stat
@@ -316,3 +317,28 @@ def test_timings_of_another_version_do_not_lose_the_message(store):
     store._db.execute("UPDATE messages SET timings = '[oops'")
     assert store.messages(chat.id)[0].timings is None
     assert message.timings is not None
+
+
+def test_the_search_index_of_earlier_versions_is_replaced_and_the_chats_stay(path):
+    store = ChatStore(path)
+    chat = store.create_chat("m", title="Old")
+    store.add_message(chat.id, "user", "a needle in it")
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        for name in ("fts_insert", "fts_delete", "fts_update"):
+            db.execute(f"DROP TRIGGER {name}")
+        db.execute("DROP TABLE messages_fts")
+        db.execute("CREATE VIRTUAL TABLE found USING fts5 (content, content='messages', content_rowid='id')")
+        db.execute("INSERT INTO found (found) VALUES ('rebuild')")
+        insert = "INSERT INTO found (rowid, content) VALUES (new.id, new.content)"
+        db.execute(f"CREATE TRIGGER found_insert AFTER INSERT ON messages BEGIN {insert}; END")
+        db.commit()
+    store = ChatStore(path)
+    store.add_message(chat.id, "user", "another needle")
+    assert [hit.id for hit in store.search("needle")] == [chat.id]
+    assert [message.content for message in store.messages(chat.id)] == ["a needle in it", "another needle"]
+    assert store.take_notices() == []
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        names = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    assert "messages_fts" in names and not {name for name in names if name.startswith("found")}
