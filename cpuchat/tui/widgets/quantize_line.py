@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from rich.style import Style
 from rich.text import Text
 from textual.app import RenderResult
-from textual.widget import Widget
 
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 from cpuchat.text import clean_line
 from cpuchat.tui.quantizing import Quantizing
 from cpuchat.tui.widgets.charts import rule
+from cpuchat.tui.widgets.progress import ProgressLine
 
 if TYPE_CHECKING:
     from cpuchat.models.quantize.make import QuantizeProgress
@@ -22,26 +21,11 @@ _TENSOR, _SHORTEST_BAR, _LONGEST_BAR = 20, 6, 40  # cells
 _FIGURES, _SHORT_NAME = 56, 12  # cells
 
 
-class QuantizeLine(Widget):
-    """Follows the job. Hidden (class `-idle`) without one; progress never causes a layout."""
-
-    ALLOW_SELECT = False
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"quantize--fill", "quantize--track", "quantize--dim"}
-    DEFAULT_CSS = """
-    QuantizeLine {
-        width: 100%;
-        height: 1;
-        &.-idle { display: none; }
-        & > .quantize--fill { color: $accent; }
-        & > .quantize--track { color: $foreground 25%; }
-        & > .quantize--dim { color: $hint; }
-        &:ansi > .quantize--track { color: ansi_default; text-style: dim; }
-        &:ansi > .quantize--dim { color: ansi_default; text-style: dim; }
-    }
-    """
+class QuantizeLine(ProgressLine):
+    """Follows the quantizing job."""
 
     def __init__(self, quantizing: Quantizing) -> None:
-        super().__init__(classes="-idle")
+        super().__init__()
         self._quantizing = quantizing
 
     def on_mount(self) -> None:
@@ -59,13 +43,10 @@ class QuantizeLine(Widget):
         width = self.size.width
         name = Text(clean_line(now.job.out.name), no_wrap=True)
         name.truncate(max(width - _FIGURES, _SHORT_NAME), overflow="ellipsis")
-        line = Text.assemble((" → ", self._style("dim")), name, "  ", no_wrap=True, overflow="ellipsis")
+        line = Text.assemble((" → ", self.style_of("dim")), name, "  ", no_wrap=True, overflow="ellipsis")
         for text, part in working(now.progress, width - line.cell_len):
-            line.append(text, self._style(part) if part else "")
+            line.append(text, self.style_of(part))
         return line
-
-    def _style(self, part: str) -> Style:
-        return self.get_component_rich_style(f"quantize--{part}", partial=True)
 
 
 def working(progress: QuantizeProgress | None, width: int) -> list[tuple[str, str]]:

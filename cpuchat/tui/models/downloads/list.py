@@ -11,6 +11,7 @@ from textual.widgets.option_list import Option
 
 from cpuchat.models.downloads.state import Download
 from cpuchat.present import downloads
+from cpuchat.tui.widgets import progress
 from cpuchat.tui.widgets.charts import rule
 
 _LEAST_BAR, _MOST_BAR = 8, 60
@@ -20,23 +21,13 @@ _EMPTY = "No downloads. Ctrl+O in the chat finds models."
 class DownloadList(OptionList):
     """Up and down select; the keys act on the selection in the screen."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {
-        "downloads--fill",
-        "downloads--track",
-        "downloads--dim",
-        "downloads--failed",
-    }
-    DEFAULT_CSS = """
-    DownloadList {
+    COMPONENT_CLASSES: ClassVar[set[str]] = progress.CLASSES
+    DEFAULT_CSS = f"""
+    DownloadList {{
         scrollbar-gutter: stable;
-        & > .option-list--option-disabled { color: $hint; }
-        & > .downloads--fill { color: $accent; }
-        & > .downloads--track { color: $foreground 25%; }
-        & > .downloads--dim { color: $hint; }
-        & > .downloads--failed { color: $limit; text-style: bold; }
-        &:ansi > .downloads--track { color: ansi_default; text-style: dim; }
-        &:ansi > .downloads--dim { color: ansi_default; text-style: dim; }
-    }
+        & > .option-list--option-disabled {{ color: $hint; }}
+        {progress.CSS}
+    }}
     """
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -73,10 +64,7 @@ class DownloadList(OptionList):
     def _lines_of(self, download: Download) -> Text:
         """`↓ name Q4_K_M      38.1 MB/s  47 s left` over `████────  61 %  2.9/4.7 GB`."""
         width = self.scrollable_content_region.width or self.size.width
-        fill, track, dim, failed = (
-            self.get_component_rich_style(f"downloads--{part}", partial=True)
-            for part in ("fill", "track", "dim", "failed")
-        )
+        fill, track, dim, failed = (progress.style_of(self, part) for part in ("fill", "track", "dim", "failed"))
         name = Text(downloads.title(download.model), no_wrap=True)
         name.truncate(max(width - 2 - 2 - downloads.STATE, 8), overflow="ellipsis", pad=True)
         state = Text(downloads.state(download), failed if download.state == "failed" else "")
