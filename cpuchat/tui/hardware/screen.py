@@ -118,7 +118,7 @@ class HardwareScreen(Dismissable[None]):
         backend, model = self._conversation.backend, self._conversation.model
         counting = self._services.settings.hardware.counters
         self.now = Now(model, backend.engine if backend.pid or model else None, counting=counting)
-        if self.facts is None:
+        if self.facts is None or not self.has_widgets:
             return
         self._sample()
         if backend.pid is not None and model is not None:
@@ -145,6 +145,8 @@ class HardwareScreen(Dismissable[None]):
     # Showing
 
     def _show(self) -> None:
+        if not self.has_widgets:
+            return
         facts, now = self.facts, self.now
         if facts is None:
             self.query_one(MachinePicture).show(None, Use())
@@ -307,7 +309,7 @@ class HardwareScreen(Dismissable[None]):
             self._services.save_settings(trial.wanted.changes())
         elif outcome.comparison is not None and not outcome.problem:
             self._before = trial.wanted  # it brought nothing, but may be wanted for other reasons
-        if self.is_mounted:
+        if self.has_widgets:
             self._tried(outcome)
 
     def _tried(self, outcome: Outcome) -> None:
@@ -319,7 +321,7 @@ class HardwareScreen(Dismissable[None]):
         self.refresh_bindings()
 
     def _step(self, step: Step) -> None:
-        if self.is_mounted and self._trial is not None and not self._trial.stopped:
+        if self.has_widgets and self._trial is not None and not self._trial.stopped:
             self._tell(report.step(step))
 
     def action_measure(self) -> None:
@@ -348,7 +350,7 @@ class HardwareScreen(Dismissable[None]):
             problem = str(error)
         finally:
             self._measuring = None
-        if not self.is_mounted:
+        if not self.has_widgets:
             return
         if survey is not None:
             self.facts = MachineFacts(facts.topology, facts.theoretical, survey, facts.huge_pages)

@@ -89,7 +89,7 @@ class ModelsScreen(ReadingScreen):
         self.state_changed()
 
     def state_changed(self) -> None:
-        if not self.is_mounted:
+        if not self.has_widgets:
             return
         sections, listed = self.state.sections(self._text), self.query_one(ModelList)
         self._entries = {entry.key: entry for section in sections for entry in section.entries}

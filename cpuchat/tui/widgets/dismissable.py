@@ -34,6 +34,11 @@ class Dismissable(Screen[ScreenResultType]):
             self._dismissed = (result,)
         return AwaitComplete.nothing()
 
+    @property
+    def has_widgets(self) -> bool:
+        """Mounted and not removed yet: what a thread has found can be shown."""
+        return self.is_mounted and self.is_attached and self.is_running
+
     async def dismiss_when_on_top(self, result: ScreenResultType) -> None:
         """Dismiss with a result that was awaited; a dialog opened meanwhile is closed first."""
         while self.is_attached and not self.is_active:

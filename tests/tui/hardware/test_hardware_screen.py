@@ -363,7 +363,7 @@ async def test_without_a_model_the_words_are_saved(tmp_path: Path) -> None:
         await type_into(app, screen, "memory", "bind:1")
         await app.press("enter")
         await app.until(lambda: settings.load().engine.memory == "bind:1")
-        assert "takes effect when a model is loaded" in said(screen)
+        assert "Takes effect on the next load" in said(screen)
         assert backend.loads == []
 
 
@@ -396,7 +396,7 @@ async def test_measuring_the_bandwidth_can_be_stopped(tmp_path: Path) -> None:
     async with running(backend_on(root)) as app:
         screen = await opened(app, Waiting(root))
         await app.press("m")
-        await app.until(lambda: "measuring 1 L3 group · 2 of 7 · Esc stops" in app.screen_text)
+        await app.until(lambda: "Measuring one L3 group · 2 of 7 · Esc stops" in app.screen_text)
         await app.press("escape")
         await app.until(lambda: not app.chat.busy)
         assert app.app.screen is screen

@@ -129,6 +129,8 @@ class RepositoryScreen(ListScreen[Path | None]):
         return self._state.known(self._services.downloading.all(), self._services.loaded_path)
 
     def _show(self, mark: str = "") -> None:
+        if not self.has_widgets:
+            return
         if self._state is not None:
             rows = repository.rows(self._known()) or [ListRow(note="no GGUF files in this repository")]
         elif self._problem is not None:
