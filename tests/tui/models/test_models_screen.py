@@ -209,8 +209,9 @@ async def test_what_cannot_be_loaded_is_told_here_and_the_good_model_stays(tmp_p
     large = hollow_file(tmp_path / "large.gguf", big_header("70b", "F16"))
     async with running() as app:
         await opened(app)
-        for path, why in ((cut, "truncated"), (large, "Not enough memory")):
+        for path, why in ((cut, "is damaged"), (large, "Not enough memory")):
             await type_in(app, str(path))
+            await app.until(lambda: marked(app) == "file")
             await app.press("enter")
             await app.until(lambda why=why: any(why in notice for notice in app.notices))
             assert isinstance(app.app.screen, ModelsScreen)
