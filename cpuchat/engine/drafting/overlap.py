@@ -7,6 +7,7 @@ at once; if not, what was drafted ahead is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,9 @@ from typing import TypeVar
 
 from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.llama.threads import ThreadPool
+from cpuchat.errors import GenerationFailed
 
 T = TypeVar("T")
 
@@ -110,11 +113,21 @@ class DraftThread:
             self._stop.set()
             ahead.exception()
 
-    def close(self) -> None:
-        """End the thread and share the cores again. Call it before either model is freed."""
+    def close(self, *, models_stay: bool = False) -> None:
+        """End the thread and share the cores again. Call it before either model is freed.
+
+        Args:
+            models_stay: both models compute again later. Their sequences are emptied.
+        """
         self.drop()
-        self._draft.use_pool(self._shared)
-        self._target.use_pool(self._shared)
+        for model in (self._draft, self._target):
+            model.use_pool(self._shared)
+            if models_stay:
+                # The next pass pauses the pool of the one before (ggml_backend_cpu_set_threadpool in ggml-cpu.cpp), so
+                # that pool must still exist. A pass that fails has done it too.
+                with contextlib.suppress(Aborted, GenerationFailed):
+                    model.sequence.step(0)
+                model.sequence.clear()
         self._executor.submit(self._pool.free).result()
         self._executor.shutdown()
         if self._target_pool is not None:

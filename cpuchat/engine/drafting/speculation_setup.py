@@ -69,7 +69,7 @@ def set_up_speculation(
         SpeculationSetup(Speculator(None), draft, thread).free()
         raise
     if thread is not None and not thread.always and not (costs is not None and overlap_pays(costs)):
-        thread.close()
+        thread.close(models_stay=True)
         thread = None
         costs = costs and replace(costs, overlap=None)
     note = target.sequence.rollback.note

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.lists import parse_cpu_list
@@ -269,3 +270,25 @@ def test_a_failure_of_the_draft_thread_reaches_the_answer(apart: Callable[..., T
         talker.say(PROMPT, DRAFTS)
     del talker.drafter.draft_ahead
     assert talker.say(PROMPT, DRAFTS).tokens == chain(PROMPT[-1], 48)
+
+
+def test_cores_that_are_given_back_are_not_needed_by_a_later_pass(
+    apart: Callable[..., Talker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass pauses the threads of the pass before, so each model computes on the shared ones before others end."""
+    talker = apart(1.0, always=False).decide(Always(4, overlap=True))
+    assert talker.thread is not None and talker.draft is not None
+    expected = talker.say(PROMPT, DRAFTS, max_tokens=20).tokens
+    talker.thread.switch(True)
+    talker.target.sequence.step(300)
+    events: list[str] = []
+    for name, model in (("target", talker.target), ("draft", talker.draft)):
+        step = model.sequence.step
+        monkeypatch.setattr(model.sequence, "step", lambda token, n=name, s=step: events.append(n) or s(token))
+    free = bindings.threadpool_free
+    monkeypatch.setattr(bindings, "threadpool_free", lambda pool: events.append("free") or free(pool))
+    talker.thread.close(models_stay=True)
+    assert events == ["draft", "target", "free", "free"]
+    assert talker.target.sequence.tokens == talker.draft.sequence.tokens == []
+    talker.thread = None
+    assert talker.say(PROMPT, max_tokens=20).tokens == expected
