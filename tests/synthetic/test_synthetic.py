@@ -186,7 +186,7 @@ def test_wrong_pairs_are_explained(tmp_path: Path) -> None:
         ({"alpha": 0.5, "target": small}, "not supported for a pair"),
         ({"alpha": 0.5, "target": "tiny", "n_vocab": 100}, "too small"),
         ({"alpha": 0.5, "target": "tiny", "quant": "Q2_K"}, "not supported"),
-        ({"alpha": 0.5, "target": "tiny", "layers": 0}, "0 layers"),
+        ({"alpha": 0.5, "target": "tiny", "layers": 0}, "layers: 0"),
     ):
         with pytest.raises(UsageError, match=message):
             write_pair(tmp_path / "t.gguf", tmp_path / "d.gguf", **arguments)  # pyright: ignore[reportArgumentType]
