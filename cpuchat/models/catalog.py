@@ -52,8 +52,8 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `context` in tokens, as trained. `repos` hold its GGUF files, the first one those of `sizes` (GB of 1e9 bytes by
     quantization). `vocabulary` names the tokenizer: models with another one cannot draft. `drafts` are ids of models
     that can draft for this one, the best first; `no_draft` is why there are none, with details in
-    `no_draft_detail`. `drafts_for` (of the user's own entries) are ids of models that this one drafts for. `use`
-    "draft": made to draft, not to chat with. `verified` lists the facts confirmed by public listings and reports:
+    `no_draft_detail`. `drafts_for` (of the user's own entries) are ids of models that this one drafts for. `use` is
+    the purpose; a "draft" is not to chat with. `verified` lists the facts confirmed by public listings and reports:
     "repo" (the first one), "params", "context", "drafts", and quantizations for their sizes; all others are
     unconfirmed or computed.
     """
@@ -74,7 +74,7 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     no_draft: NoDraft = ""
     no_draft_detail: Text = ""
     license: Text = ""
-    use: Literal["chat", "draft"] = "chat"
+    use: Literal["chat", "code", "reasoning", "draft"] = "chat"
     note: Text = ""
     verified: tuple[Text, ...] = ()
 

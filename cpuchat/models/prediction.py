@@ -24,6 +24,8 @@ from cpuchat.telemetry.traffic import pass_bytes
 Fit = Literal["fits", "tight", "too large"]
 N_PAST = 512
 """Tokens in the context at which speed is predicted: a short chat."""
+TOO_SLOW = 1.0
+"""tok/s below which nobody waits for an answer: a paragraph takes minutes."""
 _SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000
 # KV cache and buffers of a model of which only the size is known, as a share of its weights: at 8,192 tokens it is 0.25
 # for a Q4_K_M file of 0.5B parameters (Qwen2.5), 0.1 to 0.2 for 7B to 32B, 0.06 for 70B (Llama 3).
@@ -61,6 +63,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     def needed(self) -> int:
         """All memory needed, the draft model included."""
         return self.need.least + (self.draft_need.least if self.draft_need is not None else 0)
+
+    @property
+    def too_slow(self) -> bool:
+        """Whether it would be loaded, but write less than one token per second."""
+        return self.tok_s is not None and self.tok_s < TOO_SLOW
 
     @property
     def fits_alone(self) -> bool:

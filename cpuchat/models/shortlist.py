@@ -8,21 +8,26 @@ from dataclasses import dataclass
 from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.prediction import Prediction
 
-PACE = 6.0
-"""tok/s that keep up with reading: 270 words per minute at three words per four tokens; people read about 240
+PACE = 5.0
+"""tok/s that about keep up with reading: 225 words per minute at three words per four tokens; people read about 240
 (Brysbaert 2019, doi:10.1016/j.jml.2019.104047)."""
+_PERMISSIVE = frozenset({"apache-2.0", "mit", "modified-mit"})
+_RESEARCH_ONLY = frozenset({"cc-by-nc-4.0", "mrl", "qwen-research"})
 _USUAL_BANDWIDTH = 25e9  # bytes/s of decoding on a laptop with two memory channels; where nothing was measured
 _MOST = 8
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """The catalog for one machine, each model once. `suits` is short: fits, keeps up with reading, one per publisher.
-    `others` may fit or be tight, or their size is unknown. All newest first."""
+    """The catalog for one machine, each model once, the newest year first.
+
+    `suits` is short: fits, keeps up with reading, not for research only; one chat model per publisher, then one for
+    code. `unsuitable`: too large or too slow. `others`: the rest.
+    """
 
     suits: tuple[CatalogModel, ...] = ()
     others: tuple[CatalogModel, ...] = ()
-    too_large: tuple[CatalogModel, ...] = ()
+    unsuitable: tuple[CatalogModel, ...] = ()
 
 
 NOTHING = Ranked()
@@ -35,27 +40,37 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
         predictions: by id; without one a model is among the `others`.
     """
     newest = sorted(models, key=lambda model: -model.year)
-    too_large = tuple(model for model in newest if _verdict(model, predictions) == "too large")
+    unsuitable = tuple(model for model in newest if _unsuitable(predictions.get(model.id)))
     best: dict[str, CatalogModel] = {}
     for model in newest:
-        prediction = predictions.get(model.id)
-        if prediction is None or prediction.verdict != "fits" or model.use != "chat" or "repo" not in model.verified:
-            continue
-        if _pace(prediction) >= PACE:
-            maker = model.publisher or model.family
-            best[maker] = max(best.get(maker, model), model, key=_worth)
-    suits = tuple(sorted(best.values(), key=_worth, reverse=True)[:_MOST])
-    listed = {model.id for model in (*suits, *too_large)}
-    return Ranked(suits, tuple(model for model in newest if model.id not in listed), too_large)
+        if _recommendable(model, predictions.get(model.id)):
+            place = "code" if model.use == "code" else model.publisher or model.family
+            best[place] = max(best.get(place, model), model, key=_worth)
+    code = (best.pop("code"),) if "code" in best else ()
+    chat = sorted(best.values(), key=_worth, reverse=True)[: _MOST - len(code)]
+    suits = (*chat, *code)
+    listed = {model.id for model in (*suits, *unsuitable)}
+    return Ranked(suits, tuple(model for model in newest if model.id not in listed), unsuitable)
 
 
-def _worth(model: CatalogModel) -> tuple[int, float]:
-    """Return a sort key: newer models first, among those of a year the larger one."""
-    return model.year, model.params
+def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
+    return (
+        model.use in ("chat", "code")
+        and model.license not in _RESEARCH_ONLY
+        and "repo" in model.verified
+        and prediction is not None
+        and prediction.verdict == "fits"
+        and _pace(prediction) >= PACE
+    )
 
 
-def _verdict(model: CatalogModel, predictions: Mapping[str, Prediction]) -> str:
-    return predictions[model.id].verdict if model.id in predictions else ""
+def _worth(model: CatalogModel) -> tuple[int, bool, float]:
+    """Return a sort key: newer models first, of one year those with a permissive license, then the larger one."""
+    return model.year, model.license in _PERMISSIVE, model.params
+
+
+def _unsuitable(prediction: Prediction | None) -> bool:
+    return prediction is not None and (prediction.verdict == "too large" or prediction.too_slow)
 
 
 def _pace(prediction: Prediction) -> float:

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cpuchat.telemetry.units import about, tokens
 
 if TYPE_CHECKING:
+    from cpuchat.models.catalog import CatalogModel
     from cpuchat.models.prediction import Prediction
+
+_PURPOSES = MappingProxyType(
+    {"chat": "", "code": "code", "reasoning": "reasoning at length", "draft": "draft model, not for chat"}
+)
+
+
+def purpose(model: CatalogModel) -> str:
+    """What a model of the catalog is made for; "" for chat."""
+    return _PURPOSES[model.use]
+
+
+def verdict(prediction: Prediction | None) -> str:
+    """`fits`, `tight`, `too large`, or `too slow` to be of use; "" when unknown."""
+    if prediction is None:
+        return ""
+    return "too slow" if prediction.too_slow else prediction.verdict
 
 
 def fit(prediction: Prediction) -> str:
-    """`fits`, `tight`, `too large`; `≈ fits` where only the file size is known."""
-    return prediction.verdict if prediction.exact else f"≈ {prediction.verdict}"
+    """The verdict; `≈ fits` where only the file size is known."""
+    return verdict(prediction) if prediction.exact else f"≈ {verdict(prediction)}"
 
 
 def speed(prediction: Prediction | None) -> str:

@@ -6,6 +6,7 @@ from cpuchat.models.catalog import CatalogModel, load_catalog
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction, estimate
 from cpuchat.models.shortlist import PACE, Ranked, ranked
+from cpuchat.present.prediction import verdict
 
 GB = 10**9
 
@@ -38,12 +39,13 @@ def test_each_model_is_in_one_place_and_those_that_suit_fit_and_keep_up_with_rea
     catalog = load_catalog().models
     for where in (machine(6, 20), machine(14, 40), machine(60, 90), machine(700, 400)):
         found, predictions = judged(catalog, where)
-        everywhere = [*found.suits, *found.others, *found.too_large]
+        everywhere = [*found.suits, *found.others, *found.unsuitable]
         assert sorted(one.id for one in everywhere) == sorted(one.id for one in catalog)
         assert 3 <= len(found.suits) <= 8
         for one in found.suits:
             assert predictions[one.id].verdict == "fits" and (predictions[one.id].tok_s or 0) >= PACE
-        assert {predictions[one.id].verdict for one in found.too_large} <= {"too large"}
+        for one in found.unsuitable:
+            assert predictions[one.id].verdict == "too large" or predictions[one.id].too_slow
 
 
 def test_of_one_publisher_the_newest_and_then_the_largest_is_taken() -> None:
@@ -68,3 +70,24 @@ def test_where_no_bandwidth_is_known_what_a_token_reads_decides() -> None:
 
 def test_without_any_outlook_all_of_them_are_kept() -> None:
     assert names(ranked((model("one", 1),), {}).others) == ["one"]
+
+
+def test_a_permissive_license_comes_first_and_research_only_never() -> None:
+    found, _ = judged((
+        model("large", 4, license="falcon"), model("open", 2, license="mit"), model("research", 2, license="mrl"),
+    ), machine(20, 40))  # fmt: skip
+    assert names(found.suits) == ["open", "large"] and names(found.others) == ["research"]
+
+
+def test_one_model_for_code_follows_those_for_chat() -> None:
+    found, _ = judged((
+        model("code", 4, publisher="P", use="code"), model("more code", 3, use="code"), model("chat", 2, publisher="P"),
+        model("thinking", 2, use="reasoning"),
+    ), machine(20, 40))  # fmt: skip
+    assert names(found.suits) == ["chat", "code"] and names(found.others) == ["more code", "thinking"]
+
+
+def test_under_one_token_per_second_is_too_slow() -> None:
+    found, predictions = judged((model("slow", 10), model("usable", 5)), machine(20, 12))
+    assert names(found.unsuitable) == ["slow"] and names(found.others) == ["usable"]
+    assert [verdict(predictions[name]) for name in ("slow", "usable")] == ["too slow", "fits"]

@@ -51,7 +51,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> int:
     elif len(found) == 1:
         _print_one(found[0], known, here, machine)
     else:
-        _print_all(found, here, machine)
+        _print_all(found, known, here, machine)
     return 0
 
 
@@ -61,18 +61,27 @@ def _complain(text: str) -> None:
     click.echo(f"cpuchat: {clean_line(text)}", err=True)
 
 
-def _print_all(found: list[CatalogModel], here: Collection[str], machine: Machine) -> None:
+def _print_all(found: list[CatalogModel], known: Catalog, here: Collection[str], machine: Machine) -> None:
     from cpuchat.cli.terminal import paragraph
     from cpuchat.models.fit import gigabytes
+    from cpuchat.models.shortlist import ranked
     from cpuchat.present.table import table
 
+    expected = {model.id: one for model in known.models if (one := _expected(model, machine)) is not None}
+    recommended = [model.id for model in ranked(known.models, expected).suits]
+    found = [model for id in recommended for model in found if model.id == id] + [
+        model for model in found if model.id not in recommended
+    ]
+
     headings = ("ID", "PARAMS", "SIZE", "FIT", "TOK/S")
-    for line in table([headings, *(_row(model, here, machine) for model in found)], right=(1, 2, 4)):
+    for line in table(
+        [headings, *(_row(model, expected.get(model.id), here, recommended) for model in found)], right=(1, 2, 4)
+    ):
         click.echo(line)
     free = gigabytes(machine.available)
     footnotes = [
         f"FIT and TOK/S are estimated from the file size, for the {free} GB that are free now.",
-        "○ downloaded. ? repository not verified. ≈ size not verified.",
+        "★ recommended for this machine. ○ downloaded. ? repository not verified. ≈ size not verified.",
         "Details and download command: cpuchat models catalog ID.",
     ]
     if machine.peak <= 0:
@@ -83,14 +92,23 @@ def _print_all(found: list[CatalogModel], here: Collection[str], machine: Machin
             click.echo(line)
 
 
-def _row(model: CatalogModel, here: Collection[str], machine: Machine) -> tuple[str, ...]:
-    expected = _expected(model, machine)
-    marks = f"{' ○' if model.id in here else ''}{'' if 'repo' in model.verified else ' ?'}"
+def _row(
+    model: CatalogModel, expected: Prediction | None, here: Collection[str], recommended: Collection[str]
+) -> tuple[str, ...]:
+    from cpuchat.present.prediction import verdict
+
+    marks = [
+        mark
+        for mark, applies in (
+            (" ★", model.id in recommended), (" ○", model.id in here), (" ?", "repo" not in model.verified)
+        )
+        if applies
+    ]  # fmt: skip
     return (
-        f"{model.id}{marks}",
+        model.id + "".join(marks),
         _parameters(model),
         _gigabytes(model, model.quantization) if model.size else "",
-        expected.verdict if expected is not None else "",
+        verdict(expected),
         _speed(expected),
     )
 
@@ -120,6 +138,7 @@ def _parameters(model: CatalogModel) -> str:
 
 def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], machine: Machine) -> None:
     from cpuchat.cli.terminal import paragraph
+    from cpuchat.present.prediction import purpose
     from cpuchat.text import clean_line
 
     drafts = [
@@ -136,7 +155,7 @@ def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], machi
         ("sizes", ", ".join(f"{name} {_gigabytes(model, name)}" for name in model.sizes)),
         ("fit", prediction),
         ("drafts", ", ".join(drafts) or (f"none: {model.why_no_draft}" if model.why_no_draft else "none known")),
-        ("purpose", "draft model, not for chat" if model.use == "draft" else ""),
+        ("purpose", purpose(model)),
         ("note", model.note),
         ("repositories", ", ".join(model.repos)),
         ("verified", ", ".join(model.verified) or "nothing"),
@@ -158,6 +177,7 @@ def _print_json(found: list[CatalogModel], here: Collection[str], machine: Machi
     import msgspec
 
     from cpuchat.cli.output import json_line
+    from cpuchat.present.prediction import verdict
 
     rows: list[dict[str, Any]] = []
     for model in found:
@@ -167,7 +187,7 @@ def _print_json(found: list[CatalogModel], here: Collection[str], machine: Machi
                 **msgspec.to_builtins(model),
                 "spec": model.spec,
                 "here": model.id in here,
-                "fit": expected.verdict if expected is not None else None,
+                "fit": verdict(expected) or None,
                 "tok_s": expected.tok_s if expected is not None else None,
             }
         )

@@ -105,6 +105,7 @@ def _print(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
 def _row(
     repository: Repository, model: RepoModel, predicted: ModelPrediction | None, names: Mapping[str, int]
 ) -> tuple[str, ...]:
+    from cpuchat.present.prediction import fit
     from cpuchat.telemetry import units
     from cpuchat.telemetry.units import size
 
@@ -119,7 +120,7 @@ def _row(
     return (
         name,
         size(model.size),
-        f"{about}{expected.verdict}",
+        fit(expected),
         f"{about}{size(expected.needed)}",
         f"≈ {units.about(expected.tok_s)}" if expected.tok_s is not None else "",
         count,
@@ -173,11 +174,14 @@ def _print_json(repository: Repository, found: Mapping[str, ModelPrediction]) ->
 
 
 _FIGURES = (
-    "verdict", "exact", "needed", "available", "n_ctx", "context_that_fits", "bytes_per_token", "tok_s", "basis",
+    "exact", "needed", "available", "n_ctx", "context_that_fits", "bytes_per_token", "tok_s", "basis",
     "explained",
 )  # fmt: skip
 
 
 def _prediction_json(predicted: ModelPrediction) -> dict[str, Any]:
+    from cpuchat.present.prediction import verdict
+
     figures = {name: getattr(predicted.prediction, name) for name in _FIGURES}
+    figures["verdict"] = verdict(predicted.prediction)
     return figures | {"problem": predicted.problem, "damaged": predicted.damaged}

@@ -89,8 +89,9 @@ def _parameters(model: LocalModel) -> str:
 
 
 def _speed(model: LocalModel, machine: Machine) -> str:
-    """Return `31.2` as measured, `≈41` as predicted, or `too large`."""
+    """Return `31.2` as measured, `≈41` as predicted, `≈0.4 (too slow)` or `too large`."""
     from cpuchat.models.prediction import estimate
+    from cpuchat.present.prediction import verdict
     from cpuchat.telemetry.units import about, rate
 
     if model.measured_tok_s:
@@ -98,7 +99,7 @@ def _speed(model: LocalModel, machine: Machine) -> str:
     active = model.weights_per_token / model.size if model.size else 1.0
     expected = estimate(model.size, machine, active=active, quantization=model.quantization)
     if expected.tok_s is not None:
-        return f"≈{about(expected.tok_s)}"
+        return f"≈{about(expected.tok_s)}" + (f" ({verdict(expected)})" if expected.too_slow else "")
     return expected.verdict if expected.verdict == "too large" else ""
 
 

@@ -186,6 +186,7 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
     from cpuchat.models.quantize.forecast import foresee, source_header
     from cpuchat.models.quantize.process import QuantizeProcess
     from cpuchat.models.quantize.types import TYPES
+    from cpuchat.present.prediction import verdict
     from cpuchat.present.quantize import predict_type
 
     config = settings.load()
@@ -206,7 +207,7 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
                 "needs_imatrix": forecast.needs_imatrix,
                 "requantizes": list(forecast.lossy),
                 "speed_up": found.speed_up,
-                "fit": found.prediction.verdict,
+                "fit": verdict(found.prediction),
                 "tok_s": found.prediction.tok_s,
                 "at_load": found.arrangement,
             }

@@ -161,6 +161,7 @@ def _catalog(model: CatalogModel, known: ModelDetails, catalog: Catalog | None) 
         *_memory(known),
         ("speed", _speed(known)),
         ("note", model.note),
+        ("purpose", prediction.purpose(model)),
         ("drafts", ", ".join(drafts) or (f"none ({model.why_no_draft})" if model.why_no_draft else "")),
         ("sizes", " · ".join(sizes)),
         ("from", model.repos[0]),

@@ -86,7 +86,7 @@ class ModelListState:
             Section("downloads", tuple(self._downloads(words))),
             Section("recommended for this machine", tuple(self._catalog(self.catalog.suits, words))),
             Section("catalog", tuple(self._catalog(self.catalog.others, words))),
-            Section("too large for this machine", tuple(self._catalog(self.catalog.too_large, words))),
+            Section("too large or too slow for this machine", tuple(self._catalog(self.catalog.unsuitable, words))),
             *self._hub(text.strip(), words),
         ]
         return [section for section in sections if section.entries or section.note]
@@ -113,7 +113,7 @@ class ModelListState:
     def _catalog(self, models: Iterable[CatalogModel], words: list[str]) -> Iterator[Entry]:
         for model in models:
             # Models that only draft are offered where drafts are chosen.
-            wanted = model.use == "chat" or words
+            wanted = model.use != "draft" or words
             names = (model.name, model.family, model.publisher, model.quantization, *model.repos)
             if wanted and model.id not in self.here and _has(words, *names):
                 yield Entry(catalog_key(model), model)

@@ -13,7 +13,7 @@ from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.model import LocalModel
 from cpuchat.present import downloads
-from cpuchat.present.prediction import speed
+from cpuchat.present.prediction import speed, verdict
 from cpuchat.present.rows import ListRow
 from cpuchat.telemetry import units
 from cpuchat.tui.models.entries import Entry, HubSearch, Section, TypedFile
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from cpuchat.models.prediction import Prediction
 
 HERE, LOADED, NOT_HERE, DAMAGED, NOT_ALONE = "○", "●", "◌", "!", "·"
-TOO_SLOW = 1.0  # tok/s
 
 
 def rows(
@@ -58,7 +57,7 @@ def row(entry: Entry, prediction: Prediction | None, loaded: Path | None) -> Lis
             return ListRow(key, mark, name, columns)
         case CatalogModel() as model:
             size = units.size(model.size) if model.size else ""
-            columns = (model.quantization, size, _fit(prediction), speed(prediction))
+            columns = (model.quantization, size, verdict(prediction), speed(prediction))
             return ListRow(key, NOT_HERE, model.name, columns)
         case FoundRepository() as found:
             closed = " · gated" if found.gated else " · private" if found.private else ""
@@ -78,18 +77,10 @@ def _local(key: str, model: LocalModel, prediction: Prediction | None, loaded: P
         state = f"{100 * model.unfinished:.0f} %" if model.unfinished >= 0 else "part"
         return ListRow(key, "↓", model.name, (model.quantization, size, state, ""), dim=True)
     is_loaded = model.path == loaded
-    state = "loaded" if is_loaded else _fit(prediction)
+    state = "loaded" if is_loaded else verdict(prediction)
     rate = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else speed(prediction)
     mark = LOADED if is_loaded else HERE
     return ListRow(key, mark, model.name, (model.quantization, size, state, rate), strong=is_loaded)
-
-
-def _fit(prediction: Prediction | None) -> str:
-    """`fits`, `tight`, `too large`, or `too slow` to be of use; "" while it is not known."""
-    if prediction is None:
-        return ""
-    slow = prediction.tok_s is not None and prediction.tok_s < TOO_SLOW
-    return "too slow" if slow and prediction.verdict != "too large" else prediction.verdict
 
 
 def _search(key: str, search: HubSearch) -> ListRow:

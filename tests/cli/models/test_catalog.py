@@ -43,7 +43,7 @@ def test_what_is_not_verified_says_so() -> None:
     user.write_text(user.read_text() + 'verified = ["repo", "Q8_0"]\n')
     rows = {line.split()[0]: line.split() for line in run("models", "catalog", "owner/").stdout.splitlines()[1:3]}
     assert rows["big"][:6] == ["big", "?", "4.1k", "≈", "1.0", "MB"]
-    assert rows["sure"][:4] == ["sure", "4.1k", "1.0", "MB"]
+    assert rows["sure"][:5] == ["sure", "★", "4.1k", "1.0", "MB"]
     assert re.search(r"^verified +nothing$", run("models", "catalog", "big").stdout, re.MULTILINE)
 
 
