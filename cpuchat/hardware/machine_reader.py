@@ -32,7 +32,7 @@ class MachineReader:
     """Everything that the screen asks of the machine below `root`."""
 
     def __init__(self, root: Path = ROOT) -> None:
-        self._root = root
+        self.root = root
 
     def facts(self) -> MachineFacts:
         """Read the machine; never raises for what is unknown."""
@@ -41,17 +41,17 @@ class MachineReader:
         from cpuchat.hardware.cgroups import read_text
         from cpuchat.hardware.topology import read_topology
 
-        topology = read_topology(self._root)
+        topology = read_topology(self.root)
         # The kernel marks its choice with brackets: "always [madvise] never".
-        huge = read_text(self._root / _HUGE_PAGES).partition("[")[2].partition("]")[0]
-        survey = cached_survey(topology, root=self._root)
-        return MachineFacts(topology, theoretical(topology, self._root), survey, huge)
+        huge = read_text(self.root / _HUGE_PAGES).partition("[")[2].partition("]")[0]
+        survey = cached_survey(topology, root=self.root)
+        return MachineFacts(topology, theoretical(topology, self.root), survey, huge)
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         """Return where the worker's memory is; None where the kernel does not report it."""
         from cpuchat.hardware.numa.residency import read_residency
 
-        return read_residency(pid, files, self._root)
+        return read_residency(pid, files, self.root)
 
     def survey(
         self, topology: Topology, memory: str, progress: Callable[[int, int, str], None], cancelled: Callable[[], bool]
@@ -64,4 +64,4 @@ class MachineReader:
         """
         from cpuchat.hardware.bandwidth.survey import survey
 
-        return survey(topology, progress, memory=memory, cancelled=cancelled, root=self._root)
+        return survey(topology, progress, memory=memory, cancelled=cancelled, root=self.root)

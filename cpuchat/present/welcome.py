@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cpuchat.present import typical
 from cpuchat.protocol import ModelInfo
 from cpuchat.settings import Settings
 from cpuchat.telemetry import units
-
-_TYPICAL_BYTES = round(4e9 * 4.85 / 8)  # 4B parameters in Q4_K_M
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
     machine = this_machine(settings, loaded=loaded)
     parts = [units.plural(len(read_topology().allowed_cores), "core")]
     if machine.peak:
-        speed = estimate(_TYPICAL_BYTES, machine, quantization="Q4_K_M").tok_s
+        speed = typical.FOUR_BILLION.on(machine).tok_s
         parts.append(f"{units.bandwidth(machine.peak)} GB/s")
         parts += [f"a 4B model runs at about {units.about(speed)} tok/s here"] if speed else []
     else:

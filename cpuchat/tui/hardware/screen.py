@@ -26,6 +26,7 @@ from cpuchat.tui import keys
 from cpuchat.tui.hardware.facts import FactsTable
 from cpuchat.tui.hardware.picture import ROOMY_ROWS, MachinePicture, Use
 from cpuchat.tui.hardware.placements import Offer, PlacementList, PlacementsPane, spec_of
+from cpuchat.tui.hardware.typical import TypicalModels
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dismissable import Dismissable
 from cpuchat.tune import report
@@ -82,6 +83,7 @@ class HardwareScreen(Dismissable[None]):
             yield MachinePicture(id="picture")
             yield FactsTable(id="facts")
         yield PlacementsPane(id="where")
+        yield TypicalModels(id="runs")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -181,6 +183,7 @@ class HardwareScreen(Dismissable[None]):
         from cpuchat.tune.placements import compare_placements
 
         conversation = self._conversation
+        self.query_one(TypicalModels).read(self._services.settings, conversation.model, self.reader.root)
         self._outlook = compare_placements(facts.topology, facts.survey, facts.theoretical, conversation.model,
                                    conversation.figures(), self._in_use)  # fmt: skip
         offers = [Offer(c.name, c.spec, c.speed, "recommended" if c.recommended else "")
