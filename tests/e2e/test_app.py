@@ -154,5 +154,5 @@ def test_without_a_folder_for_the_chats_the_app_says_what_to_do(
     with contextlib.closing(Terminal(["--model", str(tiny_model)], columns=120, rows=40, home=tmp_path)) as terminal:
         assert terminal.wait_for_end() == 11
         shown = bytes(terminal.raw)
-        assert b"Cannot use the file of your chats" in shown and b"CPUCHAT_DATA_DIR" in shown
+        assert b"Cannot use the chat database" in shown and b"CPUCHAT_DATA_DIR" in shown
         assert b"Traceback" not in shown and b"?1049h" not in shown
