@@ -42,6 +42,7 @@ constraints: | $(UV)
 
 check: setup
 	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check --quiet .
 	@.venv/bin/lint-imports
 	@.venv/bin/pyright --warnings
 

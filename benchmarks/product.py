@@ -91,9 +91,7 @@ async def answer(
     """
     done = await ask(
         backend,
-        Generate(
-            prompt=prompt, sampling=sampling, max_tokens=max_tokens, chat_id=chat_id, speculation=speculation
-        ),
+        Generate(prompt=prompt, sampling=sampling, max_tokens=max_tokens, chat_id=chat_id, speculation=speculation),
     )
     if to_the_end and done.timings.predicted_n < max_tokens:
         raise MeasureError(f"ended after {done.timings.predicted_n} tokens ({done.stop_reason})")

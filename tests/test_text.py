@@ -13,7 +13,9 @@ from cpuchat.text import Cleaner, clean, clean_line, expand_tabs, is_safe
 
 HOSTILE = st.text(
     st.one_of(
-        st.sampled_from("\x00\x07\x08\t\n\x0b\x0c\r\x1b\x7f\x80\x85\x9b\x9d\u2028\u202e\u2066\u200b\u200d\ufe0f\ufeff[]0;ab日👩"),
+        st.sampled_from(
+            "\x00\x07\x08\t\n\x0b\x0c\r\x1b\x7f\x80\x85\x9b\x9d\u2028\u202e\u2066\u200b\u200d\ufe0f\ufeff[]0;ab日👩"
+        ),
         st.characters(),
     )
 )

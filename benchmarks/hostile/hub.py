@@ -253,9 +253,7 @@ def run(scenario: Scenario, model: Path, certificates: Path) -> Outcome:
         return Outcome(said, time.monotonic() - watched.began, watched.quiet, watched.megabytes, faults)
 
 
-def _wrong_contents(
-    scenario: Scenario, place: Place, server: Server, content: bytes, last: Report | None
-) -> list[str]:
+def _wrong_contents(scenario: Scenario, place: Place, server: Server, content: bytes, last: Report | None) -> list[str]:
     if scenario.ask != "download":
         return []
     repo = place.caches[0] / "hub" / f"models--{REPO.replace('/', '--')}"

@@ -173,9 +173,7 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
     notes: list[str] = []
     virtual = sysfs.hypervisor(root, info.flags)
     if virtual:
-        notes.append(
-            f"Virtual machine ({virtual}): L3 groups and NUMA nodes may differ from the host's."
-        )
+        notes.append(f"Virtual machine ({virtual}): L3 groups and NUMA nodes may differ from the host's.")
     nodes = _nodes(root, online)
     cores = _cores(root, online, nodes, info.vendor)
     cores, groups = _l3_groups(root, cores, notes)
@@ -312,7 +310,5 @@ def _without_sysfs(root: Path, info: CpuInfo, allowed: Collection[int] | None) -
         memory_total=total,
         memory_limit=limit,
         smt=n_cores < len(mine),
-        notes=(
-            "This system does not report caches, NUMA nodes or SMT siblings: only the number of cores is known.",
-        ),
+        notes=("This system does not report caches, NUMA nodes or SMT siblings: only the number of cores is known.",),
     )

@@ -70,9 +70,7 @@ async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds:
             rates.append(rate)
         else:
             return DecodeRate(tok_s=statistics.median(rates), spread=max(rates) - min(rates), rounds=tuple(rates))
-    raise MeasureFailed(
-        f"The model stops after {written} tokens, too few to measure.", "Choose another model."
-    )
+    raise MeasureFailed(f"The model stops after {written} tokens, too few to measure.", "Choose another model.")
 
 
 async def _decode(answer: Answering, prompt: str, n_tokens: int) -> GenerationFinished:

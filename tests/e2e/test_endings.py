@@ -86,9 +86,7 @@ def test_an_error_anywhere_ends_on_the_last_resort_screen(tiny_model: Path, tmp_
         terminal.type("q")
         assert terminal.wait_for_end() == 1
         check_given_back(terminal, modes)
-        assert "cpuchat: internal error (Fault: made by a test). Your chat is saved. Log:" in last_lines(
-            terminal
-        )
+        assert "cpuchat: internal error (Fault: made by a test). Your chat is saved. Log:" in last_lines(terminal)
         assert not psutil.wait_procs(members, timeout=60)[1]
 
 

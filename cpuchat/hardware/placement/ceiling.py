@@ -142,9 +142,7 @@ def _remarks(
         if not overlap:
             remarks.append("Without overlap, one model's cores idle while the other computes.")
     if depth and result.tok_s < result.plain_tok_s:
-        remarks.append(
-            f"Slower than plain decoding on all cores ({result.plain_tok_s:.3g} tok/s)."
-        )
+        remarks.append(f"Slower than plain decoding on all cores ({result.plain_tok_s:.3g} tok/s).")
     if candidate.name == OWN_SOCKET:
         remarks.append("Memory is interleaved, so half of the reads cross sockets.")
     if candidate.spec.memory == "auto" and not own and len(topology.packages) > 1:

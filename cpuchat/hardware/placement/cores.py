@@ -281,9 +281,7 @@ def _reason(topology: Topology, named: _Named, cpus: tuple[int, ...], *, asked: 
     if capped:
         return f"{used} of {named.what}: the cgroup CPU quota is {topology.quota:g}."
     if asked and used > len(named.cpus):
-        return (
-            f"{plural(used, 'core')}, {used - len(named.cpus)} of them efficient cores, which are slower."
-        )
+        return f"{plural(used, 'core')}, {used - len(named.cpus)} of them efficient cores, which are slower."
     if asked and used < len(named.cpus):
         return f"{used} of {named.what}{_evenly(topology, named.cpus, cpus)}."
     why = f": {named.why}" if named.why else ""

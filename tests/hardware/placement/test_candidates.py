@@ -103,9 +103,7 @@ def test_every_tree_has_a_recommendation_that_is_asserted() -> None:
 
 def test_a_machine_that_tells_no_caches(machine: Machine) -> None:
     topology = replace(machine("vm-without-caches"), virtual="")
-    assert candidates(topology)[0].reason == (
-        "All 4 cores, shared: the L3 groups are not known."
-    )
+    assert candidates(topology)[0].reason == ("All 4 cores, shared: the L3 groups are not known.")
 
 
 @pytest.mark.parametrize(
