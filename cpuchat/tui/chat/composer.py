@@ -29,7 +29,7 @@ class Composer:
         """Say in the prompt's border what Enter and Esc do."""
         title: Content | str = "Message"
         if self.queued:
-            title, keys = Content(f"Queued: {clean_line(self.queued)}"), "Esc takes it back"
+            title, keys = Content(f"Queued: {clean_line(self.queued)}"), "Esc cancels"
         elif self.editing:
             title, keys = "Edit last message", "Enter regenerates from here · Esc cancels"
         elif busy:

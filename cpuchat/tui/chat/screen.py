@@ -177,7 +177,7 @@ class ChatScreen(HistoryScreen):
         if self.busy and not self._answering.loading:
             self.tell("An answer is being written. Esc stops it; your text stays in the prompt.", "warning")
         elif self._composer.queued:
-            self.tell("One message is already queued (Esc takes it back); your text stays in the prompt.", "warning")
+            self.tell("One message is already queued (Esc cancels it); your text stays in the prompt.", "warning")
         elif self._stream.loaded and not self.busy:
             self._prompt.accept()
             self._send(text)
