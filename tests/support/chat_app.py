@@ -147,6 +147,7 @@ async def running(
     if prepare is not None:
         prepare(conversation)
     app = ChatApp(conversation, Library(folders, cache=paths.cache_dir() / "no-hub"), model, downloads=downloads)
+    app.animation_level = "none"  # pictures show where things come to rest
     app.services.describe_machine = lambda *_: WELCOME
     if hub is not None:
         app.services.hub = hub

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from cpuchat.telemetry.process import ProcessMemory
 
 Line = list[Segment]
-WhyMissing = Callable[[str], str]
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class Frame:
     width: int
     tall: bool
     styles: dict[str, Style]
-    why_missing: WhyMissing
 
     @property
     def settled(self) -> bool:
@@ -61,7 +59,7 @@ class Frame:
         return [head, self.text("missing", full if len(full) <= room else fit(why, room))]
 
     def why(self, field: str) -> str:
-        return clean_line(self.why_missing(field))
+        return clean_line(self.figures.why_missing(field))
 
     def gauge(self, fraction: float, label: str, head: str = "", peak: float | None = None) -> Line:
         """Draw a bar between `head` and `label`, in the cells that they leave."""

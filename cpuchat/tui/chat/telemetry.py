@@ -20,7 +20,7 @@ from textual.widget import Widget
 from cpuchat.present.answers import stop_reason
 from cpuchat.telemetry import units
 from cpuchat.tui.chat.drafting import drafting, drafting_in_line, drafting_in_short, speed_up
-from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, Section, WhyMissing, fit, rate
+from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, Section, fit, rate
 from cpuchat.tui.chat.roofline import bandwidth_in_line, roofline, roofline_in_short
 from cpuchat.tui.widgets.charts import braille, nice_max, over_time
 
@@ -166,18 +166,15 @@ class _Figures(Widget):
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
-        self._last: tuple[Figures, ProcessMemory | None, WhyMissing] | None = None
+        self._last: tuple[Figures, ProcessMemory | None] | None = None
         self._lines: list[Line] = []
         self._rows: list[Strip] = []  # of the lines
         self._styles: dict[str, Style] = {}  # working them out costs more than drawing does
         self._base = Style.null()
 
-    def show(self, figures: Figures, memory: ProcessMemory | None, why_missing: WhyMissing | None = None) -> None:
-        """Show these figures. Never causes a layout.
-
-        `why_missing` gives the reason for a field that is None; by default the figures do.
-        """
-        self._last = (figures, memory, why_missing or figures.why_missing)
+    def show(self, figures: Figures, memory: ProcessMemory | None) -> None:
+        """Show these figures. Never causes a layout."""
+        self._last = (figures, memory)
         if changed := self._draw():
             self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
 
@@ -191,9 +188,9 @@ class _Figures(Widget):
         if not self._styles:
             self._base = self.rich_style
             self._styles = {part: self.get_component_rich_style(f"figures--{part}") for part in PARTS}
-        figures, memory, why = self._last
+        figures, memory = self._last
         width, height = self.size
-        frame = Frame(figures, memory, width, height >= _TALL, self._styles, why)
+        frame = Frame(figures, memory, width, height >= _TALL, self._styles)
         lines = self.compose_rows(frame, height)[:height]
         lines += [[]] * (height - len(lines))
         old, self._lines = self._lines, lines

@@ -151,7 +151,7 @@ async def shown(state: str, height: int = 40, width: int = 28) -> list[str]:
     async with app.run_test(size=(60, height)) as pilot:
         await pilot.pause()
         meter, memory = (STATES | MACHINES)[state]
-        panel.show(meter.figures(), memory, meter.why_missing)
+        panel.show(meter.figures(), memory)
         return rows(panel)
 
 
@@ -231,7 +231,7 @@ async def test_a_counter_of_l3_groups_moves_nothing_when_an_answer_begins() -> N
     before = counting(meter_after(*LOADED, *READING))
     places = []
     for meter in (before, MACHINES["counted"][0]):
-        frame = Frame(meter.figures(), MEMORY, 28, True, defaultdict(Style), meter.why_missing)
+        frame = Frame(meter.figures(), MEMORY, 28, True, defaultdict(Style))
         drawn = ["".join(segment.text for segment in row) for row in TelemetryPanel().compose_rows(frame, 33)]
         places.append([y for y, row in enumerate(drawn) if row.startswith(("L3", "power", *PLACES))])
     assert places[0] == places[1]
@@ -284,7 +284,7 @@ EXTREME = msgspec.structs.replace(
 def test_no_row_is_cut_off(figures: SpeculationFigures, height: int, reason: str) -> None:
     update = drafted(msgspec.structs.replace(figures, reason=reason))
     meter = meter_after(*LOADED, *READING, *writing(10), update)
-    frame = Frame(meter.figures(), MEMORY, 28, height >= 20, defaultdict(Style), meter.why_missing)
+    frame = Frame(meter.figures(), MEMORY, 28, height >= 20, defaultdict(Style))
     rows = TelemetryPanel().compose_rows(frame, height)
     assert len(rows) <= height
     for row in rows:
@@ -293,7 +293,7 @@ def test_no_row_is_cut_off(figures: SpeculationFigures, height: int, reason: str
 
 async def test_without_drafters_the_section_is_one_row() -> None:
     meter = meter_after(*LOADED, *READING, *writing(10), speculation=Speculation())
-    frame = Frame(meter.figures(), MEMORY, 28, True, defaultdict(Style), meter.why_missing)
+    frame = Frame(meter.figures(), MEMORY, 28, True, defaultdict(Style))
     assert ["".join(segment.text for segment in row) for row in drafting(frame)] == ["drafting    off (F9 or F2)"]
 
 
@@ -301,7 +301,7 @@ async def test_slower_than_plain_is_not_shown_as_a_success() -> None:
     slow = msgspec.structs.replace(DRAFTING, plain_ms=10.0)
     meter = meter_after(*LOADED, *READING, *writing(10), drafted(slow))
     styles = {part: Style(color=f"color({number})") for number, part in enumerate(PARTS)}
-    frame = Frame(meter.figures(), MEMORY, 28, True, styles, meter.why_missing)
+    frame = Frame(meter.figures(), MEMORY, 28, True, styles)
     (shown,) = [segment for row in speed(frame) for segment in row if "×" in segment.text]
     assert float(shown.text.strip("× ")) < 1
     assert shown.style == styles["limit"]
@@ -317,7 +317,7 @@ async def test_showing_figures_causes_no_layout_and_draws_changed_rows_only() ->
         app.screen._refresh_layout = lambda *a, **k: (layouts.append(True), refresh(*a, **k))[1]  # type: ignore[method-assign]
         for meter, memory in STATES.values():
             for widget in (panel, line):
-                widget.show(meter.figures(), memory, meter.why_missing)
+                widget.show(meter.figures(), memory)
             await pilot.pause()
         assert not layouts
         assert panel._draw() == []
@@ -328,11 +328,11 @@ async def test_another_theme_gives_other_colours() -> None:
     app = HostApp(panel)
     async with app.run_test(size=(80, 34)) as pilot:
         meter, memory = STATES["writing"]
-        panel.show(meter.figures(), memory, meter.why_missing)
+        panel.show(meter.figures(), memory)
         dark, text = panel.render_line(5), rows(panel)
         app.theme = "textual-light"
         await pilot.pause()
-        panel.show(meter.figures(), memory, meter.why_missing)
+        panel.show(meter.figures(), memory)
         assert rows(panel) == text
         assert panel.render_line(5) != dark
 
@@ -345,7 +345,7 @@ async def test_the_line_fits_and_begins_with_the_speed(width: int, state: str) -
     async with app.run_test(size=(width, 3)) as pilot:
         await pilot.pause()
         meter, memory = STATES[state]
-        line.show(meter.figures(), memory, meter.why_missing)
+        line.show(meter.figures(), memory)
         (row,) = rows(line)
         assert cell_len(row) <= width
         starts = {"idle": "no model loaded", "loading": "loading", "loaded": "ready"}
@@ -374,6 +374,6 @@ async def test_looks(name: str, size: tuple[int, int], chosen: list[str]) -> Non
         for state, *widgets in zip(chosen, panels, lines, strict=True):
             meter, memory = (STATES | MACHINES)[state]
             for widget in widgets:
-                widget.show(meter.figures(), memory, meter.why_missing)
+                widget.show(meter.figures(), memory)
         await pilot.pause()
         snapshot(app, name)
