@@ -54,10 +54,10 @@ unit: setup
 	@.venv/bin/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal $(UNIT)
 
 # A file's tests stay in one process: they share models and workers. Tests wait for other processes half of the time,
-# so there are more of them than cores. pytest comes last, so that its summary ends the output.
+# so there are more of them than cores. The files with the longest tests come first. pytest comes last, so that its summary ends the output.
 test: setup
 	@$(MAKE) --no-print-directory check
-	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 clean:
 	rm -rf .venv .tools

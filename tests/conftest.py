@@ -29,6 +29,15 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONG = ("e2e", "worker", "cli", "tui", "backend")
+"""Rooms whose files take long; begun late, one of them would run alone at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    room = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
+    items.sort(key=lambda item: LONG.index(room[item]) if room[item] in LONG else len(LONG))
+
+
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's settings, chats or caches."""
