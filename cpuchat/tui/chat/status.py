@@ -124,5 +124,5 @@ class StatusLine(Widget):
         if not now.adaptive:
             depth = "fixed depth" if now.depth is None else f"depth {now.depth} (fixed)"
         else:
-            depth = "adaptive depth" if now.depth is None else f"depth {now.depth} (adaptive)"
+            depth = f"depth {now.depth} (adaptive)" if now.depth else "adaptive depth"
         return [f"{full} · {depth}", full, name]

@@ -311,7 +311,7 @@ class HardwareScreen(Dismissable[None]):
             self._before = trial.previous
             self._services.save_settings(trial.wanted.changes())
         elif outcome.comparison is not None and not outcome.problem:
-            self._before = trial.wanted  # it brought nothing, but may be wanted for other reasons
+            self._before = trial.wanted  # no gain, but it may be wanted for other reasons
         if self.has_widgets:
             self._tried(outcome)
 

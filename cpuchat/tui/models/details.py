@@ -64,17 +64,17 @@ def keys(subject: Subject) -> str:
     """Return what the keys do with it, for the edge of the pane."""
     match subject:
         case LocalModel(damaged=str()) as model:
-            return "Enter resumes the download · Del deletes" if resumable(model) else "Del deletes"
+            return "Enter resume the download · Del delete" if resumable(model) else "Del delete"
         case LocalModel():
-            return "Enter loads · F5 quantizes · Del deletes"
+            return "Enter load · F5 quantize · Del delete"
         case Download() as download:
             return f"Enter {_download_key(download)}"
         case CatalogModel() | FoundRepository():
-            return "Enter shows its files"
+            return "Enter show files"
         case TypedFile(problem=""):
-            return "Enter loads"
+            return "Enter load"
         case HubSearch(running=False, found=None, problem=problem):
-            return "Enter retries" if problem else "Enter opens" if subject.is_link else "Enter searches"
+            return "Enter retry" if problem else "Enter open" if subject.is_link else "Enter search"
         case _:
             return ""
 
