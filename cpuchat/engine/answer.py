@@ -17,7 +17,6 @@ from cpuchat.engine.loaded import LoadedModel
 from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, plain_completion
 from cpuchat.engine.prompt.prompt_builder import PromptBuilder
 from cpuchat.engine.prompt.trim import TrimResult
-from cpuchat.engine.text.detokenizer import Detokenizer
 from cpuchat.engine.text.output_thread import OutputThread, ThreadedStream
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
@@ -154,7 +153,7 @@ class Answer:
         stream = TextStream(
             self._command.request_id,
             self._emit,
-            Detokenizer(self._vocab.piece),
+            self._vocab.piece,
             ReasoningSplitter(tail, template),
             stops,
             self._arrived,

@@ -154,9 +154,9 @@ class Engine:
         """Save the chat, unless `is_cancelled` meanwhile, and free the model."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None and loaded.cache is not None:
-            loaded.cache.finish(is_cancelled)
+            self._writer.finish(is_cancelled)
             loaded.save(at_end=True)
-            loaded.cache.finish(is_cancelled)
+            self._writer.finish(is_cancelled)
             loaded.cache.drop()
         self._free_model()
 

@@ -119,9 +119,10 @@ class Quantizer:
         # llama.cpp copies a source's other alignment into the header, but aligns to the usual one.
         if read_header(Path(request.source)).alignment != ALIGNMENT:
             facts["general.alignment"] = ALIGNMENT
-        # Stays referenced until llama.cpp is done with it.
-        matrix = _read(Path(request.imatrix)) if request.imatrix else None
-        if matrix is not None:
+        if request.imatrix:
+            from cpuchat.models.quantize.imatrix import read_imatrix  # imports numpy, which nothing else here needs
+
+            matrix = read_imatrix(Path(request.imatrix))  # stays referenced until llama.cpp is done with it
             params.imatrix = _importance(self._llama, matrix)
             facts |= {
                 "quantize.imatrix.file": Path(request.imatrix).name,
@@ -141,12 +142,6 @@ class Quantizer:
         status = self._llama.llama_model_quantize(os.fsencode(source), os.fsencode(out), ctypes.byref(params))
         if status:
             raise log.failure()
-
-
-def _read(path: Path) -> ImportanceMatrix:
-    from cpuchat.models.quantize.imatrix import read_imatrix  # imports numpy, which nothing else here needs
-
-    return read_imatrix(path)
 
 
 def _importance(llama: Any, matrix: ImportanceMatrix) -> Any:

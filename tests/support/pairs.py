@@ -18,7 +18,6 @@ from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.drafting.overlap import DraftThread
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.model import Model
-from cpuchat.engine.text.detokenizer import Detokenizer
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
 from cpuchat.hardware.sysfs import own_cpus
@@ -160,7 +159,7 @@ class Talker:
         filled = prefill(target.sequence, prompt, PrefillChunking.of(target), lambda *_: None)
         sampler = Sampler(sampling, target.vocab.n_tokens)
         sampler.accept_prompt(prompt)
-        stream = TextStream(1, emit, Detokenizer(target.vocab.piece), ReasoningSplitter(""), stop, perf_counter())
+        stream = TextStream(1, emit, target.vocab.piece, ReasoningSplitter(""), stop, perf_counter())
         ends = is_eog or target.vocab.is_eog
         figures = None
         if speculation is not None:

@@ -108,8 +108,8 @@ class LogTail:
     llama.cpp logs from any thread, also in the middle of a decode: adding must stay one `append`.
     """
 
-    def __init__(self, limit: int = 400) -> None:
-        self._parts: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=limit)
+    def __init__(self) -> None:
+        self._parts: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=400)
         append = self._parts.append
         self._callback = llama.llama_log_callback(lambda level, text, _: append((level, text)))
 

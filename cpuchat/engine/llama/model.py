@@ -245,7 +245,7 @@ class Model:
     def free(self) -> None:
         """Free everything in the order that llama.cpp needs. Calling it again does nothing."""
         if self._context:
-            ThreadPool.detach(self._context)
+            bindings.detach_threadpool(self._context)
             if hasattr(self, "sequence"):
                 self.sequence.free()
             llama.llama_free(self._context)

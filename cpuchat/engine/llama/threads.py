@@ -58,11 +58,6 @@ class ThreadPool:
         if self._pinned is not None:
             os.sched_setaffinity(0, self._pinned)
 
-    @staticmethod
-    def detach(context: Any) -> None:
-        """Detach `context`, before it or the pool is freed."""
-        bindings.detach_threadpool(context)
-
     def free(self) -> None:
         """End the threads, after all contexts are detached, on the creating thread. Calling it again does nothing."""
         if not self._pool:

@@ -79,14 +79,11 @@ class ChatTemplate:
                     plain = _system_into_user(plain)
             try:
                 return self._render(plain, self._style)
-            except TemplateRejection as rejection:
+            except TemplateRejection:
                 merged = _merge_neighbours(plain)
                 if len(merged) == len(plain):
-                    raise TemplateError(rejection.message, rejection.hint) from None
-            try:
-                return self._render(merged, self._style)
-            except TemplateRejection as rejection:
-                raise TemplateError(rejection.message, rejection.hint) from None
+                    raise
+            return self._render(merged, self._style)
 
     def close(self) -> None:
         """End the helper process. A later rendering starts it again."""

@@ -141,10 +141,6 @@ class PrefixCache:
             if pending.is_dropped:
                 raise _DroppedError
 
-    def finish(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Wait until what was saved is on the disk, or until `is_cancelled`."""
-        self._writer.finish(is_cancelled)
-
     def drop(self) -> None:
         """Give up what is not written yet."""
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -45,22 +46,13 @@ def trim_messages(count: Callable[[list[Message]], int], messages: Sequence[Mess
 
     step = max(1, budget // 4)
     goal = total - -(-(total - budget) // step) * step
-    low, high = 1, len(starts) - 1
-    best: tuple[list[Message], int] | None = None
-    while low <= high:  # the oldest start that reaches the goal
-        middle = (low + high) // 2
-        kept = kept_from(starts[middle])
-        size = count(kept)
-        if size <= goal:
-            best, high = (kept, size), middle - 1
-        else:
-            low = middle + 1
-    if best is None and starts:  # a long last turn misses the goal but may still fit
-        kept = kept_from(starts[-1])
-        best = (kept, count(kept))
-    if best is None or best[1] > budget:
-        raise _too_long(count, everything, best[1] if best else total, budget)
-    return TrimResult(best[0], len(everything) - len(best[0]), total - best[1])
+    # The oldest start that reaches the goal; a long last turn misses it but may still fit.
+    oldest = bisect_left(starts, True, 1, max(len(starts) - 1, 1), key=lambda start: count(kept_from(start)) <= goal)
+    kept = kept_from(starts[min(oldest, len(starts) - 1)]) if starts else everything
+    size = count(kept)
+    if size > budget:
+        raise _too_long(count, everything, size, budget)
+    return TrimResult(kept, len(everything) - len(kept), total - size)
 
 
 def _too_long(count: Callable[[list[Message]], int], messages: list[Message], needed: int, budget: int) -> ContextFull:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-def held_back(text: str, markers: tuple[str, ...], start: int = 0) -> int:
-    """Return the length of the longest suffix of `text[start:]` that is a proper prefix of one of `markers`."""
+def held_back(text: str, markers: tuple[str, ...]) -> int:
+    """Return the length of the longest suffix of `text` that is a proper prefix of one of `markers`."""
     longest = 0
     for marker in markers:
-        for length in range(min(len(marker) - 1, len(text) - start), longest, -1):
+        for length in range(min(len(marker) - 1, len(text)), longest, -1):
             if text.endswith(marker[:length]):
                 longest = length
                 break

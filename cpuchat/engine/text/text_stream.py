@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from typing import Final
 
-from cpuchat.engine.text.detokenizer import Detokenizer
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.stops import StopMatcher
 from cpuchat.protocol import Channel, Event, TextDelta
@@ -17,9 +17,11 @@ FRAME_SECONDS: Final = 0.08
 class TextStream:
     """The text of one answer: tokens in, `TextDelta` events out, at most one frame per `FRAME_SECONDS`.
 
-    Stop strings count in the answer only, not in reasoning.
+    Stop strings count in the answer only, not in reasoning. A UTF-8 sequence that continues in the next token waits for
+    it; invalid UTF-8 becomes U+FFFD.
 
     Args:
+        piece_of: returns the bytes of one token.
         arrived: `perf_counter()` when the request arrived, the zero of `at_ms`.
     """
 
@@ -27,15 +29,16 @@ class TextStream:
         self,
         request_id: int,
         emit: Callable[[Event], None],
-        detokenizer: Detokenizer,
+        piece_of: Callable[[int], bytes],
         splitter: ReasoningSplitter,
         stops: tuple[str, ...],
         arrived: float,
     ) -> None:
         self._request_id = request_id
         self._emit = emit
-        self._detokenize = detokenizer.feed
-        self._detokenizer = detokenizer
+        self._piece_of = piece_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decode = self._decoder.decode
         self._split = splitter.feed
         self._splitter = splitter
         self._matcher = StopMatcher(stops) if stops else None
@@ -76,7 +79,7 @@ class TextStream:
             self._close_span()
             self._drafter = drafter
         self._n_held += 1
-        text = self._detokenize(token)
+        text = self._decode(self._piece_of(token))
         return bool(text) and self._add(self._split(text))
 
     def _add(self, pieces: list[tuple[Channel, str]]) -> bool:
@@ -130,7 +133,7 @@ class TextStream:
     def finish(self, now: float, *, stopped: bool) -> None:
         """Emit the rest. After a stop string (`stopped`) what was held back is not part of the text."""
         if not stopped:
-            rest = self._detokenizer.flush()
+            rest = self._decode(b"", final=True)
             pieces = [*(self._split(rest) if rest else ()), *self._splitter.flush()]
             if not self._add(pieces) and self._matcher is not None and (held := self._matcher.flush()):
                 self._append("answer", held)

@@ -15,7 +15,6 @@ from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
-from cpuchat.engine.text.detokenizer import Detokenizer
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
 from cpuchat.protocol import Event, LoadOptions, Sampling, TextDelta
@@ -42,9 +41,7 @@ class Answer:
         self.progress: list[tuple[int, int]] = []
         self.on_event = on_event
         self.prefill = prefill(model.sequence, prompt, PrefillChunking.of(model), lambda *p: self.progress.append(p))
-        stream = TextStream(
-            7, self._emit, Detokenizer(model.vocab.piece), ReasoningSplitter(tail), stop, perf_counter()
-        )
+        stream = TextStream(7, self._emit, model.vocab.piece, ReasoningSplitter(tail), stop, perf_counter())
         self.result: DecodeResult = decode(
             model.sequence,
             self.prefill.row,
@@ -199,9 +196,7 @@ def test_cancelled_prefill_is_taken_over(model: Model, abort: AbortFlag) -> None
 def test_reasoning_is_told_apart(model: Model) -> None:
     """The model is held to a text by feeding the stream directly: what matters is the way from tokens to events."""
     events: list[Event] = []
-    stream = TextStream(
-        1, events.append, Detokenizer(model.vocab.piece), ReasoningSplitter("<think>\n"), ("STOP",), perf_counter()
-    )
+    stream = TextStream(1, events.append, model.vocab.piece, ReasoningSplitter("<think>\n"), ("STOP",), perf_counter())
     text = "I STOP here.\n</think>\n\nAn answer é STOP and more"
     hit = [stream.feed(token, perf_counter()) for token in text.encode()]
     assert any(hit) and hit.index(True) == text.encode().index(b" and more") - 1

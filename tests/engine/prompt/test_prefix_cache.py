@@ -32,7 +32,7 @@ class Cache(PrefixCache):
 
     def save(self, chat_id: str, sequence: Sequence, history: TokenHistory) -> int:
         size = super().save(chat_id, sequence, history)
-        self.finish()
+        self._writer.finish()
         return size
 
 

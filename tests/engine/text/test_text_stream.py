@@ -1,0 +1,45 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.engine.text.reasoning import ReasoningSplitter
+from cpuchat.engine.text.text_stream import TextStream
+from cpuchat.protocol import Event, TextDelta
+
+
+def decode(pieces: list[bytes]) -> list[str]:
+    """The text that is emitted with each token, and at the end."""
+    events: list[Event] = []
+    stream = TextStream(1, events.append, lambda token: pieces[token], ReasoningSplitter(), (), 0.0)
+    texts: list[str] = []
+
+    def take() -> None:
+        texts.append("".join(event.text for event in events if isinstance(event, TextDelta)))
+        events.clear()
+
+    for token in range(len(pieces)):
+        stream.feed(token, float(token))
+        take()
+    stream.finish(float(len(pieces)), stopped=False)
+    take()
+    return texts
+
+
+@given(st.lists(st.binary(max_size=5)))
+def test_any_pieces_decode_like_all_the_bytes_at_once(pieces: list[bytes]) -> None:
+    # White space at the start could still belong to a marker: a letter decides that it does not.
+    assert "".join(decode([b"x", *pieces])) == "x" + b"".join(pieces).decode("utf-8", errors="replace")
+
+
+@given(st.text())
+def test_characters_never_split(text: str) -> None:
+    pieces = [bytes([b]) for b in text.encode("utf-8", "ignore")]
+    assert "\ufffd" not in "".join(decode(pieces)) or "\ufffd" in text
+
+
+def test_a_character_appears_when_its_last_byte_comes() -> None:
+    face = "🙂".encode()
+    assert decode([face[:1], face[1:3], face[3:] + b"!"]) == ["", "", "🙂!", ""]
+
+
+def test_an_unfinished_character_is_not_lost() -> None:
+    assert decode([b"a\xf0\x9f"]) == ["a", "\ufffd"]
