@@ -384,7 +384,7 @@ class Conversation:
         """One load or answer at a time; `answering` also keeps the open chat from being left."""
         self._refuse_while_answering()
         if self._running:
-            raise UsageError("A model is still loading or being measured.", "Stop it with Esc first.")
+            raise UsageError("A model is still being loaded or measured.", "Stop it with Esc first.")
         self._running, self._answering, self._stopping = True, answering, False
         try:
             yield

@@ -199,7 +199,7 @@ async def test_an_answer_without_a_word_is_no_part_of_the_history(tiny_model: Pa
 
 async def test_nothing_to_regenerate_is_said(tiny_model: Path) -> None:
     async with conversation(tiny_model) as core:
-        with pytest.raises(UsageError, match="No message"):
+        with pytest.raises(UsageError, match="no message to answer"):
             await anext(core.regenerate())
 
 
@@ -227,7 +227,7 @@ async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(tiny_model:
         stream = core.generate_detached(request)
         events = [await anext(stream)]
         assert core.busy
-        with pytest.raises(UsageError, match="still loading or being measured"):
+        with pytest.raises(UsageError, match="still being loaded or measured"):
             await anext(core.send("more"))
         events += await everything(stream)
         assert isinstance(events[-1], GenerationFinished)

@@ -137,8 +137,8 @@ class LocalBackend:
         model, notes = event.model, (*placement.notes, *event.model.notes)
         if self._log is not None and self._log.parent != self._log_dir:
             notes += (
-                f"Cannot write to {paths.shown(self._log_dir)}: the log is {self._log}, and measurements and saved "
-                "chats may not be kept.",
+                f"Cannot write to {paths.shown(self._log_dir)}: the log is {self._log} instead. Measurements and chats "
+                "may not be saved.",
             )
         return ModelLoaded(model=msgspec.structs.replace(model, cores_reason=placement.reason, notes=notes))
 

@@ -172,7 +172,7 @@ class WorkerProcess:
                     break
                 self._tell(self._arrived, decode_event(body))
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            broken = f"it sent an invalid message ({error})"
+            broken = f"invalid message on its pipe ({error})"
             self._kill()
         try:
             status = self._process.wait(_DYING_SECONDS)
@@ -221,7 +221,7 @@ class WorkerProcess:
         elif status < 0:
             reason = f"killed by {_signal_name(-status)}"
         else:
-            reason = f"it exited with status {status}"
+            reason = f"exit status {status}"
         return Failed(
             code="worker_died",
             message=f"The inference worker crashed: {reason}.",

@@ -51,7 +51,7 @@ class ChatHistory:
     def store(self) -> ChatStore:
         """Raises UsageError without one."""
         if self._store is None:
-            raise UsageError("Chats are not stored here.")
+            raise UsageError("This conversation has no chat database.")
         return self._store
 
     @property
@@ -121,7 +121,7 @@ class ChatHistory:
         """
         index = next((i for i in reversed(range(len(self.messages))) if self.messages[i].role == "user"), None)
         if index is None:
-            raise UsageError("No message to answer yet.", "Write one first.")
+            raise UsageError("There is no message to answer.", "Write one first.")
         await self._require_saved()
         if self.chat is not None and self._store is not None:
             async with self._loading_again():

@@ -330,7 +330,7 @@ class ChatStore:
             return
         entries = "entry" if n_repaired == 1 else "entries"
         self._notices.append(
-            f"Repaired or set aside {n_repaired} damaged {entries} in the chat database; the originals are in the"
+            f"Repaired or quarantined {n_repaired} damaged {entries} in the chat database; the originals are in the"
             f" table “quarantine” of {self.path}."
         )
 

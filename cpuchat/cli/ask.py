@@ -49,7 +49,7 @@ and files (not with --raw-output); --json escapes them.
 
 \b
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
-5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker died,
+5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,
 9 engine mismatch, 10 generation failed, 12 draft model mismatch, 130 stopped by Ctrl+C, 1 anything else."""
 
 
@@ -77,7 +77,7 @@ Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or
     setting("--cache-type-k", "engine.cache_type_k", "KV cache type of K."),
     setting("--cache-type-v", "engine.cache_type_v", "KV cache type of V."),
     setting("--flash-attn", "engine.flash_attn", "Flash attention."),
-    setting("--load-mode", "engine.load_mode", "Memory-map the model file, or read it."),
+    setting("--load-mode", "engine.load_mode", "Memory-map the model file, or read it into memory."),
     setting("--mlock/--no-mlock", "engine.mlock", "Lock the model in memory (mlock)."),
     experts_option(),
     speculation_options(),
@@ -104,18 +104,18 @@ def ask(
 ) -> int:
     """Ask one question and print the answer as it is written.
 
-    QUESTION may also come from standard input; with both, the text from standard input follows the question as
-    its material.
+    QUESTION may also come from standard input; if both are given, standard input is appended to the question.
     """
     import asyncio
 
     chosen = overridden(values)
     if raw and system:
         raise UsageError(
-            "--system cannot be used with --raw, which skips the chat template.", "Put the text before the prompt."
+            "--system cannot be used with --raw, which skips the chat template.",
+            "Put the text at the start of the prompt.",
         )
     if not all(stop):
-        raise UsageError("--stop is empty.", "Give the text to stop at, or leave the option out.")
+        raise UsageError("--stop is empty.", "Give a stop string, or omit the option.")
     for name, text in (("--system", system or ""), ("--stop", "".join(stop)), ("--model", model or "")):
         _require_text(text, name)
     if system is not None:
@@ -194,7 +194,7 @@ def _standard_input(quiet: bool) -> str:
     except OSError as error:
         raise UsageError(f"Cannot read standard input: {error.strerror}.") from None
     if len(data) > INPUT_LIMIT:
-        raise UsageError(f"Standard input is longer than {INPUT_LIMIT >> 20} MiB.", "Send a part of it.")
+        raise UsageError(f"Standard input is longer than {INPUT_LIMIT >> 20} MiB.", "Shorten it.")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

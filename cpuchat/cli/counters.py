@@ -28,7 +28,7 @@ Without a counter, cpuchat shows the traffic estimated from the model, marked "â
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def counters(ctx: click.Context, as_json: bool) -> int:
-    """List the counters of memory traffic and power: which can be read here, and why the others cannot."""
+    """List the counters of memory traffic and power: which are available here, and why the others are not."""
     if ctx.invoked_subcommand is not None:
         if as_json:
             hint = f"Put it after the command: cpuchat counters {ctx.invoked_subcommand} --json"
@@ -98,7 +98,7 @@ def print_unit() -> int:
 
 @counters.command("program", short_help="Print the collector's program for root to install.")
 def print_program() -> int:
-    """Print the collector's program, one Python file, for root to install.
+    """Print the collector's program, a Python zip application, for root to install.
 
     `cpuchat counters unit` says how to install it as a copy that only root can change.
     """
@@ -109,7 +109,7 @@ def print_program() -> int:
 
     if sys.stdout.isatty():
         how = "Redirect it to a file; `cpuchat counters unit` says how to install it."
-        raise UsageError("The program is binary and not printed to a terminal.", how)
+        raise UsageError("The program is binary: refusing to print it to a terminal.", how)
     with os.fdopen(1, "wb", closefd=False) as out:  # sys.stdout takes clean text only
         out.write(program_file())
     return 0
@@ -118,11 +118,11 @@ def print_program() -> int:
 @counters.command("watch")
 @click.option("--seconds", type=click.IntRange(min=1), metavar="N", help="Stop after N seconds.")
 @click.option(
-    "--pid", type=click.IntRange(min=1), metavar="PID", help="The process to watch, for counters of a single process."
+    "--pid", type=click.IntRange(min=1), metavar="PID", help="The process to watch; used by per-process counters."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def watch(seconds: int | None, pid: int | None, as_json: bool) -> int:
-    """Print memory traffic and power once a second, until Ctrl-C."""
+    """Print memory traffic and power once a second, until Ctrl+C."""
     from cpuchat.cli.output import json_line
     from cpuchat.hardware.counters.collector_file import content_of
     from cpuchat.hardware.monitor import Monitor
@@ -132,7 +132,7 @@ def watch(seconds: int | None, pid: int | None, as_json: bool) -> int:
     try:
         sample = monitor.sample()
         if not monitor.sources:
-            raise CpuchatError(f"No counter available: {sample.no_bandwidth}.", "See `cpuchat counters`.")
+            raise CpuchatError(f"No counter is available: {sample.no_bandwidth}.", "See `cpuchat counters`.")
         shown = 0
         while seconds is None or shown < seconds:
             time.sleep(1)

@@ -70,7 +70,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option("--ctx", "ctx_size", type=int, metavar="N", help="Context size in tokens; 0 = automatic.")
 @click.option(
     "--draft-model", metavar="FILE|REPO|none",
-    help="Draft model of the same vocabulary; default: the one that the catalog names.",
+    help="Draft model with the same vocabulary; default: the catalog's recommendation.",
 )  # fmt: skip
 @click.option("--drafters", metavar="NAME", help="Drafters: auto, off, draft, lookup, suffix or free.")
 @click.option(

@@ -112,7 +112,7 @@ def speculation_options() -> Decorator:
     return stacked(
         setting(
             "--draft-model", "speculation.draft_model",
-            "Draft model of the same vocabulary; default: the one that the catalog names; none = no draft model.",
+            "Draft model with the same vocabulary; default: the catalog's recommendation; none = no draft model.",
             metavar="FILE|REPO|none",
         ),
         setting(
@@ -122,7 +122,7 @@ def speculation_options() -> Decorator:
         setting("--draft-depth", "speculation.depth", "Draft depth in tokens, 1 to 31; 0 = adaptive."),
         setting(
             "--draft-min-p", "speculation.min_probability",
-            "Min draft probability: end a draft before a less likely token, 0 to 1.",
+            "Min draft probability, 0 to 1: a draft ends before a less likely token.",
         ),
         setting(
             "--draft-cores", "speculation.draft_cores",

@@ -82,10 +82,12 @@ def show_state(as_json: bool) -> int:
 
 
 @tune.command(epilog=_PLAN_EPILOG, short_help="Write the scripts that apply and revert settings.")
-@click.option("--knob", "knobs", multiple=True, metavar="NAME", help="Change this setting; default: all of low risk.")
+@click.option(
+    "--knob", "knobs", multiple=True, metavar="NAME", help="Change this setting; default: all low-risk settings."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(knobs: tuple[str, ...], as_json: bool) -> int:
-    """Write the script that changes settings, and first the one that reverts them.
+    """Write two scripts: one that changes settings, one that reverts them.
 
     NAME: a setting listed by `cpuchat tune state`.
     """
@@ -177,7 +179,7 @@ def _echo(text: str) -> None:
 @memory_option()
 @click.option("--plan", "name", default="", metavar="NAME", help="The plan; default: the newest.")
 @click.option(
-    "--label", type=click.Choice(["before", "after"]), help="What the result is; default: before, then after."
+    "--label", type=click.Choice(["before", "after"]), help="Label of the result; default: before, then after."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def measure(model: str | None, name: str, label: Label | None, as_json: bool, **values: Any) -> int:
@@ -238,7 +240,7 @@ def _label(saved: SavedPlan, wanted: Label | None) -> Label:
     some = any(now for now, _ in effect(saved.plan, ROOT).values())
     if label == "before" and some:
         raise UsageError(
-            f"Changes of plan {saved.name} are in effect, so this is not the state before.",
+            f"Plan {saved.name} is in effect, so this would not measure the state before.",
             f"Revert it first: {saved.command(saved.revert)}",
         )
     if label == "after" and not some:
@@ -278,7 +280,7 @@ def _effect_words(counts: dict[str, tuple[int, int]]) -> str:
     """`governor, thp; not fully: cstates (0 of 8)`."""
     done = [name for name, (now, of) in counts.items() if now == of]
     missing = [f"{name} ({now} of {of})" for name, (now, of) in counts.items() if now < of]
-    return (", ".join(done) or "nothing") + (f"; not fully: {', '.join(missing)}" if missing else "")
+    return (", ".join(done) or "nothing") + (f"; in part: {', '.join(missing)}" if missing else "")
 
 
 @tune.command("list", short_help="List plans, what is in effect, and the measurements.")
@@ -328,7 +330,7 @@ def revert(name: str) -> int:
     if not any(now for now, _ in counts.values()):
         click.echo(f"Plan {saved.name} is not in effect; reverting is harmless:", err=True)
     else:
-        click.echo(f"In effect of plan {saved.name}: {_effect_words(counts)}. To revert:", err=True)
+        click.echo(f"Plan {saved.name} is in effect: {_effect_words(counts)}. To revert:", err=True)
     click.echo(saved.command(saved.revert))
     return 0
 

@@ -91,7 +91,7 @@ class Answer:
         if command.prompt is not None:
             return builder.from_text(command.prompt)
         if not command.messages:
-            raise UsageError("There is no message to answer.", "Write something first.")
+            raise UsageError("There is no message to answer.", "Write one first.")
         return builder.from_messages(command.messages, command.max_tokens, self._on_trimmed)
 
     def _render(self, messages: list[Message]) -> str:

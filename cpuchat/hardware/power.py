@@ -70,7 +70,7 @@ class Rapl:
         counts = [read_number(file) for file, _ in self._packages]
         known = [count for count in counts if count is not None]
         if len(known) != len(counts):
-            raise OSError(errno.EACCES, "the energy can no longer be read")
+            raise OSError(errno.EACCES, "the energy counter can no longer be read")
         before, last = self._time, self._last
         self._time, self._last = now, known
         if before is None or now <= before:

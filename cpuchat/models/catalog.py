@@ -89,7 +89,7 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("no_draft_detail: requires no_draft")
         unknown = set(self.verified) - {"repo", "params", "context", "drafts", *self.sizes}
         if unknown:
-            raise ValueError(f"verified: {sorted(unknown)[0]!r} is neither a fact nor one of the sizes")
+            raise ValueError(f"verified: {sorted(unknown)[0]!r} is neither a verifiable field nor one of the sizes")
 
     @property
     def is_moe(self) -> bool:

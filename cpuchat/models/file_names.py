@@ -30,7 +30,7 @@ _HEADS = frozenset({"mtp", "eagle3", "eagle-3", "dflash", "dspark"})
 def role_of(path: str) -> Role:
     """Return the role of the file at `path` in its repository, with or without `.gguf`.
 
-    "projector": the image or audio part of a model; "imatrix": weights for quantizing.
+    "projector": the multimodal projector of a model; "imatrix": weights for quantizing.
     """
     *folders, name = path.lower().removesuffix(".gguf").split("/")
     if "mmproj" in name:

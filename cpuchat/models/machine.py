@@ -109,7 +109,7 @@ def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = 
     """
     header, options = read_model(path), settings.load_options()
     if header.is_projector or not header.tensors:
-        what = "the image or audio part of a model" if header.is_projector else "a vocabulary without weights"
+        what = "a multimodal projector" if header.is_projector else "a vocabulary without weights"
         raise ModelUnsupported(f"{path.name} is {what}.", "Choose a language model.")
     available = this_machine(settings, loaded=loaded).available
     check_fit(plan_memory(header, options, available)[0], available, header, options)

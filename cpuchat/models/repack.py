@@ -23,7 +23,7 @@ from cpuchat.models.gguf.types import BY_NAME
 _SVE_BYTES = 32  # the kernels are for vectors of that length only
 _AMX_ROWS = 32  # TILE_N * 2
 _USUAL = ("Q4_0", "Q4_K", "Q8_0")
-_AS_IT_IS = "used as it is"
+_AS_IT_IS = "used as is"
 # Type: (a row must be a multiple of this many values, bytes that a block grows by).
 _AMX: dict[str, tuple[int, int]] = {
     "Q4_0": (32, 0),
@@ -130,7 +130,7 @@ def describe(header: GGUFHeader, cpu: Instructions) -> str:
     for tensor, layout, _ in repacked(header, cpu):
         bytes_by[layout] = bytes_by.get(layout, 0) + tensor.nbytes
     if not bytes_by:
-        return "as it is"
+        return "as is"
     layout = max(bytes_by, key=lambda layout: bytes_by[layout])
     return f"{100 * bytes_by[layout] / max(header.size, 1):.0f} % {layout.words}"
 
@@ -142,7 +142,7 @@ def advice(cpu: Instructions) -> str:
         layout = format_of(kind, cpu)
         types_by.setdefault(layout.words if layout is not None else _AS_IT_IS, []).append(kind)
     if set(types_by) == {_AS_IT_IS}:
-        return "llama.cpp has no repacked format for this CPU: files are used as they are."
+        return "llama.cpp has no repacked format for this CPU: files are used as is."
     forms = (f"{_listed(kinds)} {'are' if len(kinds) > 1 else 'is'} {words}" for words, kinds in types_by.items())
     return (
         f"At load, {'; '.join(forms)}. That speeds up prefill; decoding speed depends on the file size. "

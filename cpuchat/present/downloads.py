@@ -105,8 +105,8 @@ def _state_details(download: Download) -> str:
         "queued": f"queued behind another download; {arrived}",
         "running": f"downloading; {arrived}",
         "waiting": f"waiting for retry {download.attempt}; {arrived}, resumes from there",
-        "checking": "complete; verifying its SHA-256 against the hash that Hugging Face announced",
+        "checking": "complete; verifying its SHA-256 against the hash that Hugging Face published",
         "paused": f"paused; {arrived}, resumes from there",
-        "done": "downloaded; its SHA-256 matches the hash that Hugging Face announced",
+        "done": "downloaded; its SHA-256 matches the hash that Hugging Face published",
         "failed": f"failed; {arrived}",
     }[download.state]

@@ -173,7 +173,7 @@ def _policy(facts: MachineFacts, now: Now) -> str:
         return f"no worker running{huge}"
     words = now.engine.memory or "local"
     if now.engine.memory_refused:
-        words += f" · requested policy refused: {now.engine.memory_refused}"
+        words += f" · requested policy rejected: {now.engine.memory_refused}"
     return words + huge
 
 

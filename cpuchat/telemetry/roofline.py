@@ -121,7 +121,7 @@ class Roofline:
         if field == "peak":
             return "not measured · run cpuchat probe"
         if field in self.exceeded:
-            return "exceeded: calibration is off"
+            return "peak measured too low"
         if field == "ceiling_compute":
             return f"needs a prompt of {LEAST_PREFILL} tokens"
         if not self.has_traffic:
@@ -268,14 +268,14 @@ def _off(model: ModelInfo, average: float | None, peak: Peak | None, cached: boo
         return ""
     if _weights(model) < PARTLY_CACHED * model.cache_bytes:
         return "above the memory peak: part of the weights stays in L3"
-    return "calibration is off · measure again with cpuchat probe"
+    return "peak measured too low · run cpuchat probe again"
 
 
 def _counter_off(utilization: float | None, remark: str) -> str:
     """Where nothing else ran, a counter cannot see more than memory gives either."""
     if utilization is None or utilization <= OFF or remark:
         return ""
-    return "calibration is off: counter above the peak"
+    return "counter above the measured peak"
 
 
 def _remark(counted: Bandwidth | None, estimate: float | None, cached: bool) -> str:

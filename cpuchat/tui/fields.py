@@ -38,7 +38,7 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "Speculation": (
         ("speculation.draft_model", "Draft model", "file, repository or none; empty = auto · from the next load"),
-        ("speculation.depth", "Draft depth", "tokens per pass; 0 = adaptive"),
+        ("speculation.depth", "Draft depth", "tokens drafted per pass; 0 = adaptive"),
         ("speculation.min_probability", "Min draft prob.", "a less likely token ends the draft; 0 = off"),
         ("speculation.draft_cores", "Draft cores", "auto, shared, CPUs such as 6,7, or l3:0 · from the next load"),
         ("speculation.across_chats", "Search other chats", "the suffix drafter searches earlier chats too"),
@@ -55,7 +55,7 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("engine.mlock", "Lock memory", "keep the weights from being swapped out"),
         ("engine.repack", "Repack weights", "faster kernels, but a second copy in memory"),
         ("engine.saved_kv_gb", "KV cache on disk", "GB, to resume chats without prefill; 0 = off"),
-        ("engine.experts", "Experts per token", "of a mixture; fewer cost quality; 0 = all"),
+        ("engine.experts", "Experts per token", "MoE models only; fewer are faster, less accurate; 0 = as trained"),
         ("hardware.probe", "Bandwidth probe", "measure the read bandwidth, once for each set of cores"),
         ("hardware.counters", "Counters", "read memory traffic and power while answering"),
     ),
@@ -67,8 +67,8 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
 }
 NOTES = {
-    "Speculation": "From the next answer, where not said otherwise.",
-    "Engine": "From the next load of a model.",
+    "Speculation": "Takes effect with the next answer unless noted.",
+    "Engine": "Takes effect on the next load.",
 }
 
 
@@ -132,7 +132,7 @@ class Field:
         if self.key in WANTED:
             return f"needs {self.rule}"
         if self.kind not in ("whole", "number"):
-            return f"needs one of {', '.join(self.choices)}" if self.choices else "is not acceptable"
+            return f"needs one of {', '.join(self.choices)}" if self.choices else "is not valid"
         noun = "a whole number" if self.kind == "whole" else "a number"
         low = None if self.low is None else f"{self.low:g}"
         # Limits that only keep the number inside 64 bits say nothing to a reader.

@@ -25,7 +25,7 @@ FIGURES = (
 )
 DRAFTING = (
     ("drafting", "drafters propose the next tokens; the model verifies all of them in one pass and keeps those that it "
-     "would have sampled itself. The text is the same, it only comes faster"),
+     "would have sampled itself. The text is the same, only faster"),
     ("drafters", "suffix and lookup find repeated n-grams and cost next to nothing; a draft model is a smaller model "
      "with the same vocabulary"),
     ("depth", "tokens drafted per pass. Adaptive depth follows the measured cost of a pass, and is 0 where drafting "
@@ -43,10 +43,10 @@ MACHINE = (
     ("no drafts ≤", "ceiling without drafts: peak bandwidth ÷ bytes per token"),
     ("this acc. ≤", "ceiling at the current acceptance and depth"),
     ("compute   ≤", "ceiling if only compute took time, from the prefill speed"),
-    ("calibration is off", "more than 105 % of the peak: it was measured while other programs ran. `cpuchat probe` "
-     "measures it again"),
-    ("placement", "which cores compute, and where memory is allocated. It is tried with short answers before and "
-     "after, and kept if the gain is significant"),
+    ("peak too low", "the bandwidth exceeds 105 % of the measured peak, because other programs ran during that "
+     "measurement. `cpuchat probe` repeats it"),
+    ("placement", "which cores compute, and where memory is allocated. Applying one measures short answers before "
+     "and after, and keeps it if the gain is significant"),
 )  # fmt: skip
 _GOOD_TO_KNOW = (
     "Select with the mouse, Ctrl+C copies. Tab moves between panes; the arrow keys scroll the focused one. "
@@ -69,7 +69,7 @@ class HelpScreen(Dismissable[None]):
                 rows = [(keys.display_all(k.keys) or "palette", k.help) for k in keys.KEYS if k.group == group]
                 rows = list(dict.fromkeys(rows))  # what several screens share is told once
                 if group == keys.APP:
-                    rows.append(("Tab", "Next pane"))
+                    rows.append(("Tab", "Focus the next pane"))
                 yield Static(group, classes="heading")
                 yield Static(self._rows(rows), classes="rows")
             yield Static("Figures", classes="heading")

@@ -119,7 +119,7 @@ def parse_theme(text: str) -> Theme:
     variables = _table(data, "variables")
     for key, value in colors.items():
         if key not in _COLORS:
-            raise ThemeError(f"colors.{key}: unknown; known are {', '.join(sorted(_COLORS))}")
+            raise ThemeError(f"colors.{key}: unknown; choose from {', '.join(sorted(_COLORS))}")
         _check_color(f"colors.{key}", value)
     kinds = known_variables()
     for key, value in variables.items():
@@ -185,13 +185,13 @@ def _check_color(key: str, value: str, percent: bool = False) -> None:
         raise ThemeError(f"{key}: {match['percent']}% is above 100%")
     # Style sheets also take "auto" and names with odd characters in them; themes get one plain colour.
     if re.search(r"[;{}$!/*\n\\]", value) or value.strip() != value:
-        raise ThemeError(f"{key}: {value!r} is not a colour")
+        raise ThemeError(f"{key}: {value!r} is not a color")
     try:
         color = Color.parse(match["color"] if match else value)
     except ColorParseError:
-        raise ThemeError(f'{key}: {value!r} is not a colour (try "#6cb6ff")') from None
+        raise ThemeError(f'{key}: {value!r} is not a color (try "#6cb6ff")') from None
     if color.auto:
-        raise ThemeError(f"{key}: {value!r} is not a colour")
+        raise ThemeError(f"{key}: {value!r} is not a color")
 
 
 def _check_style(key: str, value: str) -> None:

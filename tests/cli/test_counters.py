@@ -72,9 +72,9 @@ def test_watching_prints_a_line_a_second(collected: Path) -> None:
     assert done.returncode == 0, done.stderr
     [line] = done.stdout.splitlines()
     assert line.startswith("memory 288.0")
-    assert "GB/s (read 200.0, write 88.0) [umc by collector]" in line
+    assert "GB/s (read 200.0, write 88.0) [umc via collector]" in line
     assert "L3 groups 100 188" in line
-    assert "250 W [rapl by collector]" in line
+    assert "250 W [rapl via collector]" in line
 
 
 def test_watching_for_scripts(collected: Path) -> None:

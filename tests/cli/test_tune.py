@@ -217,7 +217,7 @@ def test_what_gains_nothing_is_to_be_reverted(cpuchat: Cpuchat, root: Path, rate
     assert result["effect"] == {"epp": [8, 8], "governor": [7, 8]}
     assert result["verdict"]["keep"] is False
     _, out, _ = cpuchat("measure")
-    assert "in effect: epp; not fully: governor (7 of 8)" in out
+    assert "in effect: epp; in part: governor (7 of 8)" in out
     assert "not significant" in out
     assert f"To revert: sudo sh {store.find().revert}" in out
 
@@ -230,7 +230,7 @@ def test_before_is_not_measured_after_and_after_not_before(cpuchat: Cpuchat, roo
     apply_plan(root)
     status, _, err = cpuchat("measure")
     assert status == 2
-    assert "so this is not the state before" in err
+    assert "so this would not measure the state before" in err
     assert "revert.sh" in err
     status, out, _ = cpuchat("measure", "--label", "after")
     assert status == 0
@@ -276,7 +276,7 @@ def test_the_way_back_is_one_command_on_standard_output(cpuchat: Cpuchat, root: 
     assert (status, out) == (0, f"sudo sh {saved.revert}\n")
     assert "is not in effect" in err
     apply_plan(root)
-    assert "In effect of plan" in cpuchat("revert")[2]
+    assert "is in effect: " in cpuchat("revert")[2]
     assert "thp" in json.loads(cpuchat("list", "--json")[1])[0]["effect"]
 
 

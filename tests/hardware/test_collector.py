@@ -81,7 +81,7 @@ def test_the_app_reads_what_it_writes(root: Path) -> None:
             return super().wait(timeout)
 
     collect(output, Reader(1, output), root=root, kernel=machine.calls)
-    assert [getattr(value, "source", None) for value in found] == ["hsmp by collector", "hsmp by collector"]
+    assert [getattr(value, "source", None) for value in found] == ["hsmp via collector", "hsmp via collector"]
 
 
 def test_one_measurement(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

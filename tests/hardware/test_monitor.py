@@ -248,7 +248,7 @@ def test_the_collectors_file_is_preferred(root: Path, machine: Simulated) -> Non
     write(root, {"run/cpuchat/bandwidth.json": json.dumps({"bw": 300, "ts": machine.wall, "source": "umc"})})
     sample = monitor(root, machine).sample(1.0)
     assert sample.bandwidth is not None
-    assert sample.bandwidth.source == "umc by collector"
+    assert sample.bandwidth.source == "umc via collector"
     assert machine.sent and all(sent[0] == 4 for sent in machine.sent)  # only power is asked of the mailbox
 
 

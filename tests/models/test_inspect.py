@@ -204,4 +204,4 @@ def test_what_is_no_language_model_is_told_as_such(tiny_model: Path, tmp_path: P
                "tokenizer.ggml.tokens": None, "tokenizer.chat_template": None}  # fmt: skip
     shown = dict(sections(inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))), settings=False))
     assert list(shown) == ["Model", "Tensors"]
-    assert ("kind", "an image or audio part of a model") in shown["Model"]
+    assert ("kind", "a multimodal projector") in shown["Model"]

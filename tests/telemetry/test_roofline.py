@@ -87,7 +87,7 @@ def test_a_ceiling_that_was_exceeded_is_none(prefill: float, plain_tok_s: float,
     assert now.exceeded == exceeded
     for name in exceeded:
         assert getattr(now, name) is None
-        assert now.why_missing(name) == "exceeded: calibration is off"
+        assert now.why_missing(name) == "peak measured too low"
     assert now.limit != "compute" or "ceiling_compute" not in exceeded
 
 
@@ -109,7 +109,7 @@ def test_what_takes_most_of_a_pass_is_the_limit():
 def test_more_than_the_peak_is_shown_and_called_wrong():
     now = roofline(MODEL, decoding(30))
     assert now.utilization == pytest.approx(1.2)
-    assert now.off == "calibration is off · measure again with cpuchat probe"
+    assert now.off == "peak measured too low · run cpuchat probe again"
     assert roofline(MODEL, decoding(26)).off == ""  # 104 %
 
 
@@ -151,7 +151,7 @@ def test_a_counter_has_the_word_and_the_estimate_stays_beside_it():
 def test_a_counter_above_the_peak_is_called_wrong_where_nothing_else_explains_it():
     over = roofline(MODEL, decoding(22), machine=counted(53))  # 106 % of the peak, 1.2 times the estimate
     assert over.utilization == pytest.approx(1.06) and over.remark == ""
-    assert over.off == "calibration is off: counter above the peak"
+    assert over.off == "counter above the measured peak"
     assert roofline(MODEL, decoding(22), machine=counted(52)).off == ""
     assert roofline(MODEL, decoding(10), machine=counted(53)).off == ""  # other load explains it
 

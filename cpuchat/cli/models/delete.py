@@ -18,13 +18,13 @@ Examples:
   cpuchat models delete bartowski/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M
   cpuchat models delete ~/models/old.gguf --yes
 
-Files of the Hugging Face cache that another model or revision shares stay. Nothing outside the cache and your folders
+Cached files that another model or revision shares are kept. Nothing outside the Hugging Face cache and your folders
 is deleted."""
 
 
 @click.command("delete", epilog=_DELETE_EPILOG)
 @click.argument("spec", metavar="MODEL")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask for confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; needs --yes.")
 def delete_model(spec: str, yes: bool, as_json: bool) -> int:
     """Delete MODEL, named as in `cpuchat models list`, and report the freed space."""

@@ -27,15 +27,15 @@ Examples:
   cpuchat models download https://huggingface.co/OWNER/NAME/blob/main/x.gguf
 
 Default quantization: Q4_K_M, or the nearest available. Files go into the Hugging Face cache (HF_HOME, HF_HUB_CACHE) and
-are verified by the SHA-256 that the hub announces. An interrupted download resumes from its last byte. Exit code
-{Interrupted.exit_code} after Ctrl+C."""
+are verified against the SHA-256 that Hugging Face publishes. An interrupted download resumes from its last byte.
+Exit code {Interrupted.exit_code} after Ctrl+C."""
 
 
 @click.command("download", epilog=_DOWNLOAD_EPILOG)
 @click.argument("repo", metavar="REPO[:QUANT]|ID[:QUANT]|URL")
 @click.option("--revision", metavar="REV", default="", help="Branch, tag or commit; default: newest commit.")
 @ctx_option()
-@click.option("--yes", "-y", is_flag=True, help="Don't ask when it is too large for this machine.")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask if it is too large for this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, sizes in bytes.")
 def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) -> int:
     """Download a model and print the path of its (first) file."""
@@ -97,7 +97,7 @@ def _ask(yes: bool, as_json: bool) -> None:
     if yes:
         return
     if as_json or not sys.stdin.isatty():
-        raise UsageError("It cannot be loaded on this machine as it is now.", "Add --yes to download it anyway.")
+        raise UsageError("It does not fit into the available memory.", "Add --yes to download it anyway.")
     if not click.confirm("Download it anyway?", err=True):
         raise Interrupted("Nothing was downloaded.")
 

@@ -24,25 +24,25 @@ Examples:
   cpuchat models files unsloth/Qwen3-8B-GGUF:Q8_0
   cpuchat models files unsloth/Qwen3-8B-GGUF --ctx 32768 --draft unsloth/Qwen3-0.6B-GGUF:Q8_0
 
-Reads the header of one quantization (the usual or the named one; some MB, cached) and estimates the others ("≈") from
-it and their sizes. FIT is for the context of --ctx or the settings and the memory that is free now."""
+Reads the header of one quantization (Q4_K_M, or the one named; a few MB, cached) and estimates the others ("≈") from
+it and their sizes. FIT assumes the context of --ctx or of the settings, and the memory free now."""
 
 
 @click.command("files", epilog=_FILES_EPILOG)
 @click.argument("repo", metavar="REPO[:QUANT]")
 @ctx_option()
-@click.option("--draft", metavar="FILE|REPO", help="Include this draft model, local or on the hub.")
+@click.option("--draft", metavar="FILE|REPO", help="Include this draft model, local or on Hugging Face.")
 @click.option("--revision", metavar="REV", default="", help="Branch, tag or commit; default: newest commit.")
 @click.option("--no-header", is_flag=True, help="Estimate from file sizes alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, sizes in bytes.")
 def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json: bool, **values: Any) -> int:
-    """List the models of the repository REPO by quantization, with size, fit and expected speed on this machine.
+    """List the models of a repository by quantization, with size, fit and predicted speed on this machine.
 
     REPO is OWNER/NAME, a Hugging Face link, or an id from `cpuchat models catalog`.
     """
     chosen = laid_over(values)
     if no_header and draft:
-        raise UsageError("--no-header and --draft exclude each other.", "Leave one of them out.")
+        raise UsageError("--no-header and --draft are mutually exclusive.", "Omit one of them.")
 
     from cpuchat.cli.models.specs import find_header, hub_address
     from cpuchat.cli.terminal import Terminal

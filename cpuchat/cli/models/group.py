@@ -17,7 +17,11 @@ _COMMANDS = {
     "catalog": ("cpuchat.cli.models.catalog", "catalog", "List recommended models, with fit and speed here."),
     "pair": ("cpuchat.cli.models.pair", "pair", "Check which draft models fit a target."),
     "quantize": ("cpuchat.cli.models.quantize", "quantize", "Quantize a model."),
-    "synthetic": ("cpuchat.cli.models.synthetic", "synthetic", "Write a model of a real shape with random weights."),
+    "synthetic": (
+        "cpuchat.cli.models.synthetic",
+        "synthetic",
+        "Write a random-weight model in the shape of a real one.",
+    ),
 }
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from cpuchat.models.library.model import LocalModel
     from cpuchat.models.machine import Machine
 
-_LIST_EPILOG = """The last column is the value for --model. tok/s is the last measured speed of plain decoding; with
-≈ it is predicted. To search more folders, name them in config.toml:
+_LIST_EPILOG = """The last column is what --model takes. tok/s is the last measured plain decoding speed; ≈ marks a
+prediction. To search more folders, name them in config.toml:
 
 \b
   [model]
@@ -25,7 +25,7 @@ _HEADINGS = ("NAME", "ARCH", "PARAMS", "QUANT", "CONTEXT", "SIZE", "TOK/S", "USE
 @click.command("list", epilog=_LIST_EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in bytes.")
 def list_models(as_json: bool) -> int:
-    """List the models of the package, the Hugging Face cache and your folders, last used first."""
+    """List the bundled models and those in the Hugging Face cache and your folders, last used first."""
     import msgspec
 
     from cpuchat import settings

@@ -23,7 +23,7 @@ Examples:
   cpuchat models pair ~/models/big.gguf
   cpuchat models pair ~/models/big.gguf --hub
 
-TARGET and DRAFT are values for --model. The speed-up is predicted from the pass costs of the target on this machine,
+TARGET and DRAFT are what --model takes. The speed-up is predicted from the pass costs of the target on this machine,
 which are measured when it is loaded with drafting on. Exit codes: 0 the draft fits (without DRAFT: at least one does),
 {DraftMismatch.exit_code} it does not, 3 no such model, 4 damaged model."""
 
@@ -31,10 +31,10 @@ which are measured when it is loaded with drafting on. Exit codes: 0 the draft f
 @click.command("pair", epilog=_PAIR_EPILOG)
 @click.argument("target")
 @click.argument("draft", required=False)
-@click.option("--hub", "ask_hub", is_flag=True, help="Also check those on the hub: reads some MB of each.")
+@click.option("--hub", "ask_hub", is_flag=True, help="Also check those on Hugging Face: reads a few MB of each.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def pair(target: str, draft: str | None, ask_hub: bool, as_json: bool) -> int:
-    """Check whether DRAFT can draft for TARGET; without DRAFT, list those that can, including the catalog's.
+    """Check whether DRAFT can draft for TARGET; without DRAFT, list all draft models that can, the catalog's too.
 
     A draft model must have the target's vocabulary. Only headers are read.
     """
@@ -187,7 +187,7 @@ def _note(spec: str, candidate: Candidate) -> str:
     if candidate.failed:
         return f"Not checked: {candidate.failed}"
     if candidate.verdict is None:
-        return "Not checked: add --hub to read some MB of each."
+        return "Not checked: add --hub to read a few MB of each."
     return "" if candidate.verdict.ok else f"{spec} does not fit: {candidate.verdict.reason}."
 
 

@@ -23,9 +23,9 @@ Examples:
   cpuchat models quantize owner/repo:F16 Q4_0 /data/small.gguf --threads 8
   cpuchat models quantize --list ~/models/big-F16.gguf
 
-SOURCE is a value for --model. Without OUT the file is named after SOURCE and put beside it; for a SOURCE in the Hugging
+SOURCE is what --model takes. Without OUT the file is named after SOURCE and put beside it; for a SOURCE in the Hugging
 Face cache it goes to the first of your folders, or to {shown(made_models_dir())}.
-It appears only when complete; Ctrl+C leaves nothing behind.
+OUT appears only once it is complete; Ctrl+C deletes the partial file.
 
 Exit codes: 2 invalid arguments, 3 no such model, 4 damaged model, {DiskFull.exit_code} disk full,
 {QuantizeFailed.exit_code} llama.cpp failed, {Interrupted.exit_code} stopped."""
@@ -102,7 +102,7 @@ def _make(job: Job, library: Library, *, as_json: bool) -> int:
     try:
         path = asyncio.run(quantize(job, lambda progress: terminal.status(_status(progress))))
     except KeyboardInterrupt:
-        raise Interrupted("Stopped; no file was left behind.") from None
+        raise Interrupted("Stopped; the partial file was deleted.") from None
     finally:
         terminal.clear_progress()
     n_bytes = path.stat().st_size
@@ -172,7 +172,7 @@ def _types(cpu: Instructions) -> list[dict[str, Any]]:
             "type": kind.name,
             "bits_per_weight": kind.bits,
             "needs_imatrix": kind.needs_imatrix,
-            "at_load": layout.words if (layout := format_of(kind.tensor, cpu)) is not None else "as it is",
+            "at_load": layout.words if (layout := format_of(kind.tensor, cpu)) is not None else "as is",
             "about": kind.about,
         }
         for kind in TYPES
@@ -225,7 +225,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     if row["needs_imatrix"]:
         notes.append("needs --imatrix")
     if row.get("requantizes"):
-        notes.append(f"again from {', '.join(row['requantizes'])}: needs --allow-requantize")
+        notes.append(f"requantized from {', '.join(row['requantizes'])}: needs --allow-requantize")
     return (
         row["type"],
         f"{row['bits_per_weight']:.2f}",

@@ -19,7 +19,14 @@ Respects HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."""
 
 @click.command("search", epilog=_SEARCH_EPILOG)
 @click.argument("words", nargs=-1, required=True)
-@click.option("--limit", type=click.IntRange(1, 100), default=30, show_default=True, metavar="N", help="Result limit.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 100),
+    default=30,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of results.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
     """Search Hugging Face for repositories with GGUF files, most downloads first."""

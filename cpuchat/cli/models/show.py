@@ -18,8 +18,8 @@ Examples:
   cpuchat models show unsloth/Qwen3-8B-GGUF:Q4_K_M --tensors
   cpuchat models show demo --template
 
-MODEL is a value for --model, or a model on the hub, of which only the header is fetched (some MB). For a repository on
-the hub without a quantization, its models are listed as by `models files`."""
+MODEL is what --model takes, or a model on Hugging Face, of which only the header is fetched (a few MB). A repository
+without a quantization is listed as by `models files`."""
 
 
 @click.command("show", epilog=_SHOW_EPILOG)
@@ -34,7 +34,7 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
     Only the header is read; nothing is loaded.
     """
     if template and (as_json or tensors or metadata):
-        raise UsageError("--template cannot be combined with other options.", "Leave the other options out.")
+        raise UsageError("--template cannot be combined with other options.", "Omit the other options.")
     from cpuchat import settings
     from cpuchat.cli.models.specs import find_header
     from cpuchat.models.hub.client import Hub

@@ -21,7 +21,12 @@ Examples:
 @click.option("--quant", default="Q8_0", show_default=True, metavar="TYPE", help="Quantization: Q4_K_M, F16, ...")
 @click.option("--layers", type=click.IntRange(min=1), metavar="N", help="Number of layers; default: the shape's.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=1, show_default=True, metavar="N", help="Same seed, same file."
+    "--seed",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Random seed; the same seed writes the same file.",
 )
 @click.option(
     "--pair-alpha", type=float, metavar="X",
@@ -44,10 +49,10 @@ def synthetic(
     draft_shape: str,
     force: bool,
 ) -> int:
-    """Write a model of a real SHAPE with random weights to OUT.
+    """Write a model with random weights, in the SHAPE of a real one, to OUT.
 
-    SHAPE is tiny, 0.05b, 0.5b, 1.5b, 3b, 7b, 8b, 14b, 32b, 70b or 30b-a3b. Such a model writes nonsense, but takes as
-    much computation as a real one.
+    SHAPE is tiny, 0.05b, 0.5b, 1.5b, 3b, 7b, 8b, 14b, 32b, 70b or 30b-a3b. It writes
+    nonsense, but costs as much memory and computation as a real one.
     """
     from cpuchat.synthetic.model import write_model
     from cpuchat.synthetic.pair import write_pair

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from cpuchat.models.library.model import LocalModel
     from cpuchat.models.library.verifying import Verification
 
-_VERIFY_EPILOG = f"""Files of the Hugging Face cache are compared with the SHA-256 under which the hub announced them;
-of others only the header can be checked. Exit codes: 0 nothing is damaged, {ModelDamaged.exit_code} something is."""
+_VERIFY_EPILOG = f"""Files in the Hugging Face cache are compared with the SHA-256 that Hugging Face published;
+of other files only the header is checked. Exit codes: 0 all intact, {ModelDamaged.exit_code} a file is damaged."""
 
 
 @click.command("verify", epilog=_VERIFY_EPILOG)
@@ -24,7 +24,7 @@ of others only the header can be checked. Exit codes: 0 nothing is damaged, {Mod
 @click.option("--all", "everything", is_flag=True, help="Check all models on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def verify(specs: tuple[str, ...], everything: bool, as_json: bool) -> int:
-    """Read each MODEL and compare its checksum; damaged ones are marked in `cpuchat models list` from then on."""
+    """Read each MODEL and compare its checksum; `cpuchat models list` then marks damaged models."""
     from cpuchat import settings
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import Terminal

@@ -66,7 +66,7 @@ def calibrated_costs(
     if disturbed := implausible(dict(enumerate(costs.verify_ms, 1))):
         if earlier is None:
             n = disturbed[0]
-            what = "a plain step" if n == 1 else f"a pass over {n} tokens"
+            what = "a plain decoding pass" if n == 1 else f"a pass over {n} tokens"
             notes.append(
                 f"Calibration was disturbed by other programs: {what} took {costs.verify_ms[n - 1]:.3g} ms. "
                 "Adaptive drafting stays off; reload the model when the machine is idle."

@@ -196,9 +196,9 @@ class Model:
         if not header.chat_template:
             notes.append("No chat template: this may be a base model that continues text instead of answering.")
         if not self.vocab.has_tokenizer:
-            notes.append("This model has no tokenizer: it reads and writes token numbers, not text.")
+            notes.append("This model has no tokenizer: it reads and writes token IDs, not text.")
         if not self.sequence.can_roll_back:
-            notes.append("Recurrent state: after an edit the whole chat is evaluated again.")
+            notes.append("Recurrent state: after an edit the whole chat is prefilled again.")
         if self.sequence.rollback.note:
             notes.append(self.sequence.rollback.note)
         if self.options.mlock and any("failed to mlock" in line for line in bindings.log.lines()):

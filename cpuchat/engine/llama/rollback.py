@@ -68,7 +68,7 @@ class Bounded(Rollback):
         super().__init__(memory, max_draft)
         if max_draft < _SHORT:
             unit = "token" if max_draft == 1 else "tokens"
-            self.note = f"This model can roll back at most {max_draft} {unit}, so drafts are no longer than that."
+            self.note = f"This model can roll back at most {max_draft} {unit}, which limits the draft depth."
 
     def roll_back_to(self, n: int, n_checkpoint: int, passes: int) -> int | None:
         # llama.cpp would also go back further, to what earlier passes left in the snapshots.
@@ -79,7 +79,7 @@ class Checkpoint(Rollback):
     """Holds on to the state at the checkpoint in a second sequence."""
 
     kind: RollbackKind = "checkpoint"
-    note = "Drafting costs more with this model: after a rejected token it evaluates the accepted ones again."
+    note = "Drafting costs more with this model: after a rejection, the accepted tokens are evaluated again."
 
     def checkpoint(self) -> None:
         llama.llama_memory_seq_rm(self._memory, CHECKPOINT, -1, -1)
@@ -97,7 +97,7 @@ class NoRollback(Rollback):
     """Cannot roll back anything."""
 
     kind: RollbackKind = "none"
-    note = "This model cannot roll back a rejected token, so nothing is drafted for it."
+    note = "This model cannot roll back rejected tokens, so drafting is off."
 
     def __init__(self, memory: Any) -> None:
         super().__init__(memory, 0)

@@ -63,7 +63,7 @@ class PromptBuilder:
     def _checked(self, text: bytes) -> tuple[bytes, list[int]]:
         tokens = self._encode(text)
         if not tokens:  # an empty prompt, and a model without a begin token
-            raise UsageError("The prompt is empty.", "Write something first.")
+            raise UsageError("The prompt is empty.", "Write one first.")
         if len(tokens) >= self._n_ctx:
             raise ContextFull(
                 f"The prompt has {len(tokens):,} tokens, but the context holds only {self._n_ctx:,}.",

@@ -59,7 +59,7 @@ def _too_long(count: Callable[[list[Message]], int], messages: list[Message], ne
     system = [m for m in messages if m.role == "system"]
     last = [m for m in messages if m.role != "system"][-1:]
     alone = count(last) if system and last and last[0].role == "user" else needed
-    share = f" ({needed - alone:,} of them the system prompt)" if alone < needed else ""
+    share = f" ({needed - alone:,} of them for the system prompt)" if alone < needed else ""
     return ContextFull(
         f"The last message needs {needed:,} tokens{share}, but the context has room for {max(0, budget):,}.",
         "Shorten it, or reload the model with a larger context.",

@@ -197,4 +197,4 @@ def _parsed(output: bytes, errors: bytes, status: int) -> dict[str, Any]:
     else:
         lines = errors.decode(errors="replace").strip().splitlines()
         why = f"failed: {lines[-1][:200]}" if lines else f"failed with status {status}"
-    raise ProbeFailed(f"The measuring process {why}.", "Memory is probably short: close other programs.")
+    raise ProbeFailed(f"The measuring process {why}.", "It is probably out of memory: close other programs.")

@@ -209,7 +209,7 @@ def run_together(commands: list[list[str]]) -> tuple[list[float], list[float]]:
             assert part.stdout is not None
             line = part.stdout.readline().strip()
             if line != "ready":
-                raise RuntimeError(json.loads(line)["error"] if line else "a part of it ended")
+                raise RuntimeError(json.loads(line)["error"] if line else "a measuring process ended early")
         start = _soon()
         for part in parts:
             assert part.stdin is not None
@@ -219,7 +219,7 @@ def run_together(commands: list[list[str]]) -> tuple[list[float], list[float]]:
             assert part.stdout is not None
             line = part.stdout.readline()
             if not line:
-                raise RuntimeError("a part of it ended")
+                raise RuntimeError("a measuring process ended early")
             found.append(json.loads(line))
         rounds = [math.fsum(rates) for rates in zip(*(one["rounds"] for one in found), strict=True)]
         return rounds, [min(shares) for shares in zip(*(one["shares"] for one in found), strict=True)]
@@ -232,12 +232,14 @@ def run_together(commands: list[list[str]]) -> tuple[list[float], list[float]]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cpus", required=True, type=lambda text: [int(cpu) for cpu in text.split(",")])
-    parser.add_argument("--bytes", required=True, type=int, help="for each CPU; a multiple of 2 MiB")
+    parser.add_argument("--bytes", required=True, type=int, help="buffer per CPU; a multiple of 2 MiB")
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kernel", choices=("memchr", "numpy"), default=default_kernel())
-    parser.add_argument("--threads", type=int, default=_THREADS_PER_PROCESS, help="of one process at most")
-    parser.add_argument("--part", action="store_true", help="one of several processes: wait to be told when to start")
+    parser.add_argument("--threads", type=int, default=_THREADS_PER_PROCESS, help="maximum per process")
+    parser.add_argument(
+        "--part", action="store_true", help="run as one of several processes: read the start time from stdin"
+    )
     given = parser.parse_args(arguments)
     cpus: list[int] = given.cpus
     if hasattr(os, "sched_setaffinity"):

@@ -90,9 +90,9 @@ class AmdDataFabric:
         if pmu is None:
             raise CannotCount("the kernel has no counters of the data fabric", "`sudo modprobe amd_uncore`")
         if pmu.has("umask", 12):
-            raise CannotCount("this CPU counts at its memory controllers", "needs Linux 6.8 or newer")
+            raise CannotCount("this CPU has counters at its memory controllers instead", "needs Linux 6.8 or newer")
         if len([node for node in topology.nodes if node.cpus]) > len(topology.packages):
-            raise CannotCount("its counters are wrong with several NUMA nodes per socket", "set NPS1 in the firmware")
+            raise CannotCount("wrong with several NUMA nodes per socket", "set NPS1 in the firmware")
         self._events = EventGroup(kernel or Kernel())
         self._time: float | None = None
         with opening(self, root):
@@ -120,7 +120,7 @@ class FabricLinks:
     def __init__(self, topology: Topology, root: Path, kernel: Kernel) -> None:
         pmu = read_pmu("amd_df", root)
         if pmu is None or not pmu.has("umask", 12):
-            raise CannotCount("no counters for each fabric link")
+            raise CannotCount("no per-link counters")
         self._groups = _groups_by_cpu(topology, pmu)
         self._events: list[list[PerfEvent]] = []  # one list per cpu of the PMU, moderators' two interfaces in turn
         self._seen: list[list[bool]] = []

@@ -200,7 +200,7 @@ def _words(value: object) -> str:
 
 def _source(value: object) -> str:
     name = _words(value)[:24]
-    return f"{name} by collector" if name else "collector"
+    return f"{name} via collector" if name else "collector"
 
 
 def _bandwidth(content: Mapping[str, Any]) -> Bandwidth:

@@ -121,7 +121,7 @@ def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
         fix = "Set NPS1 in the firmware setup: memory latency drops by about 90 ns."
         yield Finding("warning", "NPS0: both sockets are one NUMA node", evidence, fix)
     elif count > 4 * sockets:
-        fix = 'Disable "L3 as NUMA domain" in the firmware setup; one model reads all memory evenly.'
+        fix = 'Disable "L3 as NUMA domain" in the firmware setup; a single model reads all memory evenly.'
         yield Finding("advice", "Each L3 group is a NUMA node", evidence, fix)
     elif count > sockets:
         fix = "Set NPS1 in the firmware setup if this machine runs one model: about 1 to 3 % faster."

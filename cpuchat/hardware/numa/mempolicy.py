@@ -188,7 +188,7 @@ def choose_policy(
         return _automatic(topology, usable, cpus)
     nodes = wanted.nodes or (usable if wanted.mode in ("interleave", "weighted") else ())
     if wanted.mode == "weighted" and not has_weighted(os.uname().release if release is None else release):
-        return Policy("interleave", nodes), "weighted needs Linux 6.9 or newer, so interleaved"
+        return Policy("interleave", nodes), "weighted needs Linux 6.9 or newer; using interleave"
     return Policy(wanted.mode, nodes), "set in the settings"
 
 

@@ -128,7 +128,7 @@ class _Mapped:
 
     def __enter__(self) -> _Mapped:
         if sys.platform != "linux":
-            raise OSError("only Linux tells")
+            raise OSError("supported on Linux only")
         with self.path.open("rb") as file:
             status = os.fstat(file.fileno())
             if not (os.geteuid() in (0, status.st_uid) or os.access(self.path, os.W_OK)):

@@ -93,8 +93,8 @@ def _why_shared(topology: Topology, cpus: tuple[int, ...]) -> str:
     links = {group.fabric_link for cpu in cpus if (group := topology.l3_of(cpu)) is not None}
     if len(links) < len(groups):
         return (
-            f"{who}: two L3 groups share a fabric link each, so one group for the draft model would take a part of "
-            f"one of {len(links)} links and slow its neighbour down."
+            f"{who}: pairs of L3 groups share a fabric link, so a group for the draft model would use part of one of "
+            f"{len(links)} links and slow its neighbor down."
         )
     return (
         f"{who}: an L3 group of its own would give the draft model one of {len(links)} links to memory, and take it "
@@ -134,8 +134,8 @@ def _few_of_each(topology: Topology, groups: Collection[int]) -> list[Candidate]
         topology,
         f"{n} cores per L3 group",
         PlacementSpec(f"{n}/l3", "shared"),
-        f"{n} cores come close to filling a group's link while decoding, with less waiting for each other; prefill has "
-        "fewer cores to compute on.",
+        f"{n} cores nearly saturate a group's memory link while decoding, with less synchronization; prefill has fewer "
+        "cores to compute on.",
     )
     # A cgroup quota may grant fewer.
     return [one for one in found if len(one.placement.cpus) == n * len(sizes)]

@@ -126,7 +126,7 @@ def ceiling(
 def _limit(t_target: float, t_draft: float, t_memory: float, bound: str, draft_bound: str) -> str:
     if t_memory > max(t_target, t_draft):
         return "memory bandwidth, shared by both models"
-    where = {"memory": "the memory", "link": "the links of its L3 groups", "cores": "its cores"}
+    where = {"memory": "memory bandwidth", "link": "the links of its L3 groups", "cores": "its cores"}
     if t_draft > t_target:
         return f"the draft model, by {where[draft_bound]}"
     return f"the target model, by {where[bound]}"
@@ -161,6 +161,6 @@ def _cache_remark(topology: Topology, cpus: Collection[int], draft_bytes: float)
     if draft_bytes > size:
         return (
             f"The draft model of {model} does not fit the L3 of {cache} of its cores ({draft_bytes / size:.0f} times "
-            "as large): it is read from memory for every token."
+            "its size): it is read from memory for every token."
         )
     return f"The draft model of {model} fits the L3 of {cache} of its cores and may be faster than this."

@@ -63,7 +63,7 @@ def choose_cores(
     quota = None if topology.quota is None else max(math.floor(topology.quota), 1) - taken
     if quota is not None and quota < 1:
         raise UsageError(
-            f"The cgroup CPU quota is {topology.quota:g}, which leaves nothing beside CPUs {format_cpu_list(without)}.",
+            f"The cgroup CPU quota is {topology.quota:g}, and CPUs {format_cpu_list(without)} already use it up.",
             "Let both models share the same cores.",
         )
     if n_threads < 0 or n_threads > most or (quota is not None and n_threads > quota):
@@ -76,7 +76,7 @@ def choose_cores(
     notes = list(named.notes)
     if siblings := _shared_cores(topology, cpus):
         notes.append(
-            f"{plural(siblings, 'thread')} of {len(cpus)} share a core with another one, which makes decoding slower."
+            f"{plural(siblings, 'thread')} of {len(cpus)} share a core with another thread, which slows decoding down."
         )
     return CoreChoice(cpus, _reason(topology, named, cpus, asked=bool(n_threads), capped=capped), tuple(notes))
 
@@ -164,7 +164,7 @@ def _auto(topology: Topology) -> _Named:
 
 def _all(topology: Topology) -> _Named:
     cores = topology.allowed_cores
-    why = "SMT siblings make decoding no faster" if any(len(core.cpus) > 1 for core in cores) else ""
+    why = "SMT siblings do not speed up decoding" if any(len(core.cpus) > 1 for core in cores) else ""
     what = plural(len(cores), "physical core")
     if len(cores) < len(topology.cores):
         what += f" that this process may use (the machine has {len(topology.cores)})"

@@ -17,7 +17,7 @@ from cpuchat.hardware.tuning.changes import CacheGroup, Change, TuningPlan, belo
 from cpuchat.hardware.tuning.resctrl import MOUNT, OWN_FOLDERS
 
 _VALUE = """\
-# What FILE says; of "always [madvise] never" the chosen word.
+# Prints the value in FILE; of "always [madvise] never", the selected word.
 value() {
     text=$(cat "$1") || return 1
     case "$text" in *"["*"]"*) text=${text#*"["}; text=${text%%"]"*} ;; esac
@@ -41,7 +41,7 @@ fail() { say "$1"; exit 1; }
 
 # FILE OLD NEW
 check() {
-    [ -f "$1" ] || fail "$1 does not exist any more: make a new plan."
+    [ -f "$1" ] || fail "$1 no longer exists: make a new plan."
     now=$(value "$1")
     [ "$now" = "$2" ] || [ "$now" = "$3" ] || fail "$1 is now '$now', not '$2': make a new plan."
 }
@@ -60,7 +60,7 @@ trap 'say "stopped midway: run it again."; exit 130' INT TERM HUP
 
 # FILE OLD NEW
 back() {
-    if [ ! -f "$1" ]; then say "$1 does not exist any more."; failed=1; return 0; fi
+    if [ ! -f "$1" ]; then say "$1 no longer exists."; failed=1; return 0; fi
     now=$(value "$1") || now=
     [ "$now" != "$2" ] || return 0
     [ "$now" = "$3" ] || say "$1 was '$now', which the plan had not set; writing '$2' anyway."

@@ -93,7 +93,7 @@ class Downloads:
         """
         check_names(repo, revision, model.files)
         if not model.complete or not model.files:
-            raise HubError(f"{model.name} is incomplete on the hub: parts are missing.", "Choose another file.")
+            raise HubError(f"{model.name} is incomplete on Hugging Face: parts are missing.", "Choose another file.")
         id = _id(repo, model)
         entry = self._entries.get(id)
         if entry is None:

@@ -92,7 +92,7 @@ def _request(repo: str, revision: str, file: HubFile, offset: int, idle_timeout:
     with _client().stream("GET", url, headers=sent, extensions=bounds.extensions()) as response:
         elsewhere = bool(response.history) and response.url.netloc != response.history[0].url.netloc
         if elsewhere and response.status_code in _REFUSED:
-            raise WrongResponse(f"The download server of {host()} refused with status {response.status_code}.")
+            raise WrongResponse(f"The download server of {host()} returned status {response.status_code}.")
         raise_for_status(response)
         yield response
 

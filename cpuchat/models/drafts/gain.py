@@ -22,7 +22,7 @@ TYPICAL: tuple[tuple[Kind, float], ...] = (("prose", 0.6), ("code", 0.8))
 WORTH = 1.1
 """Smallest speed-up that is worth a second model."""
 NOT_CALIBRATED = "the target is not calibrated yet; load it in the app with drafting on"
-NO_SPEED = "the time per token of the draft model is not known"
+NO_SPEED = "the draft model's time per token is unknown"
 _MIN_TESTS = 100
 _NEARLY_ALL = 0.9
 
@@ -74,7 +74,9 @@ def _times(gain: Gain) -> str:
 
 
 def _where(gain: Gain) -> str:
-    return f"as measured ({100 * gain.acceptance:.0f} % accepted)" if gain.kind == "measured" else f"in {gain.kind}"
+    return (
+        f"at its measured acceptance of {100 * gain.acceptance:.0f} %" if gain.kind == "measured" else f"in {gain.kind}"
+    )
 
 
 def gain(pass_ms: Sequence[float], draft_ms: float, acceptance: float, kind: Kind = "measured") -> Gain:

@@ -67,7 +67,7 @@ def _layers(header: GGUFHeader) -> Iterator[str]:
     if not 0 < claimed <= _MAX_LAYERS:
         yield f"it has {claimed} layers"
     elif extra > claimed:
-        yield f"{extra} of its {claimed} layers would predict further tokens"
+        yield f"{extra} of its {claimed} layers are for multi-token prediction"
 
 
 def _experts(header: GGUFHeader) -> Iterator[str]:

@@ -20,11 +20,11 @@ _MAX_LAYERS = 4096
 _MAX_PARTS = 1000
 # general.type (GGUFType of gguf-py) of files used with a model
 _COMPANIONS = {
-    "mmproj": "an image or audio part of a model",
-    "adapter": "an adapter of a model",
-    "imatrix": "an importance matrix of a model",
+    "mmproj": "a multimodal projector",
+    "adapter": "a LoRA adapter",
+    "imatrix": "an importance matrix",
 }
-_HEAD = "a draft head of a model"
+_HEAD = "a draft head"
 _HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
 """llama.cpp architectures that read the hidden states of another model."""
 _SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
@@ -170,7 +170,7 @@ class GGUFHeader(Parsed, frozen=True):
 
     @property
     def other(self) -> str:
-        """What the file is if not a language model ("an adapter of a model"); else ""."""
+        """What the file is if not a language model ("a LoRA adapter"); else ""."""
         if self.is_projector:
             return _COMPANIONS.get(self.text("general.type"), _COMPANIONS["mmproj"])
         if self.is_head:

@@ -50,7 +50,7 @@ def parse_address(text: str) -> Address:
     if found is None or found.type != "model":
         raise UsageError(
             f"{clean_line(text)[:120]!r} is not a model repository.",
-            f"Write OWNER/NAME, OWNER/NAME:Q4_K_M, or the link of its page on {host()}.",
+            f"Write OWNER/NAME, OWNER/NAME:Q4_K_M, or its URL on {host()}.",
         )
     shown = parse_qs(urlsplit(location).query).get("show_file_info", [""])
     path = found.path_in_repo or shown[0]

@@ -9,7 +9,7 @@ from cpuchat.models.file_names import rank, without_prefix
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.text import clean_line
 
-KINDS = {"head": "a draft head", "projector": "an image or audio part", "imatrix": "an importance matrix"}
+KINDS = {"head": "a draft head", "projector": "a multimodal projector", "imatrix": "an importance matrix"}
 """What a file is when it is not a model."""
 
 
@@ -47,7 +47,7 @@ def choose(repository: Repository, wanted: str = "") -> RepoModel:
 
 
 def _others(repository: Repository) -> str:
-    """Return what it has instead of models: `draft heads, image or audio parts`."""
+    """Return what it has instead of models: `draft heads, multimodal projectors`."""
     kinds = dict.fromkeys(model.kind for model in repository.models if model.kind != "model")
     return ", ".join(KINDS[kind].partition(" ")[2] + "s" for kind in kinds)
 

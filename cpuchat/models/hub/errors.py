@@ -192,7 +192,7 @@ def _by_status(response: httpx.Response, repo: str) -> HubError:
     if status == 403:
         return AccessDenied(
             f"Your token has no access to {clean_line(repo) or 'this'}{_reason(response)}.",
-            "Grant it read access to gated repositories in the hub's settings, or use another token.",
+            "Grant it read access to gated repositories in your Hugging Face settings, or use another token.",
         )
     if status in (404, 410):
         return NotOnHub(f"{_named(repo)}: not found on {host()}.", "Check the spelling.")

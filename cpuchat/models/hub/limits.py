@@ -213,7 +213,7 @@ class _Limited(httpx.SyncByteStream):
         except zlib.error as error:
             raise httpx.DecodingError(str(error)) from None
         if not (unpacker.eof or is_empty):
-            raise httpx.DecodingError("cut short")
+            raise httpx.DecodingError("truncated")
 
     def _received(self) -> Iterator[bytes]:
         """Yield what comes from the network; checks the rate over each `_GRACE` seconds, or over the idle timeout."""

@@ -102,10 +102,10 @@ def _files(siblings: Iterable[RepoSibling]) -> tuple[list[HubFile], list[str]]:
                     problems.insert(0, f"Only the first {_MAX_FILES:,} model files are listed.")
                     break
             else:
-                problems.append(f"The hub announces no size or hash of {path}, so it cannot be verified.")
+                problems.append(f"Hugging Face publishes no size or hash of {path}, so it cannot be verified.")
         fragments += _FRAGMENT.search(path) is not None
     if len(problems) > _MAX_PROBLEMS:
-        problems[_MAX_PROBLEMS:] = [f"{len(problems) - _MAX_PROBLEMS} more files are left out for such reasons."]
+        problems[_MAX_PROBLEMS:] = [f"{len(problems) - _MAX_PROBLEMS} more files were skipped for the same reasons."]
     if fragments:
         problems.append(f"{fragments} files are fragments that must be joined by hand.")
     return files, problems

@@ -44,7 +44,9 @@ def checked_etag(etag: str) -> str:
         HubError: it is not, so it must not become a file name.
     """
     if not (is_sha1(etag) or is_sha256(etag)):
-        raise HubError("The hub announced no hash for this file.", "Try again later, or choose another repository.")
+        raise HubError(
+            "Hugging Face publishes no hash for this file.", "Try again later, or choose another repository."
+        )
     return etag
 
 
@@ -63,7 +65,7 @@ def check_names(repo: str, revision: str, files: Iterable[HubFile]) -> None:
         safe_path(file.path)
         checked_etag(file.etag)
         if not is_size(file.size):
-            raise HubError(f"The hub announced no size for {file.path}.", "Choose another file.")
+            raise HubError(f"Hugging Face publishes no size for {file.path}.", "Choose another file.")
 
 
 def safe_path(path: str) -> str:

@@ -148,7 +148,7 @@ def _plan(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Del
         return Deletion(model=model, refused=why)
 
     if model.source == "demo":
-        return refused("The demo models are part of cpuchat.")
+        return refused("The demo models are part of cpuchat and cannot be deleted.")
     whole = model_files(model.path)
     parts = [part for part in whole if os.path.lexists(part)]
     if not parts:
@@ -174,9 +174,9 @@ def _plan(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Del
     strategy = _hub_strategy(root, plan.links, contents) if cached else None
     freed_of_store = _freed_of_store(contents, strategy)
     if any(path.is_symlink() for path in contents) and not freed_of_store:
-        plan.stays.append("Its content stays: other repositories in the cache share it.")
+        plan.stays.append("Its content is kept: other repositories in the cache share it.")
     if model.projector is not None:
-        plan.stays.append(f"{model.projector.name}, its image or audio part, stays.")
+        plan.stays.append(f"{model.projector.name}, its multimodal projector, is kept.")
     return Deletion(
         model=model,
         # Contents first: a link without content is listed and can be deleted again.

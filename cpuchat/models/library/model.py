@@ -36,7 +36,7 @@ class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
 class LocalModel(HeaderSummary, frozen=True, kw_only=True):
     """One model on this machine.
 
-    `path` is its first file, `parts` how many there are, `projector` the image or audio part beside it. `repo` is
+    `path` is its first file, `parts` how many there are, `projector` the multimodal projector beside it. `repo` is
     "owner/name" for files of the Hugging Face cache, else "". `unfinished`: the share of a partial download (always
     `damaged`, too) that is here, 0 to 1; -1 when that is not known.
 

@@ -155,7 +155,7 @@ def repo_places(folder: Path, repo: str) -> list[Place]:
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, Path | None]]:
-    """Yield the models under `folder` by their first file, with the image or audio part beside each.
+    """Yield the models under `folder` by their first file, with the multimodal projector beside each.
 
     Follows links, but enters no folder twice: links can form loops.
     """

@@ -72,7 +72,7 @@ def _choose(repo: str, places: list[Place], quant: str | None, summaries: Summar
     places = [place for place in places if _is_model(place, summaries)]
     if not places:
         raise ModelNotFound(
-            f"The cache has no model of {repo}, only files used with one.",
+            f"The cache has no model of {repo}, only its companion files.",
             f"Download the model: cpuchat models download {repo}{f':{quant}' if quant else ''}.",
         )
     named = [(quantization_of(place.name_in_repo), place) for place in places]

@@ -125,7 +125,7 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
 def _not_loadable(header: GGUFHeader) -> str | None:
     """Return why it can't be loaded; None when it can."""
     if header.is_head:
-        return f"{header.path.name} is the draft head of a model and cannot answer by itself."
+        return f"{header.path.name} is a draft head and cannot answer by itself."
     return None if header.tensors else f"{header.path.name} contains a vocabulary but no weights."
 
 
@@ -167,7 +167,7 @@ def _unfinished(place: Place) -> LocalModel | None:
         return None
     share = min(here / max(whole, 1), 1.0)
     is_whole = share == 1 and not place.path.name.endswith(INCOMPLETE)
-    state = "complete, but without a name in the cache" if is_whole else f"{100 * share:.0f} % here"
+    state = "complete, but not linked into a snapshot" if is_whole else f"{100 * share:.0f} % downloaded"
     return msgspec.structs.replace(
         _with_summary(base, summary),
         name=clean_line(header.text("general.name"))[:_MAX_NAME] or place.repo,

@@ -64,7 +64,7 @@ def bandwidth_in_line(frame: Frame, bar: bool = True) -> Line:
         drawn = frame.narrow(BAR + len(share) + 1).gauge(now.utilization / SCALE, share, peak=1 / SCALE)
     else:
         drawn = [frame.text("value", share)]
-    return [*line, *drawn, frame.text("limit" if now.off else "label", f" {'off' if now.off else _mark(now)}")]
+    return [*line, *drawn, frame.text("limit" if now.off else "label", f" {'peak too low' if now.off else _mark(now)}")]
 
 
 def _mark(now: Roofline) -> str:

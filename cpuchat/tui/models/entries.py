@@ -146,7 +146,7 @@ def _problem(path: Path) -> str:
     except FileNotFoundError:
         return "no such file"
     except ValueError:
-        return "a path holds no NUL character"
+        return "a path cannot contain a NUL character"
     except OSError as error:  # a name that is too long, a folder that may not be read
         return (error.strerror or str(error)).lower()
 

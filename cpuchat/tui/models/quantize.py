@@ -148,7 +148,7 @@ class QuantizeScreen(ListScreen[Path | None]):
         kind = self._kind
         self.query_one("#about").border_title = kind.name if kind is not None else "More types"
         if kind is None:
-            self.query_one(Labelled).show([("types", "older, smaller and special ones")])
+            self.query_one(Labelled).show([("types", "older, smaller and special-purpose types")])
             return
         self.query_one(Labelled).show(quantize.details(kind, self._predictions.get(kind.name), self._model.size))
         self._suggest()
@@ -221,7 +221,7 @@ class QuantizeScreen(ListScreen[Path | None]):
             elif out.suffix.lower() != ".gguf":
                 problem = "The name must end in .gguf."
             elif clean_line(text) != text:
-                problem = "The name has characters that cannot be shown."
+                problem = "The name contains unprintable characters."
         except OSError as error:  # too long
             problem = f"Cannot write there: {error.strerror}."
         if problem:

@@ -88,7 +88,7 @@ def test_what_is_damaged_or_unfinished_comes_last_and_says_so(hub: Path, tiny_mo
     assert "broken" in damaged
     assert "  damaged  " in damaged
     assert "  unfinished  " in unfinished
-    assert f"{half} (Partial download: 50 % here.)" in unfinished
+    assert f"{half} (Partial download: 50 % downloaded.)" in unfinished
 
 
 def test_a_reader_that_goes_away_ends_the_list_quietly(tiny: Path) -> None:

@@ -134,7 +134,7 @@ def test_ctrl_c_leaves_nothing_behind(large: Path, tmp_path: Path) -> None:
     assert out.with_name(out.name + PART).exists()
     terminal.press("ctrl+c")
     assert terminal.wait_for_end() == 130
-    assert b"Stopped; no file was left behind." in terminal.raw
+    assert b"Stopped; the partial file was deleted." in terminal.raw
     assert b"Traceback" not in terminal.raw
     assert not list(tmp_path.glob("out*"))
     terminal.close()

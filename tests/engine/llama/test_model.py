@@ -270,7 +270,7 @@ def test_unknown_architecture(load: Load, tiny_model: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("arch", "kind", "words"),
-    [("clip", "mmproj", "image or audio part"), ("llama", "adapter", "adapter"), ("llama", "imatrix", "importance")],
+    [("clip", "mmproj", "multimodal projector"), ("llama", "adapter", "adapter"), ("llama", "imatrix", "importance")],
 )
 def test_what_goes_with_a_model_is_none(load: Load, tmp_path: Path, arch: str, kind: str, words: str) -> None:
     path = tmp_path / "part.gguf"

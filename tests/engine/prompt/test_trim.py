@@ -62,7 +62,7 @@ def test_the_last_message_may_fill_the_budget():
 
 def test_too_long_a_message_is_refused_with_the_arithmetic():
     messages = [Message(role="system", content="s" * 48), *turns(2), Message(role="user", content="x" * 1998)]
-    with pytest.raises(ContextFull, match=r"2,050 tokens \(50 of them the system prompt\).*room for 1,024"):
+    with pytest.raises(ContextFull, match=r"2,050 tokens \(50 of them for the system prompt\).*room for 1,024"):
         trim_messages(Counter(), messages, 1024)
     with pytest.raises(ContextFull, match="2,000 tokens, but the context"):
         trim_messages(Counter(), messages[-1:], 1024)

@@ -178,9 +178,9 @@ def test_processes_that_measure_together_are_added_up() -> None:
 
     together = read_probe.run_together([part([1.0, 2.0], [0.9, 1.0]), part([10.0, 20.0], [1.0, 0.8])])
     assert together == ([11.0, 22.0], [0.9, 0.8])
-    with pytest.raises(RuntimeError, match="a part of it ended"):
+    with pytest.raises(RuntimeError, match="a measuring process ended early"):
         read_probe.run_together([part([1.0], [1.0]), [sys.executable, "-c", "pass"]])
-    with pytest.raises(RuntimeError, match="a part of it ended"):
+    with pytest.raises(RuntimeError, match="a measuring process ended early"):
         read_probe.run_together([[sys.executable, "-c", "print('ready', flush=True); input()"]])
 
 

@@ -38,8 +38,8 @@ def test_what_is_written_is_read(tmp_path: Path, file: Path) -> None:
     write(file, FULL, TS, 460.8 * GB)
     counter = CollectorFile(tmp_path, at(1))
     found = counter.sample(1.0)
-    assert found == Bandwidth(300 * GB, "umc by collector", "machine", 240 * GB, 60 * GB, (100 * GB, 200 * GB))
-    assert counter.name == "umc by collector"
+    assert found == Bandwidth(300 * GB, "umc via collector", "machine", 240 * GB, 60 * GB, (100 * GB, 200 * GB))
+    assert counter.name == "umc via collector"
 
 
 def test_the_file_is_plain_for_other_programs(file: Path) -> None:
@@ -140,11 +140,11 @@ def test_joules_since_it_was_opened(tmp_path: Path, file: Path) -> None:
     energy(5000)
     meter = CollectedPower(tmp_path, at(0))
     energy(5250)
-    assert meter.sample(1.0) == Power(250.0, 250.0, "rapl (perf) by collector")
+    assert meter.sample(1.0) == Power(250.0, 250.0, "rapl (perf) via collector")
     energy(40)  # the collector started again
-    assert meter.sample(2.0) == Power(250.0, 250.0, "rapl (perf) by collector")
+    assert meter.sample(2.0) == Power(250.0, 250.0, "rapl (perf) via collector")
     energy(100)
-    assert meter.sample(3.0) == Power(250.0, 310.0, "rapl (perf) by collector")
+    assert meter.sample(3.0) == Power(250.0, 310.0, "rapl (perf) via collector")
 
 
 def test_another_file_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,8 @@ def named(topology: Topology) -> dict[str, Candidate]:
         ),
         (
             "epyc-9754", "0-127",
-            "All 128 cores, shared: two L3 groups share a fabric link each, so one group for the "
-            "draft model would take a part of one of 8 links and slow its neighbour down.",
+            "All 128 cores, shared: pairs of L3 groups share a fabric link, so a group for the draft "
+            "model would use part of one of 8 links and slow its neighbor down.",
         ),
         (
             "2x-epyc-7543", "0-63",

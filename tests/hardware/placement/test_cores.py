@@ -25,11 +25,11 @@ def per_group(topology: Topology, cpus: tuple[int, ...]) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "cpus", "reason"),
     [
-        ("epyc-9334", "0-31", "The 32 physical cores: SMT siblings make decoding no faster."),
-        ("epyc-9354p-nps4", "0-31", "The 32 physical cores: SMT siblings make decoding no faster."),
-        ("epyc-9654", "0-95", "The 96 physical cores: SMT siblings make decoding no faster."),
-        ("epyc-9754", "0-127", "The 128 physical cores: SMT siblings make decoding no faster."),
-        ("2x-epyc-7543", "0-63", "The 64 physical cores: SMT siblings make decoding no faster."),
+        ("epyc-9334", "0-31", "The 32 physical cores: SMT siblings do not speed up decoding."),
+        ("epyc-9354p-nps4", "0-31", "The 32 physical cores: SMT siblings do not speed up decoding."),
+        ("epyc-9654", "0-95", "The 96 physical cores: SMT siblings do not speed up decoding."),
+        ("epyc-9754", "0-127", "The 128 physical cores: SMT siblings do not speed up decoding."),
+        ("2x-epyc-7543", "0-63", "The 64 physical cores: SMT siblings do not speed up decoding."),
         ("offline", "0-27", "The 28 physical cores."),
         ("vm", "0-7", "The 8 physical cores."),
         ("vm-without-caches", "0-3", "The 4 physical cores."),
@@ -109,7 +109,7 @@ def test_spreading_takes_second_threads_last(machine: Machine) -> None:
         ("epyc-9654", "4/l3", "0-3,8-11,16-19,24-27,32-35,40-43,48-51,56-59,64-67,72-75,80-83,88-91",
          "The 48 cores, 4 of each L3 group: each group has its own memory link."),
         ("hybrid-desktop", "all", "0,2,4,6,8,10,12,14,16-19",
-         "The 12 physical cores: SMT siblings make decoding no faster."),
+         "The 12 physical cores: SMT siblings do not speed up decoding."),
         ("container", "l3:3", "12-15", "The 4 cores of L3 group 3."),
         ("epyc-9334", "7", "7", "1 CPU in the list 7."),
     ],
@@ -220,7 +220,7 @@ def test_the_time_of_the_draft_model_counts_against_the_quota(machine: Machine) 
     topology = machine("container")
     assert choose_cores(topology, "auto", without=(12, 13, 14, 15)).cpus == (8, 9)
     assert len(choose_cores(replace(topology, quota=0.5)).cpus) == 1
-    with pytest.raises(UsageError, match="quota is 2, which leaves nothing beside CPUs 12-15"):
+    with pytest.raises(UsageError, match="quota is 2, and CPUs 12-15 already use it up"):
         choose_cores(replace(topology, quota=2.0), "auto", without=range(12, 16))
     assert choose_cores(replace(topology, quota=2.0), "auto", without=(15,)).cpus == (8,)
 

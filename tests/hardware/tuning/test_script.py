@@ -79,7 +79,7 @@ def test_a_cpu_that_went_away_stops_it_too(root: Path) -> None:
     before = snapshot(root)
     done = run(saved.apply, root)
     assert done.returncode == 1
-    assert "cpu5/cpufreq/energy_performance_preference does not exist any more: make a new plan." in done.stderr
+    assert "cpu5/cpufreq/energy_performance_preference no longer exists: make a new plan." in done.stderr
     assert snapshot(root) == before
 
 
@@ -155,7 +155,7 @@ def test_going_back_goes_on_after_a_file_that_is_gone_but_fails_in_the_end(root:
     (root / GOVERNOR).unlink()
     done = run(saved.revert, root)
     assert done.returncode == 1
-    assert "cpu3/cpufreq/scaling_governor does not exist any more." in done.stderr
+    assert "cpu3/cpufreq/scaling_governor no longer exists." in done.stderr
     assert (root / CPUFREQ.format(0) / "scaling_governor").read_text() == "powersave\n"
 
 

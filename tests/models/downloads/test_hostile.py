@@ -34,8 +34,8 @@ def fetch(site: Site) -> None:
         pytest.param(
             Fault(where="hub", headers={"X-Linked-Etag": f'"{"a" * 64}"'}), "different file", id="another hash"
         ),
-        pytest.param(Fault(status=403), "refused with status 403", id="links that are refused"),
-        pytest.param(Fault(status=416), "refused with status 416", id="ranges that are refused"),
+        pytest.param(Fault(status=403), "returned status 403", id="links that are refused"),
+        pytest.param(Fault(status=416), "returned status 416", id="ranges that are refused"),
         pytest.param(Fault(status=204), "no file", id="no content"),
         pytest.param(Fault(status=304), "no file", id="not modified"),
     ],

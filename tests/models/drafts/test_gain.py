@@ -96,7 +96,7 @@ def test_typical_texts_and_what_was_measured_with_the_pair() -> None:
         ("prose", 0.6),
         ("code", 0.8),
     ]
-    assert "74 % accepted" in measured.words
+    assert "acceptance of 74 %" in measured.words
     assert measured.mean == measured.gains[0].speedup != typical.mean
 
 

@@ -107,7 +107,7 @@ def test_a_recurrent_draft_is_refused(tmp_path: Path, tiny_model: Path) -> None:
 
 
 def test_a_part_of_a_vision_model_is_no_draft(tmp_path: Path) -> None:
-    assert "image" in verdict(tmp_path, architecture="clip").reason
+    assert "multimodal projector" in verdict(tmp_path, architecture="clip").reason
 
 
 def test_a_model_does_not_draft_for_itself(tmp_path: Path, demo: dict[str, Path]) -> None:

@@ -56,7 +56,7 @@ def test_a_quantization_that_only_a_head_has_is_not_there() -> None:
 
 @pytest.mark.parametrize("wanted", ["eagle3-m-Q8_0", "EAGLE3-m-q8_0.gguf", "mmproj-F16"])
 def test_what_is_no_model_is_named_as_what_it_is(wanted: str) -> None:
-    with pytest.raises(NotOnHub, match=r"is an? (draft head|image or audio part), not a model"):
+    with pytest.raises(NotOnHub, match=r"is an? (draft head|multimodal projector), not a model"):
         choose(repository("m-Q4_K_M.gguf", "eagle3-m-Q8_0.gguf", "mmproj-F16.gguf"), wanted)
 
 

@@ -324,7 +324,7 @@ def test_what_repositories_share_goes_with_the_last_of_them(hub: Path, model: Pa
     for repo in ("o/one", "o/two"):
         content = share(cached(hub, repo, "m.gguf", model, tail="same"), "c" * 64)
     first = deletion(library, "m.gguf")
-    assert first.stays == ("Its content stays: other repositories in the cache share it.",)
+    assert first.stays == ("Its content is kept: other repositories in the cache share it.",)
     assert freed(hub, first) == 0
     assert content.exists()
     second = deletion(library, "m.gguf")
@@ -350,7 +350,7 @@ def test_a_projector_beside_it_is_named(hub: Path, model: Path) -> None:
     cached(hub, "o/n", "m.gguf", model)
     projector = cached(hub, "o/n", "mmproj-m.gguf", model)
     plan = deletion(library, "m.gguf")
-    assert plan.stays == ("mmproj-m.gguf, its image or audio part, stays.",)
+    assert plan.stays == ("mmproj-m.gguf, its multimodal projector, is kept.",)
     delete(plan)
     assert projector.exists()
 

@@ -132,7 +132,7 @@ def test_a_head_in_a_file_of_its_own_is_listed_as_one(
     assert (only.kind, only.architecture) == ("head", architecture)
     assert "draft head" in (only.damaged or "")
     assert library.verify(only).state == "unchecked"
-    assert read_header(only.path).other == "a draft head of a model"
+    assert read_header(only.path).other == "a draft head"
 
 
 def test_a_mixture_tells_its_experts(no_demo: Path, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_download_that_was_not_finished_is_in_the_list(no_demo: Path, tmp_path
     whole, half, begun = Library(cache=cache).local_models()
     assert whole.unfinished is whole.damaged is None
     assert half.unfinished == pytest.approx(0.75, abs=0.01)
-    assert half.damaged == "Partial download: 75 % here."
+    assert half.damaged == "Partial download: 75 % downloaded."
     assert (half.repo, half.name, half.quantization) == ("o/n", "synthetic tiny Q8_0", "Q8_0")
     assert half.size == len(content) // 4 * 3
     assert (begun.unfinished, begun.name, begun.size) == (-1.0, "o/n", 1000)
@@ -184,7 +184,7 @@ def test_a_content_that_no_revision_names_is_in_the_list(no_demo: Path, tmp_path
     link.unlink()
     [found] = Library(cache=tmp_path).local_models()
     assert (found.path, found.size, found.unfinished, found.quantization) == (blob, blob.stat().st_size, 1.0, "Q8_0")
-    assert found.damaged == "Partial download: complete, but without a name in the cache."
+    assert found.damaged == "Partial download: complete, but not linked into a snapshot."
 
 
 def test_a_repository_without_an_owner(no_demo: Path, tmp_path: Path, model: Path) -> None:

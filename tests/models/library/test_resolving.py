@@ -57,7 +57,7 @@ def test_a_head_is_never_taken_for_the_model(no_demo: Path, tmp_path: Path, mode
     cached(tmp_path, "o/n", "mtp-m-Q4_K_M.gguf", model)
     library = Library(cache=tmp_path)
     for spec in ("o/n", "o/n:Q8_0"):
-        with pytest.raises(ModelNotFound, match=f"only files used with one. Download the model: .*{spec}"):
+        with pytest.raises(ModelNotFound, match=f"only its companion files. Download the model: .*{spec}"):
             library.resolve(spec)
     q6 = cached(tmp_path, "o/n", "m-Q6_K.gguf", model)
     assert library.resolve("o/n") == q6

@@ -248,7 +248,7 @@ async def test_a_counter_is_named_with_its_groups_and_power() -> None:
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ("off", ["120 %", "calibration is off · measure", "again with cpuchat probe"]),
+        ("off", ["120 %", "peak measured too low", "probe again"]),
         ("other load", ["96 %", "other load on this machine"]),
         ("cached", ["fits in L3: not memory-bound"]),
         ("no peak", ["no peak · run cpuchat probe"]),

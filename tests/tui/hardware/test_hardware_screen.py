@@ -450,7 +450,7 @@ async def test_what_the_kernel_refused_and_where_the_weights_lie(tmp_path: Path)
         screen = await opened(app, reader)
         await app.until(lambda: screen.now.placed)
         assert "N0 51 % · N1 49 %" in app.screen_text
-        assert "local · requested policy refused: This system does not let programs choose." in app.screen_text
+        assert "local · requested policy rejected: This system does not let programs choose." in app.screen_text
         assert "no counter opens here; cpuchat counters says why" in app.screen_text
 
 

@@ -161,7 +161,7 @@ def test_a_tilde_is_the_home_folder() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [("~a", "no such file"), ("~nobody/x.gguf", "no such file"), ("/" + "x" * 300, "file name too long"),
-     ("/tmp/a\0b.gguf", "a path holds no NUL character"), ("/dev/null", "not a regular file"),
+     ("/tmp/a\0b.gguf", "a path cannot contain a NUL character"), ("/dev/null", "not a regular file"),
      ("~", "a folder, not a file")],
 )  # fmt: skip
 def test_a_typed_path_that_cannot_be_opened_says_why(text: str, problem: str) -> None:
