@@ -50,7 +50,8 @@ and files (not with --raw-output); --json escapes them.
 \b
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,
-9 engine mismatch, 10 generation failed, 12 draft model mismatch, 130 stopped by Ctrl+C, 1 anything else."""
+9 unsupported llama.cpp version, 10 generation failed, 12 draft model mismatch, 130 stopped by Ctrl+C,
+1 anything else."""
 
 
 @click.command(epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")

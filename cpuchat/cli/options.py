@@ -91,7 +91,7 @@ def cores_option() -> Decorator:
     return setting(
         "--cores", "engine.cores",
         "Compute cores: auto, all, CPUs such as 0-7, l3:0, node:0, socket:0 or 4/l3 (4 cores per L3 group).",
-        metavar="WORDS",
+        metavar="LIST",
     )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def memory_option() -> Decorator:
     return setting(
         "--memory-policy", "engine.memory",
         "NUMA memory policy: auto, local, interleave, weighted, bind:0 or preferred:0.",
-        metavar="WORDS",
+        metavar="POLICY",
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def speculation_options() -> Decorator:
         setting(
             "--draft-cores", "speculation.draft_cores",
             "Cores of the draft model: shared (sequential), 4-7 or l3:0 (its own, concurrent), or auto.",
-            metavar="WORDS",
+            metavar="LIST",
         ),
     )  # fmt: skip
 

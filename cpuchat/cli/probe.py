@@ -38,7 +38,7 @@ _STEADY = 0.9
 @stacked(
     setting(
         "--cores", "engine.cores", "Cores to measure: auto, all, 0-7, l3:0, node:0, socket:0, or 4/l3.",
-        metavar="WORDS",
+        metavar="LIST",
     ),
     memory_option(),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in bytes per second."),

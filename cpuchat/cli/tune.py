@@ -89,7 +89,7 @@ def show_state(as_json: bool) -> int:
 def plan(knobs: tuple[str, ...], as_json: bool) -> int:
     """Write two scripts: one that changes settings, one that reverts them.
 
-    NAME: a setting listed by `cpuchat tune state`.
+    NAME is a setting listed by `cpuchat tune state`.
     """
     import msgspec
 
@@ -283,10 +283,10 @@ def _effect_words(counts: dict[str, tuple[int, int]]) -> str:
     return (", ".join(done) or "nothing") + (f"; in part: {', '.join(missing)}" if missing else "")
 
 
-@tune.command("list", short_help="List plans, what is in effect, and the measurements.")
+@tune.command("list", short_help="List plans, their changes in effect, and the measurements.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_plans(as_json: bool) -> int:
-    """List plans, what of them is in effect now, and the measurements."""
+    """List plans, which of their changes are in effect, and the measurements."""
     from cpuchat.cli.output import json_line
     from cpuchat.hardware.tuning import store
     from cpuchat.hardware.tuning.plan import effect

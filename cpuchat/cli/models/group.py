@@ -27,4 +27,4 @@ _COMMANDS = {
 
 @click.group(cls=LazyGroup, commands_by_name=_COMMANDS)
 def models() -> None:
-    """Find, download, verify, compare and delete models."""
+    """Find, download, inspect, quantize and delete models."""

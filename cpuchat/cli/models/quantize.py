@@ -43,7 +43,7 @@ Exit codes: 2 invalid arguments, 3 no such model, 4 damaged model, {DiskFull.exi
     "--imatrix", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Importance matrix from llama-imatrix; required for the smallest types.",
 )  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Default: one per core.")
+@click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Threads; default: one per core.")
 @click.option("--allow-requantize", is_flag=True, help="Allow a SOURCE below Q8_0: loses quality twice.")
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")

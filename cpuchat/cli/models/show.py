@@ -26,7 +26,9 @@ without a quantization is listed as by `models files`."""
 @click.argument("model")
 @click.option("--tensors", is_flag=True, help="Also list all tensors.")
 @click.option("--metadata", is_flag=True, help="Also list all metadata.")
-@click.option("--template", is_flag=True, help="Print only the chat template (--json: exactly).")
+@click.option(
+    "--template", is_flag=True, help="Print only the chat template; control characters are escaped (not in --json)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, sizes in bytes.")
 def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: bool) -> int:
     """Show MODEL: architecture, tensors by type, bytes per token, experts, tokenizer, chat template.

@@ -51,8 +51,8 @@ def synthetic(
 ) -> int:
     """Write a model with random weights, in the SHAPE of a real one, to OUT.
 
-    SHAPE is tiny, 0.05b, 0.5b, 1.5b, 3b, 7b, 8b, 14b, 32b, 70b or 30b-a3b. It writes
-    nonsense, but costs as much memory and computation as a real one.
+    SHAPE is tiny, 0.05b, 0.5b, 1.5b, 3b, 7b, 8b, 14b, 32b, 70b or 30b-a3b. The model
+    writes nonsense, but costs as much memory and computation as a real one.
     """
     from cpuchat.synthetic.model import write_model
     from cpuchat.synthetic.pair import write_pair
