@@ -82,7 +82,7 @@ class Conversation:
 
     @property
     def busy(self) -> bool:
-        """A load or an answer is running."""
+        """Return whether a load or an answer is running."""
         return self._running
 
     @property
@@ -91,66 +91,66 @@ class Conversation:
 
     @property
     def store(self) -> ChatStore:
-        """Raises UsageError without one."""
+        """Return the chat database. Raises UsageError without one."""
         return self._history.store
 
     @property
     def chat(self) -> Chat | None:
-        """The open chat; None before its first message."""
+        """Return the open chat; None before its first message."""
         return self._history.chat
 
     @property
     def messages(self) -> list[StoredMessage]:
-        """Those of the open chat, the answer that is being written included."""
+        """Return the messages of the open chat, including the answer being written."""
         return self._history.messages
 
     @property
     def speculation(self) -> Speculation:
-        """How the next answer is drafted."""
+        """Return how the next answer is drafted."""
         return self.settings.speculation.speculation() if self.drafting else Speculation()
 
     @property
     def model_name(self) -> str:
-        """Of the model that answers, also while its worker is gone and the next message starts it again; else ""."""
+        """Return the model's name, also after a crash, when the next message reloads it; else ""."""
         if self.model is not None:
             self._name = self.model.name
         return self._name
 
     @property
     def n_past(self) -> int:
-        """Tokens in the context after the last answer of the open chat."""
+        """Return the tokens in the context after the last answer of the open chat."""
         return self._history.n_past
 
     @property
     def save_problem(self) -> ChatsError | None:
-        """Why the last answer is not saved; it is tried again until it is. None when all is well."""
+        """Return why the last answer is not saved; saving is retried until it succeeds. None when it is saved."""
         return self._history.save_problem
 
     @property
     def unsaved(self) -> StoredMessage | None:
-        """The answer, as long as the store does not have all of it."""
+        """Return the answer while the store does not have all of it."""
         return self._history.unsaved
 
     def figures(self) -> Figures:
-        """Return what the meter knows now."""
+        """Return the current figures."""
         if not self._running:
             self.meter.expect(self.speculation)
         return self.meter.figures(self._clock())
 
     def new_chat(self) -> None:
-        """Start over; the chat is stored with its first message. A load that is running goes on."""
+        """Start a new chat, which is stored with its first message. A running load continues."""
         self._refuse_while_answering()
         self._history.clear()
         self.meter.chat_changed(0)
 
     async def open_chat(self, chat_id: str) -> None:
-        """Go on with a stored chat. A load that is running goes on. Raises ChatsError."""
+        """Open a stored chat. A running load continues. Raises ChatsError."""
         self._refuse_while_answering()
         await self._history.open(chat_id, self._refuse_while_answering)
         self.meter.chat_changed(self.n_past)
 
     async def delete_chat(self, chat_id: str) -> None:
-        """Delete a chat with all that was kept of it; the open one is followed by a new one. Raises ChatsError."""
+        """Delete a chat with everything saved for it; if it is open, a new chat replaces it. Raises ChatsError."""
         if self.chat is not None and self.chat.id == chat_id:
             self._refuse_while_answering()
             self._history.discard_answer()
@@ -159,11 +159,11 @@ class Conversation:
         await self.backend.forget(chat_id)
 
     async def rename_chat(self, chat_id: str, title: str) -> None:
-        """Raises ChatsError."""
+        """Rename a chat. Raises ChatsError."""
         await self._history.rename(chat_id, title)
 
     async def stored_chat(self, chat_id: str) -> Chat:
-        """Raises ChatsError."""
+        """Return a stored chat. Raises ChatsError."""
         return await asyncio.to_thread(self.store.chat, chat_id)
 
     async def list_chats(self, text: str = "") -> Sequence[Chat | SearchHit]:
@@ -173,7 +173,7 @@ class Conversation:
     async def load_model(
         self, path: Path, *, strict: bool = False, calibrate: bool = True
     ) -> AsyncGenerator[AnyEvent, None]:
-        """Load with the options of the settings, a draft model beside it if there is one; see `Backend.load`.
+        """Load with the options of the settings and, if there is one, a draft model; see `Backend.load`.
 
         A draft model that cannot be used does not keep the model from being loaded: what was wrong with it is told
         in `draft_problem` if the settings name it, else in the notes of the model.
@@ -210,8 +210,8 @@ class Conversation:
             yield LoadCancelled()
 
     def reload(self) -> AsyncGenerator[AnyEvent, None]:
-        """Load the same model again, with the settings as they are now. The open chat goes on: its KV is saved before
-        and read again with the next answer.
+        """Reload the same model with the current settings. The open chat continues: its KV cache is saved before and
+        restored with the next answer.
 
         Raises:
             UsageError: no model was loaded before.
@@ -221,14 +221,14 @@ class Conversation:
         return self.load_model(self._path)
 
     async def generate_detached(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        """Stream the answer to a request beside the chat: neither stored nor seen by the meter. Ends as `send` does."""
+        """Stream the answer to a request outside the chat: neither stored nor metered. Ends as `send` does."""
         with self._occupied():
             async with contextlib.aclosing(self.backend.generate(request)) as events:
                 async for event in events:
                     yield event
 
     def send(self, text: str, *, stop: tuple[str, ...] = ()) -> AsyncGenerator[AnyEvent, None]:
-        """Add a message of the user's and stream the answer, which ends before one of the texts `stop`.
+        """Add a user message and stream the answer, which ends before any of the strings `stop`.
 
         Raises:
             ChatsError: the message could not be saved, and was not sent.
@@ -239,7 +239,7 @@ class Conversation:
         )
 
     def regenerate(self) -> AsyncGenerator[AnyEvent, None]:
-        """Replace the last answer by another one, which takes its place with its first token.
+        """Regenerate the last answer; the new one replaces it with its first token.
 
         Raises:
             ChatsError, ChatsChanged: as `send`.
@@ -247,8 +247,8 @@ class Conversation:
         return self._answer(self._history.up_to_last_question)
 
     def edit_last(self, text: str) -> AsyncGenerator[AnyEvent, None]:
-        """Answer `text` instead of the user's last message. It takes the place of that and all that follows with the
-        first token of the answer.
+        """Replace the last user message by `text` and answer it. The edit takes effect with the first token of the
+        answer.
 
         Raises:
             ChatsError, ChatsChanged: as `send`.
@@ -262,11 +262,11 @@ class Conversation:
             await self.backend.cancel()
 
     def save(self) -> None:
-        """Save the answer as far as it has come, now and on this thread: for an app whose event loop is in trouble."""
+        """Save the partial answer now, on this thread: for an app whose event loop has failed."""
         self._history.save()
 
     async def close(self) -> None:
-        """End the worker, keep everything said so far. What could not be saved is in `unsaved`."""
+        """Shut the worker down and save everything. What could not be saved is in `unsaved`."""
         await self._history.close()
         await self.backend.close()
         await self._history.close_store()
@@ -296,7 +296,7 @@ class Conversation:
             await history.require_own_answer()
 
     async def _put(self, event: AnyEvent) -> bool:
-        """Let the answer grow by `event`; False when the chat has no place for it any more."""
+        """Extend the answer by `event`; returns False when the chat no longer has it."""
         history = self._history
         match event:
             case TextDelta(channel="reasoning"):
@@ -331,7 +331,7 @@ class Conversation:
         )
 
     async def _choose_draft(self, target: Path, strict: bool, calibrate: bool) -> tuple[Path | None, str]:
-        """The draft model and a note about it; sets `draft_problem`."""
+        """Return the draft model and a note about it; sets `draft_problem`."""
         section = self.settings.speculation
         wanted = section.wanted_draft
         library = self.library or Library(self.settings.model.folders)
@@ -381,7 +381,7 @@ class Conversation:
 
     @contextlib.contextmanager
     def _occupied(self, answering: bool = False) -> Iterator[None]:
-        """One load or answer at a time; `answering` also keeps the open chat from being left."""
+        """Allow one load or answer at a time; `answering` also keeps the chat open."""
         self._refuse_while_answering()
         if self._running:
             raise UsageError("A model is still being loaded or measured.", "Stop it with Esc first.")

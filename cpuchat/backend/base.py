@@ -1,4 +1,4 @@
-"""What a chat needs from whoever answers."""
+"""The interface of a backend: what a chat needs to get answers."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class Backend(Protocol):
 
     @property
     def model(self) -> ModelInfo | None:
-        """The loaded model; None before a load and after the worker died."""
+        """Return the loaded model; None before a load and after the worker crashed."""
         ...
 
     @property
     def engine(self) -> EngineInfo | None:
-        """The engine of the running worker; None before the first start."""
+        """Return the engine of the running worker; None before the first start."""
         ...
 
     @property
     def pid(self) -> int | None:
-        """Process that computes, for memory figures; None when it is not on this machine or not running."""
+        """Return the PID of the computing process, for memory figures; None when it is remote or not running."""
         ...
 
     def load(
         self, path: Path, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
     ) -> AsyncGenerator[AnyEvent, None]:
-        """Start a worker if needed and load, placed as `spec` says.
+        """Start a worker if needed and load the model with the placement `spec`.
 
         Ends with `ModelLoaded`, `LoadCancelled` (cancelled) or `Failed`.
         """
@@ -48,19 +48,19 @@ class Backend(Protocol):
         ...
 
     async def cancel(self) -> None:
-        """Stop the running load or answer, or the one that was asked for last and has not begun; its iterator still
-        ends with its final event.
+        """Stop the running load or answer, or the one requested last that has not started; its iterator still ends with
+        its final event.
         """
         ...
 
     async def forget(self, chat_id: str) -> None:
-        """Delete the KV saved for a chat that was deleted."""
+        """Delete the saved KV cache of a deleted chat."""
         ...
 
     def kill(self) -> None:
-        """End the worker at once; what it has not saved is lost. Streams end with `Failed`; `close` is still due."""
+        """Kill the worker; unsaved data is lost. Streams end with `Failed`; `close` must still be called."""
         ...
 
     async def close(self) -> None:
-        """Let the worker save and exit; kill it if it does not, or not within some seconds."""
+        """Let the worker save and exit; kill it if it takes longer than a few seconds."""
         ...

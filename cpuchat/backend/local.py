@@ -1,4 +1,4 @@
-"""A worker process on this machine, spoken to over its stdin and stdout.
+"""Runs a worker process on this machine and talks to it over its stdin and stdout.
 
 The process can die at any moment (an assertion in llama.cpp, the kernel's memory killer, a user's kill -9). Then the
 running stream ends with one `Failed(code=WorkerDied.code)`, and the next request starts a new worker and loads the
@@ -79,7 +79,7 @@ class LocalBackend:
 
     @property
     def log_file(self) -> Path | None:
-        """What the newest worker wrote to stderr, also when it is gone."""
+        """Return the file with the newest worker's stderr; it outlives the worker."""
         return self._log
 
     @property
@@ -87,7 +87,7 @@ class LocalBackend:
         return self._worker is not None and self._worker.alive
 
     async def start(self) -> Failed | None:
-        """Start the worker without a model, to ask for its `engine`; returns what went wrong, if anything did."""
+        """Start the worker without a model, to read its `engine`; returns the error if that failed."""
         return None if self._alive else await self._ensure_started("local")
 
     def load(
@@ -133,7 +133,9 @@ class LocalBackend:
                 yield event
 
     def _described(self, event: ModelLoaded, placement: Placement) -> ModelLoaded:
-        """`event` with what the worker cannot know: why it computes where it does, and what cannot be kept."""
+        """Return `event` with what only the parent knows: the reason for the placement, and files that cannot be
+        written.
+        """
         model, notes = event.model, (*placement.notes, *event.model.notes)
         if self._log is not None and self._log.parent != self._log_dir:
             notes += (
@@ -208,7 +210,7 @@ class LocalBackend:
 
     @contextlib.asynccontextmanager
     async def _exchange(self, command: LoadModel | Generate, final: tuple[type, ...]) -> AsyncIterator[_Exchange]:
-        """Send; left before the final event, cancel and drain."""
+        """Send a command and yield its exchange; on an early exit, cancel the command and drain its events."""
         worker = self._worker
         assert worker is not None
         worker.send(command)
@@ -228,7 +230,9 @@ class LocalBackend:
             self._worker.send(command)
 
     async def _ensure_started(self, memory: str) -> Failed | None:
-        """A worker that runs under the policy `memory`; one that runs under another saves, ends and is replaced."""
+        """Return a worker that runs under the memory policy `memory`; a worker under another one saves, exits and is
+        replaced.
+        """
         async with self._starting:
             failure = _CLOSED if self._closed else await self._start(memory)
             return _CLOSED if self._closed else failure
@@ -269,7 +273,7 @@ class LocalBackend:
 
 
 class _Exchange:
-    """The events of one command, up to its final one."""
+    """Reads the events of one command, up to its final one."""
 
     def __init__(self, worker: WorkerProcess, final: tuple[type, ...]) -> None:
         self.finished = False

@@ -1,4 +1,4 @@
-"""One worker process: started, spoken to in frames, and outlived."""
+"""One worker process: starts it, exchanges frames with it, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from cpuchat.protocol import (
 
 KEPT_LOGS = 10
 SHUTDOWN_SECONDS = 10.0
-"""Time for saving."""
+"""Seconds that a worker gets to save its state."""
 ANSWER_SECONDS = 3.0
-"""A worker that has not even said by then that it shuts down is stopped, or waits for a disk."""
+"""Seconds after which a worker that has not confirmed the shutdown counts as hung (stopped, or waiting for a disk)."""
 _DYING_SECONDS = 3.0
 _TAIL_BYTES = 16_384
 _ASSERTION = re.compile(r"CPUCHAT-ABORT: *(.+)")
 
 
 class Spawner:
-    """Starts processes from one thread that lives as long as this does.
+    """Starts processes from one long-lived thread.
 
     On Linux niceness belongs to a thread and a child inherits it from the one that starts it. The user interface
     lowers itself once it runs; a worker that is started after that must not be lowered with it.
@@ -76,7 +76,7 @@ class Spawner:
 
 
 class WorkerProcess:
-    """A running worker. Use from one event loop only; made by `start`.
+    """A running worker, made by `start`. Use it from one event loop only.
 
     `events` holds what it reported and, once it is gone, one last `Failed`: "worker_died", or "interrupted" when it was
     closed or killed from here. Two threads of its own read and write the pipes: that works the same on every system.
@@ -86,7 +86,7 @@ class WorkerProcess:
         self.pid = process.pid
         self.log = log
         self.memory = memory
-        """The memory policy that it was started under, in words."""
+        """Return the memory policy that the worker was started under, in words."""
         self.events: asyncio.Queue[AnyEvent] = asyncio.Queue()
         self._process = process
         self._loop = asyncio.get_running_loop()
@@ -109,16 +109,16 @@ class WorkerProcess:
         return self._status is None
 
     def send(self, command: Command) -> None:
-        """Have it written after those before, without waiting for that. To a worker that is gone, nothing is sent."""
+        """Queue a frame for the worker without waiting. Frames to a worker that has exited are dropped."""
         if self.alive:
             self._writer.submit(self._write, encode(command))
 
     async def finished(self) -> None:
-        """Wait until it is gone and its last event is in `events`."""
+        """Wait until the worker has exited and its last event is in `events`."""
         await self._gone.wait()
 
     async def close(self) -> None:
-        """Let it save and exit; kill it if it does not."""
+        """Let the worker save and exit; kill it if it does not."""
         self._expected = True
         self.send(Shutdown())
         try:
@@ -132,7 +132,7 @@ class WorkerProcess:
                 self._ended(-signal.SIGKILL, "")
 
     def kill(self) -> None:
-        """End it and its helpers at once; what it has not saved is lost."""
+        """Kill the worker and its helpers; unsaved data is lost."""
         self._expected = True
         self._kill()
 
@@ -147,7 +147,7 @@ class WorkerProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _write(self, frame: bytes) -> None:
-        """On a thread of its own: a worker that is stopped, or busy for long, takes nothing more at some point."""
+        """Write frames, on a separate thread: the pipe of a stopped or busy worker eventually fills up and blocks."""
         stream = self._process.stdin
         assert stream is not None
         with contextlib.suppress(OSError, ValueError):  # gone in the meantime, or its pipe closed
@@ -160,7 +160,7 @@ class WorkerProcess:
             self._process.stdin.close()
 
     def _read(self) -> None:
-        """Hand frames on as events until the worker ends, then tell how it ended. On a thread of its own."""
+        """Pass frames on as events until the worker exits, then report how it ended. Runs on a separate thread."""
         stream = self._process.stdout
         assert stream is not None
         broken = ""
@@ -207,7 +207,7 @@ class WorkerProcess:
         self._gone.set()
 
     def _exit_failure(self, status: int, broken: str) -> Failed:
-        """Describe how it ended: by llama.cpp's assertion if it left one, else by its exit status."""
+        """Describe how the worker ended: by llama.cpp's assertion if it logged one, else by its exit status."""
         tail = ""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
@@ -242,7 +242,7 @@ def _environment() -> dict[str, str]:
 
 
 def _new_log(log_dir: Path) -> Path:
-    """A new empty file: in `log_dir`, or among the system's temporary files where that cannot be written.
+    """Create an empty file in `log_dir`, or in the temporary folder if that is not writable.
 
     Raises OSError when neither can.
     """

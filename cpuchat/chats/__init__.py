@@ -1,1 +1,1 @@
-"""Chats on disk: store, search."""
+"""Chats on disk: the store and its search."""

@@ -1,4 +1,4 @@
-"""The open chat: its messages, and how the store is kept up with them."""
+"""The messages of the open chat, kept in sync with the store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def title_of(text: str) -> str:
 
 
 class ChatHistory:
-    """The messages of one chat at a time. Use from one event loop; the store is only used in threads.
+    """Holds the messages of one chat at a time. Use it from one event loop; the store is only used in threads.
 
     Args:
         store: None keeps nothing: the chat lives in memory alone.
@@ -49,33 +49,33 @@ class ChatHistory:
 
     @property
     def store(self) -> ChatStore:
-        """Raises UsageError without one."""
+        """Return the chat database. Raises UsageError if there is none."""
         if self._store is None:
             raise UsageError("This conversation has no chat database.")
         return self._store
 
     @property
     def n_past(self) -> int:
-        """Tokens in the context after the last answer."""
+        """Return the tokens in the context after the last answer."""
         return next((m.timings.n_past for m in reversed(self.messages) if m.timings is not None), 0)
 
     @property
     def save_problem(self) -> ChatsError | None:
-        """Why the last answer is not saved; it is tried again until it is. None when all is well."""
+        """Return why the last answer is not saved; saving is retried until it succeeds. None when it is saved."""
         return self._saver.problem
 
     @property
     def unsaved(self) -> StoredMessage | None:
-        """The answer, as long as the store does not have all of it."""
+        """Return the answer while the store does not have all of it."""
         return self._saver.unsaved
 
     def clear(self) -> None:
-        """Start over; the next chat is stored with its first message. Raises ChatsError while an answer is unsaved."""
+        """Start a new chat, which is stored with its first message. Raises ChatsError while an answer is unsaved."""
         self._refuse_while_unsaved()
         self.chat, self.messages = None, []
 
     async def open(self, chat_id: str, still_free: Callable[[], None]) -> None:
-        """Go on with a stored chat.
+        """Open a stored chat.
 
         Args:
             still_free: raises if an answer began while the chat was read.
@@ -90,17 +90,17 @@ class ChatHistory:
         self.chat, self.messages = chat, messages
 
     def discard_answer(self) -> None:
-        """Give up what is not saved of the last answer."""
+        """Discard the unsaved part of the last answer."""
         self._saver.discard()
 
     async def rename(self, chat_id: str, title: str) -> None:
-        """Raises ChatsError."""
+        """Rename a chat. Raises ChatsError."""
         await asyncio.to_thread(self.store.rename, chat_id, title)
         if self.chat is not None and self.chat.id == chat_id:
             self.chat = msgspec.structs.replace(self.chat, title=title)
 
     async def add_question(self, text: str, model: str, system_prompt: str) -> list[StoredMessage]:
-        """Add a message of the user's, in a new chat if none is open, and return the messages to answer.
+        """Add a user message, in a new chat if none is open, and return the messages to answer.
 
         Raises:
             ChatsError: it could not be saved, and was not added.
@@ -113,7 +113,7 @@ class ChatHistory:
         return self.messages
 
     async def up_to_last_question(self, text: str | None = None) -> list[StoredMessage]:
-        """Return the messages up to the user's last one, which says `text` instead if that is given.
+        """Return the messages up to the last user message, with its text replaced by `text` if given.
 
         Raises:
             UsageError: there is none.
@@ -168,7 +168,7 @@ class ChatHistory:
 
     @property
     def answer(self) -> StoredMessage:
-        """The answer that was begun last, as it is now."""
+        """Return the current state of the answer begun last."""
         return self._shown[-1]
 
     async def end_answer(self) -> None:
@@ -179,7 +179,9 @@ class ChatHistory:
             await self._saver.save()
 
     async def require_own_answer(self) -> None:
-        """Raises ChatsChanged when another instance changed the chat during the answer; it is loaded again first."""
+        """Check that no other instance changed the chat during the answer; if one did, reload the chat and raise
+        ChatsChanged.
+        """
         if self._saver.conflict is not None or self._saver.overtaken:
             await self._load_again()
             raise self._saver.conflict or ChatsChanged(
@@ -187,11 +189,11 @@ class ChatHistory:
             )
 
     def save(self) -> None:
-        """Save the answer as far as it has come, now and on this thread. Raises ChatsError."""
+        """Save the partial answer now, on this thread. Raises ChatsError."""
         self._saver.save_here()
 
     async def close(self) -> None:
-        """Save a last time; what could not be saved is in `unsaved`. To be followed by `close_store`."""
+        """Save for the last time; what could not be saved is in `unsaved`. Call `close_store` next."""
         await self._saver.close()
 
     async def close_store(self) -> None:
@@ -225,7 +227,7 @@ class ChatHistory:
 
     @contextlib.asynccontextmanager
     async def _loading_again(self) -> AsyncIterator[None]:
-        """When another instance has changed the chat, show what it is now."""
+        """Reload the chat if another instance changed it."""
         try:
             yield
         except ChatsChanged:

@@ -1,4 +1,4 @@
-"""What the store keeps, and which values of a row are invalid.
+"""The records of the store, and validation of their rows.
 
 SQLite takes any value in any column, and a file can be damaged anywhere: nothing is taken from it unchecked.
 """
@@ -83,7 +83,7 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return `row` of the table `messages` with invalid values replaced; equal to it when it was valid.
+    """Return `row` of the table `messages` with invalid values replaced; equal to it if it was valid.
 
     None: nobody could tell who said it. A `position` of -1 has to be made anew. `timings` that are a text stay as they
     are: figures are not worth changing a message for.
@@ -133,7 +133,7 @@ def decoded(raw: bytes) -> str:
 
 
 def is_unicode(value: object) -> bool:
-    """Return False for a text in which `decoded` found bytes that are not UTF-8."""
+    """Return whether `decoded` found no invalid UTF-8 in the text."""
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
@@ -174,7 +174,7 @@ def _timings(text: object) -> Timings | None:
 
 
 def _sensible(value: Any) -> bool:
-    """No figure in it overflows when it is shown or divided by."""
+    """Return whether all figures are finite and small enough to show and divide by."""
     match value:
         case dict():
             return all(map(_sensible, value.values()))

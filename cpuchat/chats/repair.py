@@ -1,4 +1,4 @@
-"""Damaged files of chats: what is sound is kept in use, what is not is kept as it was.
+"""Repairs damaged chat databases: valid rows stay in use, invalid ones are kept aside.
 
 Invalid rows are copied to the table `quarantine` and repaired, or moved there. From a file whose tables or
 pages are damaged, every row that can still be read is copied to a new one, and the file is moved aside.
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 Numbered = tuple[int, Row]
 
 SIDES = ("-wal", "-shm")
-"""What SQLite keeps beside the file."""
+"""Suffixes of the files that SQLite keeps beside the database."""
 _DEFAULTS: dict[str, Row] = {
     "chats": dict.fromkeys(CHAT_COLUMNS, "") | {"created": 0.0, "updated": 0.0, "version": 0},
     "messages": dict.fromkeys(MESSAGE_COLUMNS, "")
@@ -60,7 +60,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def check(db: sqlite3.Connection) -> int:
-    """Look through every page, and repair in place what can be; returns the number of repaired rows.
+    """Check every page and repair what can be repaired in place; returns the number of repaired rows.
 
     Raises:
         schema.UnexpectedLayout: the tables are damaged.
@@ -103,7 +103,9 @@ def repair_rows(db: sqlite3.Connection) -> int:
 
 
 def _rebuild_indexes(db: sqlite3.Connection) -> None:
-    """An index that contradicts its table passes the quick check, and then fails every change of a row it names."""
+    """Rebuild the indexes. An index that contradicts its table passes the quick check, but every change of an affected
+    row fails.
+    """
     try:
         db.execute("REINDEX")
     except sqlite3.IntegrityError as error:
@@ -111,13 +113,13 @@ def _rebuild_indexes(db: sqlite3.Connection) -> None:
 
 
 def request_salvage(path: Path) -> None:
-    """Have the next start take everything that can be read into a new file: damage was met that no check had found."""
+    """Request a salvage at the next start, because damage was found that no check detects."""
     with contextlib.suppress(OSError):
         _request(path).touch(mode=0o600)
 
 
 def salvage_if_requested(path: Path) -> str | None:
-    """Do it, see `salvage`; None when nobody asked for it."""
+    """Salvage the file if that was requested, as `salvage`; returns None if it was not."""
     if not _request(path).exists():
         return None
     notice = salvage(path)
@@ -135,7 +137,7 @@ def has_orphans(db: sqlite3.Connection) -> bool:
 
 
 def salvage(path: Path) -> str:
-    """Put a new file with everything that can be read in the place of a damaged one; returns what to tell the user.
+    """Replace a damaged file by a new one with everything that can be read; returns the message for the user.
 
     Raises:
         ChatsDamaged: the new file cannot be written, or the old one not be moved; it is unchanged.
@@ -174,7 +176,7 @@ def _salvage_into(new: Path, chats: list[Numbered], messages: list[Numbered]) ->
 
 
 def _put_rows(db: sqlite3.Connection, chats: Iterable[Numbered], messages: Iterable[Numbered]) -> int:
-    """Write rows, repaired where that is needed, with a copy of what was repaired. Returns how many of them were."""
+    """Write rows, repaired where needed, with a copy of each original. Returns the number of repaired rows."""
     n_repaired = 0
     new_ids: list[tuple[str, object]] = []
     ids: set[str] = set()
@@ -228,7 +230,7 @@ def _plain(value: object) -> object:
 
 
 def _adopt(db: sqlite3.Connection) -> int:
-    """Give messages whose chat is lost a chat again; returns how many chats that were."""
+    """Create chats for messages whose chat is lost; returns the number of those chats."""
     lost = db.execute(
         f"SELECT chat_id, min(created), max(created) FROM messages WHERE {_ORPHANED} GROUP BY chat_id"
     ).fetchall()
@@ -247,7 +249,7 @@ def _rename_chat(db: sqlite3.Connection, new_id: str, old_id: object) -> None:
 
 
 def _renumber(db: sqlite3.Connection) -> None:
-    """Number the messages of chats in which one has lost its place; they were added in the order of their ids."""
+    """Renumber the messages of chats with an invalid position; message ids give the order."""
     for (chat_id,) in db.execute("SELECT DISTINCT chat_id FROM messages WHERE position < 0").fetchall():
         db.execute("UPDATE messages SET position = -1 - id WHERE chat_id = ?", (chat_id,))
         db.execute(
@@ -260,7 +262,7 @@ def _renumber(db: sqlite3.Connection) -> None:
 def _rows(
     db: sqlite3.Connection, table: str, low: int = _LOWEST, high: int = _HIGHEST, down: bool = False
 ) -> Iterator[Numbered]:
-    """Rows with their rowids, those in [low, high], columns that the table lacks with what they would have had."""
+    """Yield the rows with rowids in [low, high]; missing columns get their defaults."""
     present = schema.column_names(db, table)
     columns = [name for name in _DEFAULTS[table] if name in present]
     query = (
@@ -272,7 +274,7 @@ def _rows(
 
 
 def _readable(path: Path, cleanup: contextlib.ExitStack) -> tuple[list[Numbered], list[Numbered]]:
-    """The chats and messages of a damaged file, as far as SQLite can read them."""
+    """Reads the chats and messages of a damaged file as far as SQLite can."""
     db = _open_damaged(path, cleanup)
     found: list[list[Numbered]] = []
     for table in _DEFAULTS:
@@ -287,7 +289,7 @@ def _readable(path: Path, cleanup: contextlib.ExitStack) -> tuple[list[Numbered]
 
 
 def _read_around_damage(db: sqlite3.Connection, table: str, rows: dict[int, Row]) -> None:
-    """Read from both ends up to what cannot be read, then halve what lies between, and so on."""
+    """Read rowids from both ends up to the damage, then bisect what lies between."""
     spans = [(_LOWEST, _HIGHEST)]
     for _ in range(_QUERIES):
         if not spans:
@@ -310,7 +312,7 @@ def _read_around_damage(db: sqlite3.Connection, table: str, rows: dict[int, Row]
 
 
 def _open_damaged(path: Path, cleanup: contextlib.ExitStack) -> sqlite3.Connection:
-    """Open for reading whatever SQLite lets itself be talked into."""
+    """Open a damaged file for reading, if necessary through a copy with a corrected header."""
     with path.open("rb") as file:
         start = file.read(100)
     if start[18:20] not in _MODES or any(start[at : at + len(right)] != right for at, right in _HEADER):

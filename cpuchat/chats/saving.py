@@ -1,4 +1,4 @@
-"""Keeps the store up with an answer while it is written, without ever blocking the event loop."""
+"""Saves an answer to the store while it is written, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNSAVED = -1  # id of an answer that the store does not have yet
 
 
 class AnswerSaver:
-    """Saves one answer at a time. What cannot be saved (a full disk, a locked file) is tried again until it is.
+    """Saves one answer at a time. A save that fails (full disk, locked file) is retried until it succeeds.
 
     `problem` is why the answer is not saved, None when it is or soon will be. `conflict` is set when another instance
     of the app changed the chat, so that there is no place for the answer any more; `overtaken` when it was changed
@@ -47,7 +47,7 @@ class AnswerSaver:
 
     @property
     def unsaved(self) -> StoredMessage | None:
-        """The answer, while the store does not have all of it."""
+        """Return the answer while the store does not have all of it."""
         return self._answer
 
     def begin_answer(
@@ -58,7 +58,7 @@ class AnswerSaver:
         edit: Sequence[StoredMessage],
         on_saved: Callable[[StoredMessage, int], None],
     ) -> StoredMessage:
-        """Start with an answer, which is returned. The one before must have been saved, or is given up.
+        """Begin to save an answer, and return it. The previous one must have been saved or discarded.
 
         Args:
             chat: as it is on the screen: when it is another in the store, that is a `conflict`.
@@ -101,13 +101,13 @@ class AnswerSaver:
         )
 
     def put(self, answer: StoredMessage) -> None:
-        """Have this state of the answer saved soon: at once when it is the first."""
+        """Schedule this state of the answer for saving; the first state is saved at once."""
         if self._store is not None and self.conflict is None:
             self._answer = answer
             self._schedule(AUTOSAVE_SECONDS if self._saved else 0.0)
 
     async def save(self) -> bool:
-        """Save now. Returns whether the store has everything; if it has not, saving goes on by itself."""
+        """Save now. Returns whether the store has everything; if not, saving continues in the background."""
         async with self._taking_turns:
             self._unschedule()
             answer = self._answer
@@ -132,13 +132,13 @@ class AnswerSaver:
             return True
 
     def discard(self) -> None:
-        """Give up what is not saved yet."""
+        """Discard what is not saved yet."""
         self._unschedule()
         self._answer = None
         self._tell(None)
 
     async def close(self) -> None:
-        """Save a last time."""
+        """Save for the last time."""
         await self.save()
         self._unschedule()
 

@@ -1,4 +1,4 @@
-"""The tables of the chats, and how an older file becomes a current one.
+"""The schema of the chat database and its upgrades.
 
 `PRAGMA user_version` counts the steps of `UPGRADES` that a file has gone through. A step is never changed once it
 has been released; a new one is added. The tables themselves decide: a number that contradicts them is put right.
@@ -91,11 +91,11 @@ _SEARCH = {
 
 
 class UnexpectedLayout(sqlite3.DatabaseError):
-    """The tables are not as any version makes them, or a page of them is damaged."""
+    """Raised when the tables match no version, or a page of them is damaged."""
 
 
 def upgrade(db: sqlite3.Connection) -> bool:
-    """Bring the tables to the current version, all or nothing. Another instance may do the same at the same time.
+    """Upgrade the tables to the current version, all or nothing. Another instance may do the same at the same time.
 
     Returns whether it was of an older version.
 
@@ -121,7 +121,7 @@ def upgrade(db: sqlite3.Connection) -> bool:
 
 
 def _step(db: sqlite3.Connection) -> int:
-    """How many upgrades the file has gone through."""
+    """Return the number of upgrades that the file has had."""
     version, structure = _version(db), _structure(db)
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
     names = {name for name in names if not name.startswith(_ANYBODYS)}
@@ -138,7 +138,7 @@ def _step(db: sqlite3.Connection) -> int:
 
 
 def _structure(db: sqlite3.Connection) -> tuple[object, ...]:
-    """Columns, keys and references of each table; () for one that is not there."""
+    """Return columns, keys and references of each table; () for a missing one."""
     found: list[object] = []
     for table in TABLES:
         kind = db.execute("SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table,)).fetchone()
@@ -183,7 +183,7 @@ def _foreign(names: set[str]) -> ChatsForeign:
 
 
 def make_derived(db: sqlite3.Connection) -> bool:
-    """Make what is missing or altered of the indexes and the full-text index, and drop what is not ours.
+    """Create missing or altered indexes and the full-text index, and drop unknown ones.
 
     Returns whether there is a full-text index: not every SQLite can.
     """
@@ -198,7 +198,7 @@ def make_derived(db: sqlite3.Connection) -> bool:
 
 
 def remake_derived(db: sqlite3.Connection) -> bool:
-    """Make them all again, as `make_derived`."""
+    """Recreate the indexes and the full-text index, as `make_derived`."""
     db.execute("BEGIN IMMEDIATE")
     try:
         # Another instance may have done it meanwhile, but it may also be damaged in a way that cannot be seen.
@@ -241,7 +241,7 @@ def _drop_index(db: sqlite3.Connection) -> None:
 
 
 def mark_interrupted(db: sqlite3.Connection) -> None:
-    """Mark answers without an end as interrupted. One that another instance is writing is fixed by its last save."""
+    """Mark unfinished answers as interrupted. One that another instance is writing is corrected by its last save."""
     unfinished = "role = 'assistant' AND stop_reason IS NULL"
     if db.execute(f"SELECT EXISTS (SELECT 1 FROM messages WHERE {unfinished})").fetchone()[0]:
         db.execute(f"UPDATE messages SET stop_reason = ? WHERE {unfinished}", (INTERRUPTED,))
@@ -258,7 +258,7 @@ def _drop(db: sqlite3.Connection, where: str) -> None:
 
 
 def _has_its_tables(db: sqlite3.Connection) -> bool:
-    """Those in which FTS5 keeps the index."""
+    """Return the tables in which FTS5 keeps the index."""
     names = [f"messages_fts_{part}" for part in ("config", "data", "docsize", "idx")]
     query = "SELECT count(*) FROM sqlite_master WHERE name IN (?, ?, ?, ?)"
     return db.execute(query, names).fetchone()[0] == len(names)

@@ -1,4 +1,4 @@
-"""Finding chats by what was said in them."""
+"""Full-text search over chats."""
 
 from __future__ import annotations
 

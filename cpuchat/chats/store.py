@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class ChatStore:
-    """The chats of one file, which is made if it is missing and repaired if it is damaged; `notices` then tell.
+    """Stores chats in one file, which is created if missing and repaired if damaged; `notices` reports repairs.
 
     Args:
         path: the file. A folder that has to be made for it gets mode 0700, the file 0600.
@@ -102,14 +102,14 @@ class ChatStore:
             return db
 
     def close(self) -> None:
-        """Close the file. No method may be called afterwards, but `close` again may."""
+        """Close the file. Calling `close` again is allowed, any other method is not."""
         with self._lock, contextlib.suppress(sqlite3.Error):
             if self._erase_due:
                 self._truncate_log()
             self._db.close()
 
     def take_notices(self) -> list[str]:
-        """Return what to tell the user about repaired damage, each once."""
+        """Return messages about repaired damage, each once."""
         notices, self._notices = self._notices, []
         return notices
 
@@ -137,19 +137,21 @@ class ChatStore:
         )
 
     def chat(self, chat_id: str) -> Chat:
-        """Raises ChatsChanged when there is none."""
+        """Return a chat. Raises ChatsChanged if it does not exist."""
         found = self._select(chat_of, f"SELECT {_CHAT} FROM chats WHERE id = ?", (chat_id,))
         if not found:
             raise _no_chat()
         return found[0]
 
     def require_unchanged(self, chat: Chat) -> None:
-        """Raises ChatsChanged when its messages are not those of this version, or the chat is gone."""
+        """Raise ChatsChanged if the chat is gone or its messages are not those of this version."""
         if self.chat(chat.id).version != chat.version:
             raise ChatsChanged("This chat was changed in another window and has been reloaded.", "Try again.")
 
     def rename(self, chat_id: str, title: str) -> None:
-        """Change the title, which does not make a chat the newest. Raises ChatsChanged when there is none."""
+        """Change the title without changing the chat's place in the list. Raises ChatsChanged if the chat does not
+        exist.
+        """
         with self.transaction():
             if not self._db.execute("UPDATE chats SET title = ? WHERE id = ?", (storable(title), chat_id)).rowcount:
                 raise _no_chat()
@@ -180,7 +182,7 @@ class ChatStore:
         stop_reason: str | None = None,
         timings: Timings | None = None,
     ) -> StoredMessage:
-        """Append. Raises ChatsChanged when the chat is gone (deleted by another instance)."""
+        """Append a message. Raises ChatsChanged when the chat is gone (deleted by another instance)."""
         now = time.time()
         with self.transaction():
             self._touch(chat_id, now)
@@ -214,7 +216,7 @@ class ChatStore:
         timings: Timings | None = None,
         model: str | None = None,
     ) -> int | None:
-        """Change what is given, for an answer that grows.
+        """Update the given fields of a growing answer.
 
         Returns the version that its chat has now. None: the message is gone (deleted by another instance), and
         nothing happened.
@@ -243,7 +245,7 @@ class ChatStore:
             self._erase()
 
     def delete_messages(self, chat_id: str, ids: Sequence[int]) -> None:
-        """Raises ChatsChanged when the chat is gone."""
+        """Delete messages of a chat. Raises ChatsChanged when the chat is gone."""
         with self.transaction():
             self._touch(chat_id, time.time())
             self._db.executemany("DELETE FROM messages WHERE chat_id = ? AND id = ?", [(chat_id, id) for id in ids])
@@ -272,8 +274,8 @@ class ChatStore:
 
     @contextlib.contextmanager
     def transaction(self, unchanged: Chat | None = None) -> Iterator[None]:
-        """Do all that is done inside or nothing; the write lock is taken at once, so that two instances wait
-        instead of failing. May be nested.
+        """Open a transaction; the write lock is taken at once, so that a second instance waits instead of failing. May
+        be nested.
 
         Args:
             unchanged: see `require_unchanged`.
@@ -313,7 +315,7 @@ class ChatStore:
                 raise _unusable(self.path, error) from None
 
     def _select(self, convert: Callable[[tuple[Any, ...]], T | None], query: str, values: tuple[Any, ...]) -> list[T]:
-        """The valid rows, after repairing those that are not."""
+        """Return the rows, after repairing invalid ones."""
         with self._guarded():
             records = [convert(row) for row in self._db.execute(query, values)]
             if None in records and not self._db.in_transaction:
@@ -335,13 +337,13 @@ class ChatStore:
         )
 
     def _erase(self) -> None:
-        """Overwrite what was just deleted in the search index; the log follows when the transaction is over."""
+        """Overwrite deleted text in the search index; the log follows after the transaction."""
         if self._full_text:
             self._db.execute("INSERT INTO messages_fts (messages_fts) VALUES ('optimize')")
         self._erase_due = True
 
     def _truncate_log(self) -> None:
-        """Not while another instance reads: then it is tried again after the next change."""
+        """Truncate the log. Fails while another instance reads; then it is retried after the next change."""
         self._db.execute("PRAGMA busy_timeout = 100")
         with contextlib.suppress(sqlite3.OperationalError):
             self._erase_due = bool(self._db.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def require_terminal() -> None:
-    """Raises UsageError when there is no terminal to draw on."""
+    """Check that there is a terminal to draw on. Raises UsageError if not."""
     for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
         if stream is None or stream.closed or not stream.isatty():
             raise UsageError(
@@ -28,7 +28,7 @@ def require_terminal() -> None:
 
 
 def open_app(model: str | None, values: Mapping[str, Any]) -> int:
-    """Run the app until it is left; returns the exit code.
+    """Run the app until it exits; returns the exit code.
 
     Args:
         model: what to load first; None is the model used last, or the demo model.
@@ -72,7 +72,7 @@ def open_app(model: str | None, values: Mapping[str, Any]) -> int:
 
 
 def _initial(library: Library, wanted: str | None, last: str) -> Path:
-    """The model to open: what was asked for, else what was used last if it is still there, else the demo model.
+    """Return the model to open: the given one, else the last used one if it still exists, else the demo model.
 
     Raises:
         ModelNotFound: `wanted` is not there, or not even the demo model is.

@@ -171,7 +171,7 @@ def compose(question: str, material: str, *, raw: bool) -> str:
 
 
 def _require_text(text: str, what: str) -> None:
-    """The shell hands over any bytes; only valid UTF-8 can be tokenized."""
+    """Check that an argument is valid UTF-8: the shell passes any bytes, but only valid text can be tokenized."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -179,7 +179,7 @@ def _require_text(text: str, what: str) -> None:
 
 
 def _standard_input(quiet: bool) -> str:
-    """Text that is piped in; empty when standard input is a terminal, closed or nothing.
+    """Return the text piped in; empty when standard input is a terminal, closed or empty.
 
     Raises:
         UsageError: more than `INPUT_LIMIT` bytes, or not UTF-8.
@@ -217,7 +217,7 @@ def _raw_request(prompt: str, stop: tuple[str, ...], chosen: Settings) -> Genera
 
 
 class _Silent:
-    """A sink for answers that are printed when they are complete."""
+    """Discards deltas, for answers that are printed once complete."""
 
     def answer(self, text: str) -> None: ...
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cpuchat.settings import Settings
 
 ROOT = Path("/")
-"""Replaced in tests."""
+"""Root of the file system; tests replace it."""
 
 _EPILOG = """\b
 Examples:
@@ -88,8 +88,9 @@ def _wanted(chosen: Settings) -> WantedSetup:
 
 
 def _measure(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
-    """Measure what the page shows, for the cores and the policy of the settings; {} where they cannot be used here,
-    which is a finding then. (Handed on in case that it cannot be kept.)"""
+    """Measure the bandwidths shown on the page, for the configured cores and policy; {} where these cannot be used
+    here, which is then a finding. (Returned in case they cannot be cached.)
+    """
     from cpuchat.errors import CpuchatError
     from cpuchat.hardware.bandwidth.peaks import remember
     from cpuchat.hardware.bandwidth.survey import survey

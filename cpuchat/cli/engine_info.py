@@ -8,7 +8,8 @@ from cpuchat.protocol import EngineInfo
 
 
 async def engine_info() -> EngineInfo:
-    """Only a worker may load llama.cpp: a broken build can end the process that does.
+    """Return the engine's version and CPU features. Only a worker loads llama.cpp: a broken build can crash its
+    process.
 
     Raises:
         CpuchatError: the worker did not come up.

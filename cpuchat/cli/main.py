@@ -20,7 +20,7 @@ from cpuchat.cli.output import cleaned_output
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
 SIGPIPE_STATUS = 141
-"""128 + SIGPIPE: what a shell reports for a program whose output was closed."""
+"""Exit code 128 + SIGPIPE, as a shell reports it for a program whose output was closed."""
 
 _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
@@ -167,14 +167,14 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _never_fail_to_print() -> None:
-    """A character that the terminal's encoding lacks is shown as `?`; it does not end the program."""
+    """Make stdout and stderr print `?` for characters that the terminal's encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def _heed_ctrl_c() -> None:
-    """Ctrl+C works in a terminal's foreground, even where whoever started the shell ignored SIGINT.
+    """Restore SIGINT in the foreground of a terminal, even where the parent shell ignored it.
 
     A background job keeps ignoring it (POSIX: its standard input is not the terminal): the Ctrl+C is for another.
     """
@@ -200,7 +200,7 @@ def _show_help(error: NoArgsIsHelpError, arguments: Sequence[str]) -> int:
 
 
 def _from_click(error: click.ClickException) -> UsageError:
-    """click's own message in our form, with the way to the right help."""
+    """Return click's message in our form, with the right command for help."""
     ctx = getattr(error, "ctx", None)
     command = ctx.command_path if ctx is not None else "cpuchat"
     hint = f"See {command} --help."
@@ -213,7 +213,7 @@ def _from_click(error: click.ClickException) -> UsageError:
 
 
 def _close_options(wrong: str, ctx: click.Context | None) -> list[str]:
-    """Options of the command that `wrong` may stand for: its name shortened, lengthened by a word, or misspelled.
+    """Return the options that `wrong` may stand for: abbreviated, extended by a word, or misspelled.
 
     click compares the dashes as well, so that it takes every short option for every other.
     """
@@ -246,7 +246,7 @@ def _fail(error: CpuchatError, arguments: Sequence[str]) -> int:
 
 
 def _reader_gone() -> int:
-    """Give stdout a harmless end, so that Python's last flush has nothing to complain about."""
+    """Redirect stdout to /dev/null, so that Python's final flush cannot fail."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)

@@ -1,4 +1,4 @@
-"""Command-line options that stand for settings: one definition of what is allowed, the one in `settings`."""
+"""Command-line options for settings; `settings` defines the allowed values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNQUANTIZED = ("f32", "f16", "bf16")
 
 
 class Number(click.ParamType):
-    """An int or float within bounds. `nan` and `inf`, which no bound catches, are refused."""
+    """An int or float within bounds. Rejects `nan` and `inf`, which no bound excludes."""
 
     name = "number"
 
@@ -50,7 +50,7 @@ class Number(click.ParamType):
 
 
 def _click_type(hint: Any) -> click.ParamType:
-    """The click type with the bounds that msgspec enforces for the same field of config.toml."""
+    """Return the click type with the bounds that msgspec enforces for the same field of config.toml."""
     meta = msgspec.Meta()
     if get_origin(hint) is Annotated:
         hint, meta = get_args(hint)
@@ -207,7 +207,7 @@ def model_path(spec: str | None, chosen: Settings) -> Path:
 
 
 def require_draft_in_use(chosen: Settings) -> None:
-    """Raises UsageError when the drafters that were chosen do not need the draft model that was given."""
+    """Check that the chosen drafters use the given draft model. Raises UsageError if not."""
     section = chosen.speculation
     if section.wanted_draft == "none" != section.draft_model:
         raise UsageError(

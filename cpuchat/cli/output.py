@@ -1,4 +1,4 @@
-"""The command line's gate to the terminal: standard output and standard error clean all text that is printed.
+"""Cleans everything that the command line prints of control sequences.
 
 Into pipes and files too: what stands there reaches a terminal sooner or later (`| tee`, `cat`).
 """
@@ -17,7 +17,7 @@ from cpuchat.text import Cleaner, clean, replace_unsafe
 
 
 class CleanStream(io.TextIOBase):
-    """Text for `stream`, cleaned of what a terminal would act on; `write_raw` is for our own control sequences.
+    """Writes text to `stream` without terminal control sequences; `write_raw` is for our own.
 
     It has no `buffer`, by which click would go around it.
     """
@@ -60,7 +60,7 @@ class CleanStream(io.TextIOBase):
 
 @contextlib.contextmanager
 def cleaned_output() -> Iterator[None]:
-    """Have all that is printed meanwhile cleaned."""
+    """Clean everything printed inside the block."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(cleaned, before)  # type: ignore[assignment]
     try:
@@ -70,12 +70,12 @@ def cleaned_output() -> Iterator[None]:
 
 
 def cleaned(stream: TextIO | None) -> CleanStream | None:
-    """`stream` as one that cleans what is written; None (closed before the start) stays None."""
+    """Wrap `stream` so that it cleans what is written; None (closed before the start) stays None."""
     return stream if stream is None or isinstance(stream, CleanStream) else CleanStream(stream)
 
 
 def error_text(error: CpuchatError) -> str:
-    """The form of every failure on stderr: what happened, and below it what to do."""
+    """Format a failure for stderr: what happened, and below it what to do."""
     hint = f"\n  {error.hint}" if error.hint else ""
     return clean(f"cpuchat: {error.message}{hint}")
 
@@ -85,5 +85,5 @@ def error_json(error: CpuchatError) -> dict[str, Any]:
 
 
 def json_line(value: Any) -> str:
-    """One line of JSON with everything escaped that `clean` would replace: safe to look at, and nothing is lost."""
+    """Return one line of JSON with everything escaped that `clean` would replace: safe to print, and lossless."""
     return replace_unsafe(json.dumps(value, ensure_ascii=False), lambda character: json.dumps(character)[1:-1])

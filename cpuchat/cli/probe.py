@@ -31,7 +31,7 @@ Run it on an idle machine.
 Exit codes: 0 success, 2 usage error, 14 measurement failed, 130 interrupted by Ctrl+C."""
 
 _STEADY = 0.9
-"""The slowest round by the best; below that, other programs disturbed the measurement."""
+"""Ratio of the slowest round to the best below which other programs disturbed the measurement."""
 
 
 @click.command(epilog=_EPILOG, short_help="Measure the read bandwidth of this machine.")
@@ -92,7 +92,7 @@ def _lines(topology: Topology, found: Survey, limit: Theoretical | None) -> list
 
 
 def _matrix(found: Survey) -> list[str]:
-    """Cores of each node (rows) against memory of each node (columns), in GB/s."""
+    """Format the matrix: cores of each node (rows) by memory of each node (columns), in GB/s."""
     matrix = found.matrix
     columns = sorted({far for _, far in matrix})
     rows = [("GB/s", *(f"memory of node {far}" for far in columns))]

@@ -1,4 +1,4 @@
-"""A conversation for the length of one command, stopped by Ctrl+C."""
+"""Runs a conversation for one command; Ctrl+C stops it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cpuchat.settings import Settings
 
 
 class Sink(Protocol):
-    """Where the text of an answer goes while it is written."""
+    """A sink for the text of an answer while it is written."""
 
     def answer(self, text: str) -> None: ...
 
@@ -39,7 +39,7 @@ class Sink(Protocol):
 
 @dataclass
 class Answer:
-    """One answer, filled while it is streamed, so that a failure in the middle keeps the partial text."""
+    """One answer, filled while it is streamed, so that a failure keeps the partial text."""
 
     text: str = ""
     reasoning: str = ""
@@ -47,7 +47,7 @@ class Answer:
 
 
 class Session:
-    """A conversation that is not stored, and Ctrl+C.
+    """Holds a conversation that is not stored, and handles Ctrl+C.
 
     The first Ctrl+C stops the load or the answer and keeps the partial answer; a second one kills the worker.
     """
@@ -146,7 +146,7 @@ class Session:
         return answer.finished
 
     def _pass_on_interrupt(self, event: AnyEvent) -> None:
-        """Pass a Ctrl+C on again that came before the worker was ready for it."""
+        """Repeat a Ctrl+C that arrived before the worker was ready for it."""
         if self.interrupted and isinstance(event, LoadProgress | PrefillProgress | TextDelta):
             self._cancel()
 

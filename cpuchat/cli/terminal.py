@@ -14,7 +14,7 @@ from cpuchat.text import clean
 
 
 class OutputClosed(Exception):
-    """The reader of our stdout is gone (`| head`): end quietly."""
+    """Raised when the reader of stdout is gone (`| head`): exit quietly."""
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -60,7 +60,7 @@ class Terminal:
         self._out_open_line = not text.endswith("\n")
 
     def reasoning(self, text: str) -> None:
-        """Print a piece of what the model thinks aloud, dimmed, if it is wanted."""
+        """Print a piece of the reasoning, dimmed, if requested."""
         if not text or not self._reasoning:
             return
         self.clear_progress()
@@ -153,12 +153,12 @@ class Terminal:
 
 
 def paragraph(text: str, first: str = "", rest: str = "") -> list[str]:
-    """`text` in lines as wide as the terminal, at most 100 characters; `first` and `rest` are put before them."""
+    """Wrap `text` to the terminal, at most 100 characters; `first` and `rest` are prefixes."""
     import textwrap
 
     return textwrap.wrap(text, columns(), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
 def columns() -> int:
-    """How wide text is to be: as the terminal, 40 to 100 characters; 100 without one."""
+    """Return the width for text: that of the terminal, from 40 to 100 characters; 100 without one."""
     return max(40, min(shutil.get_terminal_size((100, 24)).columns, 100))

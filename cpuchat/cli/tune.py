@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cpuchat.tune.records import Label, Record
 
 ROOT = Path("/")
-"""Replaced in tests."""
+"""Root of the file system; tests replace it."""
 
 _EPILOG = """\b
 Workflow:
@@ -130,7 +130,7 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
 
 
 def _target_cpus(topology: Topology, chosen: Settings) -> tuple[int, ...]:
-    """CPUs of the target while the settings give the draft model cores of its own; () when they don't."""
+    """Return the target's CPUs if the settings give the draft model its own cores; () otherwise."""
     from cpuchat.hardware.placement.placement import PlacementSpec, place
 
     spec = PlacementSpec.of(chosen)
@@ -138,7 +138,7 @@ def _target_cpus(topology: Topology, chosen: Settings) -> tuple[int, ...]:
 
 
 def _change_rows(made: TuningPlan) -> list[tuple[str, ...]]:
-    """Each knob with its change, and last its description; identical changes share a row."""
+    """Return a row per knob with its change and description; identical changes share a row."""
     from cpuchat.hardware.tuning.knobs import KNOBS
 
     about = {knob.name: f"{knob.about} ({knob.verdict})" for knob in KNOBS}
@@ -156,7 +156,7 @@ def _change_rows(made: TuningPlan) -> list[tuple[str, ...]]:
 
 
 def _print_refusals(refusals: Sequence[KnobRefusal]) -> None:
-    """Each reason once, with all that it is for."""
+    """Group the reasons: each once, with everything that it applies to."""
     grouped: dict[tuple[str, str], list[str]] = {}
     for refusal in refusals:
         grouped.setdefault((refusal.why, refusal.how), []).append(refusal.knob)
@@ -167,7 +167,7 @@ def _print_refusals(refusals: Sequence[KnobRefusal]) -> None:
 
 
 def _echo(text: str) -> None:
-    """A paragraph of a list."""
+    """Format a paragraph as a list item."""
     for line in paragraph(clean_line(text), "  ", "    "):
         click.echo(line)
 
@@ -277,7 +277,7 @@ def _what_next(saved: SavedPlan, record: Record, result: dict[str, Any]) -> list
 
 
 def _effect_words(counts: dict[str, tuple[int, int]]) -> str:
-    """`governor, thp; not fully: cstates (0 of 8)`."""
+    """`governor, thp; in part: cstates (0 of 8)`."""
     done = [name for name, (now, of) in counts.items() if now == of]
     missing = [f"{name} ({now} of {of})" for name, (now, of) in counts.items() if now < of]
     return (", ".join(done) or "nothing") + (f"; in part: {', '.join(missing)}" if missing else "")

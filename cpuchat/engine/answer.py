@@ -34,7 +34,7 @@ from cpuchat.protocol import (
 from cpuchat.timings import SpeculationFigures, Timings
 
 _PROMPT_TAIL = 200
-"""Bytes at the end of a prompt in which an opening reasoning marker is looked for."""
+"""Bytes at the end of a prompt that are searched for an opening reasoning marker."""
 
 
 class Answer:
@@ -109,7 +109,7 @@ class Answer:
         )
 
     def _prefill(self, text: bytes, prompt: list[int]) -> Prefill | None:
-        """Evaluate the prompt; None: cancelled, and the last event has been emitted."""
+        """Evaluate the prompt; returns None when cancelled, after emitting the last event."""
         request_id, start = self._command.request_id, perf_counter()
         processed = cached = 0
 
@@ -143,8 +143,9 @@ class Answer:
         return decode(sequence, prefilled.row, self._sampler, stream, is_eog, command.max_tokens)
 
     def _stream(self, text: bytes) -> TextStream | ThreadedStream:
-        """The way of the answer's text. A stop string ends the answer with the token that completes it, so then the
-        text is waited for."""
+        """Return the stream for the answer's text. With stop strings it runs on this thread, because a stop string ends
+        the answer with the token that completes it.
+        """
         template = self._loaded.model.header.chat_template
         tail = text[-_PROMPT_TAIL:].decode("utf-8", "replace").replace(MARK, "")
         stops = self._command.stop
@@ -161,14 +162,14 @@ class Answer:
         return stream if stops else ThreadedStream(self._output_thread, stream)
 
     def _cpu_wait(self, before: float | None, seconds: float) -> float | None:
-        """As of `Timings`, over the last `seconds`."""
+        """Return tok/s as defined in `Timings`, over the last `seconds`."""
         after = cpu_wait_seconds()
         if before is None or after is None or seconds <= 0:
             return None
         return max(0.0, after - before) / (seconds * self._loaded.model.info.n_threads)
 
     def _record(self, text: bytes, prompt: list[int], answer: list[int]) -> None:
-        """From here on what is in memory is this chat's, and worth saving; a rejected prompt never gets here."""
+        """Mark the KV cache as this chat's and worth saving; a rejected prompt never gets here."""
         loaded = self._loaded
         loaded.history.record(text, prompt, answer, self._vocab.raw_piece)
         loaded.chat_id = self._command.chat_id

@@ -63,7 +63,7 @@ class Engine:
         self._abort.set()
 
     def cancel_for_good(self) -> None:
-        """Cancel everything from now on. From any thread; `close` saves all the same."""
+        """Cancel everything from now on. From any thread; `close` still saves."""
         self._abort.set_permanently()
 
     def clear_cancel(self) -> None:
@@ -140,7 +140,7 @@ class Engine:
             self._loaded.forget(chat_id)
 
     def idle(self) -> None:
-        """Begin to save what a crash would lose; called when nothing was to do for long."""
+        """Begin to save what a crash would lose; called when the engine has been idle for a while."""
         if self._loaded is not None:
             self._loaded.save()
 

@@ -1,4 +1,4 @@
-"""How models are named on the command line: those on this machine, and those on the hub."""
+"""Resolves the names of models on the command line: local ones and those on Hugging Face."""
 
 from __future__ import annotations
 

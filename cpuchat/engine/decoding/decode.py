@@ -1,4 +1,4 @@
-"""Evaluating a prompt, and decoding an answer token by token."""
+"""Evaluates a prompt and decodes an answer token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many prompt tokens to evaluate per batch, so that cancelling takes effect within 50 ms.
+"""Chooses how many prompt tokens to evaluate per batch, so that cancelling takes effect within 50 ms.
 
 llama.cpp checks the abort flag between the nodes of its graph. One node over a large batch, above all the attention of
 one layer over a long context, can take much longer. The size depends on the model, the thread count and the position

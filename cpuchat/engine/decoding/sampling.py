@@ -1,4 +1,4 @@
-"""Sampling the next token from one row of logits.
+"""Samples the next token from one row of logits.
 
 The order and meaning of the filters are llama.cpp's default chain (src/llama-sampler.cpp, common/common.h):
 penalties, top-k, top-p, min-p, temperature, draw. The C samplers build an array of 12-byte structs for the whole
@@ -239,7 +239,7 @@ class Sampler:
         return self._filter_long(row, np.float32(peak), floor)
 
     def _filter_short(self, ids: list[int], logits: list[float], peak: float, floor: np.float32 | None) -> Candidates:
-        """Top-p, min-p and temperature over the top-k, in Python numbers."""
+        """Apply top-p, min-p and temperature to the top-k, in Python numbers."""
         s = self._sampling
         n, exp = len(ids), math.exp
         if s.top_p < 1:
@@ -257,7 +257,7 @@ class Sampler:
         return ids[:n], [exp((x - peak) / temperature) for x in logits[:n]]
 
     def _filter_long(self, row: Row, peak: np.float32, floor: np.float32 | None) -> Candidates:
-        """The same over any number of tokens, in numpy."""
+        """Apply the same filters to any number of tokens, in numpy."""
         s = self._sampling
         if not s.top_k and s.top_p >= 1 and floor is None:
             with np.errstate(over="ignore"):
@@ -291,7 +291,9 @@ def _top_p_of_all(row: Row, peak: np.float32, top_p: float) -> Ids:
 
 
 def _top_p(logits: Row, peak: np.float32, top_p: float, total: float | None) -> int:
-    """How many of `logits` (descending) reach the share `top_p` of `total` (None: of their own sum), at least one."""
+    """Return how many of `logits` (descending) reach the share `top_p` of `total` (None: of their own sum), at least
+    one.
+    """
     cumulative = np.exp(logits.astype(np.float64) - float(peak)).cumsum()
     target = top_p * (cumulative[-1] if total is None else total)
     return min(int(cumulative.searchsorted(target)) + 1, cumulative.size)
@@ -317,7 +319,7 @@ def _place(cumulative: NDArray[np.float64], point: float) -> int:
 
 
 def _draw_short(weights: list[float], point: float) -> int:
-    """`_draw` in Python numbers, from descending weights."""
+    """Draw as `_draw`, in Python numbers, from descending weights."""
     aim, reached = point * sum(weights), 0.0
     for at, weight in enumerate(weights):
         reached += weight

@@ -1,4 +1,4 @@
-"""Decoding an answer with drafts: the target verifies several tokens in one pass.
+"""Decodes an answer with drafts: the target verifies several tokens in one pass.
 
 Exact-match verification (speculative decoding without rejection sampling): the target's own sampler chooses a token
 from each row in order, and drafted tokens are accepted as long as they are the ones it chooses. With any sampling
@@ -25,7 +25,7 @@ from cpuchat.speculation.drafters.drafter import Proposal
 from cpuchat.timings import SpeculationFigures
 
 UPDATE_SECONDS: Final = 0.25
-"""Between two reports of how speculation goes."""
+"""Seconds between two reports of the speculation figures."""
 
 
 class SpeculativeDecoder:

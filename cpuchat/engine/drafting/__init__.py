@@ -1,1 +1,1 @@
-"""The draft model, what passes cost, and the speculator over all drafters."""
+"""The draft model, the costs of passes, and the speculator over all drafters."""

@@ -1,4 +1,4 @@
-"""Calibrations in the cache, and when one is used, measured or repeated."""
+"""Caches calibrations, and decides when to measure or repeat them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts
 from cpuchat.speculation.depth.disabled_reason import DISTURBED, SKIPPED, UNCALIBRATED
 
 KEPT_SECONDS: Final = 30 * 86_400.0
-"""A calibration is valid for so long: kernels, firmware and cooling change less often..."""
+"""Seconds for which a calibration is valid: kernels, firmware and cooling change less often..."""
 UNSTEADY_SECONDS: Final = 3_600.0
-"""...and so long if its measurements scattered, so that it is repeated when the machine may be idle."""
+"""...and seconds if its measurements scattered, so that it is repeated when the machine may be idle."""
 
 
 def calibrated_costs(

@@ -1,4 +1,4 @@
-"""Measuring what passes cost: T(n) of the target for n = 1..32 tokens, and the draft model's times.
+"""Measures the cost of passes: T(n) of the target for n = 1..32 tokens, and the draft model's times.
 
 The curve decides whether drafting pays, and how far; it differs by model, quantization, cores and build, so it is
 measured on the loaded model itself, with random tokens (a mixture of experts then uses as many experts as with real
@@ -23,10 +23,10 @@ from cpuchat.models.drafts.calibrations import implausible, is_plausible
 from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, interpolate
 
 BUDGET_SECONDS: Final = 12.0
-"""Time for the target's curve. A large model does not complete all points: the rest is extrapolated."""
+"""Seconds for the target's curve. A large model does not complete all points: the rest is extrapolated."""
 
 _POINTS: Final = (1, 4, 8, 2, 3, 16, 5, 6, 7, 12, 32, 10, 14, 24, 20, 28)
-"""By importance, in case the time runs out."""
+"""Pass sizes by importance, in case the time runs out."""
 _OVERLAP_POINTS: Final = (1, 4, 8, 16, 3, 6, 12, 32)
 _ROUNDS: Final = 3
 _N_PAST: Final = 32
@@ -34,7 +34,7 @@ _DRAFT_STEPS: Final = 12
 _STEADY: Final = 1.25
 _RETRY_ROUNDS: Final = 12
 _RETRY_BUDGET: Final = 1.5
-"""Of the budget, until passes that took implausibly long are no longer repeated."""
+"""Multiple of the budget after which implausibly slow passes are no longer repeated."""
 
 Progress = Callable[[int, int], None]
 """(measurements done, measurements to do)"""
@@ -133,7 +133,7 @@ def random_tokens(n: int, n_vocab: int) -> list[int]:
 
 
 class _Curve:
-    """T(n) of a target: the best of a few passes for each n that there was time for, at least two of them.
+    """Measures T(n) of a target: the best of at least two passes for each n that fits into the budget.
 
     The best, because disturbances only make a pass slower, and by much: threads wait for each other. Where even that
     is implausible, it is retried.
@@ -148,7 +148,7 @@ class _Curve:
         self._tokens = random_tokens(_N_PAST + max(*points, 2), sequence.n_vocab)
 
     def measure(self, tell: Callable[[int], None]) -> int:
-        """Time the passes; `tell` is called after each. Returns how many there were."""
+        """Time the passes; calls `tell` after each. Returns their number."""
         started, done = perf_counter(), 0
         self._sequence.clear()
         _extend(self._sequence, self._tokens[:_N_PAST])
@@ -179,12 +179,12 @@ class _Curve:
 
     @property
     def rollback_ms(self) -> float:
-        """Median ms to roll back after a rejected token."""
+        """Return the median ms to roll back after a rejected token."""
         return statistics.median(self._rollbacks) if self._rollbacks else 0.0
 
     @property
     def is_steady(self) -> bool:
-        """The best two passes of a size mostly took about the same time."""
+        """Return whether the best two passes of most sizes took about the same time."""
         pairs = [sorted(values)[:2] for values in self._samples.values() if len(values) > 1]
         return not pairs or statistics.median(second / best for best, second in pairs) < _STEADY
 

@@ -1,4 +1,4 @@
-"""A small model that drafts for a large one of the same vocabulary.
+"""Drafts with a small model that has the target's vocabulary.
 
 Its KV cache is kept for what was accepted: after a verify pass it reads only the target's own token and at most one
 drafted token. Drafts are greedy whatever the sampling settings are, because the target's sampler decides anyway.
@@ -18,10 +18,10 @@ from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Proposal, c
 from cpuchat.timings import DrafterName
 
 _READ_ROWS: Final = MAX_DEPTH + 1
-"""Tokens per batch when a row of logits is needed for each."""
+"""Tokens per batch when each needs a row of logits."""
 _MARGIN: Final = np.float32(12.0)
 _UNREADABLE: Final = 0
-"""Stands for tokens that only the target has."""
+"""Replacement for tokens that only the target has."""
 
 
 class DraftModel:
@@ -50,12 +50,12 @@ class DraftModel:
 
     @property
     def n_unread(self) -> int:
-        """Tokens of the text that it has not read."""
+        """Return the number of unread tokens of the text."""
         return len(self._text) - self._start - self._synced
 
     @property
     def n_unread_from_start(self) -> int | None:
-        """Tokens to read to know the text from its beginning; None when it does, or has no room for it."""
+        """Return the tokens to read to have the text from its beginning; None when it has it, or has no room for it."""
         if not self._start or len(self._text) > self._sequence.n_ctx // 2:
             return None
         return len(self._text)
@@ -119,7 +119,7 @@ class DraftModel:
         return proposal
 
     def draft_ahead(self, drafted: list[int], n: int, min_probability: float, is_over: Callable[[], bool]) -> list[int]:
-        """Draft on after a draft that is not verified yet: at most `n` tokens, fewer when `is_over`.
+        """Continue after a draft that is not verified yet: at most `n` tokens, fewer when `is_over`.
 
         The first one is a guess of what the target will add, the others are a draft as from `propose`. The text stays
         as it is; `append` finds out how much of this was accepted.

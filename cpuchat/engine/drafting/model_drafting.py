@@ -1,4 +1,4 @@
-"""The draft model in use: when it drafts, how far, and on which cores."""
+"""Decides when the draft model drafts, how far, and on which cores."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from cpuchat.speculation.drafters.drafter import UNKNOWN, Proposal
 T = TypeVar("T")
 
 _MAX_SCORED: Final = 32
-"""Of a long text that the draft model reads, only the end is scored: rows of logits cost more than reading."""
+"""Tokens at the end of a long text that are scored while the draft model reads it: rows of logits cost more than
+reading.
+"""
 _REST: Final = 3
-"""Plain steps between two looks at a draft model that is off; looking each time would cost more than a later start."""
+"""Plain passes between two explorations of a draft model that is off; more would cost more than a late start."""
 
 
 class ModelDrafting:
@@ -52,7 +54,7 @@ class ModelDrafting:
 
     @property
     def passes(self) -> int:
-        """Evaluations of the draft model in this answer."""
+        """Return the passes of the draft model in this answer."""
         return self._draft.passes - self._passes_before
 
     def begin_answer(self, text: Tokens[int], min_probability: float) -> None:
@@ -65,7 +67,7 @@ class ModelDrafting:
         self._draft.begin_answer(())
 
     def append(self, tokens: Tokens[int]) -> None:
-        """Add tokens that were written."""
+        """Append generated tokens."""
         ahead = self._take_ahead(tokens)
         self._draft.append(tokens)
         self._ready = ahead[1:] if ahead and ahead[0] == tokens[-1] else []
@@ -79,13 +81,13 @@ class ModelDrafting:
         return self._timed(lambda: thread.take(is_accepted))
 
     def start_verify(self, drafted: list[int]) -> None:
-        """Draft on while the target verifies `drafted`, if both have their own cores."""
+        """Draft ahead while the target verifies `drafted`, if both have their own cores."""
         if self._thread is not None and self.overlap:
             self._ahead_of = drafted
             self._thread.draft_ahead(drafted, self.controller.plan.depth, self._min_probability)
 
     def end_answer(self) -> None:
-        """End the answer: what comes next, a prompt or an answer without drafts, computes on all cores."""
+        """End the answer and return to the shared cores, which a prompt or an answer without drafts uses."""
         self._ahead_of, self._ready = None, []
         if self._thread is not None:
             self._thread.drop()
@@ -93,7 +95,7 @@ class ModelDrafting:
                 self._thread.switch(False)
 
     def propose(self, room: int, *, fixed_depth: bool) -> Proposal | None:
-        """Return a draft of at most `room` tokens; None: not now.
+        """Return a draft of at most `room` tokens; None: no draft now.
 
         Raises:
             Aborted, GenerationFailed: the draft model was stopped, or failed.
@@ -132,7 +134,7 @@ class ModelDrafting:
         return self.controller.plan_draft(room, self.unread)
 
     def _run(self, work: Callable[[], T]) -> T:
-        """Run work of the draft model on the thread that its cores belong to."""
+        """Run work of the draft model on the thread that owns its cores."""
         thread = self._thread
         return self._timed(work if thread is None else lambda: thread.run(work))
 
@@ -146,12 +148,14 @@ class ModelDrafting:
             self._wait_ms += 1e3 * took
 
     def take_wait_ms(self) -> float:
-        """Return what the target has waited since the last pass: a cost of the next one, whatever becomes of it."""
+        """Return the ms that the target has waited since the last pass: a cost of the next pass, whether accepted or
+        not.
+        """
         waited, self._wait_ms = self._wait_ms, 0.0
         return waited
 
     def _shadow_score(self) -> bool:
-        """While the draft model is off: now and then see what it would have been worth. Returns whether it did."""
+        """Occasionally score the draft model while it is off. Returns whether it did."""
         draft = self._draft
         n = self.controller.shadow_budget(draft.n_unread)
         if n <= 0:
@@ -164,7 +168,7 @@ class ModelDrafting:
         return True
 
     def _read(self, n: int, *, is_shadow: bool) -> None:
-        """Let it read `n` tokens; what it would have drafted after the newest of them tells what it is worth."""
+        """Let the draft model read `n` tokens and score what it would have drafted after the newest of them."""
         draft, before = self._draft, self.seconds
         n = min(n, draft.n_unread - 1)
         unscored = self._run(lambda: draft.read(n - _MAX_SCORED)) if n > _MAX_SCORED else 0
@@ -175,5 +179,7 @@ class ModelDrafting:
 
     @property
     def has_split_cores(self) -> bool:
-        """The target computes on fewer cores meanwhile, whichever drafter was used."""
+        """Return whether both models have their own cores; the target then computes on fewer, whichever drafter is
+        used.
+        """
         return self._thread is not None and self._thread.is_on and not self._thread.always

@@ -1,4 +1,4 @@
-"""Drafting while the target verifies, on separate cores (draft-ahead, as in PEARL, arXiv 2408.11850).
+"""Drafts while the target verifies, on separate cores (draft-ahead, as in PEARL, arXiv 2408.11850).
 
 While the target verifies one block the draft model drafts the next one, assuming that all of the block is accepted:
 first its guess of the token that the target will add, then a new draft. If the assumption holds, the next pass starts
@@ -62,7 +62,7 @@ class DraftThread:
             self.switch(True)
 
     def switch(self, on: bool) -> None:
-        """Let both models compute on their own cores, or sequentially on all of them."""
+        """Switch between separate cores for both models and sequential use of all cores."""
         if on == self.is_on:
             return
         self.drop()
@@ -76,7 +76,7 @@ class DraftThread:
             self._target.use_pool(self._shared)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run `work` of the draft model on the thread that its cores belong to."""
+        """Run `work` of the draft model on the thread that owns its cores."""
         self.drop()
         return self._executor.submit(work).result() if self.is_on else work()
 
@@ -85,7 +85,7 @@ class DraftThread:
         return self._executor.submit(work)
 
     def draft_ahead(self, drafted: list[int], n: int, min_probability: float) -> None:
-        """Draft on after `drafted`, which is being verified: a guess of the target's token, then `n` more."""
+        """Draft ahead after `drafted`, which is being verified: a guess of the target's token, then `n` more."""
         self.drop()
         self._stop.clear()
         self._ahead = self._executor.submit(

@@ -1,4 +1,4 @@
-"""Setting up speculation for a loaded model: its draft model, and what passes cost."""
+"""Sets up speculation for a loaded model: its draft model, and the costs of passes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 @dataclass
 class SpeculationSetup:
-    """The speculator of a loaded model, and its draft model if there is one. To be freed before the target."""
+    """The speculator of a loaded model, and its draft model if any. Free it before the target."""
 
     speculator: Speculator
     draft: Model | None = None
@@ -43,7 +43,7 @@ class SpeculationSetup:
 def set_up_speculation(
     target: Model, command: LoadModel, available: int, on_progress: Progress, abort: AbortFlag
 ) -> SpeculationSetup:
-    """Load the draft model that `command` names, and find out what drafting costs.
+    """Load the draft model that `command` names, and determine the cost of drafting.
 
     A failure of either does not prevent using the target and is added to `target.info.notes`. Cancelling a calibration
     skips it.

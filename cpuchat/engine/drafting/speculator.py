@@ -1,4 +1,4 @@
-"""The drafters of one loaded model, and the controller over them."""
+"""Combines the drafters of one loaded model under a depth controller."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from cpuchat.speculation.stats import SpeculationStats
 from cpuchat.timings import SpeculationFigures
 
 MIN_PLAIN_MS: Final = 2.0
-"""Looking for drafts, sampling from several rows and the bookkeeping take 0.1 to 0.3 ms per pass. A toy model whose
-step takes little longer cannot gain."""
+"""Milliseconds per token below which nothing is drafted: looking for drafts, sampling several rows and bookkeeping take
+0.1 to 0.3 ms per pass, which such a fast model cannot gain back.
+"""
 LOOKUP_SHARE: Final = 0.01
-"""Share of the time of plain steps that may be spent on finding out whether to draft."""
+"""Share of the time of plain passes that may be spent on exploring whether to draft."""
 _LOOKUP_AHEAD: Final = 0.1
-"""Of that time, what may be saved up, in plain steps."""
+"""Limit of the exploration time that may be saved up, in plain passes."""
 
 
 class Speculator:
-    """Proposes drafts for one answer after the other and learns from what became of them.
+    """Proposes drafts for one answer after the other and learns from their acceptance.
 
     The free drafters (suffix decoding, prompt lookup) are asked first; the draft model drafts when they have nothing
     worth a pass. The controller decides what is.
@@ -90,7 +91,7 @@ class Speculator:
                 self._draft.forget()
 
     def begin_answer(self, options: Speculation, text: Tokens[int]) -> bool:
-        """Begin an answer to `text`; False when nothing is to be drafted, with `disabled_reason` if it was wanted."""
+        """Begin an answer to `text`; returns False when drafting is off, with `disabled_reason` if it was requested."""
         self._begin(options)
         self._suffix.use_remembered = options.across_chats
         known: tuple[Drafter, ...] = (self._suffix, self._lookup)
@@ -106,13 +107,13 @@ class Speculator:
         return is_wanted and not self.disabled_reason
 
     def _too_fast(self) -> str:
-        """Why a model this fast is left alone; "" if it is not, or the user wants a fixed depth."""
+        """Return why a model this fast is decoded without drafts; "" if it is not, or the user fixed the depth."""
         plain = self._plain_ms
         return "" if self._options.depth or plain is None or plain >= self.min_plain_ms else too_fast(plain)
 
     @property
     def seconds(self) -> float:
-        """Time in this answer that the target waited for the draft model."""
+        """Return the seconds in this answer that the target waited for the draft model."""
         return self._model.seconds if self._model is not None else 0.0
 
     def propose(self, written: list[int], room: int) -> Proposal | None:
@@ -158,7 +159,7 @@ class Speculator:
             self._model.start_verify(proposal.tokens)
 
     def record_plain(self, seconds: float) -> None:
-        """Learn from a plain step, and count what looking for a draft before it has cost."""
+        """Learn from a plain pass, and count the cost of looking for a draft before it."""
         start = perf_counter()
         ms = 1e3 * seconds
         if not self._was_asked:
@@ -202,7 +203,7 @@ class Speculator:
         self._controller.record(record)
 
     def end_answer(self) -> None:
-        """End the answer, and what is drafted ahead."""
+        """End the answer and drop what is drafted ahead."""
         if self._draft is not None:
             self._draft.end_answer()
 

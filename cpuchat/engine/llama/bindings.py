@@ -1,4 +1,4 @@
-"""llama.cpp through ctypes: what llama-cpp-python leaves out, and checks of its version.
+"""ctypes bindings: what llama-cpp-python leaves out, and checks of its version.
 
 Importing this module loads libllama, silences its log and hooks its abort message; nothing else is ever printed. All
 symbols come from one handle: opening libggml a second time would map a second copy with its own globals.
@@ -103,7 +103,7 @@ def kv_overrides(values: dict[str, str | int]) -> Any:
 
 
 class LogTail:
-    """The last lines of llama.cpp's log, kept for error messages.
+    """Keeps the last lines of llama.cpp's log, for error messages.
 
     llama.cpp logs from any thread, also in the middle of a decode: adding must stay one `append`.
     """
@@ -159,7 +159,7 @@ class AbortFlag:
         self._buffer[0] = b"\x01"
 
     def set_permanently(self) -> None:
-        """Set the flag, after which `clear` does nothing."""
+        """Set the flag permanently; `clear` then does nothing."""
         self._is_final = True
         self.set()
 

@@ -1,4 +1,4 @@
-"""Keeping message content from becoming control tokens: only the chat template's own text may.
+"""Keeps message content from becoming control tokens: only the chat template's own text may.
 
 llama.cpp tokenizes a whole prompt with or without control tokens. So content is marked before it is rendered
 (`ControlText.mark`): a noncharacter after the first character of everything that is the text of a control token, or
@@ -22,7 +22,7 @@ from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import GGUFHeader
 
 MARK: Final = "\ufdd0"
-"""The character before it is content. Unicode reserves it for internal use; template_process.py knows it too."""
+"""Mark after a character that is content. Unicode reserves it for internal use; template_process.py knows it too."""
 MARK_BYTES: Final = MARK.encode()
 
 _TYPE_NORMAL, _TYPE_UNKNOWN, _TYPE_CONTROL, _TYPE_USER_DEFINED = 1, 2, 3, 4  # llama_token_type

@@ -1,4 +1,4 @@
-"""Reading a model file into the page cache before llama.cpp maps it."""
+"""Reads a model file into the page cache before llama.cpp maps it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def place_pages(header: GGUFHeader) -> list[str]:
 
 
 def read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> None:
-    """Read what is missing of the file into the page cache, with progress and cancellation.
+    """Read the missing parts of the file into the page cache, with progress and cancellation.
 
     llama.cpp would do the same inside one mmap call that neither reports progress nor can be cancelled.
     """
@@ -64,7 +64,7 @@ def read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> N
 
 
 def throttled(on_progress: Progress) -> Progress:
-    """Pass on at most one call in `_PROGRESS_SECONDS`, and the last one."""
+    """Limit the calls to one in `_PROGRESS_SECONDS`, and always pass on the last one."""
     last = 0.0
 
     def pass_on(phase: str, done: int, total: int) -> None:

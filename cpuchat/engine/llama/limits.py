@@ -1,4 +1,4 @@
-"""What limits a model here: memory, bytes read per pass, and the read bandwidth of the cores in use."""
+"""The limits of a model on this machine: memory, bytes read per pass, and the read bandwidth of the cores in use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cpuchat.protocol import ModelInfo, Traffic
 
 
 def available_for_model() -> int:
-    """Return the bytes of memory for a model: at most what is left on the nodes that this process is bound to.
+    """Return the bytes available for a model: at most the free memory of the nodes that this process is bound to.
 
     The OOM killer ends a process that needs more than its nodes have, however much there is on others.
     """

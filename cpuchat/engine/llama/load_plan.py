@@ -1,4 +1,4 @@
-"""Checking and completing load options before llama.cpp sees them.
+"""Checks and completes load options before llama.cpp sees them.
 
 llama.cpp answers most wrong options by aborting the process, or with a NULL and no reason.
 """
@@ -20,7 +20,7 @@ from cpuchat.protocol import MIN_CTX, LoadOptions
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 N_OUTPUTS_MAX: Final = MAX_DEPTH + 1
-"""Rows of logits per batch: those of the longest verify pass. Each costs 4 * n_vocab bytes."""
+"""Rows of logits per batch: enough for the longest verify pass. Each costs 4 * n_vocab bytes."""
 
 _MAX_CTX = 1 << 24
 _MAX_BATCH = 1 << 16

@@ -1,4 +1,4 @@
-"""Loading a model: file, weights, context, threads, warm-up."""
+"""Loads a model: file, weights, context, threads, warm-up."""
 
 from __future__ import annotations
 
