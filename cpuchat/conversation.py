@@ -18,7 +18,7 @@ import msgspec
 from cpuchat.backend.base import Backend
 from cpuchat.chats.history import ChatHistory
 from cpuchat.chats.records import Chat, SearchHit, StoredMessage
-from cpuchat.errors import ChatsError, CpuchatError, UsageError
+from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.drafts.choice import AUTO, NO_DRAFT, choose_draft
 from cpuchat.models.library.library import Library
@@ -46,8 +46,8 @@ class Conversation:
     """One open chat and the model that answers it. Use from one event loop.
 
     `drafting` False answers without drafters whatever the settings say. `draft_problem` is why the draft model that the
-    settings name was not loaded with the model, "" when it was. `on_save_problem` is called when `save_problem`
-    changes.
+    settings name was not loaded with the model, "" when it was. `history` is the open chat; `on_save_problem` is called
+    when its `save_problem` changes.
 
     Args:
         store: None keeps nothing.
@@ -71,7 +71,7 @@ class Conversation:
         self.drafting = True
         self.draft_problem = ""
         self.on_save_problem: Callable[[], None] = lambda: None
-        self._history = ChatHistory(store, lambda: self.on_save_problem())
+        self.history = ChatHistory(store, lambda: self.on_save_problem())
         self._clock = clock
         self._usage = UsageLog()
         self._running = False  # a load, an answer or a measurement
@@ -90,19 +90,14 @@ class Conversation:
         return self.backend.model
 
     @property
-    def store(self) -> ChatStore:
-        """Return the chat database. Raises UsageError without one."""
-        return self._history.store
-
-    @property
     def chat(self) -> Chat | None:
         """Return the open chat; None before its first message."""
-        return self._history.chat
+        return self.history.chat
 
     @property
     def messages(self) -> list[StoredMessage]:
         """Return the messages of the open chat, including the answer being written."""
-        return self._history.messages
+        return self.history.messages
 
     @property
     def speculation(self) -> Speculation:
@@ -116,21 +111,6 @@ class Conversation:
             self._name = self.model.name
         return self._name
 
-    @property
-    def n_past(self) -> int:
-        """Return the tokens in the context after the last answer of the open chat."""
-        return self._history.n_past
-
-    @property
-    def save_problem(self) -> ChatsError | None:
-        """Return why the last answer is not saved; saving is retried until it succeeds. None when it is saved."""
-        return self._history.save_problem
-
-    @property
-    def unsaved(self) -> StoredMessage | None:
-        """Return the answer while the store does not have all of it."""
-        return self._history.unsaved
-
     def figures(self) -> Figures:
         """Return the current figures."""
         if not self._running:
@@ -140,35 +120,32 @@ class Conversation:
     def new_chat(self) -> None:
         """Start a new chat, which is stored with its first message. A running load continues."""
         self._refuse_while_answering()
-        self._history.clear()
+        self.history.clear()
         self.meter.chat_changed(0)
 
     async def open_chat(self, chat_id: str) -> None:
         """Open a stored chat. A running load continues. Raises ChatsError."""
         self._refuse_while_answering()
-        await self._history.open(chat_id, self._refuse_while_answering)
-        self.meter.chat_changed(self.n_past)
+        await self.history.open(chat_id, self._refuse_while_answering)
+        self.meter.chat_changed(self.history.n_past)
 
     async def delete_chat(self, chat_id: str) -> None:
         """Delete a chat with everything saved for it; if it is open, a new chat replaces it. Raises ChatsError."""
         if self.chat is not None and self.chat.id == chat_id:
             self._refuse_while_answering()
-            self._history.discard_answer()
+            self.history.discard_answer()
             self.new_chat()
-        await asyncio.to_thread(self.store.delete, chat_id)
+        await asyncio.to_thread(self.history.store.delete, chat_id)
         await self.backend.forget(chat_id)
-
-    async def rename_chat(self, chat_id: str, title: str) -> None:
-        """Rename a chat. Raises ChatsError."""
-        await self._history.rename(chat_id, title)
 
     async def stored_chat(self, chat_id: str) -> Chat:
         """Return a stored chat. Raises ChatsError."""
-        return await asyncio.to_thread(self.store.chat, chat_id)
+        return await asyncio.to_thread(self.history.store.chat, chat_id)
 
     async def list_chats(self, text: str = "") -> Sequence[Chat | SearchHit]:
         """Return all chats, last changed first, or those that hold `text`. Raises ChatsError."""
-        return await asyncio.to_thread(lambda: self.store.search(text) if text else self.store.chats())
+        store = self.history.store
+        return await asyncio.to_thread(lambda: store.search(text) if text else store.chats())
 
     async def load_model(
         self, path: Path, *, strict: bool = False, calibrate: bool = True
@@ -235,7 +212,7 @@ class Conversation:
             ChatsChanged: so that the chat had to be loaded again; or during the answer.
         """
         return self._answer(
-            lambda: self._history.add_question(text, self.model_name, self.settings.chat.system_prompt), stop
+            lambda: self.history.add_question(text, self.model_name, self.settings.chat.system_prompt), stop
         )
 
     def regenerate(self) -> AsyncGenerator[AnyEvent, None]:
@@ -244,7 +221,7 @@ class Conversation:
         Raises:
             ChatsError, ChatsChanged: as `send`.
         """
-        return self._answer(self._history.up_to_last_question)
+        return self._answer(self.history.up_to_last_question)
 
     def edit_last(self, text: str) -> AsyncGenerator[AnyEvent, None]:
         """Replace the last user message by `text` and answer it. The edit takes effect with the first token of the
@@ -253,7 +230,7 @@ class Conversation:
         Raises:
             ChatsError, ChatsChanged: as `send`.
         """
-        return self._answer(lambda: self._history.up_to_last_question(text))
+        return self._answer(lambda: self.history.up_to_last_question(text))
 
     async def stop(self) -> None:
         """Stop the running load or answer; its stream still ends with its final event."""
@@ -261,21 +238,17 @@ class Conversation:
             self._stopping = True
             await self.backend.cancel()
 
-    def save(self) -> None:
-        """Save the partial answer now, on this thread: for an app whose event loop has failed."""
-        self._history.save()
-
     async def close(self) -> None:
-        """Shut the worker down and save everything. What could not be saved is in `unsaved`."""
-        await self._history.close()
+        """Shut the worker down and save everything. What could not be saved is in `history.unsaved`."""
+        await self.history.close()
         await self.backend.close()
-        await self._history.close_store()
+        await self.history.close_store()
 
     async def _answer(
         self, prepare: Callable[[], Awaitable[list[StoredMessage]]], stop: tuple[str, ...] = ()
     ) -> AsyncGenerator[AnyEvent, None]:
         """Answer the messages that `prepare` returns."""
-        history = self._history
+        history = self.history
         with self._occupied(answering=True):
             messages = await prepare()
             history.begin_answer(messages, self.model_name)
@@ -297,7 +270,7 @@ class Conversation:
 
     async def _put(self, event: AnyEvent) -> bool:
         """Extend the answer by `event`; returns False when the chat no longer has it."""
-        history = self._history
+        history = self.history
         match event:
             case TextDelta(channel="reasoning"):
                 return await history.put_answer(reasoning=history.answer.reasoning + event.text)

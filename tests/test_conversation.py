@@ -120,7 +120,7 @@ async def test_regenerate_replaces_the_answer(tiny_model: Path) -> None:
         await everything(core.regenerate())
         assert [m.role for m in core.messages] == ["user", "assistant"]
         assert core.chat is not None
-        assert core.store.messages(core.chat.id) == core.messages
+        assert core.history.store.messages(core.chat.id) == core.messages
 
 
 async def test_edit_replaces_my_message_and_what_follows(tiny_model: Path) -> None:
@@ -130,7 +130,7 @@ async def test_edit_replaces_my_message_and_what_follows(tiny_model: Path) -> No
         await everything(core.edit_last("three"))
         assert [m.content for m in core.messages if m.role == "user"] == ["one", "three"]
         assert core.chat is not None
-        assert core.store.messages(core.chat.id) == core.messages
+        assert core.history.store.messages(core.chat.id) == core.messages
 
 
 async def test_stop_keeps_what_was_said(tiny_model: Path) -> None:
@@ -287,7 +287,7 @@ async def test_without_a_store_nothing_is_kept(tmp_path: Path) -> None:
     assert [m.content for m in core.messages] == ["First", "One.", "Second", "Two."]
     assert [m.content for m in backend.requests[1].messages] == ["First", "One.", "Second"]
     assert backend.requests[1].stop == ("END",) and backend.requests[1].chat_id == ""
-    assert core.unsaved is None and core.save_problem is None
+    assert core.history.unsaved is None and core.history.save_problem is None
     with pytest.raises(UsageError):
         await core.list_chats()
     core.new_chat()

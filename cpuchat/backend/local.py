@@ -55,9 +55,10 @@ class LocalBackend:
         self._log_dir = log_dir or paths.log_dir()
         self._spawner = Spawner()
         self._worker: WorkerProcess | None = None
-        self._log: Path | None = None
+        self.log_file: Path | None = None
+        """The newest worker's stderr; it outlives the worker."""
         self._request_ids = itertools.count(1)
-        self._engine: EngineInfo | None = None
+        self.engine: EngineInfo | None = None
         self._model: ModelInfo | None = None
         self._wanted: tuple[Path, LoadOptions, PlacementSpec] | None = None
         self._starting = asyncio.Lock()
@@ -70,17 +71,8 @@ class LocalBackend:
         return self._model if self._alive else None
 
     @property
-    def engine(self) -> EngineInfo | None:
-        return self._engine
-
-    @property
     def pid(self) -> int | None:
         return self._worker.pid if self._worker is not None and self._worker.alive else None
-
-    @property
-    def log_file(self) -> Path | None:
-        """Return the file with the newest worker's stderr; it outlives the worker."""
-        return self._log
 
     @property
     def _alive(self) -> bool:
@@ -137,10 +129,10 @@ class LocalBackend:
         written.
         """
         model, notes = event.model, (*placement.notes, *event.model.notes)
-        if self._log is not None and self._log.parent != self._log_dir:
+        if self.log_file is not None and self.log_file.parent != self._log_dir:
             notes += (
-                f"Cannot write to {paths.shown(self._log_dir)}: the log is {self._log} instead. Measurements and chats "
-                "may not be saved.",
+                f"Cannot write to {paths.shown(self._log_dir)}: the log is {self.log_file} instead. Measurements "
+                "and chats may not be saved.",
             )
         return ModelLoaded(model=msgspec.structs.replace(model, cores_reason=placement.reason, notes=notes))
 
@@ -255,7 +247,7 @@ class LocalBackend:
         if self._closed:
             await worker.close()
             return _CLOSED
-        self._worker, self._log = worker, worker.log
+        self._worker, self.log_file = worker, worker.log
         try:
             event = await worker.events.get()
         except asyncio.CancelledError:
@@ -263,7 +255,7 @@ class LocalBackend:
             worker.kill()
             raise
         if isinstance(event, WorkerReady):
-            self._engine = event.engine
+            self.engine = event.engine
             return None
         self._worker = None
         await worker.close()  # what could not begin takes no commands, but may wait for some

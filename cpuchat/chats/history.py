@@ -67,7 +67,7 @@ class ChatHistory:
     @property
     def unsaved(self) -> StoredMessage | None:
         """Return the answer while the store does not have all of it."""
-        return self._saver.unsaved
+        return self._saver.answer
 
     def clear(self) -> None:
         """Start a new chat, which is stored with its first message. Raises ChatsError while an answer is unsaved."""
@@ -189,7 +189,7 @@ class ChatHistory:
             )
 
     def save(self) -> None:
-        """Save the partial answer now, on this thread. Raises ChatsError."""
+        """Save the partial answer now, on this thread: for an app whose event loop has failed. Raises ChatsError."""
         self._saver.save_here()
 
     async def close(self) -> None:

@@ -21,9 +21,9 @@ _UNSAVED = -1  # id of an answer that the store does not have yet
 class AnswerSaver:
     """Saves one answer at a time. A save that fails (full disk, locked file) is retried until it succeeds.
 
-    `problem` is why the answer is not saved, None when it is or soon will be. `conflict` is set when another instance
-    of the app changed the chat, so that there is no place for the answer any more; `overtaken` when it was changed
-    but has the answer.
+    `answer` is set while the store does not have all of it; `problem` is why it is not saved, None when it is or soon
+    will be. `conflict` is set when another instance of the app changed the chat, so that there is no place for the
+    answer any more; `overtaken` when it was changed but has the answer.
 
     Args:
         store: None saves nothing.
@@ -36,7 +36,7 @@ class AnswerSaver:
         self.overtaken = False
         self._store = store
         self._on_problem = on_problem
-        self._answer: StoredMessage | None = None
+        self.answer: StoredMessage | None = None
         self._insert: Callable[[ChatStore, StoredMessage], tuple[StoredMessage, int]] | None = None
         self._saved: tuple[StoredMessage, int] | None = None  # its row, and the version that the chat has with it
         self._on_saved: Callable[[StoredMessage, int], None] = lambda *_: None
@@ -44,11 +44,6 @@ class AnswerSaver:
         self._taking_turns = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[bool] | None = None
-
-    @property
-    def unsaved(self) -> StoredMessage | None:
-        """Return the answer while the store does not have all of it."""
-        return self._answer
 
     def begin_answer(
         self,
@@ -103,14 +98,14 @@ class AnswerSaver:
     def put(self, answer: StoredMessage) -> None:
         """Schedule this state of the answer for saving; the first state is saved at once."""
         if self._store is not None and self.conflict is None:
-            self._answer = answer
+            self.answer = answer
             self._schedule(AUTOSAVE_SECONDS if self._saved else 0.0)
 
     async def save(self) -> bool:
         """Save now. Returns whether the store has everything; if not, saving continues in the background."""
         async with self._taking_turns:
             self._unschedule()
-            answer = self._answer
+            answer = self.answer
             if answer is None:
                 return True
             try:
@@ -125,16 +120,16 @@ class AnswerSaver:
                 return False
             self._tell(None)
             self._on_saved(*saved)
-            if self._answer is not answer:  # it has grown meanwhile
+            if self.answer is not answer:  # it has grown meanwhile
                 self._schedule(AUTOSAVE_SECONDS)
                 return False
-            self._answer = None
+            self.answer = None
             return True
 
     def discard(self) -> None:
         """Discard what is not saved yet."""
         self._unschedule()
-        self._answer = None
+        self.answer = None
         self._tell(None)
 
     async def close(self) -> None:
@@ -144,8 +139,8 @@ class AnswerSaver:
 
     def save_here(self) -> None:
         """Save once, on this thread. Raises ChatsError."""
-        if self._answer is not None:
-            self._write(self._answer)
+        if self.answer is not None:
+            self._write(self.answer)
 
     def _write(self, answer: StoredMessage) -> tuple[StoredMessage, int]:
         store = self._store

@@ -130,11 +130,9 @@ class ChatStore:
             self._db.execute(f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * len(values))})", values)
         return chat
 
-    def chats(self, limit: int = -1, offset: int = 0) -> list[Chat]:
-        """Return chats, last changed first; `limit` -1 means all."""
-        return self._select(
-            chat_of, f"SELECT {_CHAT} FROM chats ORDER BY updated DESC, rowid DESC LIMIT ? OFFSET ?", (limit, offset)
-        )
+    def chats(self) -> list[Chat]:
+        """Return all chats, last changed first."""
+        return self._select(chat_of, f"SELECT {_CHAT} FROM chats ORDER BY updated DESC, rowid DESC")
 
     def chat(self, chat_id: str) -> Chat:
         """Return a chat. Raises ChatsChanged if it does not exist."""
@@ -314,7 +312,9 @@ class ChatStore:
                 repair.request_salvage(self.path)
                 raise _unusable(self.path, error) from None
 
-    def _select(self, convert: Callable[[tuple[Any, ...]], T | None], query: str, values: tuple[Any, ...]) -> list[T]:
+    def _select(
+        self, convert: Callable[[tuple[Any, ...]], T | None], query: str, values: tuple[Any, ...] = ()
+    ) -> list[T]:
         """Return the rows, after repairing invalid ones."""
         with self._guarded():
             records = [convert(row) for row in self._db.execute(query, values)]

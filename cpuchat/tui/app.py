@@ -80,7 +80,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.services.navigation = Navigator(self, self.services)
         self.saved = True
         """False when the last answer could not be written down at the end."""
-        self._chat_screen = self.services.chat = ChatScreen(self.services, initial_model, text)
+        self.chat_screen = self.services.chat = ChatScreen(self.services, initial_model, text)
         self._ended = False
         self._ctrl_c_at = float("-inf")
         self._theme_before_preview: str | None = None
@@ -106,7 +106,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         return themes.own_variables(self.current_theme)
 
     def get_default_screen(self) -> Screen[None]:
-        return self._chat_screen
+        return self.chat_screen
 
     def on_mount(self) -> None:
         wanted = self.conversation.settings.ui.theme
@@ -123,10 +123,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def on_resize(self) -> None:
         """Redraw everything: a terminal resized twice has cut its text, and Textual ignores a size it already knows."""
         self.refresh()
-
-    @property
-    def chat_screen(self) -> ChatScreen:
-        return self._chat_screen
 
     # Commands and themes
 
@@ -222,7 +218,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         return self.conversation.backend.pid
 
     def save_now(self) -> None:
-        self.conversation.save()
+        self.conversation.history.save()
 
     async def _end(self) -> None:
         """Close the jobs and the conversation, once. An error in one does not keep the others open."""
@@ -238,7 +234,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     async def _close_conversation(self) -> None:
         await self.services.close_conversation()
-        self.saved = self.conversation.unsaved is None
+        self.saved = self.conversation.history.unsaved is None
 
     async def on_unmount(self) -> None:
         if not self._ended:  # not left in order

@@ -70,21 +70,16 @@ class Downloading:
         self._states.setdefault(download.id, download.state)
         return download
 
-    def pause(self, id: str) -> None:
-        """Pause; the partial files stay."""
-        if self._manager is not None and self._find(id) is not None:
-            self._manager.pause(id)
-
     def resume(self, id: str) -> None:
         """Resume a paused one, retry a failed one."""
         if self._manager is not None and self._find(id) is not None:
             self._manager.resume(id)
 
     def hold(self, id: str) -> None:
-        """Toggle between paused and running."""
+        """Toggle between paused (the partial files stay) and running."""
         now = self._find(id)
-        if now is not None and now.state in RUNNING:
-            self.pause(id)
+        if self._manager is not None and now is not None and now.state in RUNNING:
+            self._manager.pause(id)
         elif now is not None and now.state != "done":
             self.resume(id)
 

@@ -50,7 +50,7 @@ def run(make: Callable[[Resume], ChatApp]) -> int:
 
 def print_unsaved(conversation: Conversation) -> int:
     """Print an answer that could not be saved, so that it can be copied; returns the exit code."""
-    answer, problem = conversation.unsaved, conversation.save_problem
+    answer, problem = conversation.history.unsaved, conversation.history.save_problem
     if answer is None or problem is None:
         return 0
     _tell(f"could not save the last answer. {problem} Its text:")

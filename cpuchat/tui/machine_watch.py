@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cpuchat.tui.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
+    from cpuchat.hardware.monitor import Monitor
     from cpuchat.telemetry.machine import MachineSample
 
-
-class Samples(Protocol):
-    """The part of hardware.monitor.Monitor that is used."""
-
-    def sample(self) -> MachineSample: ...
-
-    def close(self) -> None: ...
+Opener = Callable[[int | None], "Monitor"]
 
 
-Opener = Callable[[int | None], Samples]
-
-
-def open_monitor(pid: int | None) -> Samples:
+def open_monitor(pid: int | None) -> Monitor:
     """Open the counters of the inference process `pid`, or those of the machine alone. Blocks for some milliseconds."""
     from cpuchat.hardware.monitor import Monitor
     from cpuchat.hardware.topology import read_topology
@@ -42,8 +34,8 @@ class MachineWatch:
         self._opener = opener
         self._pid: int | None = None
         self._watching = False
-        self._look: asyncio.Task[tuple[Samples, MachineSample]] | None = None
-        self._monitor: Samples | None = None
+        self._look: asyncio.Task[tuple[Monitor, MachineSample]] | None = None
+        self._monitor: Monitor | None = None
         self._newest: MachineSample | None = None
         self._failed = False
 
@@ -74,12 +66,12 @@ class MachineWatch:
             monitor.close()
 
 
-def _look(opener: Opener, pid: int | None, monitor: Samples | None) -> tuple[Samples, MachineSample]:
+def _look(opener: Opener, pid: int | None, monitor: Monitor | None) -> tuple[Monitor, MachineSample]:
     monitor = monitor or opener(pid)
     return monitor, monitor.sample()
 
 
-def _close(look: asyncio.Task[tuple[Samples, MachineSample]], monitor: Samples | None) -> None:
+def _close(look: asyncio.Task[tuple[Monitor, MachineSample]], monitor: Monitor | None) -> None:
     if not look.cancelled() and look.exception() is None:
         monitor = look.result()[0]
     if monitor is not None:

@@ -45,18 +45,18 @@ def stored(chat_id: str) -> list[tuple[str, str]]:
 
 
 def fill_the_disk(core: Conversation) -> None:
-    core.store._db.execute("PRAGMA max_page_count = 1")  # SQLite takes the present size: not a page more
+    core.history.store._db.execute("PRAGMA max_page_count = 1")  # SQLite takes the present size: not a page more
 
 
 def free_the_disk(core: Conversation) -> None:
-    core.store._db.execute("PRAGMA max_page_count = 1000000")
+    core.history.store._db.execute("PRAGMA max_page_count = 1000000")
 
 
 @contextlib.asynccontextmanager
 async def unsaved(core: Conversation) -> AsyncIterator[asyncio.Event]:
     """An answer of 100 kB that the full disk does not take; yields an event that is set when the problem ends."""
     told, over = asyncio.Event(), asyncio.Event()
-    core.on_save_problem = lambda: (told if core.save_problem else over).set()
+    core.on_save_problem = lambda: (told if core.history.save_problem else over).set()
     await everything(core.send("first"))
     async for event in core.send("hello"):
         if isinstance(event, PrefillProgress):
@@ -68,19 +68,19 @@ async def unsaved(core: Conversation) -> AsyncIterator[asyncio.Event]:
 async def test_what_a_full_disk_did_not_take_is_saved_when_there_is_room() -> None:
     async with conversation(answer("Hm."), answer(LONG)) as core, unsaved(core) as over:
         assert core.messages[-1].content == LONG
-        assert "disk is full" in str(core.save_problem)
+        assert "disk is full" in str(core.history.save_problem)
         with pytest.raises(ChatsError, match="not saved yet"):
             core.new_chat()
         with pytest.raises(ChatsError, match="not saved yet"):
             await everything(core.send("more"))
         free_the_disk(core)
         await over.wait()
-        assert core.save_problem is None
+        assert core.history.save_problem is None
         assert core.chat is not None
         assert stored(core.chat.id)[-1] == ("assistant", LONG)
-        assert core.messages == core.store.messages(core.chat.id)
+        assert core.messages == core.history.store.messages(core.chat.id)
         await everything(core.regenerate())
-        assert core.messages == core.store.messages(core.chat.id)
+        assert core.messages == core.history.store.messages(core.chat.id)
 
 
 async def test_what_a_full_disk_did_not_take_is_saved_at_the_end() -> None:
@@ -88,7 +88,7 @@ async def test_what_a_full_disk_did_not_take_is_saved_at_the_end() -> None:
         assert core.chat is not None
         free_the_disk(core)
         await core.close()
-        assert core.unsaved is None
+        assert core.history.unsaved is None
         assert stored(core.chat.id)[-1] == ("assistant", LONG)
 
 
@@ -138,13 +138,13 @@ async def test_nothing_is_deleted_before_its_replacement_has_a_word(how: str) ->
         assert stored(chat_id) == [("user", "hello"), ("assistant", "The old one.")]
         await core.stop()
         await stopped
-        assert core.messages == before == core.store.messages(chat_id)
+        assert core.messages == before == core.history.store.messages(chat_id)
 
         gate.open()
         await everything(again())
         mine = "hello" if how == "regenerate" else "something else"
         assert stored(chat_id) == [("user", mine), ("assistant", "The new one.")]
-        assert core.messages == core.store.messages(chat_id)
+        assert core.messages == core.history.store.messages(chat_id)
 
 
 async def test_an_instance_that_is_behind_deletes_nothing_and_catches_up() -> None:
@@ -186,7 +186,7 @@ async def test_an_answer_that_another_instance_deleted_is_not_put_elsewhere() ->
                         await asyncio.sleep(0)
                     await other.delete_chat(core.chat.id)
                     gate.open()
-        assert other.store.chats() == []
+        assert other.history.store.chats() == []
         assert not core.busy
 
 
@@ -198,6 +198,6 @@ async def test_another_instance_is_noticed_after_an_answer() -> None:
                 if isinstance(event, TextDelta) and core.chat is not None and event.text == "One ":
                     while len(stored(core.chat.id)) < 2:
                         await asyncio.sleep(0)
-                    other.store.add_message(core.chat.id, "user", "me too")
+                    other.history.store.add_message(core.chat.id, "user", "me too")
                     gate.open()
         assert [m.content for m in core.messages] == ["hello", "One two", "me too"]

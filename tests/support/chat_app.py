@@ -126,7 +126,7 @@ class RunningApp:
     def stored(self) -> list[tuple[str, str]]:
         """(role, content) of the open chat's messages, from the store."""
         assert self.conversation.chat is not None
-        return [(m.role, m.content) for m in self.conversation.store.messages(self.conversation.chat.id)]
+        return [(m.role, m.content) for m in self.conversation.history.store.messages(self.conversation.chat.id)]
 
 
 @contextlib.asynccontextmanager

@@ -133,8 +133,8 @@ async def test_snapshot_of_help() -> None:
 
 async def test_the_palette_reaches_commands_and_chats() -> None:
     def prepare(conversation) -> None:  # type: ignore[no-untyped-def]
-        chat = conversation.store.create_chat("m", title="Zebra crossing")
-        conversation.store.add_message(chat.id, "user", "Hm")
+        chat = conversation.history.store.create_chat("m", title="Zebra crossing")
+        conversation.history.store.add_message(chat.id, "user", "Hm")
 
     async with running(prepare=prepare) as app:
         await app.ready()

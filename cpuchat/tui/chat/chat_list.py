@@ -77,11 +77,7 @@ class ChatList(Vertical):
         """Delete this one."""
 
     class Searched(Message):
-        """The search text changed; "" shows all."""
-
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
+        """The search text changed."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -143,7 +139,7 @@ class ChatList(Vertical):
     @on(Input.Changed)
     def _search_changed(self, event: Input.Changed) -> None:
         event.stop()
-        self.post_message(self.Searched(event.value.strip()))
+        self.post_message(self.Searched())
 
     @on(Input.Submitted)
     def _search_done(self, event: Input.Submitted) -> None:

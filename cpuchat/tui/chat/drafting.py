@@ -18,11 +18,11 @@ _BY_POSITION = "by position"
 
 
 def drafting(frame: Frame) -> list[Line]:
-    """Seven rows; one when no drafters are chosen. While drafting is off, the last three say why; a sentence alone
-    where nothing drafted."""
+    """Seven rows, the most important first; one when no drafters are chosen. While drafting is off, the last three say
+    why; a sentence alone where nothing drafted."""
     now = frame.figures.drafting
     if not now.wanted:
-        return [_nothing_chosen(frame)]
+        return [[frame.text("label", f"{'drafting':<{LABEL}}"), frame.text("missing", "off (F9 or F2)")]]
     if now.reason and now.acceptance is None:
         return [*_sentence(frame, now.reason), *[[]] * 4]
     share = None if now.draft_share is None else _percent(now.draft_share)
@@ -33,20 +33,6 @@ def drafting(frame: Frame) -> list[Line]:
         _row(frame, "drafts ahead" if now.overlap else "drafting", "draft_share", share, "% time"),
         *(_sentence(frame, now.reason) if now.reason else [_depth(frame), _bars(frame, now), _by_drafter(frame, now)]),
     ]
-
-
-def drafting_in_short(frame: Frame) -> list[Line]:
-    """One row: acceptance and tokens per pass, or that drafting is off."""
-    now = frame.figures.drafting
-    if not now.wanted:
-        return [_nothing_chosen(frame)]
-    if now.reason and now.acceptance_now is not None:
-        return [[*_percentage(frame, now.acceptance_now), frame.text("label", " drafts off")]]
-    if now.reason:
-        return [[frame.text("label", textwrap.shorten(_off(now.reason), frame.width, placeholder=" …"))]]
-    if now.acceptance_now is None or (per_pass := _per_pass(now)) is None:
-        return [_row(frame, "acceptance", "acceptance_now", None, "%")]
-    return [[*_percentage(frame, now.acceptance_now), *_figure(frame, f"{per_pass:>6}", "/pass")]]
 
 
 def drafting_in_line(frame: Frame) -> Line:
@@ -83,10 +69,6 @@ def _figure(frame: Frame, number: str, unit: str) -> Line:
     return [frame.text("value", number), frame.text("label", unit)]
 
 
-def _percentage(frame: Frame, value: float) -> Line:
-    return [frame.text("label", "acceptance"), *_figure(frame, f"{_percent(value):>5}", " %")]
-
-
 def _row(frame: Frame, label: str, field: str, number: str | None, unit: str) -> Line:
     """As `Frame.row`, with the reasons of the drafting figures."""
     if number is not None:
@@ -104,8 +86,10 @@ def _row(frame: Frame, label: str, field: str, number: str | None, unit: str) ->
 def _acceptance(frame: Frame, now: Drafting) -> Line:
     if now.acceptance_now is None or now.acceptance is None:
         return _row(frame, "acceptance", "acceptance_now", None, "%")
-    whole = f"{_percent(now.acceptance):>4}"
-    return [*_percentage(frame, now.acceptance_now), frame.text("label", "  avg"), *_figure(frame, whole, " %")]
+    line = [frame.text("label", "acceptance"), *_figure(frame, f"{_percent(now.acceptance_now):>5}", " %")]
+    if now.reason and not frame.tall:  # the rows that say why may be left out
+        return [*line, frame.text("label", " drafts off")]
+    return [*line, frame.text("label", "  avg"), *_figure(frame, f"{_percent(now.acceptance):>4}", " %")]
 
 
 def _bars(frame: Frame, now: Drafting) -> Line:
@@ -150,15 +134,8 @@ def _depth(frame: Frame) -> Line:
     return [head, *_figure(frame, f"{now.depth:>{width}}", " tokens" if now.depth != 1 else " token")]
 
 
-def _off(reason: str) -> str:
-    reason = clean_line(reason)
-    return reason if reason.startswith("off") else f"off: {reason}"
-
-
 def _sentence(frame: Frame, reason: str) -> list[Line]:
-    rows = textwrap.wrap(_off(reason), max(8, frame.width), max_lines=SENTENCE_ROWS, placeholder=" …")
+    reason = clean_line(reason)
+    off = reason if reason.startswith("off") else f"off: {reason}"
+    rows = textwrap.wrap(off, max(8, frame.width), max_lines=SENTENCE_ROWS, placeholder=" …")
     return [[frame.text("label", row)] for row in rows] + [[] for _ in range(SENTENCE_ROWS - len(rows))]
-
-
-def _nothing_chosen(frame: Frame) -> Line:
-    return [frame.text("label", f"{'drafting':<{LABEL}}"), frame.text("missing", "off (F9 or F2)")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from textual import on, work
 from textual.content import Content
@@ -43,13 +43,14 @@ class HistoryScreen(Screen[None]):
 
     def show_save_problem(self) -> None:
         """Say that the answer could not be saved, or that it is saved now."""
-        problem = self.conversation.save_problem
+        problem = self.conversation.history.save_problem
         self.query_one(Transcript).border_subtitle = Content(f"Not saved: {problem.message}") if problem else ""
         if problem is not None:
             self.tell(f"The answer is not saved. {problem} Saving is being retried.", "error")
         else:
             self.tell("Answer saved.")
 
+    @on(ChatList.Searched)
     @work(exclusive=True, group="list-chats")
     async def list_chats(self) -> None:
         """Show the chats, or those that match the search."""
@@ -57,7 +58,7 @@ class HistoryScreen(Screen[None]):
             found = await self.conversation.list_chats(self.query_one(ChatList).searching)
             if self.is_running:  # else the app has ended meanwhile, and its widgets are gone
                 self.query_one(ChatList).show(found, self.chat_id)
-        for notice in self.conversation.store.take_notices():
+        for notice in self.conversation.history.store.take_notices():
             self.notify(notice, severity="warning", timeout=_NOTICE_SECONDS, markup=False)
 
     @work(exclusive=True, group="open-chat")
@@ -83,24 +84,20 @@ class HistoryScreen(Screen[None]):
         self.show_chat()
 
     def action_rename_chat(self) -> None:
-        if self.conversation.chat is None:
-            self.tell("This chat has no messages yet.")
-        else:
-            self._rename(self.conversation.chat.id)
+        self._with_open_chat(self._rename)
 
     def action_delete_chat(self) -> None:
-        if self.conversation.chat is None:
+        self._with_open_chat(self._delete)
+
+    def _with_open_chat(self, act: Callable[[str], object]) -> None:
+        if self.chat_id is None:
             self.tell("This chat has no messages yet.")
         else:
-            self._delete(self.conversation.chat.id)
+            act(self.chat_id)
 
     @on(ChatList.Opened)
     def _opened(self, event: ChatList.Opened) -> None:
         self.open_chat(event.chat_id)
-
-    @on(ChatList.Searched)
-    def _searched(self) -> None:
-        self.list_chats()
 
     @on(ChatList.RenameAsked)
     def _rename_asked(self, event: ChatList.RenameAsked) -> None:
@@ -129,7 +126,7 @@ class HistoryScreen(Screen[None]):
             chat = await self.conversation.stored_chat(chat_id)
             title = await self.app.push_screen_wait(AskTextScreen("Rename chat", chat.title))
             if title:
-                await self.conversation.rename_chat(chat_id, title)
+                await self.conversation.history.rename(chat_id, title)
                 self.show_chat_title()
         self.list_chats()
 

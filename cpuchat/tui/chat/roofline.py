@@ -40,15 +40,6 @@ def roofline(frame: Frame) -> list[Line]:
     return rows
 
 
-def roofline_in_short(frame: Frame) -> list[Line]:
-    """Four rows: the figure, the bar or why there is none, and the ceilings of decoding."""
-    now = frame.figures.roofline
-    head = _figure(frame, now)
-    if now.off or now.remark:
-        return [head, [frame.text("limit", fit(now.off or now.remark, frame.width))], *_ceilings(frame, now)[:2]]
-    return [head, _bar(frame, now), *_ceilings(frame, now)[:2]]
-
-
 def bandwidth_in_line(frame: Frame, bar: bool = True) -> Line:
     """For one line: `44/51 GB/s ████──╎ 86 % ≈`; nothing before the first token."""
     now = frame.figures.roofline

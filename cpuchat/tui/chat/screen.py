@@ -143,7 +143,8 @@ class ChatScreen(HistoryScreen):
         if not self._stream.busy or self._stream.detached:
             return False
         self._unqueue()
-        return await self._stream.interrupt()
+        await self._stream.stop()
+        return True
 
     def refuse_while_writing(self, action: str) -> bool:
         if self._stream.writing:

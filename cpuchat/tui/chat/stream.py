@@ -114,22 +114,16 @@ class ChatStream:
             if self.loaded:
                 self._on_model()
 
-    async def interrupt(self) -> bool:
-        """Stop the load or the answer; False when there is none."""
-        if not self.busy or self.detached:
-            return False
-        await self._stop()
-        return True
-
     async def finish(self) -> None:
         """Stop what runs and wait until its last text is shown and stored."""
         if self._leave is not None:
             self._leave()
-        if (worker := await self._stop()) is not None:
+        if (worker := await self.stop()) is not None:
             with contextlib.suppress(WorkerError):
                 await worker.wait()
 
-    async def _stop(self) -> Worker[None] | None:
+    async def stop(self) -> Worker[None] | None:
+        """Stop what runs; returns the worker that it ran in."""
         worker, conversation = self._worker, self._services.conversation
         while worker and worker is self._worker and not conversation.busy and not worker.is_finished:
             await asyncio.sleep(0.01)  # it is just about to begin, or to end

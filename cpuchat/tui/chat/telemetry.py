@@ -19,9 +19,9 @@ from textual.widget import Widget
 
 from cpuchat.present.answers import stop_reason
 from cpuchat.telemetry import units
-from cpuchat.tui.chat.drafting import drafting, drafting_in_line, drafting_in_short, speed_up
+from cpuchat.tui.chat.drafting import drafting, drafting_in_line, speed_up
 from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, Section, fit, rate
-from cpuchat.tui.chat.roofline import bandwidth_in_line, roofline, roofline_in_short
+from cpuchat.tui.chat.roofline import bandwidth_in_line, roofline
 from cpuchat.tui.widgets.charts import braille, nice_max, over_time
 
 if TYPE_CHECKING:
@@ -107,10 +107,6 @@ def timing(frame: Frame) -> list[Line]:
     ]
 
 
-def timing_in_short(frame: Frame) -> list[Line]:
-    return timing(frame)[:3]
-
-
 def context(frame: Frame) -> list[Line]:
     """Tokens used and left in the context."""
     used, size = frame.figures.n_past, frame.figures.n_ctx
@@ -122,14 +118,6 @@ def context(frame: Frame) -> list[Line]:
         [frame.text("label", "context"), frame.text("value", f"{total:>{max(len(total) + 1, frame.width - 7)}}")],
         frame.gauge(used / size, f"{left:>{len(f'{size:,} left')}}"),
     ]
-
-
-def context_in_short(frame: Frame) -> list[Line]:
-    """The bar alone, with the share used."""
-    used, size = frame.figures.n_past, frame.figures.n_ctx
-    if not size or used is None:
-        return context(frame)[:1]
-    return [frame.gauge(used / size, f"{100 * used / size:3.0f} %", "context")]
 
 
 def memory(frame: Frame) -> list[Line]:
@@ -223,22 +211,6 @@ _BAR_FROM = 76  # cells: below, the line has no room for another bar
 _CURVE = (2, 6)  # rows of the timeline, at least and at most
 
 
-Shorter = tuple[Section, Section | None]
-
-
-def _replaced(
-    drawn: dict[Section, list[Line]], long: Section, short: Section | None, frame: Frame
-) -> dict[Section, list[Line]]:
-    """The same sections with `short` in place of `long`, or without it."""
-    found: dict[Section, list[Line]] = {}
-    for section, rows in drawn.items():
-        if section is not long:
-            found[section] = rows
-        elif short is not None:
-            found[short] = _rows(short, frame)
-    return found
-
-
 def _rows(section: Section, frame: Frame) -> list[Line]:
     rows = section(frame)
     return [row for row in rows if any(part.text.strip() for part in row)] if frame.settled else [*rows]
@@ -248,21 +220,17 @@ class TelemetryPanel(_Figures):
     """The figures of the running or last answer, one section under the other; made for 28 columns and more.
 
     Sections that have nothing to say are left out, and so are rows without a figure unless an answer is being written:
-    then they keep their place, so that nothing jumps. What does not fit is said shorter or left out, the least
-    important first.
+    then they keep their place, so that nothing jumps. What does not fit is cut or left out, the least important first.
     """
 
     DEFAULT_CSS = f"TelemetryPanel {{ width: 32; {_CSS} }}"
     SECTIONS: ClassVar[tuple[Section, ...]] = (speed, timing, drafting, roofline, context, memory)
-    FOR_THE_CURVE: ClassVar[tuple[Shorter, ...]] = ((memory, None), (timing, timing_in_short))
-    """What is said shorter, in this order, to have room for the timeline too."""
-    TO_FIT: ClassVar[tuple[Shorter, ...]] = (
-        (drafting, drafting_in_short),
-        (roofline, roofline_in_short),
-        (context, context_in_short),
-        (timing_in_short, None),
-    )
-    """What is said shorter, in this order, until all fits."""
+    FOR_THE_CURVE: ClassVar[tuple[tuple[Section, int], ...]] = ((memory, 0), (timing, 3))
+    """Sections cut to their first rows, in this order, to have room for the timeline too."""
+    TO_FIT: ClassVar[tuple[tuple[Section, int], ...]] = (
+        (drafting, 2), (roofline, 7), (context, 1), (roofline, 4), (timing, 0)
+    )  # fmt: skip
+    """The same, until all fits."""
 
     def on_mount(self) -> None:
         self.border_title = "Now"
@@ -271,11 +239,12 @@ class TelemetryPanel(_Figures):
         gap = int(frame.tall)
         least, most = _CURVE
         drawn = {section: rows for section in self.SECTIONS if (rows := _rows(section, frame))}
-        for shorter, curve in ((self.FOR_THE_CURVE, 1 + least + gap), (self.TO_FIT, 0)):
-            for long, short in shorter:
+        for cuts, curve in ((self.FOR_THE_CURVE, 1 + least + gap), (self.TO_FIT, 0)):
+            for section, kept in cuts:
                 if sum(len(part) + gap for part in drawn.values()) - gap + curve <= height:
                     break
-                drawn = _replaced(drawn, long, short, frame)
+                cut = {one: part[:kept] if one is section else part for one, part in drawn.items()}
+                drawn = {one: part for one, part in cut.items() if part}
         rows: list[Line] = []
         for part in drawn.values():
             above = gap if rows else 0

@@ -6,7 +6,6 @@ Bold, plain, underlined and italic tell the drafters apart without colors too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from rich.style import Style
 
@@ -30,8 +29,8 @@ def style_of(drafter: str, palette: Palette) -> Style:
 class SpanList:
     """Spans of a growing text; adjacent spans of one drafter are merged."""
 
-    def __init__(self, spans: Iterable[Span] = ()) -> None:
-        self._spans = [*spans]
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
 
     def add(self, length: int, drafter: str) -> None:
         """Add `length` characters proposed by `drafter`."""

@@ -53,8 +53,8 @@ class Transcript(ScrollView, can_focus=True):
     """
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("transcript")
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
         self.min_interval = MIN_INTERVAL
         """Seconds between two drawings of the text that is being written, at least."""
         self._entries = Entries()
@@ -62,7 +62,8 @@ class Transcript(ScrollView, can_focus=True):
         self._show_reasoning = False
         self._color_drafts = False
         self._current: int | None = None
-        self._follow = True
+        self.following = True
+        """New text scrolls into view."""
         self._steering = False
         self._restyle_asked = False
         self._flush_timer: Timer | None = None
@@ -86,17 +87,12 @@ class Transcript(ScrollView, can_focus=True):
         """False while a part of a long chat waits to be rendered."""
         return self._view is not None and all(entry.view == self._view for entry in self._entries)
 
-    @property
-    def following(self) -> bool:
-        """True while new text scrolls into view."""
-        return self._follow
-
     def set_messages(self, messages: list[TranscriptMessage]) -> None:
         """Show only these, from the end; long chats are rendered in chunks."""
         self._stop_flush_timer()
         self._entries = Entries([Entry(message.cleaned()) for message in messages])
         self._current = None
-        self._follow = True
+        self.following = True
         self._render_stale()
         if not self._entries:
             self._resized()
@@ -113,7 +109,7 @@ class Transcript(ScrollView, can_focus=True):
         """
         self.finish_answer()
         message = TranscriptMessage("assistant", title, "").cleaned()
-        self._follow = True
+        self.following = True
         view = self._view or View(80, palettes.Palette())
         self._append(Entry(message, OpenMessage(message.title, view, drafted)))
 
@@ -164,15 +160,12 @@ class Transcript(ScrollView, can_focus=True):
     def current_message_text(self) -> str:
         """Return the content of the selected message; without one, the last answer's."""
         if self._current is None or self._current >= len(self._entries):
-            return self.last_answer_text()
+            return self._entries.last_answer_text()
         return self._entries[self._current].now.content
-
-    def last_answer_text(self) -> str:
-        return self._entries.last_answer_text()
 
     def code_blocks(self) -> list[str]:
         """Return the code blocks of the last answer, as written."""
-        return code_blocks(self.last_answer_text())
+        return code_blocks(self._entries.last_answer_text())
 
     # Rendering
 
@@ -196,7 +189,7 @@ class Transcript(ScrollView, can_focus=True):
             self.set_reactive(Transcript.virtual_size, size)  # pyright: ignore[reportArgumentType]
             self._scroll_update(size)
             self._steering = False
-        if self._follow:
+        if self.following:
             self._steer(self.max_scroll_y)
 
     def _steer(self, y: float) -> None:
@@ -226,7 +219,7 @@ class Transcript(ScrollView, can_focus=True):
         offset, height = self.scroll_offset.y - self._entries.starts[top], max(1, len(self._entries[top].lines))
         room, budget = self.size.height, CHUNK
         left = False
-        for index in self._entries.outward(None if self._follow else top):
+        for index in self._entries.outward(None if self.following else top):
             entry = self._entries[index]
             if entry.view != view:
                 if room <= 0 and budget <= 0:
@@ -236,7 +229,7 @@ class Transcript(ScrollView, can_focus=True):
                 budget -= entry.size
             room -= len(entry.lines)
         self._resized()
-        if not self._follow:
+        if not self.following:
             self._steer(self._entries.starts[top] + offset * len(self._entries[top].lines) // height)
         self.refresh()
         if left:
@@ -340,7 +333,7 @@ class Transcript(ScrollView, can_focus=True):
     # Events
 
     def action_scroll_end(self) -> None:
-        self._follow = True
+        self.following = True
         self._steer(self.max_scroll_y)
 
     def scroll_pages(self, pages: float) -> None:
@@ -355,7 +348,7 @@ class Transcript(ScrollView, can_focus=True):
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
         if not self._steering:
-            self._follow = round(new_value) >= self.max_scroll_y
+            self.following = round(new_value) >= self.max_scroll_y
 
     def on_mount(self) -> None:
         super().on_mount()
@@ -364,7 +357,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         self._restyle()
-        if self._follow:
+        if self.following:
             self._steer(self.max_scroll_y)
 
     def on_focus(self) -> None:

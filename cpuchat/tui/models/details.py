@@ -96,7 +96,7 @@ def _local(model: LocalModel, known: ModelDetails, loaded: Path | None) -> list[
         active = f"{units.parameters(model.n_params_active)} active, " if model.n_params_active else ""
         kind[0] += f", {active}{model.n_expert_used} of {model.n_expert} experts per token"
     kind.append(f"{tokens(model.n_ctx_train)} context" if model.n_ctx_train else "")
-    speed = _speed(known)
+    speed = prediction.speed_with_basis(known.prediction)
     if model.measured_tok_s:
         measured = [f"{units.rate(model.measured_tok_s)} tok/s plain"]
         if model.drafted_tok_s:
@@ -135,10 +135,6 @@ def _reads(known: ModelDetails) -> str:
     return " · ".join(filter(None, reads))
 
 
-def _speed(known: ModelDetails) -> str:
-    return prediction.speed_with_basis(known.prediction)
-
-
 def _draft(known: ModelDetails, *, is_loaded: bool) -> str:
     if known.reading:
         return "…"
@@ -159,7 +155,7 @@ def _catalog(model: CatalogModel, known: ModelDetails, catalog: Catalog | None) 
     return [
         ("model", " · ".join(filter(None, (*kind, str(model.year), model.license)))),
         *_memory(known),
-        ("speed", _speed(known)),
+        ("speed", prediction.speed_with_basis(known.prediction)),
         ("note", model.note),
         ("purpose", prediction.purpose(model)),
         ("drafts", ", ".join(drafts) or (f"none ({model.why_no_draft})" if model.why_no_draft else "")),

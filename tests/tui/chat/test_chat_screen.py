@@ -120,9 +120,9 @@ async def test_what_is_typed_after_a_queued_message_is_the_next_one() -> None:
 async def test_other_chats_are_read_while_a_model_loads() -> None:
     gate = Gate()
     backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
-    async with running(backend, prepare=_three_chats) as app:
+    async with running(backend, prepare=three_chats) as app:
         await app.until(gate.reached.is_set)
-        regex, toml, _ = sorted(app.conversation.store.chats(), key=lambda chat: chat.title)
+        regex, toml, _ = sorted(app.conversation.history.store.chats(), key=lambda chat: chat.title)
         app.chat.open_chat(regex.id)
         await app.until(lambda: [m.content for m in app.transcript.messages] == ["About Regex for dates"])
         await app.send("Queued here", wait=False)
@@ -141,11 +141,11 @@ async def test_other_chats_are_read_while_a_model_loads() -> None:
 
 async def test_other_chats_wait_while_an_answer_is_written() -> None:
     gate = Gate()
-    async with running(ScriptedBackend([answer("One two", gate=gate)]), prepare=_three_chats) as app:
+    async with running(ScriptedBackend([answer("One two", gate=gate)]), prepare=three_chats) as app:
         await app.ready()
         await app.send("Count", wait=False)
         await app.until(gate.reached.is_set)
-        app.chat.open_chat(app.conversation.store.chats()[-1].id)
+        app.chat.open_chat(app.conversation.history.store.chats()[-1].id)
         await app.until(lambda: any("when the answer is done" in notice for notice in app.notices))
         assert app.transcript.messages[0].content == "Count"
         gate.open()
@@ -422,14 +422,14 @@ async def test_copying_an_answer_and_its_code_blocks() -> None:
         assert any("block 1 of 2" in notice for notice in app.notices)
 
 
-def _three_chats(conversation: Conversation) -> None:
+def three_chats(conversation: Conversation) -> None:
     for title in ("Regex for dates", "TOML schema", "What is a [roofline]?"):
-        chat = conversation.store.create_chat("m", title=title)
-        conversation.store.add_message(chat.id, "user", f"About {title}")
+        chat = conversation.history.store.create_chat("m", title=title)
+        conversation.history.store.add_message(chat.id, "user", f"About {title}")
 
 
 async def test_chats_are_listed_searched_opened_and_left() -> None:
-    async with running(prepare=_three_chats) as app:
+    async with running(prepare=three_chats) as app:
         await app.ready()
         options = app.chat.query_one(Chats)
         assert "What is a [roofline]?" in app.screen_text
@@ -447,28 +447,28 @@ async def test_chats_are_listed_searched_opened_and_left() -> None:
 
 
 async def test_renaming_and_deleting_a_chat() -> None:
-    async with running(prepare=_three_chats) as app:
+    async with running(prepare=three_chats) as app:
         await app.ready()
         options = app.chat.query_one(Chats)
         options.focus()
         await app.press("home", "r")
         await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
         await app.press("end", *" now", "enter")
-        await app.until(lambda: any(c.title.endswith(" now") for c in app.conversation.store.chats()))
+        await app.until(lambda: any(c.title.endswith(" now") for c in app.conversation.history.store.chats()))
         options.focus()
         await app.press("home", "d")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("enter")  # the safe answer has the focus
         await app.until(lambda: app.app.screen is app.chat)
-        assert len(app.conversation.store.chats()) == 3
+        assert len(app.conversation.history.store.chats()) == 3
         await app.press("d")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("y")
-        await app.until(lambda: len(app.conversation.store.chats()) == 2)
+        await app.until(lambda: len(app.conversation.history.store.chats()) == 2)
 
 
 async def test_a_small_screen_has_one_line_of_figures_and_chats_on_demand() -> None:
-    async with running(size=SMALL, prepare=_three_chats) as app:
+    async with running(size=SMALL, prepare=three_chats) as app:
         await app.ready()
         assert not app.chat.query_one(ChatList).display
         assert not app.chat.query_one(TelemetryPanel).display
@@ -548,11 +548,11 @@ async def test_an_answer_that_is_not_saved_is_told_until_it_is() -> None:
         await app.send("Hello")
         await app.send("More", wait=False)
         await app.until(before.reached.is_set)
-        app.conversation.store._db.execute("PRAGMA max_page_count = 1")  # the disk is full
+        app.conversation.history.store._db.execute("PRAGMA max_page_count = 1")  # the disk is full
         before.open()
         await app.until(lambda: "Not saved" in app.screen_text)
-        app.conversation.store._db.execute("PRAGMA max_page_count = 1000000")
-        await app.until(lambda: app.conversation.save_problem is None)
+        app.conversation.history.store._db.execute("PRAGMA max_page_count = 1000000")
+        await app.until(lambda: app.conversation.history.save_problem is None)
         end.open()
         await app.until(lambda: not app.chat.busy)
         assert "Not saved" not in app.screen_text

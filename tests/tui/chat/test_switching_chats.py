@@ -18,7 +18,7 @@ SLOWER = msgspec.structs.replace(timings(7), predicted_ms=300.0)
 
 def two_chats(conversation: Conversation) -> None:
     """“About apples”, the older one, and “About pears”."""
-    store = conversation.store
+    store = conversation.history.store
     for title in ("About apples", "About pears"):
         chat = store.create_chat(MODEL.name, "", title)
         store.add_message(chat.id, "user", f"{title}?")
@@ -30,13 +30,13 @@ def two_chats(conversation: Conversation) -> None:
 
 def titled(app: RunningApp, title: str) -> str:
     """Id of the chat."""
-    return next(chat.id for chat in app.conversation.store.chats() if chat.title == title)
+    return next(chat.id for chat in app.conversation.history.store.chats() if chat.title == title)
 
 
 def marked(app: RunningApp) -> str | None:
     """Title of the chat that `d` would delete."""
     chat_id = app.chat.query_one(Chats).marked
-    return app.conversation.store.chat(chat_id).title if chat_id else None
+    return app.conversation.history.store.chat(chat_id).title if chat_id else None
 
 
 async def open_chat(app: RunningApp, title: str) -> None:
