@@ -207,7 +207,8 @@ class ChatHistory:
             chat = self.chat or Chat(
                 id="", title=title_of(text), created=now, updated=now, model=model, system_prompt=system_prompt
             )
-            return chat, _unsaved_question(text, len(self.messages), now)
+            at = len(self.messages)
+            return chat, StoredMessage(id=at, chat_id="", position=at, role="user", content=text, created=now)
         with self._store.transaction(unchanged=self.chat):
             chat = self.chat or self._store.create_chat(model, system_prompt, title_of(text))
             message = self._store.add_message(chat.id, "user", text)
@@ -238,18 +239,3 @@ class ChatHistory:
         if self.chat is not None:
             with contextlib.suppress(ChatsError):  # deleted: what is on the screen stays there
                 self.chat, self.messages = await asyncio.to_thread(self._read, self.chat.id)
-
-
-def _unsaved_question(text: str, position: int, now: float) -> StoredMessage:
-    return StoredMessage(
-        id=position,
-        chat_id="",
-        position=position,
-        role="user",
-        content=text,
-        reasoning="",
-        model="",
-        stop_reason=None,
-        timings=None,
-        created=now,
-    )

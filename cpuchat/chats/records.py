@@ -51,12 +51,12 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     chat_id: str
     position: int
     role: Role
-    content: str
-    reasoning: str
-    model: str
-    stop_reason: str | None
-    timings: Timings | None
-    created: float
+    content: str = ""
+    reasoning: str = ""
+    model: str = ""
+    stop_reason: str | None = None
+    timings: Timings | None = None
+    created: float = 0.0
 
 
 CHAT_COLUMNS = Chat.__struct_fields__

@@ -82,18 +82,7 @@ class AnswerSaver:
                 return row, store.chat(chat.id).version
 
         self._insert, self._saved, self._on_saved = insert, None, on_saved
-        return StoredMessage(
-            id=_UNSAVED,
-            chat_id=chat.id,
-            position=_UNSAVED,
-            role="assistant",
-            content="",
-            reasoning="",
-            model=model,
-            stop_reason=None,
-            timings=None,
-            created=0.0,
-        )
+        return StoredMessage(id=_UNSAVED, chat_id=chat.id, position=_UNSAVED, role="assistant", model=model)
 
     def put(self, answer: StoredMessage) -> None:
         """Schedule this state of the answer for saving; the first state is saved at once."""

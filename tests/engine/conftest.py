@@ -10,10 +10,9 @@ import pytest
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.protocol import LoadOptions
+from tests.support.engine_chat import OPTIONS, Chat
 from tests.support.pairs import ONE_CPU
 from tests.support.tiny_gguf import write_tiny_gguf
-
-OPTIONS = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=32)
 
 
 @pytest.fixture
@@ -40,6 +39,13 @@ def load(abort: AbortFlag) -> Iterator[Callable[..., Model]]:
 @pytest.fixture
 def model(load: Callable[..., Model], tiny_model: Path) -> Model:
     return load(tiny_model)
+
+
+@pytest.fixture
+def chat() -> Iterator[Chat]:
+    chat = Chat()
+    yield chat
+    chat.engine.close()
 
 
 @pytest.fixture(scope="session")

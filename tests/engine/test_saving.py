@@ -12,7 +12,7 @@ import pytest
 from cpuchat.engine.prompt.disk_writer import DiskWriter, WriteBudget
 from cpuchat.protocol import Event, Generate, Message, PrefillProgress, TextDelta
 from tests.engine.conftest import OPTIONS
-from tests.engine.test_engine import LONG, Chat, assistant, user
+from tests.support.engine_chat import LONG, Chat, assistant, user
 
 HOUR = 3600.0
 WIDE = msgspec.structs.replace(OPTIONS, n_ctx=2048)

@@ -56,7 +56,7 @@ class RunningApp:
 
     @property
     def status(self) -> str:
-        return self.chat.query_one(StatusLine).text
+        return str(self.chat.query_one(StatusLine).render())
 
     @property
     def transcript(self) -> Transcript:

@@ -6,6 +6,8 @@ llama.cpp tokenizes a character that is no token byte by byte, and ends the proc
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.vocabulary import vocabulary
@@ -16,10 +18,11 @@ _LONGEST = 6  # bytes of "<0x0A>"; a character has 4 at most
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 
+@dataclass(frozen=True)
 class SpmCoverage:
     """The characters that a vocabulary covers.
 
-    Args:
+    Attributes:
         words: tokens that are one character.
         missing: bytes without a token.
         markers: tokens that are matched as a whole.
@@ -27,31 +30,22 @@ class SpmCoverage:
         spaced: a space is prepended to the rest.
     """
 
-    def __init__(
-        self,
-        words: frozenset[bytes],
-        missing: frozenset[int],
-        markers: tuple[bytes, ...],
-        controls: frozenset[bytes],
-        *,
-        spaced: bool,
-    ) -> None:
-        self._words = words
-        self._missing = missing
-        self._markers = markers
-        self._controls = controls
-        self._spaced = spaced
+    words: frozenset[bytes]
+    missing: frozenset[int]
+    markers: tuple[bytes, ...]
+    controls: frozenset[bytes]
+    spaced: bool
 
     def unknown(self, text: bytes, *, with_controls: bool = True) -> str:
         """Return a character of `text` that is not covered; "" if there is none."""
-        for marker in self._markers:
-            if with_controls or marker not in self._controls:
+        for marker in self.markers:
+            if with_controls or marker not in self.controls:
                 text = text.replace(marker, b"")
-        if text and self._spaced:
+        if text and self.spaced:
             text = b" " + text
         for character in sorted(set(text.decode("utf-8", "replace").replace(" ", _SPACE))):
             encoded = character.encode()
-            if encoded not in self._words and not self._missing.isdisjoint(encoded):
+            if encoded not in self.words and not self.missing.isdisjoint(encoded):
                 return character
         return ""
 
@@ -74,4 +68,4 @@ def spm_coverage(header: GGUFHeader) -> SpmCoverage | None:
     }
     controls = frozenset(word for word, kind in kind_of.items() if kind != _USER_DEFINED)
     spaced = header.metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
-    return SpmCoverage(words, missing, tuple(sorted(kind_of, key=len, reverse=True)), controls, spaced=spaced)
+    return SpmCoverage(words, missing, tuple(sorted(kind_of, key=len, reverse=True)), controls, spaced)

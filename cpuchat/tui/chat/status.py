@@ -71,15 +71,8 @@ class StatusLine(Widget):
         if shown != self._draft_words():
             self.refresh()
 
-    @property
-    def text(self) -> str:
-        """Plain text of the line, for tests."""
-        return self._line(self.size.width).plain
-
     def render(self) -> RenderResult:
-        return self._line(self.size.width)
-
-    def _line(self, width: int) -> Text:
+        width = self.size.width
         name, strong, dim, warn = (
             self.get_component_rich_style(f"status--{part}", partial=True) for part in ("name", "model", "dim", "warn")
         )

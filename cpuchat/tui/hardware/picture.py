@@ -325,8 +325,3 @@ class MachinePicture(Widget):
     def _strip(self, line: Line, width: int) -> Strip:
         segments = [Segment(text, self.get_component_rich_style(f"machine--{part}")) for text, part in line]
         return Strip(segments).adjust_cell_length(width, self.rich_style)
-
-    @property
-    def text(self) -> str:
-        """Plain text of the picture, for tests."""
-        return "\n".join(Strip([Segment(text) for text, _ in line]).text for line in self._lines(self.size.width))

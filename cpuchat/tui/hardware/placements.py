@@ -72,13 +72,11 @@ class PlacementsPane(Vertical):
         keep = typed is not None and typed != self._words_of(self._in_use)
         self._offers, self._in_use = tuple(offers), in_use
         wanted = typed if keep and typed is not None else self._words_of(in_use)
-        self._fill(wanted)
-        self._list(wanted)
+        self._put(wanted)
 
     def reset(self, in_use: PlacementSpec) -> None:
         self._in_use = in_use
-        self._fill(self._words_of(in_use))
-        self._list(self._words_of(in_use))
+        self._put(self._words_of(in_use))
 
     def tell(self, text: Text | str) -> None:
         self.query_one("#about", Static).update(text)
@@ -101,12 +99,6 @@ class PlacementsPane(Vertical):
         return {name: self.query_one(f"#field-{name}", Input).value.strip() for name in _LABELS}
 
     @property
-    def marked(self) -> Offer | None:
-        """The placement whose words are in the fields."""
-        words = self.words()
-        return next((offer for offer in self._offers if self._words_of(offer.spec) == words), None)
-
-    @property
     def own_marked(self) -> bool:
         """The last line is selected: the fields hold none of the placements."""
         return self.query_one(PlacementList).highlighted == len(self._offers)
@@ -116,8 +108,7 @@ class PlacementsPane(Vertical):
 
     def mark(self, spec: PlacementSpec) -> None:
         """Select a placement as the arrow keys would."""
-        self._fill(self._words_of(spec))
-        self._list(self._words_of(spec))
+        self._put(self._words_of(spec))
         self.post_message(self.Edited())
 
     @property
@@ -128,6 +119,10 @@ class PlacementsPane(Vertical):
     @staticmethod
     def _words_of(spec: PlacementSpec) -> dict[str, str]:
         return {name: str(getattr(spec, name)) for name in _LABELS}
+
+    def _put(self, words: dict[str, str]) -> None:
+        self._fill(words)
+        self._list(words)
 
     def _fill(self, words: dict[str, str]) -> None:
         with self.prevent(Input.Changed):

@@ -303,11 +303,6 @@ class Transcript(ScrollView, can_focus=True):
 
     # The marker
 
-    @property
-    def current(self) -> int | None:
-        """Index of the selected message."""
-        return self._current
-
     def action_previous_message(self) -> None:
         self._mark(-1)
 

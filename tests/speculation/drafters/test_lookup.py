@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,22 +34,6 @@ def test_copies_on_from_the_latest_occurrence_of_the_longest_n_gram(text, n):
     proposal = lookup(text).propose(n)
     assert proposal.drafter == "lookup"
     assert proposal.tokens == naive(text, n)
-
-
-@given(texts, st.lists(texts, max_size=4))
-def test_appending_is_as_if_built_at_once(text, more):
-    drafter = lookup(text)
-    for tokens in more:
-        drafter.append(tokens)
-        text = text + tokens
-        assert drafter.propose(8) == lookup(text).propose(8)
-
-
-@given(texts, texts, texts)
-def test_an_edited_chat_is_as_if_built_at_once(shared, a, b):
-    drafter = lookup(shared + a)
-    drafter.begin_answer(shared + b)
-    assert drafter.propose(8) == lookup(shared + b).propose(8)
 
 
 @given(texts, st.integers(0, 100), st.floats(0, 1))
@@ -91,8 +74,3 @@ def test_nothing_less_likely_than_asked_for(text, min_probability):
         assert bound == free
     if min_probability > estimate(MAX_MATCH):
         assert not bound.tokens
-
-
-@pytest.mark.parametrize("text", [[], [5], [5, 6], [1, 2, 3, 4, 5]])
-def test_nothing_to_say(text):
-    assert lookup(text).propose(8).tokens == []

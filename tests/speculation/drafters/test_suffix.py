@@ -62,22 +62,6 @@ def test_a_proposal_is_the_most_frequent_way_on_from_one_of_the_matches(text, n)
         assert tokens
 
 
-@given(texts, st.lists(texts, max_size=4))
-def test_appending_is_as_if_built_at_once(text, more):
-    drafter = suffix(text)
-    for tokens in more:
-        drafter.append(tokens)
-        text = text + tokens
-        assert drafter.propose(8) == suffix(text).propose(8)
-
-
-@given(texts, texts, texts)
-def test_an_edited_chat_is_as_if_built_at_once(shared, a, b):
-    drafter = suffix(shared + a)
-    drafter.begin_answer(shared + b)
-    assert drafter.propose(8) == suffix(shared + b).propose(8)
-
-
 @given(texts, st.integers(0, 100), st.floats(0, 1))
 def test_as_many_grades_as_tokens_none_below_what_is_asked_for(text, n, min_probability):
     proposal = suffix(text).propose(n, min_probability)
@@ -199,11 +183,6 @@ def test_a_chat_that_grew_is_not_kept_twice():
     assert remembered(drafter) < once + 30
     drafter.begin_answer([998, 999, 5000])
     assert drafter.propose(2).tokens == [5001, 5002]
-
-
-@pytest.mark.parametrize("text", [[], [5], [5, 6], [1, 2, 3, 4, 5]])
-def test_nothing_to_say(text):
-    assert suffix(text).propose(8).tokens == []
 
 
 def test_memory_for_a_long_chat():

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths, settings
-from cpuchat.chats.store import ChatStore
-from cpuchat.conversation import Conversation
+from cpuchat import settings
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import (
     AnyEvent,
@@ -24,10 +22,10 @@ from cpuchat.timings import Timings
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.welcome import QUESTIONS
-from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
+from tests.support.stored_chats import three_chats
 
 LONG = """Reading the prompt is a **matrix × matrix** product: each weight is fetched once and used for every token.
 
@@ -82,73 +80,6 @@ async def test_the_prompt_has_the_focus_and_the_model_is_loaded_after_the_first_
         await app.ready()
         assert "Qwen2.5-1.5B-Instruct Q8_0" in app.status
         assert "8 threads · 0/8k ctx" in app.status
-
-
-async def test_a_message_sent_while_loading_waits_for_the_model() -> None:
-    gate = Gate()
-    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
-    async with running(backend) as app:
-        await app.until(gate.reached.is_set)
-        await app.send("Hello?", wait=False)
-        assert "Queued: " in app.screen_text
-        assert not backend.requests
-        gate.open()
-        await app.until(lambda: backend.requests and not app.chat.busy)
-        assert backend.requests[0].messages[-1].content == "Hello?"
-        assert app.stored()[0] == ("user", "Hello?")
-
-
-async def test_what_is_typed_after_a_queued_message_is_the_next_one() -> None:
-    gate = Gate()
-    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
-    async with running(backend) as app:
-        await app.until(gate.reached.is_set)
-        for key in (*"first", "enter", *"second"):
-            app.app.simulate_key(key)
-        await app.until(lambda: app.prompt.text == "second")
-        assert "Queued: first" in app.screen_text
-        await app.press("enter")  # one is queued already
-        assert app.prompt.text == "second"
-        await app.press("escape")
-        assert app.prompt.text == "first\nsecond"
-        await app.press("enter")
-        gate.open()
-        await app.until(lambda: backend.requests and not app.chat.busy)
-        assert backend.requests[0].messages[-1].content == "first\nsecond"
-
-
-async def test_other_chats_are_read_while_a_model_loads() -> None:
-    gate = Gate()
-    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
-    async with running(backend, prepare=three_chats) as app:
-        await app.until(gate.reached.is_set)
-        regex, toml, _ = sorted(app.conversation.history.store.chats(), key=lambda chat: chat.title)
-        app.chat.open_chat(regex.id)
-        await app.until(lambda: [m.content for m in app.transcript.messages] == ["About Regex for dates"])
-        await app.send("Queued here", wait=False)
-        app.chat.open_chat(toml.id)  # what is queued stays with its chat
-        await app.until(lambda: [m.content for m in app.transcript.messages] == ["About TOML schema"])
-        assert app.prompt.text == "" and any("not sent" in notice for notice in app.notices)
-        await app.press("f4")  # a message can be edited meanwhile, and be sent when the model is there
-        await app.press("?", "enter")
-        assert not backend.requests
-        gate.open()
-        await app.until(lambda: backend.requests and not app.chat.busy)
-        assert [content for _, content in app.stored()] == ["About TOML schema?", "Hello there."]
-        app.chat.open_chat(regex.id)
-        await app.until(lambda: app.prompt.text == "Queued here")
-
-
-async def test_other_chats_wait_while_an_answer_is_written() -> None:
-    gate = Gate()
-    async with running(ScriptedBackend([answer("One two", gate=gate)]), prepare=three_chats) as app:
-        await app.ready()
-        await app.send("Count", wait=False)
-        await app.until(gate.reached.is_set)
-        app.chat.open_chat(app.conversation.history.store.chats()[-1].id)
-        await app.until(lambda: any("when the answer is done" in notice for notice in app.notices))
-        assert app.transcript.messages[0].content == "Count"
-        gate.open()
 
 
 async def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before() -> None:
@@ -207,87 +138,6 @@ async def test_page_keys_go_through_a_long_message_first() -> None:
         assert app.prompt.text.startswith("row 0\n") and app.prompt.text.endswith("row 29")
 
 
-async def test_ctrl_c_stops_the_answer_and_quits_only_after_that() -> None:
-    gate = Gate()
-    backend = ScriptedBackend([answer("One two three never", gate=gate)])
-    async with running(backend) as app:
-        await app.ready()
-        await app.send("Count", wait=False)
-        await app.until(gate.reached.is_set)
-        await app.press("ctrl+c")
-        await app.until(lambda: not app.chat.busy)
-        assert app.transcript.messages[-1].note.endswith("stopped")
-        assert not any("quits" in notice for notice in app.notices)
-        await app.press("ctrl+c")
-        assert any("quits" in notice for notice in app.notices)
-        app.press_last("ctrl+c")
-        await app.until(lambda: backend.closed)
-
-
-async def test_escape_takes_a_waiting_message_back_and_then_stops_the_load() -> None:
-    gate = Gate()
-    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
-    async with running(backend) as app:
-        await app.until(gate.reached.is_set)
-        await app.send("Hello?", wait=False)
-        await app.press("escape")
-        assert "Queued: " not in app.screen_text
-        assert app.prompt.text == "Hello?"
-        await app.press("escape")
-        await app.until(lambda: not app.chat.busy)
-        assert "no model" in app.status
-        assert not backend.requests
-
-
-@pytest.mark.parametrize("stop", ["action_stop", "interrupt"])
-async def test_a_load_or_an_answer_that_is_about_to_begin_is_stopped_too(stop: str) -> None:
-    backend = ScriptedBackend([answer("One two never", gate=Gate())], [Gate(), ModelLoaded(model=MODEL)])
-    async with running(backend) as app:
-        await app.until(lambda: app.chat.conversation.busy)
-        await app.press("escape")
-        await app.until(lambda: not app.chat.busy)
-        app.chat.load_model(Path(MODEL.path))
-        await getattr(app.chat, stop)()
-        await app.until(lambda: not app.chat.busy)
-        assert "no model" in app.status
-        backend.load_steps = [ModelLoaded(model=MODEL)]
-        app.chat.load_model(Path(MODEL.path))
-        await app.ready()
-        app.chat.submit("Count")
-        await getattr(app.chat, stop)()
-        await app.until(lambda: not app.chat.busy)
-        assert app.transcript.messages[-1].note.endswith("stopped")
-
-
-async def test_escape_stops_the_answer_and_keeps_what_was_said() -> None:
-    gate = Gate()
-    async with running(ScriptedBackend([answer("One two three never", gate=gate)])) as app:
-        await app.ready()
-        await app.send("Count", wait=False)
-        await app.until(gate.reached.is_set)
-        await app.press("escape")
-        await app.until(lambda: not app.chat.busy)
-        assert app.transcript.messages[-1].content == "One two three "
-        assert app.transcript.messages[-1].note.endswith("stopped")
-        assert app.stored()[-1] == ("assistant", "One two three ")
-
-
-async def test_sending_during_an_answer_keeps_the_text_in_the_prompt() -> None:
-    gate = Gate()
-    backend = ScriptedBackend([answer("One two", gate=gate)])
-    async with running(backend) as app:
-        await app.ready()
-        await app.send("Count", wait=False)
-        await app.until(gate.reached.is_set)
-        await app.send("And then?", wait=False)
-        assert any("Esc stops it" in notice for notice in app.notices)
-        assert app.prompt.text == "And then?"
-        assert len(backend.requests) == 1
-        gate.open()
-        await app.until(lambda: not app.chat.busy)
-        assert len(backend.requests) == 1
-
-
 async def test_prefill_is_shown_where_the_answer_will_be() -> None:
     gate = Gate()
     steps = answer("Done.", prompt_n=2000)
@@ -299,50 +149,6 @@ async def test_prefill_is_shown_where_the_answer_will_be() -> None:
         gate.open()
         await app.until(lambda: not app.chat.busy)
         assert "processing the prompt" not in app.screen_text
-
-
-async def test_again_replaces_the_last_answer() -> None:
-    backend = ScriptedBackend([answer("First."), answer("Second.")])
-    async with running(backend) as app:
-        await app.ready()
-        await app.send("Say something")
-        await app.press("ctrl+r")
-        await app.until(lambda: len(backend.requests) == 2 and not app.chat.busy)
-        assert [m.content for m in app.transcript.messages] == ["Say something", "Second."]
-        assert app.stored() == [("user", "Say something"), ("assistant", "Second.")]
-
-
-async def test_again_without_a_message_says_so() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.press("ctrl+r")
-        assert any("Nothing to regenerate yet" in notice for notice in app.notices)
-
-
-async def test_editing_my_last_message_replaces_it_and_what_followed() -> None:
-    backend = ScriptedBackend([answer("First."), answer("Second."), answer("Third.")])
-    async with running(backend) as app:
-        await app.ready()
-        await app.send("One")
-        await app.send("Two")
-        await app.write("half a thought")
-        await app.press("f4")
-        assert app.prompt.text == "Two"
-        assert "Edit last message" in app.screen_text
-        await app.press("!", "enter")
-        await app.until(lambda: len(backend.requests) == 3 and not app.chat.busy)
-        assert [m.content for m in app.transcript.messages] == ["One", "First.", "Two!", "Third."]
-        assert [content for _, content in app.stored()] == ["One", "First.", "Two!", "Third."]
-
-
-async def test_escape_leaves_editing_and_brings_the_draft_back() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.send("One")
-        await app.write("half a thought")
-        await app.press("f4", "escape")
-        assert app.prompt.text == "half a thought"
-        assert "Editing" not in app.screen_text
 
 
 async def test_a_trimmed_context_is_told() -> None:
@@ -422,51 +228,6 @@ async def test_copying_an_answer_and_its_code_blocks() -> None:
         assert any("block 1 of 2" in notice for notice in app.notices)
 
 
-def three_chats(conversation: Conversation) -> None:
-    for title in ("Regex for dates", "TOML schema", "What is a [roofline]?"):
-        chat = conversation.history.store.create_chat("m", title=title)
-        conversation.history.store.add_message(chat.id, "user", f"About {title}")
-
-
-async def test_chats_are_listed_searched_opened_and_left() -> None:
-    async with running(prepare=three_chats) as app:
-        await app.ready()
-        options = app.chat.query_one(Chats)
-        assert "What is a [roofline]?" in app.screen_text
-        options.focus()
-        await app.press("slash", *"toml")
-        await app.until(lambda: "Regex" not in app.screen_text)
-        await app.press("enter", "enter")
-        await app.until(lambda: app.conversation.chat is not None)
-        assert app.conversation.chat and app.conversation.chat.title == "TOML schema"
-        assert app.transcript.messages[0].content == "About TOML schema"
-        assert app.app.focused is app.prompt
-        await app.press("ctrl+n")
-        assert app.conversation.chat is None
-        assert not app.transcript.messages
-
-
-async def test_renaming_and_deleting_a_chat() -> None:
-    async with running(prepare=three_chats) as app:
-        await app.ready()
-        options = app.chat.query_one(Chats)
-        options.focus()
-        await app.press("home", "r")
-        await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
-        await app.press("end", *" now", "enter")
-        await app.until(lambda: any(c.title.endswith(" now") for c in app.conversation.history.store.chats()))
-        options.focus()
-        await app.press("home", "d")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        await app.press("enter")  # the safe answer has the focus
-        await app.until(lambda: app.app.screen is app.chat)
-        assert len(app.conversation.history.store.chats()) == 3
-        await app.press("d")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        await app.press("y")
-        await app.until(lambda: len(app.conversation.history.store.chats()) == 2)
-
-
 async def test_a_small_screen_has_one_line_of_figures_and_chats_on_demand() -> None:
     async with running(size=SMALL, prepare=three_chats) as app:
         await app.ready()
@@ -511,72 +272,6 @@ async def test_snapshots_of_the_chat(name: str, size: tuple[int, int]) -> None:
         await app.press("f4")
         await app.pilot.pause()
         snapshot(app.app, f"chat-editing-{name}")
-
-
-async def test_stopping_before_the_first_word_brings_the_old_answer_back() -> None:
-    gate = Gate()
-    waiting = [PrefillProgress(request_id=1, processed=1, total=2, cache_n=0), gate, *answer("The new one.")]
-    async with running(ScriptedBackend([answer("The old one."), waiting])) as app:
-        await app.ready()
-        await app.send("Explain")
-        await app.press("ctrl+r")
-        await app.until(gate.reached.is_set)
-        await app.press("escape")
-        await app.until(lambda: not app.chat.busy)
-        assert [m.content for m in app.transcript.messages] == ["Explain", "The old one."]
-
-        gate.reached.clear()
-        app.chat.action_edit_last()
-        await app.send("Explain it well", wait=False)
-        await app.until(gate.reached.is_set)
-        await app.press("escape")
-        await app.until(lambda: not app.chat.busy)
-        assert [m.content for m in app.transcript.messages] == ["Explain", "The old one."]
-        assert app.stored() == [("user", "Explain"), ("assistant", "The old one.")]
-        assert app.prompt.text == "Explain it well"
-        gate.open()
-        await app.press("enter")  # still editing
-        await app.until(lambda: app.stored() == [("user", "Explain it well"), ("assistant", "The new one.")])
-
-
-async def test_an_answer_that_is_not_saved_is_told_until_it_is() -> None:
-    before, end = Gate(), Gate()
-    long = "word " * 5000
-    steps = answer(long, gate=end)
-    async with running(ScriptedBackend([answer("Hm."), [steps[0], before, *steps[1:]]])) as app:
-        await app.ready()
-        await app.send("Hello")
-        await app.send("More", wait=False)
-        await app.until(before.reached.is_set)
-        app.conversation.history.store._db.execute("PRAGMA max_page_count = 1")  # the disk is full
-        before.open()
-        await app.until(lambda: "Not saved" in app.screen_text)
-        app.conversation.history.store._db.execute("PRAGMA max_page_count = 1000000")
-        await app.until(lambda: app.conversation.history.save_problem is None)
-        end.open()
-        await app.until(lambda: not app.chat.busy)
-        assert "Not saved" not in app.screen_text
-        assert app.stored()[-1] == ("assistant", long)
-
-
-async def test_a_chat_that_another_window_changed_is_loaded_again_and_the_text_stays() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.send("Hello")
-        assert app.conversation.chat is not None
-        other = ChatStore(paths.chats_db())
-        other.add_message(app.conversation.chat.id, "user", "From the other window")
-        other.close()
-        await app.write("More")
-        await app.press("enter")
-        await app.until(lambda: len(app.transcript.messages) == 4 and not app.chat.busy)
-        assert app.prompt.text == "More"
-        shown = [m.content for m in app.transcript.messages]
-        assert shown[:3] == ["Hello", "Hello there.", "From the other window"]
-        assert "another window" in shown[3]
-        await app.press("enter")
-        await app.until(lambda: app.stored()[-1] == ("assistant", "Hello there."))
-        assert [content for _, content in app.stored()] == [*shown[:3], "More", "Hello there."]
 
 
 async def test_an_empty_chat_offers_questions_by_number() -> None:

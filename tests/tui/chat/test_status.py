@@ -17,7 +17,7 @@ async def line(engine: EngineInfo | None, cpus: tuple[int, ...] = (), width: int
         status.show_model(msgspec.structs.replace(MODEL, cpus=cpus))
         status.show_engine(engine)
         await pilot.pause()
-        return status.text
+        return str(status.render())
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ async def test_while_a_model_loads_nothing_of_the_one_before_is_shown() -> None:
         status.show_context(46)
         status.show_state("loading gemma-3 · preparing  12 %")
         await pilot.pause()
-        assert status.text.strip() == "cpuchat  loading gemma-3 · preparing  12 %"
+        assert str(status.render()).strip() == "cpuchat  loading gemma-3 · preparing  12 %"
         status.show_state("")
-        assert "46/8k ctx" in status.text
+        assert "46/8k ctx" in str(status.render())
 
 
 async def test_the_context_stays_when_there_is_no_room_for_more() -> None:

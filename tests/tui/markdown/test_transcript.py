@@ -259,7 +259,7 @@ async def test_the_marker_moves_between_messages() -> None:
         assert transcript.current_message_text() == "answer 39\n\n- one\n- two"
         transcript.focus()
         await pilot.press("k", "alt+up")
-        assert (transcript.current, transcript.current_message_text()) == (78, "question 39")
+        assert transcript.current_message_text() == "question 39"
         assert any(row.startswith("▌ question 39") for row in shown(transcript))
         await pilot.press(*"k" * 20)
         assert transcript.current_message_text() == "question 29"

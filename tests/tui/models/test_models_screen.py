@@ -12,94 +12,23 @@ from textual.widgets import Input
 
 from cpuchat.models import machine
 from cpuchat.models.downloads.state import Download
-from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.recent import RecentModels
-from cpuchat.synthetic.model import write_model
 from cpuchat.tui.models.downloads.screen import DownloadsScreen
 from cpuchat.tui.models.entries import HubSearch
 from cpuchat.tui.models.inspection import InspectionScreen
 from cpuchat.tui.models.quantize import QuantizeScreen
-from cpuchat.tui.models.repository.screen import RepositoryScreen
 from cpuchat.tui.models.screen import ModelsScreen
-from cpuchat.tui.widgets.dialogs import ConfirmScreen
-from cpuchat.tui.widgets.model_list import ModelList
 from tests.support.big_headers import big_header, hollow_file
-from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.downloads import ShownDownloads, download, left_by_the_last_run, model
-from tests.support.hub_server import Fault, Gate, HubServer
+from tests.support.models_screen import REPO, about, keys, looked, marked, opened, opened_shelf, settled, type_in
 from tests.support.scripted_backend import MODEL, ScriptedBackend
-from tests.support.shapes import TINY_LLAMA
 from tests.support.shelf import LOCAL, shelf_reader
 from tests.support.snapshots import snapshot
 from tests.support.tiny_gguf import write_tiny_gguf
 
-REPO = "maker/Tiny-GGUF"
-
-
-@pytest.fixture(autouse=True)
-def no_hub_but_a_local_one(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if "hub_server" not in request.fixturenames:
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-def list_of(app: RunningApp) -> ModelList:
-    return app.app.screen.query_one(ModelList)
-
-
-def marked(app: RunningApp) -> str:
-    return list_of(app).marked
-
-
-def keys(app: RunningApp) -> list[str]:
-    return [row.key for row in list_of(app).rows if row.key]
-
-
-def about(app: RunningApp) -> str:
-    """What stands beside the list, as running text."""
-    x, y, width, height = app.app.screen.query_one("#details").region
-    return " ".join(" ".join(line[x : x + width] for line in app.screen_text.split("\n")[y : y + height]).split())
-
-
-async def opened(app: RunningApp) -> ModelsScreen:
-    """The screen over the app's own library, when all that it reads by itself has been read."""
-    await app.ready()
-    await app.press("ctrl+o")
-    await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
-    return await settled(app)
-
-
-async def opened_shelf(app: RunningApp, tmp_path: Path) -> ModelsScreen:
-    """The screen over models that are the same everywhere."""
-    await app.ready()
-    await app.app.push_screen(ModelsScreen(app.app.services, shelf_reader(tmp_path / "no-hub")))
-    return await settled(app)
-
-
-async def settled(app: RunningApp) -> ModelsScreen:
-    screen = app.app.screen
-    assert isinstance(screen, ModelsScreen)
-    await app.until(lambda: screen.state.local is not None and screen.predictions)
-    await looked(app, screen)
-    return screen
-
-
-async def looked(app: RunningApp, screen: ModelsScreen) -> None:
-    """All about the marked entry is known."""
-
-    def known() -> bool:
-        entry = screen.entry
-        if entry is None or not isinstance(entry.subject, LocalModel):
-            return entry is not None
-        return bool(entry.subject.damaged) or entry.key in screen.details
-
-    await app.until(known)
-
-
-async def type_in(app: RunningApp, text: str) -> None:
-    box = app.app.screen.query_one("#filter", Input)
-    box.value = text
-    await app.until(lambda: app.app.screen.query_one("#filter", Input).value == text)
+pytestmark = pytest.mark.usefixtures("no_hub_but_a_local_one")
 
 
 # What is here
@@ -288,92 +217,6 @@ async def test_new_files_are_found_when_it_looks_again(tmp_path: Path, tiny_mode
         await app.until(lambda: f"local {folder / 'new.gguf'}" in keys(app))
 
 
-# The hub
-
-
-async def test_the_hub_is_searched_and_what_is_found_is_marked_and_can_be_opened(
-    hub_server: HubServer, tiny_model: Path
-) -> None:
-    hub_server.add(REPO, {"tiny-F32.gguf": tiny_model})
-    hub_server.add("other/Thing-GGUF", {"thing.gguf": tiny_model})
-    async with running(folders=(tiny_model.parent,), size=SMALL) as app:
-        await opened(app)
-        await app.press(*"tiny")
-        await app.until(lambda: tiny_model.name in marked(app))
-        await app.press("ctrl+s")
-        await app.until(lambda: marked(app) == f"hub {REPO}")
-        assert REPO in app.screen_text and "hub other/Thing-GGUF" not in keys(app)
-        await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, RepositoryScreen))
-        await app.press("escape")
-        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
-
-
-async def test_other_words_put_the_mark_on_the_first_line_again(tmp_path: Path) -> None:
-    async with running() as app:
-        await opened_shelf(app, tmp_path)
-        await app.press("down", *"q")
-        await app.until(lambda: keys(app)[-1] == "search")
-        assert marked(app) == f"local {MODEL.path}"
-
-
-async def test_a_pasted_link_opens_its_repository(hub_server: HubServer, tiny_model: Path) -> None:
-    hub_server.add(REPO, {"tiny-F32.gguf": tiny_model})
-    async with running() as app:
-        await opened(app)
-        await type_in(app, f"{hub_server.endpoint}/{REPO}/tree/main")
-        await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, RepositoryScreen) and REPO in app.screen_text)
-        await app.press("escape")
-        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
-        await type_in(app, "https://example.com/a/b/c")
-        await app.press("enter")
-        await app.until(lambda: any("is not a model repository" in notice for notice in app.notices))
-        assert isinstance(app.app.screen, ModelsScreen)
-
-
-async def test_nothing_here_and_enter_searches_the_hub(hub_server: HubServer) -> None:
-    async with running() as app:
-        screen = await opened(app)
-        await app.press(*"zzz-unheard-of", "enter")
-        await app.until(lambda: screen.state.search is not None and not screen.state.search.running)
-        assert "no matches for “zzz-unheard-of”" in app.screen_text
-
-
-async def test_without_a_connection_it_says_so_in_place(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    async with running() as app:
-        screen = await opened(app)
-        await app.press(*"zzz", "ctrl+s")
-        await app.until(lambda: screen.state.search is not None and screen.state.search.problem)
-        search = screen.state.search
-        assert search is not None and "ffline" in search.problem and search.hint
-        await app.until(lambda: marked(app) == "search" and "what to do" in about(app))
-        assert not hub_server.requests
-
-
-async def test_escape_leaves_a_search_that_takes_long(hub_server: HubServer) -> None:
-    gate = Gate()
-    hub_server.fault("", "", Fault(where="api", gate=gate))
-    async with running() as app:
-        screen = await opened(app)
-        await app.press(*"zzz", "ctrl+s")
-        await app.until(lambda: "searching for “zzz”" in app.screen_text)
-        await app.press("escape")
-        assert screen.state.search is None
-        assert not [worker for worker in app.app.workers if worker.group == "search" and worker.is_running]
-        assert list_of(app).rows[-1].name == "search Hugging Face for “zzz”"
-        gate.open()
-
-
-async def test_a_model_of_the_catalog_opens_its_repository(hub_server: HubServer, tmp_path: Path) -> None:
-    async with running() as app:
-        await opened_shelf(app, tmp_path)
-        await app.press(*"gpt-oss", "enter")
-        await app.until(lambda: isinstance(app.app.screen, RepositoryScreen))
-        await app.until(lambda: any("gpt-oss-20b-GGUF" in request.path for request in hub_server.requests))
-
-
 # Downloads
 
 
@@ -403,106 +246,6 @@ async def test_a_finished_download_is_found_among_the_files(tmp_path: Path, tiny
         shown.put(msgspec.structs.replace(begun, state="done", path=str(folder / "come.gguf")))
         await app.until(lambda: f"local {folder / 'come.gguf'}" in keys(app))
         assert f"download {begun.id}" not in keys(app)
-
-
-# What can be done with a model
-
-
-async def test_deleting_asks_says_what_is_freed_and_deletes(tmp_path: Path) -> None:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    file = write_tiny_gguf(folder / "mine.gguf")
-    async with running(folders=(folder,)) as app:
-        await opened(app)
-        await type_in(app, "mine")
-        await app.until(lambda: marked(app) == f"local {file}")
-        await app.press("end", "delete")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        assert "will be freed (1 file)" in app.screen_text
-        await app.press("n")
-        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
-        assert file.exists()
-        await app.press("f8")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        await app.press("y")
-        await app.until(lambda: not file.exists() and f"local {file}" not in keys(app))
-        assert any("freed" in notice for notice in app.notices)
-
-
-async def test_what_is_loaded_is_not_deleted(tmp_path: Path) -> None:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    file = write_tiny_gguf(folder / "mine.gguf")
-    loaded = msgspec.structs.replace(MODEL, path=str(file))
-    async with running(ScriptedBackend(model=loaded), model=file, folders=(folder,)) as app:
-        await opened(app)
-        assert marked(app) == f"local {file}"
-        await app.press("delete")
-        await app.until(lambda: any("in use" in notice for notice in app.notices))
-        assert file.exists() and isinstance(app.app.screen, ModelsScreen)
-
-
-async def test_the_draft_model_beside_it_is_not_deleted_either(tmp_path: Path) -> None:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    file = write_tiny_gguf(folder / "mine.gguf")
-    loaded = msgspec.structs.replace(MODEL, draft="tiny", draft_quantization="F32")
-    async with running(ScriptedBackend(model=loaded), folders=(folder,)) as app:
-        await opened(app)
-        await type_in(app, "mine")
-        await app.until(lambda: marked(app) == f"local {file}")
-        await app.press("f8")
-        await app.until(lambda: any("in use" in notice for notice in app.notices))
-        assert file.exists() and isinstance(app.app.screen, ModelsScreen)
-
-
-async def test_delete_inside_the_typed_text_edits_it(tmp_path: Path) -> None:
-    async with running() as app:
-        screen = await opened_shelf(app, tmp_path)
-        await app.press(*"llama", "home", "delete")
-        await app.until(lambda: screen.query_one("#filter", Input).value == "lama")
-        assert app.app.screen is screen
-
-
-async def test_inspecting_shows_the_header(tiny_model: Path) -> None:
-    async with running(folders=(tiny_model.parent,)) as app:
-        await opened(app)
-        await app.press(*"tiny-f32")
-        await app.until(lambda: tiny_model.name in marked(app))
-        await app.press("f3")
-        await app.until(lambda: isinstance(app.app.screen, InspectionScreen) and "feed-forward" in app.screen_text)
-        await app.press("f3")
-        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
-
-
-async def test_quantizing_opens_for_a_model_that_is_here(tiny_model: Path) -> None:
-    async with running(folders=(tiny_model.parent,)) as app:
-        await opened(app)
-        await app.press(*"tiny-f32")
-        await app.until(lambda: tiny_model.name in marked(app))
-        await app.press("f5")
-        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
-
-
-async def test_a_model_that_was_made_is_listed_and_marked(tmp_path: Path) -> None:
-    source = write_model(tmp_path / "llama-F16.gguf", TINY_LLAMA, "F16")
-    async with running(folders=(tmp_path,)) as app:
-        await opened(app)
-        await app.press(*"llama-f16")
-        await app.until(lambda: source.name in marked(app))
-        await app.press("f5")
-        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen) and "Q4_K_M" in app.app.screen._predictions)
-        await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
-        await app.until(lambda: "llama-Q4_K_M.gguf" in marked(app))
-
-
-async def test_what_needs_a_file_says_so_for_the_others(tmp_path: Path) -> None:
-    async with running() as app:
-        await opened_shelf(app, tmp_path)
-        await app.press(*"gpt-oss", "f3")
-        await app.until(lambda: any("Only a downloaded model" in notice for notice in app.notices))
-        assert isinstance(app.app.screen, ModelsScreen)
 
 
 # Pictures

@@ -1,0 +1,61 @@
+"""Short words for tests of the hardware screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from textual.widgets import Input
+
+from cpuchat.hardware.topology import read_topology
+from cpuchat.tui.hardware.picture import MachinePicture
+from cpuchat.tui.hardware.screen import HardwareScreen
+from cpuchat.tui.machine_watch import MachineWatch
+from tests.support.chat_app import RunningApp
+from tests.support.machines import (
+    WITH_DRAFT,
+    FixtureReader,
+    OnMachine,
+    at_speed,
+    on,
+)
+
+
+async def opened(app: RunningApp, reader: FixtureReader | None = None) -> HardwareScreen:
+    """The screen on the machine of `reader` (None: this one), with all that is read at once."""
+    await app.ready()
+    if reader is None:
+        await app.press("f12")
+    else:
+        app.app.services.machine_watch = MachineWatch(lambda pid: reader.counters)
+        await app.app.push_screen(HardwareScreen(app.app.services, reader))
+    await app.until(lambda: isinstance(app.app.screen, HardwareScreen) and app.app.screen.facts is not None)
+    screen = app.app.screen
+    assert isinstance(screen, HardwareScreen)
+    await app.until(lambda: screen.now.sample is not None or not screen.now.counting)
+    return screen
+
+
+def said(screen: HardwareScreen) -> str:
+    """What the pane of placements says at its lower edge."""
+    return str(screen.query_one("#about").render())
+
+
+def picture(screen: HardwareScreen) -> str:
+    shown = screen.query_one(MachinePicture)
+    return "\n".join(shown.render_line(y).text for y in range(shown.size.height))
+
+
+def field(screen: HardwareScreen, name: str) -> Input:
+    return screen.query_one(f"#field-{name}", Input)
+
+
+async def type_into(app: RunningApp, screen: HardwareScreen, name: str, text: str) -> None:
+    field(screen, name).focus()
+    await app.press("ctrl+a", "ctrl+k", *text)
+
+
+def backend_on(root: Path, speeds: tuple[float, ...] = (), **more: object) -> OnMachine:
+    """`speeds`: tok/s of each measurement in turn, which is four answers long."""
+    model = on(read_topology(root), WITH_DRAFT)
+    answers = [at_speed(speed + 0.1 * (number % 3)) for speed in speeds for number in range(4)]
+    return OnMachine(model, **({"answers": answers} if answers else {}), **more)  # type: ignore[arg-type]

@@ -1,0 +1,74 @@
+"""Short words for tests of the models screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from textual.widgets import Input
+
+from cpuchat.models.library.model import LocalModel
+from cpuchat.tui.models.screen import ModelsScreen
+from cpuchat.tui.widgets.model_list import ModelList
+from tests.support.chat_app import RunningApp
+from tests.support.shelf import shelf_reader
+
+REPO = "maker/Tiny-GGUF"
+
+
+def list_of(app: RunningApp) -> ModelList:
+    return app.app.screen.query_one(ModelList)
+
+
+def marked(app: RunningApp) -> str:
+    return list_of(app).marked
+
+
+def keys(app: RunningApp) -> list[str]:
+    return [row.key for row in list_of(app).rows if row.key]
+
+
+def about(app: RunningApp) -> str:
+    """What stands beside the list, as running text."""
+    x, y, width, height = app.app.screen.query_one("#details").region
+    return " ".join(" ".join(line[x : x + width] for line in app.screen_text.split("\n")[y : y + height]).split())
+
+
+async def opened(app: RunningApp) -> ModelsScreen:
+    """The screen over the app's own library, when all that it reads by itself has been read."""
+    await app.ready()
+    await app.press("ctrl+o")
+    await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+    return await settled(app)
+
+
+async def opened_shelf(app: RunningApp, tmp_path: Path) -> ModelsScreen:
+    """The screen over models that are the same everywhere."""
+    await app.ready()
+    await app.app.push_screen(ModelsScreen(app.app.services, shelf_reader(tmp_path / "no-hub")))
+    return await settled(app)
+
+
+async def settled(app: RunningApp) -> ModelsScreen:
+    screen = app.app.screen
+    assert isinstance(screen, ModelsScreen)
+    await app.until(lambda: screen.state.local is not None and screen.predictions)
+    await looked(app, screen)
+    return screen
+
+
+async def looked(app: RunningApp, screen: ModelsScreen) -> None:
+    """All about the marked entry is known."""
+
+    def known() -> bool:
+        entry = screen.entry
+        if entry is None or not isinstance(entry.subject, LocalModel):
+            return entry is not None
+        return bool(entry.subject.damaged) or entry.key in screen.details
+
+    await app.until(known)
+
+
+async def type_in(app: RunningApp, text: str) -> None:
+    box = app.app.screen.query_one("#filter", Input)
+    box.value = text
+    await app.until(lambda: app.app.screen.query_one("#filter", Input).value == text)
