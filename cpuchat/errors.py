@@ -212,6 +212,20 @@ class QuantizeFailed(CpuchatError):
     exit_code = 17
 
 
+class MeasureFailed(CpuchatError):
+    """Nothing could be measured: what was to be measured failed, was stopped, or was too short."""
+
+    code = "measure_failed"
+    exit_code = 13
+
+
+class VocabularyMismatch(CpuchatError):
+    """Two models with different vocabularies cannot be compared token by token."""
+
+    code = "vocabulary_mismatch"
+    exit_code = 20
+
+
 class Interrupted(CpuchatError):
     """The user stopped it."""
 

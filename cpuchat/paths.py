@@ -122,6 +122,11 @@ def kv_stem(chat_id: str) -> str:
     return hashlib.sha256(chat_id.encode()).hexdigest()[:20]
 
 
+def quality_dir() -> Path:
+    """Measured windows of quality measurements, to resume them."""
+    return cache_dir() / "quality"
+
+
 def pairs_file() -> Path:
     """Results of comparing draft models with targets."""
     return cache_dir() / "pairs.json"

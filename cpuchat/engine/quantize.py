@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from cpuchat.errors import CpuchatError, DiskFull, QuantizeFailed
+from cpuchat.line_process import Refused
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.gguf.types import ALIGNMENT
-from cpuchat.models.quantize.messages import Answer, Begun, Foresee, Foreseen, Made, Make, Refused, Request
+from cpuchat.models.quantize.messages import Answer, Begun, Foresee, Foreseen, Made, Make, Request
 
 if TYPE_CHECKING:
     from cpuchat.models.quantize.imatrix import ImportanceMatrix
@@ -47,7 +48,7 @@ class Output:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
 
-    def send(self, answer: Answer) -> None:
+    def send(self, answer: Answer | Refused) -> None:
         self._stream.write(msgspec.json.encode(answer) + b"\n")
         self._stream.flush()
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import AsyncGenerator, Callable
-from typing import ClassVar
 
 import msgspec
 
-from cpuchat.errors import CpuchatError
+from cpuchat.errors import MeasureFailed
 from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, Sampling, Speculation
 from cpuchat.timings import LEAST_TOKENS
 
@@ -29,13 +28,6 @@ PROMPTS = (
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18,",
     "Question: Explain in detail how a bicycle works.\nAnswer: A bicycle is",
 )
-
-
-class MeasureFailed(CpuchatError):
-    """No rate could be measured: the answers failed, were stopped, or were too short."""
-
-    code: ClassVar[str] = "measure_failed"
-    exit_code: ClassVar[int] = 13
 
 
 class DecodeRate(msgspec.Struct, frozen=True, kw_only=True):

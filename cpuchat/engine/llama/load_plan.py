@@ -38,6 +38,7 @@ class LoadPlan:
     """Options as llama.cpp takes them (its enum values), and what they cost.
 
     Attributes:
+        n_outputs: rows of logits that one batch may ask for.
         n_rs_seq: snapshots of a recurrent state to request (`rollback.Bounded`).
         notes: for the user.
         experts: header value to override so that a token uses another number of experts.
@@ -51,12 +52,15 @@ class LoadPlan:
     flash_attn: int
     load_mode: int
     need: MemoryNeed
+    n_outputs: int = N_OUTPUTS_MAX
     n_rs_seq: int = 0
     notes: tuple[str, ...] = ()
     experts: tuple[str, int] | None = None
 
 
-def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadPlan:
+def plan_load(
+    header: GGUFHeader, options: LoadOptions, available: int, n_outputs: int = N_OUTPUTS_MAX
+) -> LoadPlan:
     """Check `options` against the model, the machine and `available` bytes of memory.
 
     Raises:
@@ -79,7 +83,7 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
     if experts is not None:
         notes.append(_expert_note(experts[1], header.number(_EXPERTS_USED)))
         header = msgspec.structs.replace(header, metadata=header.metadata | dict([experts]))
-    need, n_rs_seq = plan_memory(header, options, available, N_OUTPUTS_MAX)
+    need, n_rs_seq = plan_memory(header, options, available, n_outputs)
     n_ctx = need.n_ctx
     check_fit(need, available, header, options)
     if options.mlock:
@@ -98,6 +102,7 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int) -> LoadP
         flash_attn=_FLASH[options.flash_attn],
         load_mode=_LOAD_MODE[options.load_mode, options.mlock],
         need=need,
+        n_outputs=n_outputs,
         n_rs_seq=n_rs_seq,
         notes=tuple(notes),
         experts=experts,

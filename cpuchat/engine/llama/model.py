@@ -67,6 +67,7 @@ class Model:
         visible_markers: tuple[str, ...] = (),
         on_vocab: Callable[[GGUFHeader, Vocab], None] = lambda *_: None,
         available: int | None = None,
+        n_outputs: int = N_OUTPUTS_MAX,
     ) -> Model:
         """Load a GGUF file (any part of a split one).
 
@@ -74,6 +75,7 @@ class Model:
             threads: CPUs to start one thread each on, or the threads of another model to compute on, sequentially with
                 it; its owner frees them after this model.
             available: bytes of memory that the model may take; None asks the system.
+            n_outputs: rows of logits that one batch may ask for; each takes 4 * n_vocab bytes.
             on_vocab: called as soon as the vocabulary is there, while context and warm-up are still to come and the
                 calling thread is not pinned yet.
 
@@ -84,7 +86,7 @@ class Model:
         bindings.start()
         started = perf_counter()
         header = read_model(path)
-        plan = plan_load(header, options, available_bytes() if available is None else available)
+        plan = plan_load(header, options, available_bytes() if available is None else available, n_outputs)
         check_header(header)
         model = cls(header, plan, options, abort)
         bindings.log.clear()
@@ -141,7 +143,7 @@ class Model:
         params.n_ubatch = plan.n_ubatch
         params.n_seq_max = 1
         # 0 would reserve one row of logits for every token of a batch.
-        params.n_outputs_max = N_OUTPUTS_MAX
+        params.n_outputs_max = plan.n_outputs
         params.n_threads = params.n_threads_batch = (
             threads.n_threads if isinstance(threads, ThreadPool) else len(threads)
         )

@@ -43,13 +43,5 @@ class Made(msgspec.Struct, frozen=True, kw_only=True, tag="made"):
     """The file is written; it is the parent's to check."""
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """The request failed. `code` as in errors.py."""
-
-    code: str
-    message: str
-    hint: str = ""
-
-
 Request = Foresee | Make
-Answer = Foreseen | Begun | Made | Refused
+Answer = Foreseen | Begun | Made

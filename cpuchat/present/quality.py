@@ -1,0 +1,183 @@
+"""How a quality measurement is worded, for the app and the command line alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import msgspec
+
+from cpuchat.quality.flips import Answered, Flips
+from cpuchat.quality.measure import Comparison, Progress, QualityMeasurement
+from cpuchat.quality.messages import Disagreement
+from cpuchat.quality.published import published_for
+from cpuchat.quality.questions import Question
+from cpuchat.quality.statistics import MIN_POSITIONS, Estimate, Interval, Summary, indistinguishable
+from cpuchat.telemetry import units
+from cpuchat.text import clean_line
+
+HEADINGS = ("", "same next token", "KLD mean", "median", "99 %", "99.9 %", "ln PPL ratio", "RMS Δp")
+PUBLISHED_NOTE = "Published values were measured on other texts: compare the order of magnitude."
+_CONTEXT_COLUMNS = 48
+_ANSWER_COLUMNS = 40
+_SIGNIFICANT = 0.05
+
+
+def label(comparison: Comparison) -> str:
+    """Name one of the compared files."""
+    return comparison.header.quantization or comparison.path.stem
+
+
+def cells(name: str, found: Summary) -> tuple[str, ...]:
+    """Return a row under `HEADINGS`."""
+    return (
+        name,
+        share(found.same_top),
+        kld(found.kld),
+        f"{found.kld_median:.4f}",
+        f"{found.kld_99:.3f}",
+        f"{found.kld_999:.3f}" if found.n >= MIN_POSITIONS else "n/a",
+        f"{found.ln_ppl_ratio.value:+.4f} ± {found.ln_ppl_ratio.error:.4f}".replace("-", "−"),
+        f"{100 * found.rms_dp.value:.2f} %",
+    )
+
+
+def share(found: Interval) -> str:
+    """`94.1 % (93.6–94.6)`: a share with its 95 % interval."""
+    return f"{100 * found.value:.1f} % ({100 * found.low:.1f}–{100 * found.high:.1f})"
+
+
+def kld(found: Estimate) -> str:
+    """`0.0213 ± 0.0004`: nats with the standard error."""
+    return f"{found.value:.4f} ± {found.error:.4f}"
+
+
+def rows(measurement: QualityMeasurement) -> list[tuple[str, ...]]:
+    """Return the table: a row for each file that has a figure, below it one for each kind of text, and one for each
+    published value of the same quantization."""
+    found: list[tuple[str, ...]] = []
+    for comparison in measurement.comparisons:
+        summary = comparison.summary()
+        if summary is None:
+            continue
+        found.append(cells(label(comparison), summary))
+        kinds = measurement.by_kind(comparison)
+        if len(kinds) > 1:
+            found += [cells(f"  {kind}", one) for kind, one in kinds]
+        found += _published(comparison)
+    return found
+
+
+def _published(comparison: Comparison) -> list[tuple[str, ...]]:
+    header = comparison.header
+    values = published_for(header.name or comparison.path.stem, header.quantization)
+    values = [one for one in values if one.same_family] or values[:1]
+    return [
+        (
+            f"  published: {one.model}",
+            f"{one.same_top:.1f} %" if one.same_top is not None else "",
+            f"{one.kld_mean:.4f}",
+            "",
+            "",
+            f"{one.kld_999:.3f}" if one.kld_999 is not None else "",
+            f"({one.source})",
+            "",
+        )
+        for one in values
+    ]
+
+
+def verdicts(measurement: QualityMeasurement) -> list[str]:
+    """Return sentences: what was measured, and which files must not be ranked."""
+    found = [(label(one), summary) for one in measurement.comparisons if (summary := one.summary()) is not None]
+    if not found:
+        return ["Nothing is measured yet."]
+    fewest = min(summary.n for _, summary in found)
+    sentences = [
+        f"{units.plural(fewest, 'position')} scored; base {measurement.header.quantization or measurement.base.stem}, "
+        f"perplexity {found[0][1].ppl_base:.2f}."
+    ]
+    if fewest < MIN_POSITIONS:
+        sentences.append("Too few to tell: give a longer text.")
+    for (first, a), (second, b) in combinations(found, 2):
+        if indistinguishable(a, b):
+            sentences.append(f"{first} and {second} are indistinguishable on this text.")
+    for name, summary in found:
+        if summary.kld.interval.low <= 0:
+            sentences.append(f"{name} is indistinguishable from the base on this text.")
+    return sentences
+
+
+def disagreement(one: Disagreement) -> str:
+    """`…matrix × matrix product: each ▸ weight · base “weight” 93 %, other “row” 41 % · KLD 2.31`."""
+    before = clean_line(one.context.replace("\n", "⏎"))
+    if len(before) > _CONTEXT_COLUMNS:
+        before = "…" + before[1 - _CONTEXT_COLUMNS :]
+    return (
+        f"{before} ▸ {_token(one.token)} · base {_token(one.base_top)} {100 * one.base_p:.0f} %, "
+        f"other {_token(one.other_top)} {100 * one.other_p:.0f} % · KLD {one.kld:.2f}"
+    )
+
+
+def _token(text: str) -> str:
+    return f"“{clean_line(text.replace(chr(10), '⏎'))}”"
+
+
+def status(measurement: QualityMeasurement) -> str:
+    """One line about a running measurement: `12 of 32 windows · same next token 94.1 % · KLD 0.0213 · 47 s left`."""
+    progress: Progress = measurement.progress
+    if progress.loading or not progress.total:
+        return f"Loading {progress.loading or 'the models'} {100 * progress.share:.0f} %"
+    parts = [f"{progress.done} of {units.plural(progress.total, 'window')}"]
+    summary = measurement.comparisons[0].summary()
+    if summary is not None:
+        name = f"{label(measurement.comparisons[0])}: " if len(measurement.comparisons) > 1 else ""
+        parts.append(f"{name}same next token {100 * summary.same_top.value:.1f} %")
+        parts.append(f"KLD {summary.kld.value:.4f}")
+    if progress.seconds_left is not None:
+        parts.append(units.time_left(progress.seconds_left))
+    return " · ".join(parts)
+
+
+def as_json(measurement: QualityMeasurement) -> dict[str, Any]:
+    """Return everything that is measured, with full precision."""
+    return {
+        "base": str(measurement.base),
+        "n_ctx": measurement.n_ctx,
+        "windows": measurement.progress.total,
+        "complete": bool(measurement.progress.total) and measurement.progress.done == measurement.progress.total,
+        "others": [
+            {
+                "path": str(one.path),
+                "quantization": one.header.quantization,
+                **(msgspec.to_builtins(summary) if (summary := one.summary()) is not None else {}),
+                "kinds": {kind: msgspec.to_builtins(found) for kind, found in measurement.by_kind(one)},
+                "worst": msgspec.to_builtins(one.worst),
+            }
+            for one in measurement.comparisons
+        ],
+    }
+
+
+def flips(found: Flips) -> str:
+    """`60 questions: 41 right in both, 2 only in the base, 1 only here, 16 wrong in both; McNemar p = 1.00.`"""
+    return (
+        f"{units.plural(found.n, 'question')}: {found.both_right} right in both, {found.only_base} only in the base, "
+        f"{found.only_other} only here, {found.both_wrong} wrong in both; McNemar p = {found.p:.2f}"
+        f"{' (significant)' if found.p < _SIGNIFICANT else ' (no significant difference)'}."
+    )
+
+
+def changed_answers(questions: Sequence[Question], base: Sequence[Answered], other: Sequence[Answered]) -> list[str]:
+    """Return a line for each question that only one of the two answered right."""
+    return [
+        f"{question.id} (right: {clean_line(question.answer)}): base {_short(a.text)}, other {_short(b.text)}"
+        for question, a, b in zip(questions, base, other, strict=True)
+        if a.right != b.right
+    ]
+
+
+def _short(answer: str) -> str:
+    text = clean_line(" ".join(answer.split()))
+    return f"“{text if len(text) <= _ANSWER_COLUMNS else text[: _ANSWER_COLUMNS - 1] + '…'}”"

@@ -1,0 +1,210 @@
+"""Measuring what others cost against a base model, in a process of its own; stopped at any time, resumed later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from cpuchat.children import python_command
+from cpuchat.errors import MeasureFailed, UsageError, VocabularyMismatch
+from cpuchat.hardware.numa.launch import launch_command
+from cpuchat.hardware.placement.placement import Placement
+from cpuchat.line_process import LineProcess
+from cpuchat.models.fingerprint import file_fingerprint
+from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.gguf.vocabulary import vocabulary
+from cpuchat.quality.messages import Answer, Disagreement, Finished, Loading, Planned, Scored, Start, Text
+from cpuchat.quality.saved import SavedWindows, measurement_key
+from cpuchat.quality.statistics import Scores, Summary, summarize
+
+N_CTX = 512
+"""Tokens of a window, llama-perplexity's default."""
+MIN_CTX, MAX_CTX = 64, 32768
+WORST = 10
+
+
+@dataclass
+class Comparison:
+    """What is known of one other model, by window."""
+
+    path: Path
+    header: GGUFHeader
+    windows: dict[int, Scored] = field(default_factory=dict)
+
+    def summary(self, windows: Iterable[int] | None = None) -> Summary | None:
+        """Summarize all measured windows, or those of `windows`; None when there is none."""
+        wanted = self.windows if windows is None else [number for number in windows if number in self.windows]
+        return summarize(Scores.joined([_scores(self.windows[number]) for number in wanted])) if wanted else None
+
+    @property
+    def worst(self) -> list[Disagreement]:
+        """The disagreements with the highest KLD, the highest first."""
+        found = [one for window in self.windows.values() for one in window.worst]
+        return sorted(found, key=lambda one: -one.kld)[:WORST]
+
+
+@dataclass
+class Progress:
+    """How far a measurement is. `kinds` of all windows, in order; () until the models are loaded.
+
+    `loading` names the model that is being loaded, "" when none is, `share` (0-1) is how much of it.
+    """
+
+    kinds: tuple[str, ...] = ()
+    note: str = ""
+    loading: str = ""
+    share: float = 0.0
+    done: int = 0
+    total: int = 0
+    seconds_left: float | None = None
+
+
+class QualityMeasurement:
+    """Compares each of `others` with `base`, over `texts`. `comparisons` grows while `run` runs, and stays valid when
+    that is cancelled.
+
+    Args:
+        engine: version of the engine; other versions give other logits.
+        folder: where measured windows are kept; None keeps nothing.
+
+    Raises:
+        UsageError: `n_ctx` is out of range, or no model to compare with.
+        ModelNotFound, ModelDamaged: a model cannot be read.
+        VocabularyMismatch: a model has other tokens than the base.
+    """
+
+    def __init__(
+        self,
+        base: Path,
+        others: Sequence[Path],
+        texts: Sequence[Text],
+        *,
+        engine: str,
+        n_ctx: int = N_CTX,
+        folder: Path | None = None,
+    ) -> None:
+        if not others:
+            raise UsageError("No model to compare with.", "Name at least two: the base and another one.")
+        if not MIN_CTX <= n_ctx <= MAX_CTX:
+            raise UsageError(f"A window must have {MIN_CTX} to {MAX_CTX:,} tokens, not {n_ctx:,}.")
+        self.base = base
+        self.header = read_model(base)
+        self.n_ctx = n_ctx
+        self.comparisons = [Comparison(path, read_model(path)) for path in others]
+        for comparison in self.comparisons:
+            require_same_vocabulary(self.header, comparison.header)
+        self.progress = Progress()
+        self._texts = tuple(texts)
+        self._saved: list[SavedWindows] = []
+        if folder is not None:
+            fingerprint = file_fingerprint(base)
+            for path in others:
+                key = measurement_key(fingerprint, file_fingerprint(path), self._texts, n_ctx, engine)
+                self._saved.append(SavedWindows(folder, key))
+
+    def restore(self) -> None:
+        """Take over the windows that an earlier run has measured."""
+        for comparison, saved in zip(self.comparisons, self._saved, strict=False):
+            comparison.windows.update((window.window, window) for window in saved.read())
+
+    def forget(self) -> None:
+        """Delete what earlier runs have measured."""
+        for saved in self._saved:
+            saved.delete()
+
+    async def run(self, placement: Placement, tell: Callable[[Progress], None] = lambda _: None) -> None:
+        """Measure what is missing. Cancelling ends the process and keeps every complete window.
+
+        Args:
+            tell: called after each step, on the event loop.
+
+        Raises:
+            CpuchatError: of the process, such as DoesNotFit; UsageError: a text is shorter than a window.
+            MeasureFailed: the process ended.
+        """
+        start = Start(
+            base=str(self.base),
+            others=tuple(str(comparison.path) for comparison in self.comparisons),
+            cpus=placement.cpus,
+            texts=self._texts,
+            n_ctx=self.n_ctx,
+            done=tuple(tuple(comparison.windows) for comparison in self.comparisons),
+        )
+        command = launch_command(placement.memory.words, python_command("-m", "cpuchat.engine.lockstep"))
+        process = LineProcess[Answer](
+            command, "measuring process", Answer, MeasureFailed, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1"
+        )
+        async with process:
+            await process.send(start)
+            started, before = time.monotonic(), 0
+            while True:
+                answer = await process.receive()
+                match answer:
+                    case Loading():
+                        self.progress.loading, self.progress.share = answer.name, answer.share
+                    case Planned():
+                        started, before = time.monotonic(), self._plan(answer)
+                    case Scored():
+                        self._take(answer)
+                        self._estimate(time.monotonic() - started, before)
+                    case Finished():
+                        tell(self.progress)
+                        return
+                tell(self.progress)
+
+    def _plan(self, planned: Planned) -> int:
+        """Returns how many windows are measured already."""
+        progress, wanted = self.progress, set(range(len(planned.kinds)))
+        for comparison in self.comparisons:
+            for number in set(comparison.windows) - wanted:
+                del comparison.windows[number]
+        progress.kinds, progress.note, progress.loading = planned.kinds, planned.note, ""
+        progress.total = len(planned.kinds) * len(self.comparisons)
+        progress.done = sum(len(comparison.windows) for comparison in self.comparisons)
+        return progress.done
+
+    def _take(self, scored: Scored) -> None:
+        self.comparisons[scored.other].windows[scored.window] = scored
+        self.progress.loading = ""
+        self.progress.done += 1
+        if self._saved:
+            self._saved[scored.other].append(scored)
+
+    def _estimate(self, seconds: float, before: int) -> None:
+        progress = self.progress
+        new = progress.done - before
+        progress.seconds_left = seconds / new * (progress.total - progress.done) if new else None
+
+    def by_kind(self, comparison: Comparison) -> list[tuple[str, Summary]]:
+        """Summarize each kind of text by itself."""
+        kinds = self.progress.kinds
+        numbers = {kind: [i for i, one in enumerate(kinds) if one == kind] for kind in dict.fromkeys(kinds)}
+        found = [(kind, comparison.summary(windows)) for kind, windows in numbers.items()]
+        return [(kind, summary) for kind, summary in found if summary is not None]
+
+
+def require_same_vocabulary(base: GGUFHeader, other: GGUFHeader) -> None:
+    """Raises VocabularyMismatch with the first difference, when a token id does not mean the same in both."""
+    ours, theirs = vocabulary(base), vocabulary(other)
+    reason = ""
+    if ours.kind != theirs.kind:
+        reason = f"the tokenizers differ ({ours.model} and {theirs.model})"
+    elif base.n_vocab != other.n_vocab:
+        reason = f"the vocabularies have {base.n_vocab:,} and {other.n_vocab:,} tokens"
+    elif ours.tokens is not None and theirs.tokens is not None and not ours.tokens.shares_strings(theirs.tokens, 0):
+        first, second = ours.tokens[:], theirs.tokens[:]
+        at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
+        reason = f"token {at} differs" if at is not None else ""
+    if reason:
+        raise VocabularyMismatch(
+            f"{other.path.name} cannot be measured against {base.path.name} token by token: {reason}.",
+            "Choose two quantizations of the same model. `cpuchat compare` works with any two models.",
+        )
+
+
+def _scores(window: Scored) -> Scores:
+    return Scores(*(np.frombuffer(getattr(window, name), "<f4") for name in Scores.__struct_fields__))

@@ -1,0 +1,73 @@
+"""Measured windows on disk, so that a measurement that was stopped or killed goes on where it was.
+
+One file of JSON lines for each pair of models and text, in the cache folder. A line is appended for every window, a torn
+last line is ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from cpuchat.quality.messages import Scored, Text
+
+_KEPT_FILES = 50
+
+
+def measurement_key(base: str, other: str, texts: Sequence[Text], n_ctx: int, engine: str) -> str:
+    """Return the name of a measurement. Models are given by `models.fingerprint`, the engine by its version."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (base, other, str(n_ctx), engine):
+        digest.update(part.encode() + b"\0")
+    digest.update(msgspec.json.encode(texts))
+    return digest.hexdigest()
+
+
+class SavedWindows:
+    """The windows of one measurement in `folder`.
+
+    A folder that cannot be written keeps nothing, and no measurement fails because of it.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self._file = folder / f"{key}.jsonl"
+
+    def read(self) -> list[Scored]:
+        """Return what is saved, each window once."""
+        windows: dict[int, Scored] = {}
+        with contextlib.suppress(OSError):
+            for line in self._file.read_bytes().splitlines():
+                with contextlib.suppress(msgspec.MsgspecError):
+                    window = msgspec.json.decode(line, type=Scored)
+                    windows[window.window] = window
+        return list(windows.values())
+
+    def append(self, window: Scored) -> None:
+        """Save one window."""
+        with contextlib.suppress(OSError):
+            if not self._file.exists():
+                self._make_room()
+            with self._file.open("ab") as file:
+                if file.tell() and not self._ends_with_line():
+                    file.write(b"\n")
+                file.write(msgspec.json.encode(window) + b"\n")
+
+    def delete(self) -> None:
+        """Forget it all."""
+        with contextlib.suppress(OSError):
+            self._file.unlink(missing_ok=True)
+
+    def _ends_with_line(self) -> bool:
+        with self._file.open("rb") as file:
+            file.seek(-1, 2)
+            return file.read(1) == b"\n"
+
+    def _make_room(self) -> None:
+        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        old = sorted(self._file.parent.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
+        for file in old[: max(0, len(old) - _KEPT_FILES + 1)]:
+            file.unlink(missing_ok=True)
