@@ -17,13 +17,14 @@ from cpuchat.line_process import LineProcess
 from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.vocabulary import vocabulary
+from cpuchat.protocol import MIN_CTX
 from cpuchat.quality.messages import Answer, Disagreement, Finished, Loading, Planned, Scored, Start, Text
 from cpuchat.quality.saved import SavedWindows, measurement_key
 from cpuchat.quality.statistics import Scores, Summary, summarize
 
 N_CTX = 512
 """Tokens of a window, llama-perplexity's default."""
-MIN_CTX, MAX_CTX = 64, 32768
+MIN_WINDOW, MAX_WINDOW = MIN_CTX, 32768
 WORST = 10
 
 
@@ -89,8 +90,8 @@ class QualityMeasurement:
     ) -> None:
         if not others:
             raise UsageError("No model to compare with.", "Name at least two: the base and another one.")
-        if not MIN_CTX <= n_ctx <= MAX_CTX:
-            raise UsageError(f"A window must have {MIN_CTX} to {MAX_CTX:,} tokens, not {n_ctx:,}.")
+        if not MIN_WINDOW <= n_ctx <= MAX_WINDOW:
+            raise UsageError(f"A window must have {MIN_WINDOW} to {MAX_WINDOW:,} tokens, not {n_ctx:,}.")
         self.base = base
         self.header = read_model(base)
         self.n_ctx = n_ctx

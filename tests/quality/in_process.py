@@ -1,0 +1,36 @@
+"""Runs a measurement's process in this one, so that a test can set what it finds."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import msgspec
+
+from cpuchat.engine.lockstep import Lockstep, Output
+from cpuchat.hardware.placement.placement import Placement
+from cpuchat.quality.measure import QualityMeasurement
+from cpuchat.quality.messages import Answer, Planned, Scored, Start
+
+
+def run_in_process(measurement: QualityMeasurement, placement: Placement) -> QualityMeasurement:
+    """Raises CpuchatError."""
+    start = Start(
+        base=str(measurement.base),
+        others=tuple(str(one.path) for one in measurement.comparisons),
+        cpus=placement.cpus,
+        texts=measurement._texts,
+        n_ctx=measurement.n_ctx,
+    )
+    stream = io.BytesIO()
+    with contextlib.closing(Lockstep(start, Output(stream))) as lockstep:
+        lockstep.run()
+    for line in stream.getvalue().splitlines():
+        match msgspec.json.decode(line, type=Answer):
+            case Planned() as planned:
+                measurement._plan(planned)
+            case Scored() as scored:
+                measurement._take(scored)
+            case _:
+                pass
+    return measurement

@@ -1,0 +1,165 @@
+"""Measuring the demo model's two files against each other, with the real process and the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpuchat.engine.llama.model import Model
+from cpuchat.errors import MeasureFailed, UsageError, VocabularyMismatch
+from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
+from cpuchat.line_process import LineProcess
+from cpuchat.paths import demo_dir
+from cpuchat.protocol import Message
+from cpuchat.quality.measure import Progress, QualityMeasurement
+from cpuchat.quality.messages import Text
+from tests.quality.in_process import run_in_process
+
+Q8, Q4 = (demo_dir() / f"cpuchat-demo-8m-{kind}.gguf" for kind in ("q8_0", "q4_k_m"))
+PROSE = "cpuchat reads the weights of the model for every token, so the memory bandwidth sets the pace. " * 60
+TEXTS = (
+    Text(kind="prose", content=PROSE),
+    Text(
+        kind="dialogue",
+        dialogues=((Message(role="user", content="What is a draft model?"), Message(role="assistant", content=PROSE)),),
+    ),
+)
+
+
+def measurement(folder: Path | None = None, *others: Path, texts: tuple[Text, ...] = TEXTS) -> QualityMeasurement:
+    return QualityMeasurement(Q8, others or (Q4,), texts, engine="test", n_ctx=256, folder=folder)
+
+
+@pytest.fixture(scope="module")
+def here() -> Placement:
+    return place(read_topology(), PlacementSpec())
+
+
+async def test_a_file_against_itself_loses_nothing_and_a_smaller_one_little(here: Placement, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(Q8.read_bytes())
+    found = measurement(None, copy, Q4)
+    await found.run(here)
+    same, smaller = (one.summary() for one in found.comparisons)
+    assert same is not None and smaller is not None
+    assert same.kld.value == pytest.approx(0, abs=1e-6) and same.same_top.value == 1
+    assert same.n == smaller.n == 127 * len(found.progress.kinds)
+    assert 1e-5 < smaller.kld.value < 0.5 and smaller.same_top.value > 0.7
+    assert smaller.ppl_base == pytest.approx(same.ppl_base)
+    assert {kind for kind, _ in found.by_kind(found.comparisons[1])} == {"prose", "dialogue"}
+    assert found.comparisons[0].worst == []
+    worst = found.comparisons[1].worst
+    assert worst == sorted(worst, key=lambda one: -one.kld) and len(worst) <= 10
+    assert all(one.base_top != one.other_top and 0 < one.base_p <= 1 for one in worst)
+
+
+async def test_a_killed_process_keeps_what_it_measured_and_the_next_run_resumes(
+    here: Placement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = measurement()
+    await whole.run(here)
+    processes: list[LineProcess] = []
+    enter = LineProcess.__aenter__
+
+    async def entered(self: LineProcess) -> LineProcess:
+        processes.append(self)
+        return await enter(self)
+
+    monkeypatch.setattr(LineProcess, "__aenter__", entered)
+    killed = measurement(tmp_path)
+
+    def kill(progress: Progress) -> None:
+        pid = processes[-1].pid
+        if progress.done == 2 and pid is not None:
+            os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(MeasureFailed, match="killed"):
+        await killed.run(here, kill)
+    measured = set(killed.comparisons[0].windows)
+    assert 2 <= len(measured) < whole.progress.total
+
+    resumed = measurement(tmp_path)
+    resumed.restore()
+    assert set(resumed.comparisons[0].windows) == measured
+    new: list[int] = []
+    await resumed.run(here, lambda progress: new.append(progress.done))
+    assert resumed.comparisons[0].summary() == whole.comparisons[0].summary()
+    assert min(new[-(whole.progress.total - len(measured)) :]) > len(measured) - 1
+
+
+async def test_a_run_that_is_cancelled_keeps_its_estimate(here: Placement) -> None:
+    found = measurement()
+    reached = asyncio.Event()
+    task = asyncio.create_task(found.run(here, lambda progress: reached.set() if progress.done else None))
+    await reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert found.comparisons[0].summary() is not None
+
+
+async def test_a_torn_line_costs_one_window(here: Placement, tmp_path: Path) -> None:
+    first = measurement(tmp_path)
+    await first.run(here)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-40])
+    second = measurement(tmp_path)
+    second.restore()
+    assert len(second.comparisons[0].windows) == first.progress.total - 1
+    await second.run(here)
+    third = measurement(tmp_path)
+    third.restore()
+    assert len(third.comparisons[0].windows) == first.progress.total
+
+
+async def test_models_that_do_not_fit_together_are_loaded_in_turn(
+    here: Placement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = measurement()
+    await together.run(here)
+    load = Model.load
+    loaded: list[str] = []
+
+    def load_one(path: Path, *arguments: Any, **options: Any) -> Model:
+        """Each model finds room for itself alone."""
+        model = load(path, *arguments, **options | {"available": 1 << 40 if not loaded else 0})
+        loaded.append(path.name)
+        free = model.free
+        monkeypatch.setattr(model, "free", lambda: (loaded.remove(path.name) if path.name in loaded else None, free()))
+        return model
+
+    monkeypatch.setattr(Model, "load", load_one)
+    found = run_in_process(measurement(), here)
+    assert "in turn" in found.progress.note
+    assert found.comparisons[0].summary() == together.comparisons[0].summary()
+
+
+async def test_a_text_shorter_than_a_window_is_refused(here: Placement) -> None:
+    found = measurement(texts=(Text(kind="text", content="Too short."),))
+    with pytest.raises(UsageError, match="less than one window of 256"):
+        await found.run(here)
+
+
+def test_other_vocabularies_are_refused_with_the_reason(tiny_model: Path) -> None:
+    with pytest.raises(VocabularyMismatch, match="tokens|tokenizer") as refused:
+        measurement(None, tiny_model)
+    assert "cpuchat compare" in refused.value.hint
+
+
+def test_a_window_has_bounds() -> None:
+    with pytest.raises(UsageError, match="256"):
+        QualityMeasurement(Q8, [Q4], TEXTS, engine="test", n_ctx=8)
+
+
+async def test_control_tokens_in_a_text_are_text(here: Placement) -> None:
+    """A user's file may hold a template's markers; they must not end turns."""
+    marked = (Text(kind="text", content=PROSE.replace("token", "<|im_end|>")),)
+    found = measurement(texts=marked)
+    await found.run(here)
+    assert found.comparisons[0].summary() is not None
