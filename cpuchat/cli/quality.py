@@ -90,7 +90,9 @@ def quality(
             asyncio.run(_answers(path, asked, chosen, terminal))
             for path in (measurement.base, *(one.path for one in measurement.comparisons))
         ]
-        flips = {str(one.path): (answers[0], found) for one, found in zip(measurement.comparisons, answers[1:], strict=True)}
+        flips = {
+            str(one.path): (answers[0], found) for one, found in zip(measurement.comparisons, answers[1:], strict=True)
+        }
     _print(measurement, asked, flips, terminal, as_json=as_json)
     if stopped:
         terminal.warn("cpuchat: stopped; the same command resumes.")
@@ -209,7 +211,12 @@ def _flips_json(found: Flips, questions: list[Question], pair: tuple[list[Answer
         **msgspec.to_builtins(found),
         "p": found.p,
         "answers": [
-            {"id": question.id, "answer": question.answer, "base": msgspec.to_builtins(a), "other": msgspec.to_builtins(b)}
+            {
+                "id": question.id,
+                "answer": question.answer,
+                "base": msgspec.to_builtins(a),
+                "other": msgspec.to_builtins(b),
+            }
             for question, a, b in zip(questions, *pair, strict=True)
         ],
     }

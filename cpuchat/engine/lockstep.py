@@ -1,8 +1,9 @@
 """The measuring process, `python -m cpuchat.engine.lockstep`: two or more models evaluate the same tokens in lockstep,
 and their distributions are compared at once. Its messages are in `quality.messages`.
 
-Nothing of a size of vocabulary × tokens is kept: memory is bounded by one batch of logits per model. Only where the models
-do not fit into memory together are they loaded in turn, and the base's logits kept for as many windows as memory allows.
+Nothing of the size of vocabulary × text is kept: memory is bounded by one batch of logits per model. Only where the
+models do not fit into memory together are they loaded in turn, and the base's logits kept for as many windows as memory
+allows.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class Lockstep:
                 window, parts = windows[number], []
                 _begin(model, window)
                 for start, end in window.blocks(self._rows):
-                    base_rows = rows[start - window.first : end - window.first]
+                    base_rows = list(rows[start - window.first : end - window.first])
                     tokens = window.tokens[start + 1 : end + 1]
                     parts.append(self._comparer.compare(base_rows, _evaluate(model, window, start, end), tokens))
                 self._report(model.vocab, other, number, window, parts)
@@ -181,9 +182,7 @@ class Lockstep:
                 rows[i] = row
         return rows
 
-    def _report(
-        self, vocab: Vocab, other: int, number: int, window: Window, parts: list[tuple[Scores, Tops]]
-    ) -> None:
+    def _report(self, vocab: Vocab, other: int, number: int, window: Window, parts: list[tuple[Scores, Tops]]) -> None:
         scores = Scores.joined([scores for scores, _ in parts])
         tops = Tops.joined([tops for _, tops in parts])
         arrays = {name: getattr(scores, name).astype("<f4").tobytes() for name in Scores.__struct_fields__}

@@ -11,6 +11,7 @@ import numpy as np
 
 from cpuchat.quality.statistics import Scores
 
+
 class Tops(msgspec.Struct, frozen=True):
     """Both models' most probable token at each position (int32), and the probability that they give it (float32)."""
 

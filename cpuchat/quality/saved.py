@@ -1,7 +1,7 @@
 """Measured windows on disk, so that a measurement that was stopped or killed goes on where it was.
 
-One file of JSON lines for each pair of models and text, in the cache folder. A line is appended for every window, a torn
-last line is ignored.
+One file of JSON lines for each pair of models and text, in the cache folder. A line is appended for every window; a
+torn last line is ignored.
 """
 
 from __future__ import annotations

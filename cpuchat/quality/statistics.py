@@ -37,7 +37,9 @@ class Scores(msgspec.Struct, frozen=True):
     @classmethod
     def joined(cls, parts: Sequence[Scores]) -> Self:
         """Concatenate; no parts give arrays of length 0."""
-        return cls(*(np.concatenate([getattr(part, name) for part in parts] or [_EMPTY]) for name in cls.__struct_fields__))
+        return cls(
+            *(np.concatenate([getattr(part, name) for part in parts] or [_EMPTY]) for name in cls.__struct_fields__)
+        )
 
 
 _EMPTY = np.empty(0, np.float32)

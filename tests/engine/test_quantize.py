@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from cpuchat.engine.quantize import NICENESS
+from cpuchat.line_process import Refused
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.quantize.messages import Answer, Begun, Foresee, Foreseen, Made, Make, Refused, Request
+from cpuchat.models.quantize.messages import Answer, Begun, Foresee, Foreseen, Made, Make, Request
 from cpuchat.models.quantize.types import quant_type
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -36,8 +37,8 @@ class Child:
         self.requests.write(line + b"\n")
         self.requests.flush()
 
-    def answer(self) -> Answer:
-        return msgspec.json.decode(self.answers.readline(), type=Answer)
+    def answer(self) -> Answer | Refused:
+        return msgspec.json.decode(self.answers.readline(), type=Answer | Refused)
 
     def end(self) -> int:
         self.requests.close()

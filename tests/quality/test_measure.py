@@ -147,7 +147,7 @@ async def test_a_text_shorter_than_a_window_is_refused(here: Placement) -> None:
 
 
 def test_other_vocabularies_are_refused_with_the_reason(tiny_model: Path) -> None:
-    with pytest.raises(VocabularyMismatch, match="tokens|tokenizer") as refused:
+    with pytest.raises(VocabularyMismatch, match=r"tokens|tokenizer") as refused:
         measurement(None, tiny_model)
     assert "cpuchat compare" in refused.value.hint
 

@@ -58,9 +58,7 @@ class LoadPlan:
     experts: tuple[str, int] | None = None
 
 
-def plan_load(
-    header: GGUFHeader, options: LoadOptions, available: int, n_outputs: int = N_OUTPUTS_MAX
-) -> LoadPlan:
+def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_outputs: int = N_OUTPUTS_MAX) -> LoadPlan:
     """Check `options` against the model, the machine and `available` bytes of memory.
 
     Raises:

@@ -12,6 +12,4 @@ class QuantizeProcess(LineProcess[Answer]):
     """An async context manager; leaving it kills the process."""
 
     def __init__(self) -> None:
-        super().__init__(
-            python_command("-m", "cpuchat.engine.quantize"), "quantizing process", Answer, QuantizeFailed
-        )
+        super().__init__(python_command("-m", "cpuchat.engine.quantize"), "quantizing process", Answer, QuantizeFailed)

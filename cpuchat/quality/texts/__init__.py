@@ -11,6 +11,7 @@ from functools import cache
 import msgspec
 
 from cpuchat.protocol import Message
+from cpuchat.quality.messages import Text
 
 
 class _Dialogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,6 +32,15 @@ def dialogues() -> list[list[Message]]:
     """Return conversations of 2 to 8 turns, beginning with the user's and ending with an answer in Markdown."""
     lines = _text("dialogue.jsonl").splitlines()
     return [list(msgspec.json.decode(line, type=_Dialogue).messages) for line in lines]
+
+
+def builtin_texts() -> tuple[Text, ...]:
+    """Return all of it, as a measurement takes it."""
+    return (
+        Text(kind="prose", content=prose()),
+        Text(kind="code", content=code()),
+        Text(kind="dialogue", dialogues=tuple(map(tuple, dialogues()))),
+    )
 
 
 @cache
