@@ -261,7 +261,7 @@ class FixtureDrafts(DraftReader):
 async def test_snapshots(tmp_path: Path) -> None:
     async with running(size=SMALL) as app:
         await app.ready()
-        reader = FixtureDrafts(shelf_reader(tmp_path), WITH_DRAFT, lambda: app.app.services.hub)
+        reader = FixtureDrafts(app.app.services, shelf_reader(tmp_path), WITH_DRAFT)
         await app.app.push_screen(DraftModelsScreen(app.app.services, reader))
         await app.until(lambda: list(states(app).values()) == ["compatible", "mismatch", "compatible", "unknown"])
         await app.pilot.pause()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from cpuchat.tui.services import Services
 
 if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
-    from cpuchat.models.hub.client import Hub
     from cpuchat.models.hub.repository import RepoModel, Repository
 
 
@@ -25,9 +23,9 @@ if TYPE_CHECKING:
 class DraftReader:
     """For the loaded model. `acceptance` was measured with its draft model, None if it was not."""
 
+    services: Services
     models: ModelsReader
     loaded: ModelInfo
-    hub: Callable[[], Hub]
     acceptance: float | None = None
 
     @classmethod
@@ -38,7 +36,7 @@ class DraftReader:
         timings = next((m.timings for m in reversed(conversation.messages) if m.timings is not None), None)
         acceptance = measured_acceptance(timings.speculation if timings is not None else None)
         models = ModelsReader(services.library, services.settings, conversation.model)
-        return cls(models, conversation.model, lambda: services.hub, acceptance)
+        return cls(services, models, conversation.model, acceptance)
 
     def candidates(self) -> tuple[GGUFHeader, list[Candidate]]:
         """Return the target's header and the candidates, unchecked.
@@ -64,11 +62,11 @@ class DraftReader:
 
     def check(self, candidate: Candidate, target: GGUFHeader) -> Candidate:
         """Return it with its verdict, or why there is none; one on the hub is asked for its header."""
-        return check(candidate, target, hub=self.hub())
+        return check(candidate, target, hub=self.services.hub)
 
     def to_download(self, candidate: Candidate) -> tuple[Repository, RepoModel]:
         """Find its file. Raises HubError and its kinds."""
         from cpuchat.models.hub.choice import choose
 
-        repository = self.hub().repository(candidate.repo)
+        repository = self.services.hub.repository(candidate.repo)
         return repository, choose(repository, candidate.quantization)

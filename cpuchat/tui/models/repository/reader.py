@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.errors import HubError
 from cpuchat.models.hub.repository import RepoModel, Repository
-from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import hub_cache
 from cpuchat.present.repository import key_of
-from cpuchat.protocol import ModelInfo
-from cpuchat.settings import Settings
-from cpuchat.tui.models.repository.state import Findings, RepositoryState
+from cpuchat.tui.models.repository.state import RepositoryState
+from cpuchat.tui.services import Services
 
 if TYPE_CHECKING:
     from cpuchat.models.drafts.choice import PlannedDraft
     from cpuchat.models.gguf.header import GGUFHeader
-    from cpuchat.models.hub.client import Hub
     from cpuchat.models.prediction import Prediction
 
 
 @dataclass(frozen=True)
 class RepositoryReader:
-    """For one repository. `loaded` is the model that another one would replace."""
+    """For one repository, whose model would replace the loaded one."""
 
+    services: Services
     repo: str
-    hub: Callable[[], Hub]
-    library: Library
-    settings: Settings
-    loaded: ModelInfo | None = None
 
     def read(self) -> RepositoryState:
         """Read what the hub lists, what of it is on this machine, and the machine.
@@ -42,8 +35,10 @@ class RepositoryReader:
         """
         from cpuchat.models.machine import this_machine
 
-        repository = self.hub().repository(self.repo)
-        state = RepositoryState(repository, this_machine(self.settings, loaded=self.loaded), self._here())
+        services = self.services
+        repository = services.hub.repository(self.repo)
+        machine = this_machine(services.settings, loaded=services.conversation.model)
+        state = RepositoryState(repository, machine, self._here())
         state.arrived = self.arrived(repository)
         return state
 
@@ -61,7 +56,7 @@ class RepositoryReader:
     def _here(self) -> dict[str, Path]:
         """Return intact files of the repository on this machine: path in the repository, path here."""
         found: dict[str, Path] = {}
-        for model in self.library.local_models():
+        for model in self.services.library.local_models():
             if model.repo.lower() == self.repo.lower() and (not model.damaged or model.kind == "head"):
                 # The cache keeps files under snapshots/REVISION/, in the folders that they have in the repository.
                 _, snapshots, inside = model.path.as_posix().rpartition("/snapshots/")
@@ -71,10 +66,11 @@ class RepositoryReader:
 
     def header(self, repository: Repository, model: RepoModel) -> GGUFHeader:
         """Read it by range request, cached. Raises HubError and its kinds, ModelDamaged."""
-        return self.hub().header(repository, model)
+        return self.services.hub.header(repository, model)
 
-    def findings(self, state: RepositoryState, model: RepoModel) -> Findings:
-        """From the header of `model`: its own prediction, and those of its other quantizations, with the draft model.
+    def findings(self, state: RepositoryState, model: RepoModel) -> tuple[dict[str, Prediction], PlannedDraft | None]:
+        """Return what the header of `model` tells: predictions by `key_of`, its own and those of its other
+        quantizations, and the draft model that is counted in them.
 
         Raises:
             HubError, ModelDamaged: as `header`.
@@ -82,7 +78,7 @@ class RepositoryReader:
         from cpuchat.models.prediction import predict
         from cpuchat.models.repository_prediction import predict_by_sample
 
-        header, options = self.header(state.repository, model), self.settings.engine.load_options()
+        header, options = self.header(state.repository, model), self.services.settings.engine.load_options()
         beside = state.drafts[model.base] if model.base in state.drafts else self._draft(header)
 
         def expected(other: RepoModel, draft: GGUFHeader | None) -> Prediction:
@@ -97,9 +93,10 @@ class RepositoryReader:
                 # A draft model that nobody has yet makes no other one too large.
                 alone = beside is not None and not beside.here and look.verdict == "too large"
                 found[key_of(other)] = expected(other, None) if alone else look
-        return Findings(found, beside)
+        return found, beside
 
     def _draft(self, header: GGUFHeader) -> PlannedDraft | None:
         from cpuchat.models.drafts.choice import planned_draft
 
-        return planned_draft(header, self.settings.speculation.wanted_draft, self.library, self.hub())
+        services = self.services
+        return planned_draft(header, services.settings.speculation.wanted_draft, services.library, services.hub)

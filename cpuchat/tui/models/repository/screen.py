@@ -48,6 +48,7 @@ class RepositoryScreen(ListScreen[Path | None]):
         super().__init__()
         self._services = services
         self._repo = repo
+        self._reader = RepositoryReader(services, repo)
         self._quantization = quantization
         self._state: RepositoryState | None = None
         self._problem: CpuchatError | None = None
@@ -68,10 +69,6 @@ class RepositoryScreen(ListScreen[Path | None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        services = self._services
-        self._reader = RepositoryReader(
-            self._repo, lambda: services.hub, services.library, services.settings, services.conversation.model
-        )
         self._services.downloading.changed.subscribe(self, lambda _: self._show())
         self._ask()
         self._show()
@@ -107,9 +104,9 @@ class RepositoryScreen(ListScreen[Path | None]):
     @work(group="judge")
     async def _read_header(self, state: RepositoryState, model: RepoModel) -> None:
         try:
-            state.judge(model, await run_in_daemon_thread(lambda: self._reader.findings(state, model)))
+            state.judge(model, *await run_in_daemon_thread(lambda: self._reader.findings(state, model)))
         except CpuchatError as error:
-            state.judge(model, error)
+            state.judged[repository.key_of(model)] = error
         self._judging = False
         self._show()
 

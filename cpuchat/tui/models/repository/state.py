@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from cpuchat.models.prediction import Prediction
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What the header of a model tells: predictions by `key_of`, its own and those of its other quantizations.
-
-    The `draft` model is counted in them; None when there is none.
-    """
-
-    predictions: dict[str, Prediction]
-    draft: PlannedDraft | None = None
-
-
 @dataclass
 class RepositoryState:
     """`here`: models by key that are on this machine. `judged`: what came of reading a header, by key; `expected`: the
@@ -45,15 +34,11 @@ class RepositoryState:
     drafts: dict[str, PlannedDraft | None] = field(default_factory=dict)
     arrived: dict[str, int] = field(default_factory=dict)
 
-    def judge(self, model: RepoModel, found: Findings | CpuchatError) -> None:
-        """Store the result of reading the header of `model`."""
-        key = key_of(model)
-        if isinstance(found, CpuchatError):
-            self.judged[key] = found
-        else:
-            self.judged[key] = found.predictions[key]
-            self.expected |= found.predictions
-            self.drafts[model.base] = found.draft
+    def judge(self, model: RepoModel, predictions: dict[str, Prediction], draft: PlannedDraft | None) -> None:
+        """Store what the header of `model` told."""
+        self.judged[key_of(model)] = predictions[key_of(model)]
+        self.expected |= predictions
+        self.drafts[model.base] = draft
 
     def known(self, downloads: Iterable[Download], loaded: Path | None) -> list[Known]:
         """Return all models, in the order of the repository."""
