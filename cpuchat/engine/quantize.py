@@ -23,7 +23,15 @@ from cpuchat.errors import CpuchatError, DiskFull, QuantizeFailed
 from cpuchat.line_process import Refused
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.gguf.types import ALIGNMENT
-from cpuchat.models.quantize.messages import Answer, Begun, Foresee, Foreseen, Made, Make, Request
+from cpuchat.models.quantize.messages import (
+    Answer,
+    ForecastRequest,
+    ForecastResult,
+    QuantizeFinished,
+    QuantizeRequest,
+    Request,
+    TensorStarted,
+)
 
 if TYPE_CHECKING:
     from cpuchat.models.quantize.imatrix import ImportanceMatrix
@@ -76,7 +84,7 @@ class LogParser:
             self._name = match[1].decode("utf-8", "replace")
             self.types[self._name] = match[2].decode().upper()
             if self._output is not None:
-                self._output.send(Begun(name=self._name))
+                self._output.send(TensorStarted(name=self._name))
         elif match := _TARGET.search(text):
             self.types[self._name] = match[1].decode().upper()
         elif _NEEDS_IMATRIX in text:
@@ -104,15 +112,15 @@ class Quantizer:
         self._bindings, self._llama = bindings, bindings.llama
         self._output = output
 
-    def foresee(self, request: Foresee) -> Foreseen:
+    def forecast(self, request: ForecastRequest) -> ForecastResult:
         params = self._params(request.number)
         params.dry_run = True
         params.allow_requantize = True
         log = LogParser(self._llama)
         self._run(request.source, "", params, log)
-        return Foreseen(types=log.types, needs_imatrix=log.needs_imatrix)
+        return ForecastResult(types=log.types, needs_imatrix=log.needs_imatrix)
 
-    def make(self, request: Make) -> None:
+    def quantize(self, request: QuantizeRequest) -> None:
         params = self._params(request.number)
         params.nthread = request.threads
         params.allow_requantize = request.requantize
@@ -185,13 +193,13 @@ def serve(stream: BinaryIO, output: Output) -> None:
         request = requests.next()
         try:
             quantizer = quantizer or Quantizer(output)
-            if isinstance(request, Foresee):
-                output.send(quantizer.foresee(request))
+            if isinstance(request, ForecastRequest):
+                output.send(quantizer.forecast(request))
             else:
                 requests.unfinished = Path(request.out)
-                quantizer.make(request)
+                quantizer.quantize(request)
                 requests.unfinished = None
-                output.send(Made())
+                output.send(QuantizeFinished())
         except CpuchatError as error:
             output.send(Refused(code=error.code, message=error.message, hint=error.hint))
 

@@ -1,1 +1,1 @@
-"""What this machine has: CPUs, memory, and what this process may use of them."""
+"""The hardware of this machine: CPUs, memory, and what this process may use of them."""

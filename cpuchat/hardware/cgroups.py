@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def read_text(path: Path) -> str:
-    """The file's text without surrounding space; "" when it cannot be read."""
+    """Return the file's text without surrounding space; "" when it cannot be read."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
@@ -18,7 +18,7 @@ def read_text(path: Path) -> str:
 
 
 def read_number(path: Path) -> int | None:
-    """The file's one number; None when it is absent or says something else ("max")."""
+    """Return the file's one number; None when it is absent or says something else ("max")."""
     text = read_text(path)
     return int(text) if text.removeprefix("-").isdigit() and len(text) <= 20 else None
 
@@ -48,12 +48,12 @@ class Cgroups:
                 yield folder
 
     def v2(self) -> list[Path]:
-        """Folders of the unified hierarchy (also when it is mounted beside version 1)."""
+        """Return folders of the unified hierarchy (also when it is mounted beside version 1)."""
         mount = self.mount if (self.mount / "cgroup.controllers").exists() else self.mount / "unified"
         return [folder for names, path in self.entries if not names for folder in self._upwards(mount, path)]
 
     def v1(self, controller: str) -> list[Path]:
-        """Folders of one version 1 controller, such as "memory"."""
+        """Return folders of one version 1 controller, such as "memory"."""
         folders: list[Path] = []
         for names, path in self.entries:
             if controller in names:

@@ -25,7 +25,7 @@ from cpuchat.telemetry.machine import MachineSample
 
 SECONDS = 1.0
 NOTHING_TO_READ = 3
-"""Exit code where no counter opens: trying again at once would not help."""
+"""Exit code when no counter opens: an immediate restart would not help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

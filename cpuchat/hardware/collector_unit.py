@@ -88,7 +88,7 @@ WantedBy=multi-user.target
 
 
 def unit(interpreter: Path | None = None, program: Path = PROGRAM) -> str:
-    """The unit's text.
+    """Return the text of the systemd unit.
 
     Args:
         interpreter: default: the system's.
@@ -116,7 +116,7 @@ def unit(interpreter: Path | None = None, program: Path = PROGRAM) -> str:
 
 
 def program_file() -> bytes:
-    """The collector as one file that Python runs (zipapp): nothing but the standard library beside it."""
+    """Return the collector as one file that Python runs (zipapp), with nothing but the standard library."""
     package = Path(__file__).resolve().parent.parent
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -133,8 +133,9 @@ def _sources(package: Path) -> Iterable[tuple[str, str]]:
 
 
 def changeable(place: Path, owner: int = 0) -> Path | None:
-    """What lets users other than `owner` (root) put something else in the place of `place`: it, a folder on the way to
-    it, or one on the way to what it is a link to. What is not there yet is left out; None: nothing."""
+    """Return the path that lets users other than `owner` (root) replace `place`: the file itself, a parent folder, or
+    one of a link's target; None if there is none. Paths that do not exist yet are ignored.
+    """
     real = Path(os.path.realpath(place))
     for path in dict.fromkeys((real, *real.parents, place, *place.parents)):
         try:
@@ -150,7 +151,7 @@ def changeable(place: Path, owner: int = 0) -> Path | None:
 
 
 def _system_python() -> Path:
-    """Raises UsageError where the system has none that is new enough and root's alone."""
+    """Return the system's Python. Raises UsageError if none is recent enough and changeable by root only."""
     why = ""
     for name in (*_INTERPRETERS, str(Path(sys.executable).resolve())):
         python = Path(name)
@@ -169,7 +170,7 @@ def _system_python() -> Path:
 
 
 def _open_to_all(place: Path) -> bool:
-    """Whether every user may run it: the service has one of its own."""
+    """Return whether every user may run it: the service runs as a dynamic user."""
     try:
         return all(path.stat().st_mode & stat.S_IXOTH for path in (place, *Path(os.path.realpath(place)).parents))
     except OSError:
@@ -186,7 +187,7 @@ def _version_of(python: Path) -> tuple[int, ...]:
 
 
 def _quoted(path: Path) -> str:
-    """As systemd reads a word of a command: `%` doubled, quoted where it has spaces or other special characters."""
+    """Quote a word for systemd: `%` doubled, in quotes if it has spaces or other special characters."""
     text = str(path).replace("%", "%%")
     if any(c in text for c in " \t\"'\\;$"):
         text = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")

@@ -1,4 +1,4 @@
-"""Which instruction sets the CPU has, in the words that llama.cpp prints of its own build."""
+"""Detects the CPU's instruction sets, named as llama.cpp prints them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Instructions:
 
 
 def instructions(root: Path = ROOT) -> Instructions:
-    """Those of this CPU. An engine that was built for it (GGML_NATIVE) uses them all."""
+    """Return the instruction sets of this CPU. An engine built for it (GGML_NATIVE) uses all of them."""
     flags = read_cpuinfo(root).flags
     if not flags:
         return Instructions(_COMMON.get(platform.machine().lower(), frozenset()))
@@ -57,7 +57,7 @@ def instructions(root: Path = ROOT) -> Instructions:
 
 
 def _sve_bytes(root: Path) -> int:
-    """The length that new processes get (Documentation/arch/arm64/sve.rst)."""
+    """Return the SVE vector length of new processes (Documentation/arch/arm64/sve.rst)."""
     try:
         return int((root / "proc/sys/abi/sve_default_vector_length").read_text(encoding="ascii"))
     except (OSError, ValueError):

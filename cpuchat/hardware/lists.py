@@ -1,4 +1,4 @@
-"""Lists of numbers as the kernel writes them: `0-3,8`."""
+"""Parses and formats the kernel's lists of numbers: `0-3,8`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MOST = 65_535  # far above the kernel's NR_CPUS; a range is spelled out, so non
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """`0-3,8` as numbers, ascending; what is no number, or above 65535, is left out."""
+    """Parse `0-3,8` into ascending numbers; invalid parts and numbers above 65535 are skipped."""
     numbers: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = (piece.strip() for piece in part.partition("-"))
@@ -22,7 +22,7 @@ def _is_number(text: str) -> bool:
 
 
 def format_cpu_list(numbers: Collection[int]) -> str:
-    """The shortest way to write `numbers`: "0-3,8"; "" for none."""
+    """Return the shortest way to write `numbers`: "0-3,8"; "" for none."""
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in _runs(numbers))
 
 

@@ -1,4 +1,4 @@
-"""Reads what the hardware screen shows of the machine. Blocks: call it in threads."""
+"""Reads the machine for the hardware screen. Blocks: call it in threads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MachineFacts:
 
 
 class MachineReader:
-    """Everything that the screen asks of the machine below `root`."""
+    """Reads the machine below `root`."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root

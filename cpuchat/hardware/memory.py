@@ -55,7 +55,7 @@ def _stat(folder: Path, *names: str) -> int:
 
 
 def total_bytes(root: Path = ROOT) -> int:
-    """Memory of the machine, or of the control group when that is smaller."""
+    """Return memory of the machine, or of the control group when that is smaller."""
     total = meminfo(root).get("MemTotal")
     if total is None:
         import psutil

@@ -1,4 +1,4 @@
-"""Watches memory traffic and power while an answer is written. Cheap enough to be asked several times a second."""
+"""Samples memory traffic and power while an answer is written; cheap enough for several samples a second."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
 
 RETRY_SECONDS = 60.0
-"""Where nothing opened, all is tried again after this time: a module may have been loaded in the meantime."""
+"""Seconds until all counters are tried again if none opened: a module may have been loaded in the meantime."""
 IMPOSSIBLE = 1.5
-"""A figure over this many times what the memory can carry is a wrong unit or a broken counter."""
+"""Multiple of the theoretical bandwidth above which a figure is a wrong unit or a broken counter."""
 STALE_SECONDS = 3.0
-"""A figure that no newer one followed for this long is not shown any more."""
+"""Seconds after which a figure without a successor is no longer shown."""
 PATIENCE = 3
-"""Impossible figures in a row until the next source is asked."""
+"""Consecutive impossible figures before the next source is tried."""
 SILENCE = 20
-"""Answers without a figure in a row until the next source is asked."""
+"""Consecutive samples without a figure before the next source is tried."""
 
 V = TypeVar("V", Bandwidth, Power)
 V_co = TypeVar("V_co", Bandwidth, Power, covariant=True)
@@ -64,12 +64,12 @@ class _Watched(Generic[V]):
 
     @property
     def name(self) -> str:
-        """The source in use, "" without one."""
+        """Return the source in use, "" without one."""
         return self._source.name if self._source is not None else ""
 
     @property
     def waiting(self) -> str:
-        """Why the source in use has no figure."""
+        """Return why the source in use has no figure."""
         return "has no reading at the moment" if self._silent > 1 or self._impossible else "needs a second sample"
 
     def sample(self, now: float) -> V | None:
@@ -141,8 +141,8 @@ def _check_power(value: Power) -> str:
 
 
 class Monitor:
-    """Samples the machine's counters. `sample` may be called as often as one likes: each source is asked at most as
-    often as it allows, and its last figure is kept in between. Sources are opened at the first sample.
+    """Samples the machine's counters. `sample` may be called at any rate: each source is sampled at most as often as it
+    allows, and its last figure is kept in between. Sources are opened at the first sample.
 
     Args:
         pid: the inference process, for counters of one process; None: no such counters.
@@ -189,21 +189,23 @@ class Monitor:
 
     @property
     def theoretical(self) -> float | None:
-        """Bytes per second that all memory can carry; None before the first sample and where it is not known."""
+        """Return bytes per second that all memory can carry; None before the first sample and where it is not known."""
         return self._theoretical
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The sources in use: of bandwidth, then of power. Empty where none opened, and before the first sample."""
+        """Return the sources in use: of bandwidth, then of power. Empty where none opened, and before the first
+        sample.
+        """
         return tuple(name for name in (self._bandwidth.name, self._power.name) if name)
 
     @property
     def refusals(self) -> tuple[CounterRefusal, ...]:
-        """Why better sources than the ones in use cannot be read; those of bandwidth first."""
+        """Return why better sources than the ones in use cannot be read; those of bandwidth first."""
         return self._bandwidth.refusals + self._power.refusals
 
     def sample(self, now: float | None = None) -> MachineSample:
-        """The newest figures. Never raises.
+        """Return the newest figures. Never raises.
 
         Args:
             now: monotonic seconds, of the same clock in every call; None: time.monotonic().
@@ -221,7 +223,7 @@ class Monitor:
         return f"{watched.name} {watched.waiting}" if watched.name else advice(watched.refusals, self._topology)
 
     def _counted_on(self, power: Power | None) -> Power | None:
-        """Every source counts joules from zero: where one takes over from another, its count goes on."""
+        """Continue the joule count across sources, each of which starts at zero."""
         if power is None:
             return None
         if power.joules < self._joules:
@@ -230,6 +232,6 @@ class Monitor:
         return replace(power, joules=power.joules + self._earlier_joules) if self._earlier_joules else power
 
     def close(self) -> None:
-        """Give the counters back; a later sample would open them again."""
+        """Release the counters; a later sample opens them again."""
         self._bandwidth.close()
         self._power.close()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
 
 _MOST_WATTS = 2000.0
-"""No package takes more: a count that says so was reset, or wrapped more than once."""
+"""Maximum plausible watts of a package: a higher figure means that the count was reset, or wrapped more than once."""
 _FAILURES = 4
 
 

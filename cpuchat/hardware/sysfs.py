@@ -40,7 +40,7 @@ class CpuInfo:
     flags: frozenset[str] = frozenset()
 
     def fields(self) -> dict[str, Any]:
-        """The fields by name, for classes that add to them."""
+        """Return the fields by name, for subclasses."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(CpuInfo)}
 
 
@@ -71,7 +71,7 @@ class Node:
 
 
 def read_cpuinfo(root: Path) -> CpuInfo:
-    """The name and the instruction sets of the CPU."""
+    """Return the name and the instruction sets of the CPU."""
     try:
         with (root / "proc/cpuinfo").open("rb") as file:
             text = file.read(_CPUINFO_BYTES).decode("ascii", "replace")
@@ -101,7 +101,7 @@ def _number(text: str) -> int | None:
 
 
 def own_cpus() -> tuple[int, ...]:
-    """Logical CPUs that this thread may run on, ascending; all of them where a system has no such thing."""
+    """Return logical CPUs that this thread may run on, ascending; all of them where a system has no such thing."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     import psutil
@@ -110,7 +110,7 @@ def own_cpus() -> tuple[int, ...]:
 
 
 def online_cpus(root: Path) -> tuple[int, ...]:
-    """CPUs that run: the file `online`, else the folders that have a topology."""
+    """Return CPUs that run: the file `online`, else the folders that have a topology."""
     base = root / CPUS
     listed = parse_cpu_list(read_text(base / "online"))
     if listed:
@@ -119,7 +119,7 @@ def online_cpus(root: Path) -> tuple[int, ...]:
 
 
 def _numbered(base: Path, name: str) -> Iterator[tuple[int, Path]]:
-    """Folders called `name` and a number, ascending."""
+    """Yield folders called `name` and a number, ascending."""
     found: list[tuple[int, Path]] = []
     try:
         for path in base.iterdir():
@@ -132,19 +132,19 @@ def _numbered(base: Path, name: str) -> Iterator[tuple[int, Path]]:
 
 
 def siblings(root: Path, cpu: int) -> tuple[int, ...]:
-    """CPUs of the core of `cpu`, itself among them, ascending."""
+    """Return CPUs of the core of `cpu`, itself among them, ascending."""
     folder = root / CPUS / f"cpu{cpu}/topology"
     text = read_text(folder / "core_cpus_list") or read_text(folder / "thread_siblings_list")
     return tuple(sorted({cpu, *parse_cpu_list(text)}))
 
 
 def package(root: Path, cpu: int) -> int:
-    """The socket of `cpu`; 0 where it is unknown (-1 on some Arm boards)."""
+    """Return the socket of `cpu`; 0 where it is unknown (-1 on some Arm boards)."""
     return max(read_number(root / CPUS / f"cpu{cpu}/topology/physical_package_id") or 0, 0)
 
 
 def caches(root: Path, cpu: int) -> list[Cache]:
-    """The caches that `cpu` uses, smallest level first."""
+    """Return the caches that `cpu` uses, smallest level first."""
     found: list[Cache] = []
     for _, folder in _numbered(root / CPUS / f"cpu{cpu}/cache", "index"):
         level = read_number(folder / "level")
@@ -166,7 +166,7 @@ def _size(text: str) -> int:
 
 
 def nodes(root: Path) -> list[Node]:
-    """The NUMA nodes, ascending; none on a kernel without NUMA. Nodes without CPUs (CXL, HBM) are among them."""
+    """Return the NUMA nodes, ascending; none on a kernel without NUMA. Nodes without CPUs (CXL, HBM) are among them."""
     folders = list(_numbered(root / NODES, "node"))
     listed = parse_cpu_list(read_text(root / NODES / "online"))
     if listed:
@@ -187,7 +187,7 @@ def _memory(folder: Path) -> int:
 
 
 def efficient_cpus(root: Path, cpus: Collection[int], vendor: str) -> frozenset[int]:
-    """CPUs of the slower kind of a hybrid; empty where all are of one kind.
+    """Return CPUs of the slower kind of a hybrid; empty where all are of one kind.
 
     Intel names them (`/sys/devices/cpu_atom`), Arm gives each CPU a capacity, AMD's compact cores show by their
     highest frequency.
@@ -205,7 +205,9 @@ def efficient_cpus(root: Path, cpus: Collection[int], vendor: str) -> frozenset[
 
 
 def allowed_list(root: Path, name: str) -> tuple[int, ...]:
-    """A list out of /proc/self/status: `Cpus_allowed_list` or `Mems_allowed_list` (cpusets of both versions count)."""
+    """Return a list out of /proc/self/status: `Cpus_allowed_list` or `Mems_allowed_list` (cpusets of both versions
+    count).
+    """
     for line in read_text(root / "proc/self/status").splitlines():
         if line.startswith(f"{name}:"):
             return parse_cpu_list(line.partition(":")[2])
@@ -213,12 +215,12 @@ def allowed_list(root: Path, name: str) -> tuple[int, ...]:
 
 
 def isolated_cpus(root: Path) -> tuple[int, ...]:
-    """CPUs that the scheduler leaves alone (`isolcpus=`)."""
+    """Return CPUs that the scheduler leaves alone (`isolcpus=`)."""
     return parse_cpu_list(read_text(root / CPUS / "isolated"))
 
 
 def hypervisor(root: Path, flags: Collection[str]) -> str:
-    """The evidence that this is a virtual machine; "" for bare metal."""
+    """Return the evidence that this is a virtual machine; "" for bare metal."""
     if "hypervisor" in flags:
         return "hypervisor flag in /proc/cpuinfo"
     if kind := read_text(root / "sys/hypervisor/type"):

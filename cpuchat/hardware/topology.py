@@ -90,11 +90,11 @@ class Topology(CpuInfo):
         return {cpu: core for core in self.cores for cpu in core.cpus}
 
     def core_of(self, cpu: int) -> Core | None:
-        """The core of a logical CPU; None when it is not online."""
+        """Return the core of a logical CPU; None when it is not online."""
         return self._core_by_cpu.get(cpu)
 
     def l3_of(self, cpu: int) -> L3Group | None:
-        """The L3 group of a logical CPU; None when that is not known."""
+        """Return the L3 group of a logical CPU; None when that is not known."""
         core = self.core_of(cpu)
         return self.l3_groups[core.l3] if core is not None and core.l3 is not None else None
 
@@ -103,24 +103,24 @@ class Topology(CpuInfo):
         return sum({group.index: group.size for cpu in cpus if (group := self.l3_of(cpu)) is not None}.values())
 
     def node_of(self, cpu: int) -> int | None:
-        """The number of the NUMA node of a logical CPU; None when it is not online."""
+        """Return the number of the NUMA node of a logical CPU; None when it is not online."""
         core = self.core_of(cpu)
         return core.node if core is not None else None
 
     @cached_property
     def allowed_cores(self) -> tuple[Core, ...]:
-        """Cores of which this process may use at least one CPU, ascending."""
+        """Return cores of which this process may use at least one CPU, ascending."""
         allowed = set(self.allowed)
         return tuple(core for core in self.cores if not allowed.isdisjoint(core.cpus))
 
     @property
     def cpu_nodes(self) -> tuple[Node, ...]:
-        """The nodes that have CPUs."""
+        """Return the nodes that have CPUs."""
         return tuple(node for node in self.nodes if node.cpus)
 
     @property
     def cpu_name(self) -> str:
-        """The CPU's name without trimmings: "EPYC 9354P"."""
+        """Return the CPU's name without vendor and clock: "EPYC 9354P"."""
         name = re.sub(r"\((R|TM)\)|\bCPU\b|@.*|\b[0-9]+-Core\b|\bProcessor\b|\bwith .*", " ", self.model)
         name = re.sub(r"^\s*([0-9]+th Gen\s+)?(AMD|Intel)\b", "", name)
         return " ".join(name.split()) or self.architecture or "unknown CPU"
@@ -131,7 +131,9 @@ class Topology(CpuInfo):
 
     @property
     def nps_words(self) -> str:
-        """How memory is divided: "NPS1" on AMD servers (nodes per socket, a BIOS setting), else "2 NUMA nodes"."""
+        """Return how memory is divided: "NPS1" on AMD servers (nodes per socket, a BIOS setting), else "2 NUMA
+        nodes".
+        """
         n = len(self.cpu_nodes)
         if "EPYC" not in self.model or self.virtual or n % len(self.packages):
             return plural(n, "NUMA node")
@@ -139,7 +141,7 @@ class Topology(CpuInfo):
 
     @property
     def cores_words(self) -> str:
-        """The L3 groups and cores: "8 L3 groups × 4 cores", with a word about SMT."""
+        """Return the L3 groups and cores: "8 L3 groups × 4 cores", with a word about SMT."""
         sizes = {len(group.cores) for group in self.l3_groups}
         if len(self.l3_groups) > 1 and len(sizes) == 1:
             words = f"{len(self.l3_groups)} L3 groups × {plural(sizes.pop(), 'core')}"
@@ -149,7 +151,7 @@ class Topology(CpuInfo):
 
     @property
     def name(self) -> str:
-        """The machine in one line: "EPYC 9354P · 1 socket · NPS1 · 8 L3 groups × 4 cores"."""
+        """Return the machine in one line: "EPYC 9354P · 1 socket · NPS1 · 8 L3 groups × 4 cores"."""
         return " · ".join((self.cpu_name, self.sockets_words, self.nps_words, self.cores_words))
 
 
@@ -201,7 +203,7 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
 
 
 def _nodes(root: Path, online: tuple[int, ...]) -> tuple[Node, ...]:
-    """The nodes with their online CPUs; one for everything where the kernel knows of none."""
+    """Return the nodes with their online CPUs; one for everything where the kernel knows of none."""
     running = set(online)
     nodes = [
         Node(n.number, tuple(cpu for cpu in n.cpus if cpu in running), n.distances, n.memory) for n in sysfs.nodes(root)
@@ -231,7 +233,7 @@ def _cores(root: Path, online: tuple[int, ...], nodes: tuple[Node, ...], vendor:
 
 
 def _l3_groups(root: Path, cores: tuple[Core, ...], notes: list[str]) -> tuple[tuple[Core, ...], list[L3Group]]:
-    """The cores with their L3 group, and the groups in the order of socket and cache id; links are still 0."""
+    """Return the cores with their L3 group, and the groups in the order of socket and cache id; links are still 0."""
     found: list[tuple[sysfs.Cache, list[Core]]] = []
     known: set[int] = set()
     for core in cores:
@@ -269,7 +271,7 @@ def _l3_groups(root: Path, cores: tuple[Core, ...], notes: list[str]) -> tuple[t
 def _fabric_links(
     groups: list[L3Group], info: CpuInfo, virtual: str
 ) -> tuple[tuple[L3Group, ...], tuple[tuple[int, ...], ...]]:
-    """The groups with their link, and the links. Two groups of one die have neighbouring cache ids."""
+    """Return the groups with their link, and the links. Two groups of one die have neighbouring cache ids."""
     family, model = info.family or 0, info.model_number or 0
     paired = not virtual and info.vendor == "AuthenticAMD" and (
         family == 0x17 or (family == 0x19 and 0xA0 <= model <= 0xAF)
@@ -288,13 +290,13 @@ def _fabric_links(
 
 
 def _memory(root: Path) -> tuple[int, int | None]:
-    """The machine's memory and the control group's limit on it, in bytes."""
+    """Return the machine's memory and the control group's limit on it, in bytes."""
     total, limited = meminfo(root).get("MemTotal", 0), total_bytes(root)
     return (total, limited if limited < total else None) if total else (limited, None)
 
 
 def _without_sysfs(root: Path, info: CpuInfo, allowed: Collection[int] | None) -> Topology:
-    """macOS, Windows: as many cores as psutil counts, and nothing about where they are."""
+    """Return the topology on macOS and Windows: the number of cores from psutil, and nothing about their location."""
     import psutil
 
     mine = tuple(sorted(set(sysfs.own_cpus() if allowed is None else allowed))) or (0,)

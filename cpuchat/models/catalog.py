@@ -25,11 +25,12 @@ from cpuchat.settings import explained
 
 PACKAGED = Path(__file__).with_name("catalog.toml")
 MAX_BYTES = 1 << 20
-"""A longer catalog is not read."""
+"""Limit of a catalog file in bytes."""
 
 _SAME_SIZE = 0.3
-"""Two models of one name are the same if their parameter counts differ by at most this share: some files contain the
-embedding table once, some twice."""
+"""Share by which the parameter counts of two models of one name may differ: some files contain the embedding table
+once, some twice.
+"""
 
 _WHY_NO_DRAFT = {
     "small": "small: drafts for larger models",
@@ -93,7 +94,7 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def is_moe(self) -> bool:
-        """Whether it is a mixture of experts: a token uses only some of the weights."""
+        """Return whether it is a mixture of experts: a token uses only some of the weights."""
         return 0 < self.active_params < self.params
 
     @property
@@ -103,22 +104,22 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def why_no_draft(self) -> str:
-        """Why no model drafts for this one, as a clause; "" when some do or it is not known."""
+        """Return why no model drafts for this one, as a clause; "" when some do or it is not known."""
         return self.no_draft_detail or _WHY_NO_DRAFT.get(self.no_draft, "")
 
     @property
     def quantization(self) -> str:
-        """The default quantization; "" when no size is known."""
+        """Return the default quantization; "" when no size is known."""
         return next((name for name in PREFERRED if name in self.sizes), next(iter(self.sizes), ""))
 
     @property
     def size(self) -> int:
-        """Bytes of the file of `quantization`; 0 when not known."""
+        """Return bytes of the file of `quantization`; 0 when not known."""
         return round(self.sizes.get(self.quantization, 0.0) * 1e9)
 
     @property
     def spec(self) -> str:
-        """The argument for `models download`: `owner/name:Q4_K_M`."""
+        """Return the argument for `models download`: `owner/name:Q4_K_M`."""
         return f"{self.repos[0]}:{self.quantization}" if self.quantization else self.repos[0]
 
 
@@ -210,7 +211,9 @@ def _merged(base: CatalogModel, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _entries(file: Path) -> list[Any]:
-    """Raises CatalogError when the file cannot be read or is not TOML with `[[model]]` tables."""
+    """Return the entries of a file. Raises CatalogError when it cannot be read or is not TOML with `[[model]]`
+    tables.
+    """
     try:
         tables = toml.loads(paths.read_text(file, MAX_BYTES))
     except OSError as error:
@@ -227,7 +230,7 @@ def _entries(file: Path) -> list[Any]:
 
 
 def _model(file: Path, entry: Any, where: str) -> CatalogModel:
-    """Raises CatalogError that names the entry, by its id or else by `where`, and the key."""
+    """Decode an entry. Raises CatalogError that names the entry, by its id or else by `where`, and the key."""
     named = entry.get("id") if isinstance(entry, dict) else None
     try:
         return msgspec.convert(entry, CatalogModel)

@@ -1,4 +1,4 @@
-"""What the name of a GGUF file tells: its quantization, and whether it is a model or something used with one. Pure.
+"""Parses names of GGUF files: quantization, and whether it is a model or a companion file. Pure.
 
 Heads predict further tokens from what the model computes and cannot answer by themselves. Publishers put them beside
 the model, mostly with a prefix (`eagle3-gpt-oss-20b-Q8_0`, `mtp-Qwen3.5-27B-Q8_0`: ggml-org) or into a folder (`MTP/`).
@@ -13,7 +13,7 @@ from typing import Literal
 Role = Literal["model", "head", "projector", "imatrix"]
 
 PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0")
-"""The usual trade-off of size and quality first."""
+"""Quantizations in order of preference, the usual trade-off of size and quality first."""
 
 _USUAL_BITS = 4
 _PREFIXES = ("UD-", "QAT-")

@@ -62,12 +62,12 @@ class MemoryNeed(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """All of it, right after the load."""
+        """Return all of it, right after the load."""
         return self.weights + self.repack + self.kv + self.compute
 
     @property
     def least(self) -> int:
-        """What it needs to run at full speed: `total` without what the system can drop."""
+        """Return what it needs to run at full speed: `total` without what the system can drop."""
         return self.total - self.reclaimable
 
     def breakdown(self, draft: MemoryNeed | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Describes a model from its header: everything a user may want to know before using it.
+"""Describes a model from its header, for users who want to know it before using it.
 
 Texts are those of the file: clean them before display.
 """
@@ -103,7 +103,7 @@ class Origin(Data, frozen=True):
 
 
 class Inspection(Data, frozen=True):
-    """What the header of a model says.
+    """The description of a model by its header.
 
     `kind`: "model", or what it is instead ("an adapter of a model").
     Sizes in bytes; `size` of all tensors, `file_size` of all files. `bytes_per_token` is what a plain pass reads with
@@ -146,7 +146,7 @@ class Inspection(Data, frozen=True):
 
     @property
     def bits_per_weight(self) -> float:
-        """Of all tensors; 0 when there are none."""
+        """Return the bits per weight over all tensors; 0 when there are none."""
         return 8 * self.size / self.n_params if self.n_params else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What this machine offers a model: memory, and the bandwidth at which decoding reads it. Measures nothing."""
+"""The memory and the read bandwidth that this machine offers a model. Measures nothing."""
 
 from __future__ import annotations
 
@@ -26,9 +26,13 @@ ASSUMED_UTILIZATION = 0.7
 theoretical peak; on two Zen 4 cores it was 70 % of the measured bandwidth with Q4_K_M, 79 % with Q8_0, 92 % with F16
 (benchmarks/README.md)."""
 MIN_UTILIZATION = ASSUMED_UTILIZATION / 2
-"""Anything less was measured beside other programs, or with a model that is not bound by memory."""
+"""Lower limit of a utilization: anything less was measured beside other load, or with a model that is not
+memory-bound.
+"""
 SIZE_CLASSES = (1e9, 4e9)
-"""Bytes per token. The fixed cost of a pass weighs more in small models, so they say nothing about large ones."""
+"""Limits of size classes in bytes per token. The fixed cost of a pass weighs more in small models, so they say nothing
+about large ones.
+"""
 
 NOT_MEASURED = "read bandwidth not measured: run `cpuchat probe`, or press F12 in the app"
 DISTURBED = "read bandwidth measured beside other programs: run `cpuchat probe` on an idle machine"

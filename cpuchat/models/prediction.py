@@ -25,7 +25,7 @@ Fit = Literal["fits", "tight", "too large"]
 N_PAST = 512
 """Tokens in the context at which speed is predicted: a short chat."""
 TOO_SLOW = 1.0
-"""tok/s below which nobody waits for an answer: a paragraph takes minutes."""
+"""tok/s below which a model counts as too slow: a paragraph takes minutes."""
 _SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000
 # KV cache and buffers of a model of which only the size is known, as a share of its weights: at 8,192 tokens it is 0.25
 # for a Q4_K_M file of 0.5B parameters (Qwen2.5), 0.1 to 0.2 for 7B to 32B, 0.06 for 70B (Llama 3).
@@ -61,17 +61,17 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needed(self) -> int:
-        """All memory needed, the draft model included."""
+        """Return all memory needed, the draft model included."""
         return self.need.least + (self.draft_need.least if self.draft_need is not None else 0)
 
     @property
     def too_slow(self) -> bool:
-        """Whether it would be loaded, but write less than one token per second."""
+        """Return whether it would be loaded, but write less than one token per second."""
         return self.tok_s is not None and self.tok_s < TOO_SLOW
 
     @property
     def fits_alone(self) -> bool:
-        """Whether the model without the draft fits into the memory available now."""
+        """Return whether the model without the draft fits into the memory available now."""
         return self.need.least <= self.available
 
     @property
@@ -203,7 +203,9 @@ def _judged(
     context_that_fits: int = 0,
     exact: bool = True,
 ) -> Prediction:
-    """`read_again`: bytes of the weights that passes read, all experts of a mixture among them."""
+    """Build the prediction. `read_again`: bytes of the weights that passes read, all experts of a mixture among
+    them.
+    """
     needed = need.least + (draft_need.least if draft_need is not None else 0)
     verdict: Fit = "too large"
     if needed <= machine.available:

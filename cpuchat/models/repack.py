@@ -1,4 +1,4 @@
-"""Which weights llama.cpp repacks for this CPU when it loads a model, and how.
+"""Determines which weights llama.cpp repacks for this CPU at load, and how.
 
 Rows of a matrix are interleaved, so that one instruction works on several of them. That used to need special files
 (Q4_0_4_4, Q4_0_4_8, Q4_0_8_8; Q4_K_4 and Q8R16 of Ampere's llama.cpp); today standard files are repacked at load.
@@ -125,7 +125,7 @@ def _copy_bytes(tensor: TensorInfo, layout: RepackFormat) -> int:
 
 
 def describe(header: GGUFHeader, cpu: Instructions) -> str:
-    """Return what happens to most of a model's weights at load: `97 % repacked 8×8 for AVX-512 VNNI`, or `as it is`."""
+    """Describe what happens to most of a model's weights at load: `97 % repacked 8×8 for AVX-512 VNNI`, or `as is`."""
     bytes_by: dict[RepackFormat, int] = {}
     for tensor, layout, _ in repacked(header, cpu):
         bytes_by[layout] = bytes_by.get(layout, 0) + tensor.nbytes

@@ -19,11 +19,11 @@ from cpuchat.models.prediction import Prediction, estimate, predict, predict_lik
 from cpuchat.protocol import LoadOptions
 
 _FINAL = (HubOffline, RateLimited, AccessDenied)
-"""Errors that every further header would meet, too."""
+"""Errors that every further request would meet, too."""
 _MAX_HEADERS = 25
-"""Requested of one repository: a hub may list any number of models."""
+"""Limit of headers requested per repository: a repository may list any number of models."""
 _MAX_SECONDS = 20.0
-"""After which no further header is requested."""
+"""Seconds after which no further header is requested."""
 
 
 class ModelPrediction(Data, frozen=True):

@@ -9,8 +9,9 @@ from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.prediction import Prediction
 
 PACE = 5.0
-"""tok/s that about keep up with reading: 225 words per minute at three words per four tokens; people read about 240
-(Brysbaert 2019, doi:10.1016/j.jml.2019.104047)."""
+"""tok/s at about reading speed: 225 words per minute at three words per four tokens; people read about 240 (Brysbaert
+2019, doi:10.1016/j.jml.2019.104047).
+"""
 _PERMISSIVE = frozenset({"apache-2.0", "mit", "modified-mit"})
 _RESEARCH_ONLY = frozenset({"cc-by-nc-4.0", "mrl", "qwen-research"})
 _USUAL_BANDWIDTH = 25e9  # bytes/s of decoding on a laptop with two memory channels; where nothing was measured

@@ -1,4 +1,4 @@
-"""What the machine tells about itself while it computes: plain values, filled in by `hardware`."""
+"""Readings of the machine while it computes: plain values, filled in by `hardware`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Scope = Literal["machine", "socket", "process"]
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most that can be read from memory, in bytes per second: the denominator of utilization.
+    """The peak read bandwidth in bytes per second: the denominator of utilization.
 
     `source` is how it is known in a few words ("measured, 2 cores"), `cpus` the logical CPUs that were measured.
     """
@@ -22,7 +22,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Memory traffic over the time since the sample before, in bytes per second.
+    """Memory traffic since the last sample, in bytes per second.
 
     `source` names the counter ("hsmp", "umc", "mbm", ...), `scope` what its figure covers: the whole machine, the
     sockets in use, or the inference process alone. `read` and `write` are None where the counter knows only their
@@ -39,7 +39,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """`watts` over the time since the sample before; `joules` since counting began; `source` as of `Bandwidth`.
+    """`watts` since the last sample; `joules` since counting began; `source` as of `Bandwidth`.
 
     Whole packages, without memory modules and power supply.
     """
@@ -51,7 +51,7 @@ class Power:
 
 @dataclass(frozen=True, slots=True)
 class MachineSample:
-    """One look at the counters. None is "not known", and `why_missing` says why and how to get it."""
+    """One sample of the counters. None is "unknown", and `why_missing` says why and how to get it."""
 
     bandwidth: Bandwidth | None = None
     power: Power | None = None

@@ -1,4 +1,4 @@
-"""From a backend's events to the figures that are shown. Definitions: DESIGN, "Figures and what they mean".
+"""Turns a backend's events into figures. Definitions: docs/figures.md.
 
 Pure: time comes in as an argument. Rates while an answer is written use the worker's own clock (`TextDelta.at_ms`),
 so what the way through pipe and event loop costs is not booked as slow decoding.
@@ -39,7 +39,7 @@ _LIVE_MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What is known now; None is "not known", and `why_missing` says why.
+    """The current figures; None is "unknown", and `why_missing` says why.
 
     `load_fraction` 0-1. `prefill_*` in tokens of the prompt; `prefill_cached` of them were reused from the KV cache.
     `ttft_s` from the request's arrival at the backend to the first text. `live_tok_s` over the last second,
@@ -67,7 +67,7 @@ class Figures:
     roofline: Roofline = field(default_factory=Roofline)
 
     def why_missing(self, name: str) -> str:
-        """Why that field is None, in a few words; "" when it is not None.
+        """Return why that field is None, in a few words; "" when it is not None.
 
         Raises:
             AttributeError: no such field.
@@ -97,7 +97,7 @@ class Figures:
 
 
 class Meter:
-    """Feed it every event of one backend, in order."""
+    """Meters answers; it must see every event of one backend, in order."""
 
     def __init__(self) -> None:
         self._n_ctx: int | None = None
@@ -128,21 +128,21 @@ class Meter:
         self._roofline.reset()
 
     def expect(self, speculation: Speculation) -> None:
-        """How the next answer (or the one that begins) is drafted."""
+        """Set how the next answer (or the one that begins) is drafted."""
         self._speculation.asked = speculation
 
     def machine(self, sample: MachineSample) -> None:
-        """The counters were looked at (hardware.monitor); a few times a second is enough."""
+        """Record a sample of the counters (hardware.monitor); a few times a second is enough."""
         self._roofline.machine(sample, self._predicted_n, self._phase == "decoding")
 
     def request_started(self, now: float) -> None:
-        """A request is on its way (its id is not needed): the last answer's figures go, prefill begins."""
+        """Record that a request was sent: this clears the last answer's figures; prefill begins."""
         self._reset(0)
         self._phase = "prefill"
         self._prefill_start = (now, 0)
 
     def chat_changed(self, n_past: int) -> None:
-        """Another chat is open: the figures of the last answer were another's. `n_past` tokens are in its context."""
+        """Record that another chat is open, which clears the last answer's figures. `n_past` tokens are in its context."""
         self._reset(0)
         self._history.clear()
         if self._phase != "loading":
@@ -151,7 +151,7 @@ class Meter:
             self._n_past = n_past
 
     def observe(self, event: Event, now: float) -> None:
-        """`now`: monotonic seconds, of the same clock in every call."""
+        """Record an event. `now`: monotonic seconds, of the same clock in every call."""
         if isinstance(event, PrefillProgress | TextDelta | SpeculationUpdate | GenerationFinished | ContextTrimmed):
             if event.request_id != self._request_id:
                 if self._request_id or self._phase != "prefill":
@@ -246,7 +246,7 @@ class Meter:
             self._n_past, self._n_ctx = timings.n_past, timings.n_ctx
 
     def _tokens_at(self, ms: float) -> float:
-        """Tokens written until `ms`, evenly spread between two deltas."""
+        """Return the tokens generated until `ms`, interpolated between two deltas."""
         points = self._points
         before = points[0]
         if ms <= before[0]:
@@ -263,8 +263,9 @@ class Meter:
         return (self._tokens_at(end) - self._tokens_at(start)) / (end - start) * 1e3
 
     def _live(self, now: float | None) -> float | None:
-        """Over the last second until `now`, at most that of the worker's clock; a delta that is not overdue is not
-        missed yet: models slower than a token per second have a rate, too."""
+        """Return tok/s over the last second until `now`, at most that of the worker's clock; a delta that is not
+        overdue does not lower the rate, so that models slower than a token per second have one, too.
+        """
         points = self._points
         if self._phase != "decoding" or len(points) < 2:
             return None
@@ -286,11 +287,11 @@ class Meter:
         return (self._points[-1][1] - self._first[1]) / (self._points[-1][0] - self._first[0]) * 1e3
 
     def _decode_ms(self) -> float:
-        """From the first token to the newest."""
+        """Return the ms from the first token to the newest."""
         return self._points[-1][0] - self._first[0] if self._first is not None and self._points else 0.0
 
     def figures(self, now: float | None = None) -> Figures:
-        """`now` (monotonic seconds) lets the live rate fall while nothing comes."""
+        """Return the figures at `now` (monotonic seconds), which lowers the live rate while no token arrives."""
         prefill = self._prefill
         live, decode = self._live(now), self._decode()
         return Figures(

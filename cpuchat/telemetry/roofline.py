@@ -1,4 +1,4 @@
-"""How close decoding is to what this machine can do, and what is in the way. DESIGN, "Figures and what they mean".
+"""Compares decoding with the limits of the machine, and names the bottleneck. Definitions: docs/figures.md.
 
 Pure arithmetic over plain values. Bandwidths in bytes per second, rates in tokens per second.
 """
@@ -18,15 +18,15 @@ from cpuchat.timings import Timings
 Limit = Literal["memory", "compute", "overhead", ""]
 
 OFF = 1.05
-"""More than this share of the measured peak cannot be: one of the two figures is wrong."""
+"""Share of the measured peak above which one of the two figures must be wrong."""
 OTHER_LOAD, IN_CACHE = 1.3, 0.5
-"""A counter that reads more, or less, than this many times what the model reads tells something."""
+"""Multiples of the model's own traffic above or below which a counter's reading is remarkable."""
 AT_THE_LIMIT = 0.75
-"""Share of a pass that memory or compute alone would take, from which on it is what limits decoding."""
+"""Share of a pass from which on memory or compute counts as the limit of decoding."""
 PARTLY_CACHED = 4
-"""Weights of up to this many times the L3 caches: a part may stay there from pass to pass."""
+"""Multiple of the L3 caches up to which a part of the weights may stay in them from pass to pass."""
 LEAST_PREFILL = 64
-"""Prompt tokens from which on the prefill rate tells what the cores can compute."""
+"""Minimum prompt tokens for the prefill rate to show what the cores can compute."""
 _CALIBRATED = 32  # tokens of the largest measured pass
 _WORTH_TELLING = 1.1
 _FAR_BELOW = 0.5
@@ -37,8 +37,9 @@ NO_MEMORY_LIMIT = "weights fit in L3: no memory limit"
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What a stretch of decoding evaluated: `tokens` written in `passes` of the target, which verified `draft_n`
-    drafted tokens, and `draft_passes` of the draft model."""
+    """The evaluations in a stretch of decoding: `tokens` generated in `passes` of the target, which verified `draft_n`
+    drafted tokens, and `draft_passes` of the draft model.
+    """
 
     tokens: int = 0
     passes: int = 0
@@ -46,7 +47,7 @@ class Evaluated:
     draft_n: int = 0
 
     def since(self, before: Evaluated) -> Evaluated:
-        """What came after `before`."""
+        """Return the evaluations after `before`."""
         return Evaluated(
             self.tokens - before.tokens,
             self.passes - before.passes,
@@ -56,18 +57,18 @@ class Evaluated:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Written; 1 before the first pass."""
+        """Return the tokens generated per pass; 1 before the first pass."""
         return self.tokens / self.passes if self.passes and self.tokens else 1.0
 
     @property
     def n_per_pass(self) -> float:
-        """Evaluated; 1 before the first pass."""
+        """Return the tokens evaluated per pass; 1 before the first pass."""
         return (self.draft_n + self.passes) / self.passes if self.passes else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """What is known; None is "not known", and `why_missing` says why.
+    """The figures of the roofline; None is "unknown", and `why_missing` says why.
 
     `bandwidth` is that of `source`: a counter's name, or "≈ model" for `estimate`, which is always what the model
     reads by its header. `counted` is the counter's whole reading. `utilization` is `bandwidth` by `peak`, not cut off
@@ -103,7 +104,7 @@ class Roofline:
     no_power: str = ""
 
     def why_missing(self, field: str) -> str:
-        """Why that field is None, in a few words; "" when it is not None.
+        """Return why that field is None, in a few words; "" when it is not None.
 
         Raises:
             AttributeError: no such field.
@@ -135,7 +136,7 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What is known about the running or last answer.
+    """The running or last answer.
 
     `tok_s` now (the average once it is done) with what was evaluated in that time (`recent`), `average_tok_s` with
     `whole` of the answer. `n_past` tokens in the context. `by_position` as of `SpeculationFigures`; `fixed_depth` is
@@ -155,7 +156,7 @@ class Decoding:
 
 
 def peak_of(model: ModelInfo) -> Peak | None:
-    """The measured read bandwidth of the cores that compute, the draft model's among them."""
+    """Return the measured read bandwidth of the cores that compute, the draft model's among them."""
     if model.peak_read <= 0:
         return None
     n = len(model.compute_cpus) or model.n_threads
@@ -171,7 +172,7 @@ def prefill_rate(model: ModelInfo, measured: float | None) -> float | None:
 
 
 def fits_cache(model: ModelInfo) -> bool:
-    """Whether the weights that are read again and again stay in the L3 caches of the cores."""
+    """Return whether the weights that are read again and again stay in the L3 caches of the cores."""
     return 0 < _weights(model) <= model.cache_bytes
 
 
@@ -186,7 +187,7 @@ def roofline(
     machine: MachineSample | None = None,
     joules_per_token: float | None = None,
 ) -> Roofline:
-    """All figures. `prefill_tok_s` is the best measured; `machine` what the counters say about the same time."""
+    """Compute all figures. `prefill_tok_s` is the best measured; `machine` is the sample of the same time."""
     power = machine.power if machine is not None else None
     read = machine.bandwidth if machine is not None else None
     base = Roofline(
@@ -236,7 +237,7 @@ def roofline(
 
 
 def after_answer(model: ModelInfo, timings: Timings) -> Roofline:
-    """The figures of a whole answer."""
+    """Return the figures of a whole answer."""
     rate = timings.predicted_per_second
     whole = evaluated(timings)
     measured = timings.prompt_per_second if timings.prompt_n >= LEAST_PREFILL else None
@@ -245,7 +246,7 @@ def after_answer(model: ModelInfo, timings: Timings) -> Roofline:
 
 
 def evaluated(timings: Timings) -> Evaluated:
-    """What the decoding of a whole answer evaluated. The prompt gave its first token."""
+    """Return the evaluations of a whole answer. Its first token comes from the prompt."""
     tokens = max(timings.predicted_n - 1, 0)
     figures = timings.speculation
     if figures is None or not figures.passes:  # nothing was to be drafted: each token is a pass
@@ -254,7 +255,7 @@ def evaluated(timings: Timings) -> Evaluated:
 
 
 def _bytes_per_pass(model: ModelInfo, part: Evaluated, n_past: int) -> float | None:
-    """What a pass of the target and the drafting before it read, on average."""
+    """Return the average bytes read by a pass of the target and the drafting before it."""
     if model.traffic is None:
         return None
     total = pass_bytes(model.traffic, part.n_per_pass, n_past)
@@ -272,7 +273,7 @@ def _off(model: ModelInfo, average: float | None, peak: Peak | None, cached: boo
 
 
 def _counter_off(utilization: float | None, remark: str) -> str:
-    """Where nothing else ran, a counter cannot see more than memory gives either."""
+    """Return a remark if the counter exceeds the peak although nothing else ran."""
     if utilization is None or utilization <= OFF or remark:
         return ""
     return "counter above the measured peak"
@@ -291,7 +292,7 @@ def _remark(counted: Bandwidth | None, estimate: float | None, cached: bool) -> 
 def _ceilings(
     model: ModelInfo, now: Decoding, peak: Peak | None, compute: float | None
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """The ceilings by their fields, and those that are none because what was measured is well above them.
+    """Return the ceilings by field, and the fields left out because measurements clearly exceed them.
 
     The acceptance is the better of that of the whole answer and that of its last second: both rates are shown.
     """
@@ -316,7 +317,7 @@ def _ceilings(
 
 
 def _limit(now: Decoding, ceilings: dict[str, float], utilization: float | None) -> Limit:
-    """What takes most of an average pass; "" when not enough is known to say, or the bar would say otherwise."""
+    """Return what takes most of an average pass; "" if unknown, or in contradiction to the utilization."""
     rate = now.average_tok_s
     if not rate:
         return ""
@@ -334,7 +335,7 @@ def _limit(now: Decoding, ceilings: dict[str, float], utilization: float | None)
 
 
 def better_depth(pass_ms: Sequence[float], by_position: Sequence[tuple[int, int]], depth: int, draft_ms: float) -> str:
-    """What another fixed draft depth would gain, by the measured costs and acceptance; "" when little, or unknown.
+    """Return what another fixed draft depth would gain, by the measured costs and acceptance; "" if little or unknown.
 
     `by_position`: (drafted, accepted) for the first, second, ... token, so that accepted by drafted is the share of
     drafts that were right up to there. Depths that were not tried are not judged.

@@ -1,4 +1,4 @@
-"""Follows an answer for the roofline: what was evaluated in the last second, what the counters said meanwhile."""
+"""Follows an answer for the roofline: its evaluations in the last second, and the counters' samples meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UPDATES = 5  # the worker tells four times a second what it evaluated
 
 
 class _Average:
-    """Means over the samples that were taken while decoding."""
+    """Averages the samples taken while decoding."""
 
     def __init__(self) -> None:
         self._n = 0
@@ -39,7 +39,9 @@ class _Average:
         return (self._last[0] - self._first[0]) / tokens if tokens > 0 else None
 
     def sample(self, last: MachineSample) -> MachineSample:
-        """The means, with the reasons of the `last` sample for what was never there; power is what it is now then."""
+        """Return the means, with the reasons of the `last` sample for missing figures; power is the current one if it
+        was never sampled.
+        """
         return MachineSample(
             bandwidth=_mean_bandwidth(self._bandwidth),
             power=_mean_power(self._power) or last.power,
@@ -53,7 +55,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _mean_bandwidth(samples: list[Bandwidth]) -> Bandwidth | None:
-    """Of the samples of the newest source."""
+    """Return the mean over the samples of the newest source."""
     if not samples:
         return None
     newest = samples[-1]
@@ -78,7 +80,7 @@ def _mean_power(samples: list[Power]) -> Power | None:
 
 
 class RooflineMeter:
-    """Keeps what `roofline` needs beside the rates that the meter knows."""
+    """Keeps the inputs of `roofline` beside the meter's rates."""
 
     def __init__(self) -> None:
         self._model: ModelInfo | None = None
@@ -87,7 +89,7 @@ class RooflineMeter:
         self.reset()
 
     def reset(self) -> None:
-        """Another answer begins."""
+        """Begin another answer."""
         self._figures: SpeculationFigures | None = None
         self._told: deque[Evaluated] = deque([Evaluated()], maxlen=_UPDATES)
         self._whole: Evaluated | None = None
@@ -95,29 +97,29 @@ class RooflineMeter:
         self._average = _Average()
 
     def model(self, model: ModelInfo | None) -> None:
-        """Another model is loaded, or none."""
+        """Set the loaded model, or None."""
         self._model, self._prefill = model, None
         self.reset()
 
     def prefilled(self, n_tokens: int, tok_s: float | None) -> None:
-        """`n_tokens` of a prompt were evaluated at `tok_s`."""
+        """Record that `n_tokens` of a prompt were evaluated at `tok_s`."""
         if tok_s is not None and n_tokens >= LEAST_PREFILL:
             self._prefill = max(tok_s, self._prefill or 0.0)
 
     def update(self, figures: SpeculationFigures, predicted_n: int) -> None:
-        """`predicted_n` tokens were written when these were taken."""
+        """Record figures taken when `predicted_n` tokens were generated."""
         self._figures = figures
         if figures.passes:
             self._told.append(Evaluated(max(predicted_n - 1, 0), figures.passes, figures.draft_passes, figures.draft_n))
 
     def machine(self, sample: MachineSample, predicted_n: int, decoding: bool) -> None:
-        """The counters were looked at."""
+        """Record a sample of the counters."""
         self._machine = sample
         if decoding:
             self._average.add(sample, predicted_n)
 
     def finish(self, timings: Timings) -> None:
-        """The answer is over: from now on its averages count."""
+        """End the answer: from now on its averages count."""
         self.prefilled(timings.prompt_n, timings.prompt_per_second)
         self._figures = timings.speculation
         self._whole = evaluated(timings)
@@ -126,7 +128,7 @@ class RooflineMeter:
     def roofline(
         self, live: float | None, average: float | None, predicted_n: int, n_past: int, depth: int
     ) -> Roofline:
-        """The figures now. `live` is None when nothing is being written; `depth` is that of the user, 0 adaptive."""
+        """Return the current figures. `live` is None when no answer is running; `depth` is the user's, 0 = adaptive."""
         whole, figures = self._whole, self._figures
         machine = self._machine
         if whole is None:
@@ -149,7 +151,7 @@ class RooflineMeter:
         return roofline(self._model, now, self._prefill, machine, self._average.joules_per_token)
 
     def _so_far(self, predicted_n: int) -> tuple[Evaluated, Evaluated]:
-        """(the whole answer, about its last second)."""
+        """Return (the whole answer, about its last second)."""
         newest = self._told[-1]
         if not newest.passes:  # nothing is drafted
             tokens = max(predicted_n - 1, 0)

@@ -1,4 +1,4 @@
-"""How drafting goes in an answer, as figures. Definitions: DESIGN, "Figures and what they mean"."""
+"""Figures of drafting in an answer. Definitions: docs/figures.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpuchat.timings import DrafterCount, SpeculationFigures
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What is known about drafting; None is "not known", and `why_missing` says why.
+    """The figures of drafting; None is "unknown", and `why_missing` says why.
 
     `wanted`: drafters are chosen; `adaptive`: the depth is not fixed by the user. Acceptance is accepted by drafted
     tokens (0-1), `acceptance_now` over the last passes, `acceptance` over the answer. `tokens_per_pass` written per
@@ -37,7 +37,7 @@ class Drafting:
     answered: bool = False
 
     def why_missing(self, field: str) -> str:
-        """Why that field is None, in a few words; "" when it is not None.
+        """Return why that field is None, in a few words; "" when it is not None.
 
         Raises:
             AttributeError: no such field.
@@ -60,29 +60,29 @@ class SpeculationMeter:
 
     def __init__(self) -> None:
         self.asked = Speculation()
-        """What the running answer, or the next one, asks for."""
+        """The speculation options of the running or the next answer."""
         self._model_plain_ms: float | None = None
         self._no_speculation = ""
         self.reset()
 
     def reset(self) -> None:
-        """Another answer begins."""
+        """Begin another answer."""
         self._figures: SpeculationFigures | None = None
         self._predicted_n = 0
         self._decode_ms = 0.0
 
     def model(self, model: ModelInfo | None) -> None:
-        """Another model is loaded, or none."""
+        """Set the loaded model, or None."""
         self.reset()
         self._model_plain_ms = model.pass_ms[0] if model is not None and model.pass_ms else None
         self._no_speculation = model.no_speculation if model is not None else ""
 
     def update(self, figures: SpeculationFigures | None, predicted_n: int, decode_ms: float) -> None:
-        """`predicted_n` tokens were written in `decode_ms` milliseconds when these were taken."""
+        """Record figures taken when `predicted_n` tokens were generated in `decode_ms` milliseconds."""
         self._figures, self._predicted_n, self._decode_ms = figures, predicted_n, decode_ms
 
     def drafting(self, tok_s: float | None, answered: bool) -> Drafting:
-        """The figures now. `tok_s` is the rate to set against plain decoding; `answered`: text has come."""
+        """Return the current figures. `tok_s` is the rate to compare with plain decoding; `answered`: text has come."""
         adaptive = self.asked.depth == 0
         if not self.asked.drafters:
             return Drafting(adaptive=adaptive)
@@ -109,7 +109,7 @@ class SpeculationMeter:
         )
 
     def _plain_tok_s(self, now: SpeculationFigures) -> float | None:
-        """Of an answer without a draft it is the answer's own speed, by the definition of the average beside it."""
+        """Return the plain speed: of an answer without drafts, its own average speed."""
         if self._figures is not None and not now.draft_n and self._predicted_n > 1 and self._decode_ms > 0:
             return (self._predicted_n - 1) * 1e3 / self._decode_ms
         plain_ms = now.plain_ms or self._model_plain_ms

@@ -1,4 +1,4 @@
-"""Bytes that a pass reads from memory: DESIGN, "Figures and what they mean"."""
+"""Computes the bytes that a pass reads from memory. Definitions: docs/figures.md."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from cpuchat.protocol import Traffic
 
 
 def experts_read(n_expert: int, n_expert_used: int, n_tokens: float) -> float:
-    """How many experts `n_tokens` tokens use together, when each chooses `n_expert_used` of `n_expert` on its own."""
+    """Return the expected number of distinct experts that `n_tokens` tokens use, when each chooses `n_expert_used` of
+    `n_expert` independently.
+    """
     if n_expert <= 0:
         return 0.0
     return n_expert * (1 - (1 - min(n_expert_used / n_expert, 1.0)) ** n_tokens)
 
 
 def pass_bytes(traffic: Traffic, n_tokens: float, n_past: int) -> float:
-    """What one pass over `n_tokens` tokens (an average may be broken) reads, with `n_past` tokens in the context.
+    """Return the bytes that one pass over `n_tokens` tokens (an average may be fractional) reads, with `n_past` tokens
+    in the context.
 
     The recurrent state counts twice, read and written; what is added to the KV cache is too little to count.
     """

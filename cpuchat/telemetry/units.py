@@ -1,4 +1,4 @@
-"""How figures are written, everywhere the same: as many digits as mean something, never without a unit."""
+"""Formats figures, the same everywhere: with the significant digits, and a unit beside them."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import datetime
 
 
 def rate(value: float) -> str:
-    """tok/s without its unit: `7.31`, `41.3`, `262`, `1,407`."""
+    """Format tok/s without its unit: `7.31`, `41.3`, `262`, `1,407`."""
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
 def about(value: float) -> str:
-    """A predicted tok/s, with no more digits than it is good for: `0.04`, `7.3`, `41`, `1,407`."""
+    """Format a predicted tok/s, rounded to its accuracy: `0.04`, `7.3`, `41`, `1,407`."""
     return f"{value:.1g}" if value < 0.095 else f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
 
 
 def duration(seconds: float) -> tuple[str, str]:
-    """A waiting time as number and unit: ("4", "ms"), ("0.21", "s")."""
+    """Format a waiting time as number and unit: ("4", "ms"), ("0.21", "s")."""
     return (f"{1e3 * seconds:.0f}", "ms") if seconds < 0.0995 else (f"{seconds:.2f}", "s")
 
 
 def factor(value: float) -> str:
-    """How many times as fast: `0.97×`, `1.64×`, `12.3×`."""
+    """Format a speed-up: `0.97×`, `1.64×`, `12.3×`."""
     return f"{value:.2f}×" if value < 9.995 else f"{value:.1f}×"
 
 
 def bandwidth(bytes_per_s: float) -> str:
-    """GB/s without the unit, decimal: `0.42`, `7.3`, `44`, `367`."""
+    """Format GB/s without the unit, decimal: `0.42`, `7.3`, `44`, `367`."""
     value = bytes_per_s / 1e9
     return f"{value:.2f}" if value < 0.995 else f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
 
 
 def gigabytes(count: float) -> str:
-    """Bytes (or bytes per second) in decimal GB without the unit, three digits: `1.07`, `25.3`, `367`."""
+    """Format bytes (or bytes per second) in decimal GB without the unit, three digits: `1.07`, `25.3`, `367`."""
     return rate(count / 1e9)
 
 
 def context(used: int, size: int) -> str:
-    """How full a context is, both in tokens: `48/8k`, `7.9k/8k`. k is 1024 where the size is a multiple of that."""
+    """Format used and total context in tokens: `48/8k`, `7.9k/8k`. k is 1024 where the size is a multiple of that."""
     unit = 1024 if size % 1024 == 0 else 1000
 
     def short(count: int) -> str:
@@ -48,7 +48,7 @@ def context(used: int, size: int) -> str:
 
 
 def parameters(count: int) -> str:
-    """How many values a model has, as names of models say it: `494M`, `7.6B`, `70.6B`."""
+    """Format a parameter count as in model names: `494M`, `7.6B`, `70.6B`."""
     for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= 0.9995 * unit:
             value = count / unit
@@ -57,7 +57,7 @@ def parameters(count: int) -> str:
 
 
 def size(n_bytes: int) -> str:
-    """Bytes as people read them on a disk, at most 7 characters: `808 kB`, `1.5 GB` is 1.5e9 bytes."""
+    """Format a size in bytes, at most 7 characters: `808 kB`, `1.5 GB` is 1.5e9 bytes."""
     value = float(n_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 999.5:
@@ -67,7 +67,7 @@ def size(n_bytes: int) -> str:
 
 
 def time_left(seconds: float) -> str:
-    """`47 s left`, `12 min left`, `3.2 h left`; at most 11 characters."""
+    """Format the remaining time: `47 s left`, `12 min left`, `3.2 h left`; at most 11 characters."""
     if seconds < 99.5:
         return f"{seconds:.0f} s left"
     if seconds < 99.5 * 60:
@@ -76,12 +76,12 @@ def time_left(seconds: float) -> str:
 
 
 def plural(count: int, thing: str) -> str:
-    """`1 message`, `1,203 tokens`."""
+    """Format a count with its noun: `1 message`, `1,203 tokens`."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def count(number: int) -> str:
-    """How often something was fetched, in at most five characters: `950`, `12.3k`, `1.2M`."""
+    """Format a download count in at most five characters: `950`, `12.3k`, `1.2M`."""
     if number < 1000:
         return str(number)
     value, unit = (number / 1e6, "M") if number >= 999_500 else (number / 1e3, "k")
@@ -89,7 +89,7 @@ def count(number: int) -> str:
 
 
 def tokens(count: int) -> str:
-    """`512`, `2.1k`, `32k`, `1.0M`: a token count in at most five characters (k = 1024 for round contexts)."""
+    """Format a token count in at most five characters (k = 1024 for round contexts): `512`, `2.1k`, `32k`, `1.0M`."""
     if count < 1000:
         return str(count)
     unit, name = (1024, "k") if count % 1024 == 0 else (1000, "k")
@@ -100,7 +100,7 @@ def tokens(count: int) -> str:
 
 
 def ago(then: float, now: float) -> str:
-    """When that was, both in seconds since 1970: `today`, `yesterday`, `12 days ago`; `never` for 0."""
+    """Format the age of a time, both in seconds since 1970: `today`, `yesterday`, `12 days ago`; `never` for 0."""
     if not then:
         return "never"
     days = (datetime.date.fromtimestamp(now) - datetime.date.fromtimestamp(then)).days

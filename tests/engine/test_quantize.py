@@ -14,7 +14,15 @@ import pytest
 from cpuchat.engine.quantize import NICENESS
 from cpuchat.line_process import Refused
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.quantize.messages import Answer, Begun, Foresee, Foreseen, Made, Make, Request
+from cpuchat.models.quantize.messages import (
+    Answer,
+    ForecastRequest,
+    ForecastResult,
+    QuantizeFinished,
+    QuantizeRequest,
+    Request,
+    TensorStarted,
+)
 from cpuchat.models.quantize.types import quant_type
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -56,18 +64,18 @@ def child() -> Iterator[Child]:
 
 def test_it_foresees_makes_and_ends(child: Child, tiny_model: Path, tmp_path: Path) -> None:
     out, number = tmp_path / "out", quant_type("Q8_0").number
-    child.ask(Foresee(source=str(tiny_model), number=number))
-    foreseen = child.answer()
-    assert isinstance(foreseen, Foreseen) and not foreseen.needs_imatrix
+    child.ask(ForecastRequest(source=str(tiny_model), number=number))
+    result = child.answer()
+    assert isinstance(result, ForecastResult) and not result.needs_imatrix
     assert not out.exists()
-    child.ask(Make(source=str(tiny_model), out=str(out), number=number, threads=2))
+    child.ask(QuantizeRequest(source=str(tiny_model), out=str(out), number=number, threads=2))
     answers = [child.answer()]
-    while isinstance(answers[-1], Begun):
+    while isinstance(answers[-1], TensorStarted):
         answers.append(child.answer())
-    assert isinstance(answers.pop(), Made)
+    assert isinstance(answers.pop(), QuantizeFinished)
     made = {tensor.name: tensor.type for tensor in read_header(out).tensors}
-    assert made == foreseen.types
-    assert sorted(one.name for one in answers if isinstance(one, Begun)) == sorted(made)
+    assert made == result.types
+    assert sorted(one.name for one in answers if isinstance(one, TensorStarted)) == sorted(made)
     assert child.end() == 0
     assert out.exists()  # what is whole stays
     assert child.answers.read() == b""
@@ -75,29 +83,29 @@ def test_it_foresees_makes_and_ends(child: Child, tiny_model: Path, tmp_path: Pa
 
 def test_a_refusal_says_why_and_the_next_request_is_answered(child: Child, tiny_model: Path, tmp_path: Path) -> None:
     number = quant_type("Q8_0").number
-    child.ask(Foresee(source=str(tmp_path / "nowhere.gguf"), number=number))
+    child.ask(ForecastRequest(source=str(tmp_path / "nowhere.gguf"), number=number))
     answer = child.answer()
     assert isinstance(answer, Refused) and answer.code == "quantize_failed" and "nowhere.gguf" in answer.message
-    child.ask(Foresee(source=str(tiny_model), number=39))  # NVFP4 can be read, not made
+    child.ask(ForecastRequest(source=str(tiny_model), number=39))  # NVFP4 can be read, not made
     answer = child.answer()
     assert isinstance(answer, Refused) and "invalid output file type 39" in answer.message
-    child.ask(Foresee(source=str(tiny_model), number=number))
-    assert isinstance(child.answer(), Foreseen)
+    child.ask(ForecastRequest(source=str(tiny_model), number=number))
+    assert isinstance(child.answer(), ForecastResult)
 
 
 def test_the_work_ends_with_the_program_that_wanted_it(child: Child, tmp_path: Path) -> None:
     """Its end of the pipe closes, as it does when it is killed: what is not whole goes."""
     large = write_tiny_gguf(tmp_path / "large.gguf", n_embd=512, n_layer=6, n_ff=2048, n_head=8)
     out = tmp_path / "out"
-    child.ask(Make(source=str(large), out=str(out), number=quant_type("IQ4_XS").number, threads=1))
-    assert isinstance(child.answer(), Begun)
+    child.ask(QuantizeRequest(source=str(large), out=str(out), number=quant_type("IQ4_XS").number, threads=1))
+    assert isinstance(child.answer(), TensorStarted)
     assert out.exists()
     assert child.end() == 0
     assert not out.exists()
 
 
 def test_it_runs_at_low_priority(child: Child, tiny_model: Path) -> None:
-    child.ask(Foresee(source=str(tiny_model), number=quant_type("F16").number))
+    child.ask(ForecastRequest(source=str(tiny_model), number=quant_type("F16").number))
     child.answer()
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getpriority(os.PRIO_PROCESS, child.process.pid) == min(own + NICENESS, 19)

@@ -183,7 +183,7 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
     """Return `_types` with the forecast for the model; bits per weight are those of the file."""
     from cpuchat import settings
     from cpuchat.models.machine import this_machine
-    from cpuchat.models.quantize.forecast import foresee, source_header
+    from cpuchat.models.quantize.forecast import forecast_type, source_header
     from cpuchat.models.quantize.process import QuantizeProcess
     from cpuchat.models.quantize.types import TYPES
     from cpuchat.present.prediction import verdict
@@ -196,7 +196,7 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
     async with QuantizeProcess() as process:
         for kind, row in zip(TYPES, _types(cpu), strict=True):
             try:
-                forecast = await foresee(process, source, kind)
+                forecast = await forecast_type(process, source, kind)
             except QuantizeFailed as error:  # for example, rows of a length that this type does not support
                 rows.append(row | {"problem": error.message})
                 continue

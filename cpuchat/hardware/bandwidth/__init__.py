@@ -1,1 +1,1 @@
-"""How fast memory can be read: by the modules, and measured."""
+"""Read bandwidth of the memory: the theoretical peak of the modules, and measurements."""

@@ -20,7 +20,7 @@ ROOT = Path("/")
 
 
 def key(kind: str, cpus: Collection[int], words: str = "", root: Path = ROOT) -> str:
-    """What a figure of `kind` belongs to: this machine, these CPUs and, where there are nodes, a memory policy."""
+    """Return the cache key of a `kind` of figure: this machine, these CPUs and, with several nodes, a memory policy."""
     nodes = read_text(root / "sys/devices/system/node/online")
     if len(parse_cpu_list(nodes)) < 2:
         words = ""
@@ -46,7 +46,7 @@ def _machine(root: Path) -> tuple[str, ...]:
 
 
 def load(name: str) -> Any:
-    """Return the entry called `name`, as JSON gives it; None when there is none."""
+    """Return the decoded JSON entry `name`; None if there is none."""
     return _cache().read().get(name)
 
 

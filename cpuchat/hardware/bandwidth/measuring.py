@@ -1,4 +1,4 @@
-"""Measures the read bandwidth of a set of CPUs, in a process of its own (`read_probe`)."""
+"""Measures the read bandwidth of a set of CPUs, in a separate process (`read_probe`)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from cpuchat.telemetry.units import plural
 
 ROOT = Path("/")
 MOST_BYTES: Final = 3_900_000_000
-"""Memory that a measurement takes at most, however much there is; and never more than a quarter of what is free."""
+"""Upper limit of the memory that a measurement takes, in bytes; it never takes more than a quarter of the free memory.
+"""
 
 _HUGE_PAGE: Final = 2 << 20
 _PLENTY: Final = 256 << 20
 _ENOUGH: Final = 32 << 20
 _FAR_BEYOND, _BEYOND = 8, 2
-"""How many times the L3 all threads of one L3 group together read, where there is memory for it; and at least."""
+"""Size of the buffers of one L3 group in multiples of its L3: preferred, and minimum."""
 _MODULE = "cpuchat.hardware.bandwidth.read_probe"
 _OPTIONS: list[str] = []  # further options of the probe, for tests
 _POLL_SECONDS: Final = 0.05
@@ -62,7 +63,7 @@ class ReadBandwidth:
 
     @property
     def disturbed(self) -> bool:
-        """Other programs ran on these CPUs in every round, so it is less than they can."""
+        """Return whether other programs ran on these CPUs in every round, so that the result is too low."""
         return bool(self.shares) and max(self.shares) < _ALONE
 
 
@@ -113,7 +114,7 @@ def measure(
 
 
 def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
-    """Memory for each of `cpus` to read, in bytes: so much that no cache holds it.
+    """Return the buffer size for each of `cpus` in bytes: so large that no cache holds it.
 
     Raises:
         ProbeFailed: there is not enough free memory for that.
@@ -151,7 +152,7 @@ def _l3_groups(cpus: Sequence[int], root: Path) -> list[tuple[int, int]]:
 
 
 def _run(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, Any]:
-    """What the measuring process prints.
+    """Run the measuring process and return what it prints.
 
     Raises:
         ProbeFailed: it failed, was ended, or took longer than `limit` seconds.

@@ -103,8 +103,7 @@ def usual_memory(topology: Topology) -> tuple[int, int] | None:
 
 
 def _from_modules(modules: list[Module], possible: int | None) -> Theoretical | None:
-    """Adds up the channels of modules whose speed is known; modules on one channel share it, at the slower one's
-    speed."""
+    """Add up the channels of modules with a known speed; modules on one channel share it, at the slower one's speed."""
     speeds: dict[str, list[int]] = {}
     widths: dict[str, int] = {}
     for number, module in enumerate(modules):
@@ -125,7 +124,7 @@ def _from_modules(modules: list[Module], possible: int | None) -> Theoretical | 
 
 
 def channel_of(module: Module) -> str:
-    """What modules on the same channel have in common; "" where the board's labels don't tell.
+    """Return an identifier shared by modules on the same channel; "" where the board's labels don't tell.
 
     Boards write "P0 CHANNEL A" (the bank) with "DIMM 0", "ChannelA-DIMM0", "DIMM_A1", "P1-DIMMA1", "DIMM_P0_A0", "A1".
     """
@@ -149,7 +148,7 @@ def edac_channels(root: Path = ROOT) -> set[tuple[str, str]]:
 
 
 def _folders(base: Path, name: str) -> Iterator[Path]:
-    """Folders called `name` and a number."""
+    """Yield folders called `name` and a number."""
     try:
         yield from sorted(path for path in base.iterdir() if re.fullmatch(rf"{name}[0-9]{{1,4}}", path.name))
     except OSError:

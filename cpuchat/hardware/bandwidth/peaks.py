@@ -19,8 +19,9 @@ from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.units import plural
 
 _RETRY_SECONDS: Final = 3600.0
-"""How long a measurement made beside other programs counts before it is repeated: on a machine that is always busy,
-every load would wait for another one."""
+"""Seconds for which a disturbed measurement counts before it is repeated: on a machine that is always busy, every load
+would wait for another one.
+"""
 
 
 def peak_of(
@@ -31,7 +32,7 @@ def peak_of(
     failed: Callable[[str], None] | None = None,
     root: Path = ROOT,
 ) -> Peak | None:
-    """The read bandwidth of these logical CPUs together; measured (2 seconds) unless it was before on this machine.
+    """Return the read bandwidth of these logical CPUs together; measured (2 seconds) unless it is cached.
 
     What was measured while other programs ran is measured again after an hour, and the better of both counts.
 
@@ -61,7 +62,7 @@ def peak_of(
 def known_peak(
     cpus: Sequence[int], memory_words: str = "", *, root: Path = ROOT, disturbed: bool = True
 ) -> Peak | None:
-    """What was measured before of these CPUs on this machine; None when nothing was.
+    """Return the cached measurement of these CPUs; None when there is none.
 
     `disturbed` False: also None when other programs ran meanwhile.
     """
@@ -70,7 +71,7 @@ def known_peak(
 
 
 def should_measure(cpus: Sequence[int], memory_words: str = "", *, root: Path = ROOT) -> bool:
-    """Whether these CPUs were never measured, or only beside other programs and over an hour ago."""
+    """Return whether these CPUs were never measured, or only while disturbed and over an hour ago."""
     known = _saved(cpus, memory_words, root)
     return known is None or _is_due(known)
 

@@ -35,17 +35,17 @@ from cpuchat.children import python_command
 HUGE_PAGE = 2 << 20
 _FIRST_CALL = 2 << 20
 _CALL_SECONDS = 0.004
-"""A call that takes longer is long enough: threads look at the clock between calls, and take turns in Python there."""
+"""Target seconds per call: threads check the clock between calls, and take turns in Python there."""
 _WARM_UP = 0.06
 _ALL_READY_SECONDS = 40.0
 _THREADS_PER_PROCESS = 16
 
 Scan = Callable[[int, int], object]
-"""Reads `length` bytes from `offset` on of a thread's memory."""
+"""Reads `length` bytes at `offset` of a thread's memory."""
 
 
 class Memory:
-    """`size` bytes of 1, in huge pages where the system gives them, first touched by the thread that makes it."""
+    """`size` bytes of 1, in huge pages where available, first touched by the thread that creates it."""
 
     def __init__(self, size: int) -> None:
         if hasattr(mmap, "MAP_PRIVATE"):
@@ -78,7 +78,7 @@ class Memory:
 
 
 def default_kernel() -> str:
-    """`memchr`, or `numpy` where the C library's is slow (Linux without glibc)."""
+    """Return `memchr`, or `numpy` where the C library's is slow (Linux without glibc)."""
     if not sys.platform.startswith("linux"):
         return "memchr"
     try:
@@ -88,12 +88,12 @@ def default_kernel() -> str:
 
 
 def _soon() -> float:
-    """When to start counting, on the clock of `perf_counter`, which all processes of a machine share."""
+    """Return when to start counting, on the clock of `perf_counter`, which all processes of a machine share."""
     return perf_counter() + _WARM_UP
 
 
 class Probe:
-    """Reads with all threads at once.
+    """Reads memory with all threads at once.
 
     Afterwards `rounds[i]` is bytes per second in window i, all threads together, and `shares[i]` the part of its CPU
     that the thread got which got least (1: nothing else ran there).
@@ -159,7 +159,7 @@ class Probe:
         self._ready.abort()
 
     def _read(self, scan: Scan) -> list[tuple[float, float]]:
-        """Bytes per second in each window, and the share of the time that the thread computed."""
+        """Return bytes per second in each window, and the share of the time that the thread computed."""
         size, length, offset = self.size, min(_FIRST_CALL, self.size), 0
         windows: list[tuple[float, float]] = []
         now = perf_counter()
@@ -180,7 +180,7 @@ class Probe:
 
 
 def told_by_parent() -> float:
-    """In one of several processes: say that it is ready, and wait to be told when to start."""
+    """Report to the parent process that this one is ready, and wait for the start time."""
     print("ready", flush=True)
     line = sys.stdin.readline()
     if not line:
@@ -195,7 +195,7 @@ def _end_with_parent() -> None:
 
 
 def run_together(commands: list[list[str]]) -> tuple[list[float], list[float]]:
-    """Run several of these processes so that they count at the same time; rounds and shares of all together.
+    """Run several measuring processes that count at the same time; returns rounds and shares of all together.
 
     Raises:
         RuntimeError: one of them failed; the text is its own.

@@ -1,4 +1,4 @@
-"""Memory modules out of the SMBIOS table that the firmware left (DMTF DSP0134, "Memory Device", type 17).
+"""Parses memory modules from the firmware's SMBIOS table (DMTF DSP0134, "Memory Device", type 17).
 
 The table is bytes from a stranger: every length in it is checked against what is really there.
 """
@@ -25,8 +25,9 @@ _KILOBYTES: Final = 0x8000
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One populated memory slot. `speed_mt`: million transfers per second as configured, else as built (0: not told);
-    `width_bits` of data without error correction (0: not told); `size` in bytes (0: not told)."""
+    """One populated memory slot. `speed_mt`: million transfers per second as configured, else as rated (0: unknown);
+    `width_bits` of data without error correction (0: unknown); `size` in bytes (0: unknown).
+    """
 
     locator: str
     bank: str
@@ -36,7 +37,7 @@ class Module:
 
 
 def read_modules(file: Path) -> list[Module]:
-    """The modules in a table; empty when it is absent, not readable by this user (it is root's) or nonsense."""
+    """Return the modules in a table; empty when it is absent, malformed, or readable by root only."""
     try:
         with file.open("rb") as table:
             data = table.read(_MOST_BYTES)
@@ -46,7 +47,9 @@ def read_modules(file: Path) -> list[Module]:
 
 
 def parse_modules(data: bytes) -> list[Module]:
-    """The populated memory devices of an SMBIOS structure table, in its order; what is cut short ends the list."""
+    """Return the populated memory devices of an SMBIOS structure table, in its order; a truncated structure ends the
+    list.
+    """
     found = (_module(fields, strings) for kind, fields, strings in _structures(data) if kind == _MEMORY_DEVICE)
     return [module for module in found if module is not None]
 
@@ -82,7 +85,7 @@ def _module(fields: bytes, strings: list[bytes]) -> Module | None:
 
 
 def _size(fields: bytes) -> int | None:
-    """Bytes of the module, 0 for an unknown size; None for an empty slot."""
+    """Return bytes of the module, 0 for an unknown size; None for an empty slot."""
     word = _word(fields, 0x0C)
     if word == 0:
         return None
@@ -100,7 +103,7 @@ def _speed(fields: bytes, offset: int, extended: int) -> int:
 
 
 def _word(fields: bytes, offset: int) -> int:
-    """0, which means "not told" everywhere here, when an older table ends before the field."""
+    """Return a 16-bit field; 0 ("unknown") when an older table ends before it."""
     return struct.unpack_from("<H", fields, offset)[0] if offset + 2 <= len(fields) else 0
 
 
@@ -109,6 +112,6 @@ def _dword(fields: bytes, offset: int) -> int:
 
 
 def _string(fields: bytes, strings: list[bytes], offset: int) -> str:
-    """Strings are counted from 1; 0 is none."""
+    """Return the string of a field; indexes start at 1, 0 is none."""
     number = fields[offset] if offset < len(fields) else 0
     return clean_line(strings[number - 1].decode("latin-1")).strip() if 1 <= number <= len(strings) else ""

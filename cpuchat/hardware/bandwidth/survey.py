@@ -22,22 +22,22 @@ from cpuchat.hardware.topology import Topology
 
 BUDGET_SECONDS: Final = 12.0
 _STARTING: Final = 0.45
-"""Seconds that a measurement takes before it measures: starting a process and filling its memory."""
+"""Seconds to start a measuring process and fill its memory."""
 _MOST_CELLS: Final = 16
 _COUNTS: Final = (1, 2, 3, 4, 6, 8, 12)
 _KNEE: Final = 0.97
 _KIND: Final = "survey 2"
-"""Of the cache's keys; an older cpuchat kept surveys of another form as "survey"."""
+"""Kind in the cache's keys; older versions kept another format as "survey"."""
 
 Progress = Callable[[int, int, str], None]
 """(measurements done, measurements to do, what is measured next)"""
 Found = dict[tuple[tuple[int, ...], int | None], ReadBandwidth]
-"""What was measured, by CPUs and by the node that the memory was bound to (None: not bound)."""
+"""Measurements by CPUs and the node that the memory was bound to (None: not bound)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What the cores of one NUMA node read from the memory of another, or of their own."""
+    """The bandwidth from the cores of one NUMA node to the memory of another, or of their own."""
 
     cpu_node: int
     memory_node: int
@@ -70,7 +70,7 @@ class Survey:
 
     @property
     def knee(self) -> int | None:
-        """The fewest cores of each L3 group that read 97 % of the most; None where that was not measured."""
+        """Return the fewest cores of each L3 group that read 97 % of the most; None where that was not measured."""
         counts = self.per_core_counts
         if not counts:
             return None
@@ -94,7 +94,7 @@ def survey(
     cancelled: Cancelled | None = None,
     root: Path = ROOT,
 ) -> Survey:
-    """Measure all sets of `cpus` that tell something; about 12 seconds at most. The result is kept.
+    """Measure all informative sets of `cpus`, in at most about 12 seconds. The result is cached.
 
     Args:
         cpus: logical CPUs, one per core; none: those that compute when nobody chose others.
@@ -139,7 +139,7 @@ def survey(
 
 
 def cached_survey(topology: Topology, *, cpus: Sequence[int] = (), root: Path = ROOT) -> Survey | None:
-    """What the last survey of the same cores found; None when there was none."""
+    """Return the cached survey of the same cores; None if there is none."""
     saved = bandwidth_cache.load(bandwidth_cache.key(_KIND, tuple(cpus) or default_cpus(topology), root=root))
     try:
         return msgspec.convert(saved, Survey, str_keys=True)
@@ -148,12 +148,12 @@ def cached_survey(topology: Topology, *, cpus: Sequence[int] = (), root: Path = 
 
 
 def default_cpus(topology: Topology) -> tuple[int, ...]:
-    """The cores that compute when nobody chose others."""
+    """Return the cores that compute by default."""
     return choose_cores(topology).cpus
 
 
 class _Schedule:
-    """What to measure, the most telling first, every set once; and which result is what."""
+    """The measurements to make, the most informative first, each set once; and which result is which."""
 
     def __init__(self, topology: Topology, cpus: tuple[int, ...]) -> None:
         self.cpus = tuple(sorted(cpus))
@@ -191,7 +191,7 @@ class _Schedule:
             self.steps.append(_Step(what, cpus, node))
 
     def result(self, found: Found) -> Survey:
-        """Raises KeyError without one core and all cores."""
+        """Build the survey. Raises KeyError without the measurements of one core and all cores."""
         counts = {count: found[cpus, None] for count, cpus in self.counts.items() if (cpus, None) in found}
         return Survey(
             one_core=found[self.one, None],
@@ -208,7 +208,9 @@ class _Schedule:
 
 
 def _cells(topology: Topology, cpus: tuple[int, ...]) -> dict[tuple[int, int], tuple[int, ...]]:
-    """The CPUs that read for every (node of the cores, node of the memory); of many nodes only the first one reads."""
+    """Return the CPUs that read for every (node of the cores, node of the memory); of many nodes only the first one
+    reads.
+    """
     far = [node.number for node in topology.nodes if node.memory and node.number in topology.allowed_nodes]
     near: dict[int, list[int]] = {}
     for cpu in cpus:

@@ -1,1 +1,1 @@
-"""Live memory traffic from whatever counter this machine lets us read."""
+"""Live memory traffic and power from the counters that can be read on this machine."""

@@ -32,7 +32,7 @@ def _require_amd(topology: Topology) -> None:
 
 
 class AmdMemoryControllers(ReadWriteCounter):
-    """Column accesses of every memory channel: exact, reads and writes apart. Zen 4 and newer, Linux 6.8.
+    """Counts column accesses of every memory channel: exact, reads and writes separately. Zen 4 and newer, Linux 6.8.
 
     Where the fabric's counters open too, they give what each L3 group read.
     """
@@ -74,7 +74,7 @@ class AmdMemoryControllers(ReadWriteCounter):
 
 
 class AmdDataFabric:
-    """Traffic of the eight memory channels at the fabric, reads and writes together. EPYC of Zen 2 and Zen 3.
+    """Counts traffic of the eight memory channels at the fabric, reads and writes together. EPYC of Zen 2 and Zen 3.
 
     Four counters take turns for eight channels, so it is an estimate; with more than one NUMA node per socket the
     counters are known to be wrong (likwid's notes on Zen 3).
@@ -111,7 +111,7 @@ class AmdDataFabric:
 
 
 class FabricLinks:
-    """Traffic into the cores over each fabric link. Zen 4 and Zen 5.
+    """Counts traffic into the cores over each fabric link. Zen 4 and Zen 5.
 
     A moderator has two interfaces; which one serves which L3 group is not documented. The links that ever carried
     anything are taken in the order of their numbers, and only where there are as many of them as L3 groups.
@@ -138,7 +138,9 @@ class FabricLinks:
             raise
 
     def growth(self) -> tuple[float, ...]:
-        """Bytes that each L3 group received since the time before, in the order of the topology; () where unknown."""
+        """Return the bytes that each L3 group received since the last call, in the order of the topology; () if
+        unknown.
+        """
         found: dict[int, float] = {}
         for events, seen, groups in zip(self._events, self._seen, self._groups, strict=True):
             counts = [event.growth() or 0.0 for event in events]
@@ -159,7 +161,7 @@ class FabricLinks:
 
 
 def _groups_by_cpu(topology: Topology, pmu: Pmu) -> list[tuple[int, ...]]:
-    """The L3 groups of the socket that each of the PMU's CPUs stands for.
+    """Return the L3 groups of the socket that each of the PMU's CPUs stands for.
 
     Raises:
         CannotCount: links and L3 groups do not match.

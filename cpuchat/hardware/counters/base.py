@@ -1,4 +1,4 @@
-"""What every counter of memory traffic or power offers, and how one says that it cannot be read."""
+"""Interfaces of counters of memory traffic and power, and the error of one that cannot be read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cpuchat.telemetry.machine import Bandwidth, Power, Scope
 
 ROOT = Path("/")
 UNIT_COMMAND = "cpuchat counters unit"
-"""The command that prints how the collector is installed."""
+"""Command that prints how to install the collector."""
 
 
 @dataclass(frozen=True, slots=True)
 class CounterRefusal:
-    """Why a source cannot be read, and what would make it readable ("" where nothing would)."""
+    """Why a source cannot be read, and what would make it readable ("" if nothing would)."""
 
     name: str
     why: str
@@ -27,7 +27,7 @@ class CounterRefusal:
 
 
 class CannotCount(Exception):
-    """A source does not open, or failed after it did. `why` and `how` as in `CounterRefusal`."""
+    """Raised when a source does not open, or fails later. `why` and `how` as in `CounterRefusal`."""
 
     def __init__(self, why: str, how: str = "") -> None:
         super().__init__(why)
@@ -36,7 +36,7 @@ class CannotCount(Exception):
 
 
 class CounterSource(Protocol):
-    """What `Counter` and `PowerMeter` share. `least_seconds`: it is not asked more often than that."""
+    """Base of `Counter` and `PowerMeter`. `least_seconds`: the minimum interval between samples."""
 
     @property
     def name(self) -> str: ...
@@ -52,7 +52,7 @@ class Counter(CounterSource, Protocol):
     def scope(self) -> Scope: ...
 
     def sample(self, now: float) -> Bandwidth | None:
-        """Traffic since the sample before; None while there is no whole interval yet.
+        """Return the traffic since the last sample; None before the first full interval.
 
         Args:
             now: monotonic seconds, of the same clock in every call.
@@ -71,7 +71,9 @@ class PowerMeter(CounterSource, Protocol):
 
 @dataclass
 class Deltas:
-    """How much several counts grew since the time before. A count that went back was reset: nothing is known then."""
+    """Computes the growth of several counts between calls. If a count went back, it was reset: that interval is
+    unknown.
+    """
 
     time: float | None = None
     counts: tuple[float, ...] = field(default_factory=tuple)

@@ -1,4 +1,5 @@
-"""The file that the collector (hardware.collector), or another program with the rights, writes figures into.
+"""Reads and writes the file in which the collector (hardware.collector), or another privileged program, reports
+figures.
 
 Of any program, `{"bw": 212.5, "util": 46.1, "ts": 1700000000.0}` will do: gigabytes per second, percent of what the
 memory carries, and seconds since 1970. The collector's own file holds more, under names of their own; see `content_of`.
@@ -21,24 +22,25 @@ from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power, Scope
 
 DEFAULT = Path("/run/cpuchat/bandwidth.json")
 VARIABLE = "CPUCHAT_BANDWIDTH_FILE"
-"""Names another file."""
+"""Environment variable that names another file."""
 FRESH_SECONDS = 5.0
 _LARGEST_FILE = 1 << 16
 _MOST_BYTES_PER_S, _MOST_WATTS = 1e15, 1e6
-"""More than any machine has."""
+"""Upper limits of plausible figures."""
 _MOST_GROUPS = 1024
 _INSTALL = f"`{UNIT_COMMAND}` prints how to install it"
 _MISSED = 4
 
 
 def place(root: Path = ROOT) -> Path:
-    """The file that is read."""
+    """Return the file that is read."""
     other = os.environ.get(VARIABLE)
     return Path(other) if other and root == ROOT else root / DEFAULT.relative_to("/")
 
 
 def content_of(sample: MachineSample, ts: float, theoretical: float | None = None) -> dict[str, Any]:
-    """What the collector writes; `bytes_per_s`, `read`, `write` and `per_l3` are in bytes per second.
+    """Return the content that the collector writes; `bytes_per_s`, `read`, `write` and `per_l3` are in bytes per
+    second.
 
     Args:
         ts: seconds since 1970.
@@ -86,7 +88,7 @@ V = TypeVar("V")
 
 
 class _File:
-    """The file's content, read anew at each sample; refused when it is old."""
+    """Reads the file's content at each sample; rejects stale content."""
 
     least_seconds = 0.5
 
@@ -96,7 +98,7 @@ class _File:
         self._missed = 0
 
     def _content(self) -> Mapping[str, Any]:
-        """Raises CannotCount: there is none, it is old, or it makes no sense."""
+        """Return the content. Raises CannotCount if the file is missing, stale or malformed."""
         try:
             text, changed = _read(self._path)
         except PermissionError:
@@ -116,8 +118,7 @@ class _File:
         return content
 
     def _patiently(self, found: Callable[[Mapping[str, Any]], V]) -> V | None:
-        """What `found` makes of the content; None when that fails for the first few times, such as while the collector
-        starts again."""
+        """Apply `found` to the content; returns None for the first few failures, as while the collector restarts."""
         try:
             value = found(self._content())
         except CannotCount:
@@ -177,7 +178,7 @@ def _read(path: Path) -> tuple[str, float]:
 
 
 def _number(value: object, most: float = math.inf) -> float | None:
-    """A finite number from 0 to `most`."""
+    """Return a finite number from 0 to `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -188,13 +189,13 @@ def _number(value: object, most: float = math.inf) -> float | None:
 
 
 def _rate(value: object, unit: float = 1.0) -> float | None:
-    """Bytes per second of a figure in `unit` bytes per second."""
+    """Return bytes per second of a figure in `unit` bytes per second."""
     number = _number(value, _MOST_BYTES_PER_S / unit)
     return None if number is None else number * unit
 
 
 def _words(value: object) -> str:
-    """A short text for a label, without control characters."""
+    """Return a short text for a label, without control characters."""
     return "".join(c for c in value[:200] if c.isprintable()) if isinstance(value, str) else ""
 
 
@@ -204,7 +205,7 @@ def _source(value: object) -> str:
 
 
 def _bandwidth(content: Mapping[str, Any]) -> Bandwidth:
-    """Raises CannotCount: it reports none."""
+    """Return the figure. Raises CannotCount if the content has none."""
     total = _rate(content.get("bytes_per_s"))
     if total is None:
         total = _rate(content.get("bw"), 1e9)
@@ -224,7 +225,7 @@ def _bandwidth(content: Mapping[str, Any]) -> Bandwidth:
 
 
 def _power(content: Mapping[str, Any]) -> Power:
-    """Raises CannotCount: it reports none."""
+    """Return the figure. Raises CannotCount if the content has none."""
     watts, joules = _number(content.get("watts"), _MOST_WATTS), _number(content.get("joules"))
     if watts is None or joules is None:
         raise CannotCount(_words(content.get("no_power")) or "no power")

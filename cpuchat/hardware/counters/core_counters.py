@@ -1,4 +1,4 @@
-"""Counts what the threads of one process fetched from memory, by the counters of the cores they run on.
+"""Counts the memory reads of one process's threads with core counters.
 
 Needs no rights where perf_event_paranoid is 2 or less, and sees that process alone. AMD Zen 3 and newer: fills of the
 L1 data cache from memory (event 0x44 umask 0x48) and L2 prefetches that missed the L3 (0x72 umask 0x1f), 64 bytes each
@@ -25,7 +25,7 @@ EVENTS = (0x4844, 0x1F72)
 
 
 class CoreCounters:
-    """One event of each kind for each thread of the process; threads come and go."""
+    """Counts one event of each kind for each thread of the process; threads come and go."""
 
     name = "core counters, estimated"
     scope: Scope = "process"
@@ -56,7 +56,7 @@ class CoreCounters:
             return set()
 
     def _follow(self) -> float:
-        """Open events of new threads, close those of ended ones; returns what the latter counted last."""
+        """Open events of new threads and close those of ended ones; returns the last counts of the latter."""
         threads = self._threads()
         rest = 0.0
         for ended in self._events.keys() - threads:

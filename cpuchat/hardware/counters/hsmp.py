@@ -1,4 +1,4 @@
-"""HSMP: memory traffic and power as the system management unit of an AMD EPYC (Milan and newer) reports them.
+"""Reads memory traffic and power through HSMP, from the system management unit of an AMD EPYC (Milan and newer).
 
 Needs no rights once the driver is loaded. Files: Documentation/arch/x86/amd_hsmp.rst ("HSMP telemetry sysfs files").
 Mailbox: struct hsmp_message and the messages of arch/x86/include/uapi/asm/amd_hsmp.h; a /dev/hsmp opened for reading
@@ -38,7 +38,7 @@ _FAILURES = 4
 
 
 def require_epyc(topology: Topology) -> None:
-    """Raises CannotCount on CPUs that have no HSMP."""
+    """Check that the CPU has HSMP. Raises CannotCount if not."""
     if "amd" not in topology.vendor.lower() or "EPYC" not in topology.model:
         raise CannotCount("AMD EPYC only")
     if (topology.family or 0) < 0x19:
@@ -46,13 +46,13 @@ def require_epyc(topology: Topology) -> None:
 
 
 def require_all_sockets(found: int, topology: Topology) -> None:
-    """Raises CannotCount where some socket is missing: the sum of the others would pass for the machine's."""
+    """Check that every socket is present, so that the sum is the machine's. Raises CannotCount if not."""
     if found < len(topology.packages):
         raise CannotCount(f"reports {found} of {len(topology.packages)} sockets only")
 
 
 def unit_of(largest: float, theoretical: float | None) -> float:
-    """Bytes per second of one unit of a DDR bandwidth message.
+    """Return bytes per second of one unit of a DDR bandwidth message.
 
     Args:
         largest: the maximum that the message itself tells for a socket.
@@ -63,7 +63,7 @@ def unit_of(largest: float, theoretical: float | None) -> float:
 
 
 class _Sockets:
-    """Adds the sockets up. HSMP averages over about a second by itself, so every answer is a figure."""
+    """Adds up the sockets. HSMP averages over about a second, so every reading is a figure."""
 
     name = "hsmp"
     scope: Scope = "machine"
@@ -95,7 +95,7 @@ class _Sockets:
 
 
 def socket_folders(root: Path) -> list[Path]:
-    """The folders of the HSMP driver, one per socket: named by ACPI, or below the platform driver's."""
+    """Return the folders of the HSMP driver, one per socket: named by ACPI, or below the platform driver's."""
     try:
         found = [*(root / "sys/devices/platform").glob("AMDI0097:*"), *(root / PLATFORM_DRIVER).glob("socket*")]
     except OSError:
@@ -104,7 +104,7 @@ def socket_folders(root: Path) -> list[Path]:
 
 
 class HsmpFiles(_Sockets):
-    """Files of newer drivers (Linux 6.16)."""
+    """Reads the files of newer drivers (Linux 6.16)."""
 
     def __init__(self, topology: Topology, root: Path = ROOT, theoretical: float | None = None) -> None:
         require_epyc(topology)
@@ -129,7 +129,7 @@ class HsmpFiles(_Sockets):
 
 
 class Mailbox:
-    """/dev/hsmp, opened for reading.
+    """The mailbox /dev/hsmp, opened for reading.
 
     Raises:
         CannotCount: there is none, or it may not be opened.
@@ -145,7 +145,7 @@ class Mailbox:
             raise CannotCount("/dev/hsmp does not exist", _LOAD) from None
 
     def get(self, message: int, socket: int) -> int:
-        """The answer's one word.
+        """Send a GET message and return the word of its reply.
 
         Raises:
             OSError: the firmware does not know the message (ENOMSG), there is no such socket (ENODEV), or it is busy.
@@ -170,7 +170,7 @@ def explain(error: OSError) -> CannotCount:
 
 
 class HsmpMailbox(_Sockets):
-    """The same figures through /dev/hsmp: `max[31:20] used[19:8] percent[7:0]`."""
+    """Reads the same figures through /dev/hsmp: `max[31:20] used[19:8] percent[7:0]`."""
 
     def __init__(
         self,

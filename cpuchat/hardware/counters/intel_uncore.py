@@ -45,15 +45,16 @@ class IntelMemoryControllers(ReadWriteCounter):
 
 
 def _controllers(root: Path) -> list[Pmu]:
-    """The PMUs to count on. Free-running ones see the same traffic: they are for where there are no others."""
+    """Return the PMUs to count on: free-running ones only if there are no others, because they see the same traffic."""
     single = read_pmu("uncore_imc", root)
     counting = [pmu for pmu in [*read_pmus("uncore_imc_", root), *([single] if single else [])] if _chosen(pmu, _READS)]
     return counting or read_pmus("uncore_imc_free_running_", root)
 
 
 def _chosen(pmu: Pmu, wanted: tuple[str, ...]) -> list[str]:
-    """The PMU's events for one direction: those of the first word that fits ("cas_count_read", on newer servers
-    "cas_count_read_sch0" and "..._sch1"; "data_read" or "data_reads" on clients)."""
+    """Return the PMU's events for one direction, by the first name that matches ("cas_count_read", on newer servers
+    "cas_count_read_sch0" and "..._sch1"; "data_read" or "data_reads" on clients).
+    """
     names = pmu.event_names()
     for word in wanted:
         found = [name for name in names if name in (word, f"{word}s") or name.startswith(f"{word}_sch")]

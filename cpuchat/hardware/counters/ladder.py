@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
 
 PROCESS = "core counters"
-"""The name that the counters of the inference process alone go by."""
+"""Name of the counters that cover the inference process alone."""
 
 S = TypeVar("S", bound=CounterSource)
 Opener = tuple[str, Callable[[], S]]
 
 
 class Ladder(Generic[S]):
-    """Tries openers in order, each at most once, and keeps why those before did not do."""
+    """Tries openers in order, each at most once, and keeps the reasons of those that failed."""
 
     def __init__(self, openers: Sequence[Opener[S]]) -> None:
         self._left = list(openers)
         self.refusals: list[CounterRefusal] = []
 
     def next(self) -> S | None:
-        """The next source that opens; None when there is none left. Never raises."""
+        """Open the next source that works; None when none is left. Never raises."""
         while self._left:
             name, opener = self._left.pop(0)
             try:
@@ -41,7 +41,7 @@ class Ladder(Generic[S]):
 
 
 def refusal(name: str, error: Exception) -> CounterRefusal:
-    """What went wrong with a source, in words."""
+    """Describe why a source failed."""
     if isinstance(error, CannotCount):
         return CounterRefusal(name, error.why, error.how)
     if isinstance(error, OSError):
@@ -50,7 +50,8 @@ def refusal(name: str, error: Exception) -> CounterRefusal:
 
 
 def theoretical_bandwidth(topology: Topology, root: Path = ROOT) -> float | None:
-    """What all memory channels of the machine can carry in bytes per second, to tell wrong units by; None: unknown.
+    """Return the theoretical bandwidth of all memory channels in bytes per second, to detect wrong units; None if
+    unknown.
 
     A virtual machine's memory modules are made up.
     """
@@ -71,7 +72,7 @@ def counter_openers(
     theoretical: float | None = None,
     collecting: bool = False,
 ) -> list[Opener[Counter]]:
-    """Every counter of memory traffic, best first.
+    """Return every counter of memory traffic, best first.
 
     The collector's file comes first: who installed it wants it, and counters are few and shared. HSMP needs no
     rights, but knows no read and write; `collecting` (the collector itself, with rights) prefers exact counters.
@@ -108,7 +109,7 @@ def counter_openers(
 def power_openers(
     topology: Topology, root: Path = ROOT, *, kernel: Kernel | None = None, collecting: bool = False
 ) -> list[Opener[PowerMeter]]:
-    """Every source of power, best first."""
+    """Return every source of power, best first."""
     from cpuchat.hardware.counters.collector_file import CollectedPower
     from cpuchat.hardware.power import HsmpPower, HsmpSensor, PackageEnergy, Rapl
 
@@ -130,7 +131,7 @@ def open_counter(
     kernel: Kernel | None = None,
     theoretical: float | None = None,
 ) -> tuple[Counter | None, tuple[CounterRefusal, ...]]:
-    """The best counter of memory traffic that opens, and why those before it do not. Never raises."""
+    """Open the best available counter of memory traffic; also returns why better ones failed. Never raises."""
     ladder = Ladder(counter_openers(topology, pid, root, kernel=kernel, theoretical=theoretical))
     return ladder.next(), tuple(ladder.refusals)
 
@@ -138,13 +139,13 @@ def open_counter(
 def open_power(
     topology: Topology, root: Path = ROOT, *, kernel: Kernel | None = None
 ) -> tuple[PowerMeter | None, tuple[CounterRefusal, ...]]:
-    """The best source of power that opens, and why those before it do not. Never raises."""
+    """Open the best available source of power; also returns why better ones failed. Never raises."""
     ladder = Ladder(power_openers(topology, root, kernel=kernel))
     return ladder.next(), tuple(ladder.refusals)
 
 
 def advice(refusals: Sequence[CounterRefusal], topology: Topology) -> str:
-    """Why there is no figure, in one sentence: the most useful of the refusals."""
+    """Return why there is no figure, in one sentence: the most useful of the refusals."""
     for one in refusals:
         if worth_trying(one, topology) and one.name != "collector":
             return f"{one.name}: {one.why}; {one.how}"
@@ -154,6 +155,7 @@ def advice(refusals: Sequence[CounterRefusal], topology: Topology) -> str:
 
 
 def worth_trying(one: CounterRefusal, topology: Topology) -> bool:
-    """Whether what the refusal advises can help. A virtual machine has no counters outside its cores, whatever is
-    loaded or installed in it."""
+    """Return whether the advice of the refusal can help. A virtual machine has no counters outside its cores, whatever
+    is loaded or installed in it.
+    """
     return bool(one.how) and (not topology.virtual or one.name == PROCESS)

@@ -47,7 +47,7 @@ def attributes(type_: int, configs: tuple[int, int, int], *, user_only: bool = F
 
 
 class PerfEvent:
-    """One open event. Counts from when it was opened; give it back with `close`."""
+    """One open event, which counts from its opening; release it with `close`."""
 
     def __init__(self, fd: int, kernel: Kernel) -> None:
         self._fd = fd
@@ -55,9 +55,9 @@ class PerfEvent:
         self._last = (0, 0, 0)
 
     def growth(self) -> float | None:
-        """The count since the time before (at first: since the start). The event had the hardware counter only a part
-        of the time where events take turns: extrapolated to the whole. None: it had none, or the count went back.
-        A thread that did not run in between counted nothing, 0.
+        """Return the count since the last call (at first: since the start), extrapolated where events take turns on the
+        hardware counter. None: the event was never scheduled, or the count went back. A thread that did not run counts
+        0.
 
         Raises:
             OSError: the event is gone.
@@ -134,7 +134,7 @@ Fields = tuple[int, tuple[tuple[int, int], ...]]
 
 @dataclass(frozen=True)
 class Pmu:
-    """A PMU as the kernel describes it. `cpus`: one for each unit of it, to open its events on."""
+    """A PMU as described by the kernel. `cpus`: one CPU per unit, to open events on."""
 
     name: str
     folder: Path
@@ -143,12 +143,12 @@ class Pmu:
     formats: dict[str, Fields]
 
     def has(self, field: str, bits: int) -> bool:
-        """Whether `field` holds numbers of that many bits."""
+        """Return whether `field` has at least that many bits."""
         _, ranges = self.formats.get(field, (0, ()))
         return sum(last - first + 1 for first, last in ranges) >= bits
 
     def configs(self, **values: int) -> tuple[int, int, int]:
-        """The event with these fields, such as event=0x0a, rdwrmask=1.
+        """Encode the event with these fields, such as event=0x0a, rdwrmask=1.
 
         Raises:
             CannotCount: no such field, or its number has too few bits.
@@ -165,7 +165,7 @@ class Pmu:
         return configs[0], configs[1], configs[2]
 
     def event_names(self) -> list[str]:
-        """Events that have a name."""
+        """Return the names of the named events."""
         try:
             names = sorted(entry.name for entry in (self.folder / "events").iterdir())
         except OSError:
@@ -204,7 +204,7 @@ def _format(text: str) -> Fields | None:
 
 
 def read_pmu(name: str, root: Path = ROOT) -> Pmu | None:
-    """The PMU of that name; None where the kernel has none."""
+    """Return the PMU of that name; None where the kernel has none."""
     folder = root / "sys/bus/event_source/devices" / name
     type_ = read_number(folder / "type")
     if type_ is None:

@@ -23,7 +23,7 @@ _FAILURES = 10
 
 
 class MemoryBandwidthMonitoring:
-    """`mbm_total_bytes` of every L3 group, over all control groups."""
+    """Reads `mbm_total_bytes` of every L3 group, over all control groups."""
 
     name = "mbm"
     scope: Scope = "machine"
@@ -48,7 +48,7 @@ class MemoryBandwidthMonitoring:
         self._counts()
 
     def _counts(self) -> dict[int, int]:
-        """Bytes by the numbers of the L3 groups, ascending.
+        """Return bytes by L3 group number, ascending.
 
         Raises:
             CannotCount: a file holds no number.
@@ -87,7 +87,9 @@ class MemoryBandwidthMonitoring:
 
 
 def _files(mount: Path) -> dict[int, list[Path]]:
-    """The files of each L3 group. A control group's count has its monitoring groups in it, but not other groups."""
+    """Return the files of each L3 group. A control group's count has its monitoring groups in it, but not other
+    groups.
+    """
     files: dict[int, list[Path]] = {}
     try:
         found = [*mount.glob("mon_data/mon_L3_*"), *mount.glob("*/mon_data/mon_L3_*")]

@@ -1,4 +1,4 @@
-"""What counters outside the cores share: groups of perf events, and read and write traffic counted apart."""
+"""Base of counters outside the cores: groups of perf events, and separate counts of reads and writes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cpuchat.hardware.counters.perf_events import PerfEvent, Pmu, close_all, ope
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
 LINE = 64
-"""Bytes of one column access: a cache line."""
+"""Bytes per column access: a cache line."""
 
 
 class EventGroup:
-    """Events that are read together, each with the amount that one count stands for (bytes, joules)."""
+    """Reads events together; each count stands for an amount (bytes, joules)."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -36,7 +36,7 @@ class EventGroup:
             self._events.append((open_event(self._kernel, pmu.type, configs, cpu=cpu), each))
 
     def growth(self) -> float | None:
-        """The amount counted since the time before; None when one of the events had no count."""
+        """Return the amount counted since the last call; None when one of the events had no count."""
         grown = [(event.growth(), each) for event, each in self._events]
         return None if any(value is None for value, _ in grown) else sum((value or 0.0) * each for value, each in grown)
 
@@ -66,7 +66,7 @@ def opening(source: _Closable, root: Path) -> Iterator[None]:
 
 
 class ReadWriteCounter:
-    """Traffic of all memory controllers, reads and writes apart, for the whole machine."""
+    """Counts traffic of all memory controllers, reads and writes separately, for the whole machine."""
 
     name = ""
     scope: Scope = "machine"
@@ -87,7 +87,7 @@ class ReadWriteCounter:
         return Bandwidth((read + written) / seconds, self.name, self.scope, read / seconds, written / seconds, each)
 
     def _each_l3(self) -> tuple[float, ...]:
-        """Bytes of each L3 group since the time before, in the order of the topology; () where unknown."""
+        """Return the bytes of each L3 group since the last call, in the order of the topology; () if unknown."""
         return ()
 
     def close(self) -> None:

@@ -12,11 +12,13 @@ from cpuchat.hardware.lists import format_cpu_list
 
 _AUTO = "engine.cores auto, engine.threads 0"
 _DYNAMIC = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
-"""Drivers under which "powersave" is what scales with the load, not the lowest frequency (pm/intel_pstate.rst)."""
+"""Drivers whose "powersave" governor scales with the load instead of holding the lowest frequency
+(pm/intel_pstate.rst).
+"""
 
 
 def settings(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Settings that this machine cannot apply."""
+    """Report settings that this machine cannot apply."""
     if facts.cores_error:
         words = f"engine.cores {facts.settings.cores}, engine.threads {facts.settings.threads}: {facts.cores_error}"
         yield Finding("problem", "The configured cores cannot be used", words, "Set both to auto and 0.")
@@ -30,7 +32,7 @@ def settings(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def siblings(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Two threads on one core share its execution units and its path to memory."""
+    """Report SMT siblings in use: two threads on one core share its execution units and its path to memory."""
     if facts.choice is None:
         return
     cores = Counter(core.index for cpu in facts.choice.cpus if (core := facts.topology.core_of(cpu)) is not None)
@@ -44,7 +46,7 @@ def siblings(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def quota(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """A cgroup quota below the number of cores throttles all threads periodically."""
+    """Report a cgroup CPU quota below the number of cores, which throttles all threads periodically."""
     granted, cores = facts.topology.quota, len(facts.topology.allowed_cores)
     if granted is None:
         return
@@ -60,7 +62,7 @@ def quota(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def others(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """A thread that waits for its core delays all others."""
+    """Report other load: a thread that waits for its core delays all others."""
     if facts.load is None:
         return
     cores = len(facts.topology.cores)  # the figure is of the whole machine, also in a container
@@ -77,7 +79,7 @@ def others(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def isolated(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Isolated CPUs are usually reserved for another program."""
+    """Report isolated CPUs, which are usually reserved for another program."""
     if facts.choice is None:
         return
     ours = sorted(set(facts.choice.cpus) & set(facts.topology.isolated))
@@ -89,7 +91,7 @@ def isolated(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def virtual(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """The caches and nodes that a virtual machine reports may differ from the host's."""
+    """Report a virtual machine, whose caches and nodes may differ from the host's."""
     if facts.topology.virtual:
         evidence = f"{facts.topology.virtual}; reports {facts.topology.cores_words}, {facts.topology.nps_words}"
         fix = "Rely on `cpuchat probe`; on the host, pin virtual CPUs to dedicated cores."
@@ -97,7 +99,7 @@ def virtual(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def governor(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Any governor but "performance" ramps the frequency up slowly after each pause."""
+    """Report frequency governors other than "performance", which raise the frequency slowly after each pause."""
     if not facts.governors:
         return
     n = sum(count for _, count in facts.governors)
@@ -113,7 +115,7 @@ def governor(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def boost(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Frequencies above the base clock."""
+    """Report disabled boost (frequencies above the base clock)."""
     if facts.boost is False:
         evidence = "cpufreq/boost is 0, or intel_pstate/no_turbo is 1"
         yield Finding("advice", "Boost is off", evidence, by_plan(facts, "boost"))
@@ -122,7 +124,7 @@ def boost(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def prefetchers(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Weights are read sequentially, which prefetchers speed up."""
+    """Report disabled prefetchers: weights are read sequentially, which prefetchers speed up."""
     if facts.prefetch.startswith("off"):
         fix = "Enable them in the firmware setup; cpuchat never writes to this register."
         yield Finding("warning", "Hardware prefetchers are disabled", f"{facts.prefetch} (CPU 0)", fix)

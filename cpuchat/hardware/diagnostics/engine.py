@@ -32,7 +32,7 @@ _REBUILD = "Build it for this machine: `make setup`, or reinstall llama-cpp-pyth
 
 
 def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Instruction sets that the CPU has and the engine lacks, and the reverse."""
+    """Report instruction sets that the CPU has and the engine lacks, and the reverse."""
     if facts.engine is None:
         if facts.engine_error:
             fix = facts.engine_fix or f"Fix this error. If the engine is broken: {_REBUILD[0].lower()}{_REBUILD[1:]}"
@@ -57,7 +57,7 @@ def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def counters(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Without a counter, memory traffic is only estimated from the model."""
+    """Report missing counters: without one, memory traffic is only estimated from the model."""
     if facts.counter:
         yield Finding("ok", "memory counter", f"{facts.counter} available")
         return

@@ -35,7 +35,7 @@ _PATIENCE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WantedSetup:
-    """The machine's settings as written, and the model in use: its name and its size in bytes (0: none)."""
+    """The machine settings as configured, and the model in use: its name and its size in bytes (0: none)."""
 
     cores: str = "auto"
     threads: int = 0
@@ -142,7 +142,7 @@ def gather_facts(
 
 
 def _setup(topology: Topology, settings: WantedSetup, refused: Callable[[str], str]) -> dict[str, Any]:
-    """The cores and the memory policy that the settings mean on this machine, or why they cannot be used."""
+    """Return the cores and the memory policy that the settings mean on this machine, or why they cannot be used."""
     found: dict[str, Any] = {"choice": None, "policy": ""}
     try:
         found["choice"] = choose_cores(topology, settings.cores, settings.threads)
@@ -181,7 +181,7 @@ def _frequencies(topology: Topology, root: Path) -> dict[str, Any]:
 def _counters(
     topology: Topology, pid: int | None, root: Path, kernel: Kernel | None, theoretical: float | None
 ) -> dict[str, Any]:
-    """Names of the counters that open, and why better ones do not; each is closed again."""
+    """Return names of the counters that open, and why better ones do not; each is closed again."""
     counter, counter_refusals = open_counter(topology, pid, root, kernel=kernel, theoretical=theoretical)
     power, power_refusals = open_power(topology, root, kernel=kernel)
     names = [source.name if source is not None else "" for source in (counter, power)]
@@ -197,7 +197,7 @@ def _counters(
 
 
 def _load(root: Path) -> float | None:
-    """The first figure of /proc/loadavg (proc(5)); None where there is none."""
+    """Return the first figure of /proc/loadavg (proc(5)); None where there is none."""
     try:
         return float(read_text(root / "proc/loadavg").split(" ")[0])
     except ValueError:

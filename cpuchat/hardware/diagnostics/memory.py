@@ -10,16 +10,17 @@ from cpuchat.hardware.diagnostics.findings import Finding, by_plan
 from cpuchat.telemetry import units
 
 _GOOD_SHARE = 0.65
-"""Of the theoretical bandwidth: measured are 74 to 84 % on Genoa, 92 to 99 % on Turin, 75 to 92 % on Milan, 68 % on a
-Rome with half of its dies."""
+"""Expected share of the theoretical peak. Measured: 74 to 84 % on Genoa, 92 to 99 % on Turin, 75 to 92 % on Milan, 68 %
+on a Rome with half of its dies.
+"""
 _GOOD_LINK_SHARE = 0.8
-"""Of what all fabric links together carry; one link alone is measured at its best."""
+"""Expected share of the bandwidth of all fabric links together; a single link is measured at its best."""
 _LITTLE_SHARE, _LITTLE_BYTES, _ENOUGH_BYTES = 0.1, 1 << 30, 4 << 30
 _SWAP_BYTES = 256 << 20
 
 
 def channels(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Channels without a module add no bandwidth."""
+    """Report channels without a module, which add no bandwidth."""
     limit = facts.theoretical
     if facts.topology.virtual or limit is None or limit.possible is None:
         return
@@ -34,7 +35,7 @@ def channels(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def speeds(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """All modules run at the speed of the slowest, or below what the CPU supports."""
+    """Report modules that run below the speed that the CPU supports; all run at the speed of the slowest."""
     found: dict[int, int] = {}
     for module in facts.modules:
         if module.speed_mt:
@@ -58,7 +59,7 @@ def speeds(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """The read bandwidth against the theoretical peak of the modules."""
+    """Compare the read bandwidth with the theoretical peak of the modules."""
     if facts.peak is None:
         yield Finding(
             "advice", "The read bandwidth has not been measured", "bandwidth utilization and ceilings need it",
@@ -90,8 +91,9 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def _links(facts: DiagnosticFacts) -> float | None:
-    """What the fabric links of all L3 groups carry together, bytes per second; None where that was not measured, and
-    on CPUs whose caches have no link of their own to memory."""
+    """Return the bandwidth of the fabric links of all L3 groups together, in bytes per second; None if it was not
+    measured, and on CPUs without such links.
+    """
     found = facts.survey
     if found is None or facts.topology.vendor != "AuthenticAMD":
         return None
@@ -100,7 +102,7 @@ def _links(facts: DiagnosticFacts) -> float | None:
 
 
 def balancing(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """With several nodes, NUMA balancing samples accesses by page faults and migrates pages while they are read."""
+    """Report NUMA balancing, which samples accesses by page faults and migrates pages while they are read."""
     if facts.balancing is None or len(facts.topology.nodes) < 2:
         return
     evidence = f"/proc/sys/kernel/numa_balancing is {facts.balancing}, {len(facts.topology.nodes)} NUMA nodes"
@@ -111,7 +113,9 @@ def balancing(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """How the firmware divides the memory of AMD servers: measured, NPS1 is best for one model, NPS0 the worst."""
+    """Report how the firmware divides the memory of AMD servers: by measurement NPS1 is best for one model, NPS0
+    worst.
+    """
     machine = facts.topology
     if machine.virtual or "EPYC" not in machine.model:
         return
@@ -131,7 +135,7 @@ def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def huge_pages(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Copied weights are in anonymous memory, where huge pages save page table walks."""
+    """Report disabled huge pages: copied weights are in anonymous memory, where huge pages save page table walks."""
     if facts.thp == "never":
         evidence = "/sys/kernel/mm/transparent_hugepage/enabled is never"
         yield Finding("advice", "Transparent huge pages are off", evidence, by_plan(facts, "thp"))
@@ -140,7 +144,7 @@ def huge_pages(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def room(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Weights that do not fit are read from disk for every token."""
+    """Report too little memory: weights that do not fit are read from disk for every token."""
     size, available = facts.settings.model_bytes, facts.available
     limit = facts.topology.memory_limit
     total = limit or facts.topology.memory_total
@@ -157,7 +161,7 @@ def room(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def swap(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Swapped-out weights delay every token until they are read back."""
+    """Report swap in use: swapped-out weights delay every token until they are read back."""
     if facts.swap_used > _SWAP_BYTES:
         swap = f"{_gb(facts.swap_used)} of {_gb(facts.swap_total)} swap in use"
         evidence = f"{swap}, {_gb(facts.available)} memory available"

@@ -1,1 +1,1 @@
-"""On which NUMA nodes memory is, and how a process says where it wants it."""
+"""NUMA placement of memory: reading it, and setting a process's policy."""

@@ -62,7 +62,7 @@ def prepare(memory: str, environ: MutableMapping[str, str], *, calls: Calls | No
 
 
 def main(arguments: Sequence[str], execute: Callable[[str, list[str]], object] = os.execvp) -> int:
-    """Become the program; returns only when that can't be: 2 for wrong arguments, 126 or 127 as a shell would."""
+    """Exec the program; returns only on failure: 2 for wrong arguments, 126 or 127 as a shell would."""
     if len(arguments) < 4 or arguments[0] != "--memory" or arguments[2] != "--":
         print(f"usage: {_USAGE}", file=sys.stderr)
         return 2

@@ -49,7 +49,7 @@ _EXAMPLES = "Use auto, local, interleave, weighted, bind:0 or preferred:0 (node 
 
 
 class PolicyRefused(CpuchatError):
-    """The kernel did not take a memory policy; memory is placed as before."""
+    """Raised when the kernel rejected a memory policy; memory is placed as before."""
 
     code = "policy_refused"
 
@@ -70,7 +70,7 @@ class Policy(NamedTuple):
 
     @property
     def places(self) -> bool:
-        """Whether it says anything else than "where it is touched first"."""
+        """Return whether the policy differs from first touch."""
         return self.mode != "local"
 
 
@@ -142,7 +142,7 @@ def parse_list(text: str) -> tuple[int, ...]:
 
 
 def parse_policy(text: str) -> Policy:
-    """The policy that words such as "interleave", "interleave:0-1" or "bind:0" name ("auto" is `choose_policy`'s).
+    """Parse a policy such as "interleave", "interleave:0-1" or "bind:0" ("auto" is handled by `choose_policy`).
 
     Raises:
         UsageError: unknown words, nodes where none belong or none where they are needed.
@@ -159,7 +159,7 @@ def parse_policy(text: str) -> Policy:
 
 
 def has_weighted(release: str) -> bool:
-    """Whether Linux of this release ("6.8.0-45-generic") knows weighted interleaving."""
+    """Return whether this Linux release ("6.8.0-45-generic") supports weighted interleaving."""
     parts = release.split(".")
     numbers = [int("".join(c for c in part.partition("-")[0] if c.isdigit()) or 0) for part in parts[:2]]
     return tuple(numbers) >= WEIGHTED_SINCE
@@ -168,7 +168,7 @@ def has_weighted(release: str) -> bool:
 def choose_policy(
     topology: Topology, words: str = "auto", cpus: Collection[int] = (), *, release: str | None = None
 ) -> tuple[Policy, str]:
-    """The policy that `words` mean on this machine, with its nodes spelled out, and one sentence why.
+    """Resolve `words` to a policy with explicit nodes on this machine, and one sentence why.
 
     `cpus` are the logical CPUs that will compute (empty: all that are allowed), `release` is the kernel's (default:
     the running one's). "auto": nothing on one node; near `cpus` when they all sit on one of several; else interleaved
@@ -236,7 +236,7 @@ def apply(policy: Policy, calls: Calls | None = None) -> None:
 
 
 def current(calls: Calls | None = None) -> Policy | None:
-    """The calling thread's policy; None where that can't be asked."""
+    """Return the calling thread's policy; None where that can't be asked."""
     try:
         mode, nodes = (calls or LinuxCalls()).get()
     except OSError:
@@ -247,7 +247,7 @@ def current(calls: Calls | None = None) -> Policy | None:
 
 
 def allowed_nodes(calls: Calls | None = None) -> tuple[int, ...]:
-    """Nodes from which this thread may get memory; () where that can't be asked."""
+    """Return nodes from which this thread may get memory; () where that can't be asked."""
     try:
         return (calls or LinuxCalls()).get(_MEMS_ALLOWED)[1]
     except OSError:

@@ -31,7 +31,7 @@ class Region:
 
 
 def parse_numa_maps(lines: Iterable[str]) -> Iterator[Region]:
-    """The regions that hold any page; what makes no sense in a line is left out."""
+    """Yield the regions with resident pages; malformed fields are skipped."""
     for line in lines:
         nodes: dict[int, int] = {}
         policy: list[str] = []
@@ -52,7 +52,7 @@ def parse_numa_maps(lines: Iterable[str]) -> Iterator[Region]:
 
 
 def shares(nodes: Mapping[int, int]) -> dict[int, float]:
-    """Each node's part of the whole, by ascending node; empty for nothing."""
+    """Return each node's part of the whole, by ascending node; empty for nothing."""
     total = sum(nodes.values())
     return {node: nodes[node] / total for node in sorted(nodes)} if total else {}
 

@@ -1,4 +1,4 @@
-"""What of a file the kernel keeps in memory, on which NUMA nodes, and how to make it forget.
+"""Reads which parts of a file are in the page cache, on which NUMA nodes, and evicts them.
 
 Pages of a file go where the policy of the program that reads it *first* says, and stay there: a download or a checksum
 decides for every later run. Without privileges only one thing moves them: drop them (posix_fadvise) and read the file
@@ -29,7 +29,7 @@ _MISSING = re.compile(b"\0+")
 
 
 def resident_bytes(path: Path) -> int | None:
-    """Bytes of the file in the page cache; None where that is not known.
+    """Return bytes of the file in the page cache; None where that is not known.
 
     mincore(2). About files that the caller neither owns nor may write the kernel answers "everything" (since Linux
     5.2, against spying on others): of those nothing is known.
@@ -52,7 +52,7 @@ def missing_ranges(path: Path) -> list[tuple[int, int]] | None:
 
 
 def resident_nodes(path: Path, root: Path = ROOT) -> dict[int, int] | None:
-    """Bytes of the file in the page cache by node; None where that is not known.
+    """Return bytes of the file in the page cache by node; None where that is not known.
 
     Some thousand pages that are in memory are touched through a mapping (which reads nothing in), and what
     numa_maps says of those is taken for all.
@@ -74,7 +74,7 @@ def resident_nodes(path: Path, root: Path = ROOT) -> dict[int, int] | None:
 
 
 def evict(path: Path) -> bool:
-    """Have the kernel drop the file from the page cache; True when less than 1 % is left, as far as that is known.
+    """Drop the file from the page cache; returns True when less than 1 % is left, as far as that is known.
 
     Pages that are not written to disk yet, as after a download, are written first.
     """
@@ -91,7 +91,7 @@ def evict(path: Path) -> bool:
 
 
 def mapped_by(path: Path, root: Path = ROOT) -> list[str]:
-    """Names of the programs that map the file and keep it in memory; those of other users are not visible."""
+    """Return names of the programs that map the file and keep it in memory; those of other users are not visible."""
     name = os.path.realpath(path)
     names: list[str] = []
     for maps in sorted((root / "proc").glob("[0-9]*/maps")):
@@ -106,7 +106,7 @@ def mapped_by(path: Path, root: Path = ROOT) -> list[str]:
 
 
 def _spread(resident: bytes) -> Iterator[int]:
-    """Numbers of pages in memory, spread over the file; not at even steps, which pages in turn could fall in with."""
+    """Yield indexes of resident pages, spread over the file at uneven steps, which do not alias with interleaving."""
     count = min(_SAMPLES, len(resident))
     for number in range(count):
         first, end = number * len(resident) // count, (number + 1) * len(resident) // count
@@ -154,7 +154,7 @@ class _Mapped:
             raise OSError(number, os.strerror(number))
 
     def resident(self) -> bytes:
-        """One byte for each page of the file: 1 when it is in memory."""
+        """Return one byte for each page of the file: 1 when it is in memory."""
         if self._address is None:
             return b""
         pages = ctypes.create_string_buffer(-(-self.size // _PAGE))

@@ -1,4 +1,4 @@
-"""Finds the NUMA nodes that hold the weights, and moves them when the policy says others."""
+"""Finds the NUMA nodes that hold the weights, and moves them if the policy requires others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["LARGE", "Residency", "evict", "prepare_file", "read_residency", "resident_bytes", "resident_nodes"]
 
 LARGE = 64 << 20
-"""Memory without a file is counted by itself from this size on: weights that were read or repacked, KV caches."""
+"""Anonymous regions from this size on are counted separately: weights that were read or repacked, KV caches."""
 
 _LITTLE = 0.05  # of the file in memory: too little to matter
 _TOLERANCE = 0.10  # between the wanted and the found part of a node
@@ -80,7 +80,7 @@ def read_residency(pid: int | str, files: Collection[Path] = (), root: Path = RO
 
 
 def _transparent_huge(path: Path) -> int:
-    """Bytes in transparent huge pages, which numa_maps counts as plain ones."""
+    """Return bytes in transparent huge pages, which numa_maps counts as plain ones."""
     try:
         return sum(int(kilobytes) << 10 for kilobytes in _HUGE.findall(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError):
@@ -114,7 +114,7 @@ def prepare_file(path: Path, policy: Policy, topology: Topology, root: Path = RO
 
 
 def _wanted_shares(policy: Policy, usable: tuple[int, ...], root: Path) -> dict[int, float]:
-    """The part of the pages that each node gets; of bind and preferred only the nodes matter."""
+    """Return the part of the pages that each node gets; of bind and preferred only the nodes matter."""
     nodes = policy.nodes or usable
     weights = dict.fromkeys(nodes, 1)
     if policy.mode == "weighted":

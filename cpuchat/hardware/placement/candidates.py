@@ -54,7 +54,7 @@ def candidates(topology: Topology) -> list[Candidate]:
 
 
 def _candidate(topology: Topology, name: str, spec: PlacementSpec, reason: str) -> list[Candidate]:
-    """A list of one, or of none where that would leave a model without cores."""
+    """Return a list with the candidate, or an empty one if that would leave a model without cores."""
     try:
         return [Candidate(name, spec, place(topology, spec, with_draft=True), reason)]
     except UsageError:
@@ -68,7 +68,7 @@ def _shared(topology: Topology) -> Candidate:
 
 
 def _why_shared(topology: Topology, cpus: tuple[int, ...]) -> str:
-    """One sentence: what sets this machine apart from one where all cores are alike and free to use."""
+    """Explain in one sentence why all cores are shared, by what is special about this machine."""
     n, all_cores = len(cpus), len(topology.allowed_cores)
     used = [core for cpu in cpus if (core := topology.core_of(cpu)) is not None]
     groups = {core.l3 for core in used if core.l3 is not None}

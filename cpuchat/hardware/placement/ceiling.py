@@ -1,4 +1,4 @@
-"""The speed that a placement can reach at best, from what its cores can read."""
+"""Computes the highest speed that a placement can reach, from the read bandwidth of its cores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpuchat.hardware.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What a placement reaches at best: times of one round (all drafts, one verify pass) in seconds.
+    """The ceiling of a placement: times of one round (all drafts, one verify pass) in seconds.
 
     `limit` says what bounds it, `remarks` what else to know. `plain_tok_s` is the target without a draft model on all
     cores, for comparison.
@@ -153,7 +153,7 @@ def _remarks(
 
 
 def _cache_remark(topology: Topology, cpus: Collection[int], draft_bytes: float) -> str:
-    """Whether a draft model could stay in the L3 caches of its own cores."""
+    """Return whether a draft model could stay in the L3 caches of its own cores."""
     size = topology.l3_bytes(cpus)
     if not size:
         return ""

@@ -1,4 +1,4 @@
-"""Which cores compute: from words ("auto", "l3:0,2", "4/l3") to one logical CPU for each thread, with the reason.
+"""Resolves words ("auto", "l3:0,2", "4/l3") to one logical CPU per thread, with the reason.
 
 Threads of one model read memory at the same time and wait for each other after every layer. So each gets a physical
 core of its own (second hyper-threads add nothing, reference figures: 32 to 64 threads on 32 cores no gain), all cores
@@ -36,7 +36,7 @@ class CoreChoice:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """What words stand for: `cpus` to use, `spare` ones for when more threads are asked for, the words for both."""
+    """The cores that words name: `cpus` to use, `spare` ones for more threads, and descriptions of both."""
 
     cpus: tuple[int, ...]
     what: str
@@ -110,7 +110,7 @@ def spread(topology: Topology, cpus: Collection[int], n: int) -> tuple[int, ...]
 
 
 def _share(places: Sequence[tuple[tuple[int, ...], int]], n: int, depth: int) -> list[int]:
-    """`n` CPUs dealt out in turn to the parts that differ at `depth` of their path."""
+    """Distribute `n` CPUs over the parts that differ at `depth` of their path."""
     if n >= len(places) or depth == 4:
         return [cpu for _, cpu in places[: max(n, 0)]]
     parts: dict[int, list[tuple[tuple[int, ...], int]]] = {}
@@ -145,7 +145,7 @@ def _numbers(spec: str, text: str) -> tuple[int, ...]:
 
 
 def _firsts(topology: Topology, cores: Iterable[Core]) -> tuple[int, ...]:
-    """One allowed CPU of each core."""
+    """Return one allowed CPU of each core."""
     allowed = set(topology.allowed)
     return tuple(min(allowed.intersection(core.cpus)) for core in cores)
 
@@ -181,7 +181,7 @@ def _listed(topology: Topology, spec: str) -> _Named:
 
 
 def _placed(topology: Topology, kind: str, numbers: tuple[int, ...]) -> _Named:
-    """The allowed cores of L3 groups, nodes or sockets."""
+    """Return the allowed cores of L3 groups, nodes or sockets."""
     names = {"l3": "L3 group", "node": "NUMA node", "socket": "socket"}
     place: dict[str, Callable[[Core], int | None]] = {
         "l3": lambda core: core.l3, "node": lambda core: core.node, "socket": lambda core: core.package,
@@ -208,7 +208,7 @@ def _placed(topology: Topology, kind: str, numbers: tuple[int, ...]) -> _Named:
 
 
 def _of_each_l3(topology: Topology, n: int) -> _Named:
-    """`n` allowed cores of each L3 group that has any; all of those that have fewer."""
+    """Return `n` allowed cores of each L3 group that has any; all of those that have fewer."""
     groups: dict[int, list[Core]] = {}
     for core in topology.allowed_cores:
         if core.l3 is not None:
@@ -233,7 +233,7 @@ def _of_each_l3(topology: Topology, n: int) -> _Named:
 
 
 def _without(topology: Topology, named: _Named, taken: Collection[int]) -> _Named:
-    """`named` without the cores of `taken`, or without those CPUs alone where no other core remains."""
+    """Return `named` without the cores of `taken`, or without those CPUs alone where no other core remains."""
     if not taken:
         return named
     cores = {core.index for cpu in taken if (core := topology.core_of(cpu)) is not None}
@@ -271,7 +271,7 @@ def _too_many(topology: Topology, spec: str, n: int, most: int, quota: int | Non
 
 
 def _shared_cores(topology: Topology, cpus: Collection[int]) -> int:
-    """How many of `cpus` are not the only one of their core."""
+    """Return how many of `cpus` share their core with another."""
     counts = Counter(core.index for cpu in cpus if (core := topology.core_of(cpu)) is not None)
     return sum(count for count in counts.values() if count > 1)
 
@@ -289,7 +289,7 @@ def _reason(topology: Topology, named: _Named, cpus: tuple[int, ...], *, asked: 
 
 
 def _evenly(topology: Topology, candidates: Collection[int], cpus: Collection[int]) -> str:
-    """How `cpus` lie on the L3 groups of `candidates`, in words."""
+    """Describe how `cpus` are distributed over the L3 groups of `candidates`."""
 
     def groups(some: Collection[int]) -> Counter[int]:
         return Counter(group.index for cpu in some if (group := topology.l3_of(cpu)) is not None)

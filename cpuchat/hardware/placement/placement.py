@@ -1,4 +1,4 @@
-"""The one decision about where a model computes: CPUs of the target and of the draft model, and the memory policy.
+"""Decides where a model computes: CPUs of the target and of the draft model, and the memory policy.
 
 It is made in the process that the user runs, before a worker starts; workers are sent the numbers.
 """
@@ -40,13 +40,13 @@ class PlacementSpec:
 
     @classmethod
     def of(cls, settings: Settings) -> PlacementSpec:
-        """Return what `settings` say."""
+        """Return the placement that `settings` ask for."""
         engine = settings.engine
         return cls(engine.cores, settings.speculation.draft_cores, engine.memory, engine.threads)
 
     @property
     def names_draft_cores(self) -> bool:
-        """Whether the draft model has cores of its own, whatever is measured."""
+        """Return whether the draft model has cores of its own, whatever is measured."""
         return self.draft_cores not in _SHARED
 
     def changes(self) -> dict[str, dict[str, Any]]:
@@ -66,7 +66,7 @@ class PlacementSpec:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a `PlacementSpec` means on one machine.
+    """A `PlacementSpec` resolved on one machine.
 
     `cpus`: one logical CPU for each thread of the target, ascending. `draft_cpus`: () when the draft model computes on
     `cpus`, sequentially; other CPUs when it computes concurrently; some of `cpus` when the faster of the two has to be
@@ -83,12 +83,12 @@ class Placement:
 
     @property
     def is_split(self) -> bool:
-        """Whether the draft model has cores of its own, whatever is measured."""
+        """Return whether the draft model has cores of its own, whatever is measured."""
         return not set(self.draft_cpus) <= set(self.cpus)
 
 
 class PlacementError(UsageError):
-    """A `PlacementSpec` that this machine cannot follow. `problems`: what is wrong, by field of the spec."""
+    """Raised for a `PlacementSpec` that this machine does not support. `problems`: the error by field of the spec."""
 
     def __init__(self, problems: dict[str, UsageError]) -> None:
         first = next(iter(problems.values()))
@@ -144,7 +144,7 @@ def place(
 
 
 def _beside(topology: Topology, spec: PlacementSpec, draft: tuple[int, ...]) -> CoreChoice:
-    """The target's cores without those of `draft`; no more threads than these are."""
+    """Return the target's cores without those of `draft`; no more threads than these are."""
     every = choose_cores(topology, spec.cores, without=draft)
     if not 0 < spec.threads < len(every.cpus):
         return every
@@ -168,7 +168,7 @@ def cpus_to_try(topology: Topology, cpus: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _usable(topology: Topology) -> Topology:
-    """The machine with those CPUs as allowed ones that ggml can pin threads to."""
+    """Return the machine with those CPUs as allowed ones that ggml can pin threads to."""
     cpus = tuple(cpu for cpu in topology.allowed if cpu < MAX_CPUS)
     if not cpus:
         raise UsageError(
@@ -188,7 +188,7 @@ def _names_cores(topology: Topology, cores: str) -> bool:
 
 
 def _unsavable(spec: PlacementSpec) -> dict[str, UsageError]:
-    """What the settings file would not accept, such as CPU numbers of five digits."""
+    """Return the fields that the settings file would not accept, such as CPU numbers of five digits."""
     try:
         msgspec.convert(spec.changes(), Settings)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""Plain values of a tuning plan, and how the value of a file is read."""
+"""The data of a tuning plan, and reading a file's value."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class KnobRefusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuningPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to change, in this order; reverting goes in reverse. `notes` say what is left unchanged."""
+    """The changes, in order; reverting goes in reverse. `notes` say what is left unchanged."""
 
     changes: tuple[Change, ...] = ()
     group: CacheGroup | None = None
@@ -56,20 +56,20 @@ class TuningPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def knobs(self) -> tuple[str, ...]:
-        """Names of the knobs that change something, in the order of the plan."""
+        """Return names of the knobs that change something, in the order of the plan."""
         names = [change.knob for change in self.changes] + (["l3"] if self.group is not None else [])
         return tuple(dict.fromkeys(names))
 
 
 def chosen(text: str) -> str:
-    """The value of a file; of a choice such as `always [madvise] never` the chosen word."""
+    """Return the value of a file; of a choice such as `always [madvise] never`, the selected word."""
     _, opening, rest = text.partition("[")
     word, closing, _ = rest.partition("]")
     return word if opening and closing else text
 
 
 def below(root: Path, path: str) -> Path:
-    """The absolute `path` of the machine, below `root`."""
+    """Return the absolute `path` of the machine, below `root`."""
     return root / path.lstrip("/")
 
 

@@ -1,4 +1,4 @@
-"""The settings that a plan can change: their files, the value that is good for decoding, when they are unavailable.
+"""The settings that a plan can change: their files, the recommended value, and when they are unavailable.
 
 Files: Documentation/admin-guide/pm/{cpufreq,intel_pstate,amd-pstate,cpuidle}.rst, admin-guide/mm/transhuge.rst,
 admin-guide/sysctl/kernel.rst.
@@ -31,8 +31,9 @@ THP = "/sys/kernel/mm/transparent_hugepage"
 BALANCING = "/proc/sys/kernel/numa_balancing"
 
 DEEP_MICROSECONDS = 10
-"""Idle states that take longer to leave are the deep ones: C1 takes 1 or 2, C1E 10, C2 of an EPYC 18 to 800, C6 more
-than 100."""
+"""Exit latency in µs from which an idle state counts as deep: C1 takes 1 or 2, C1E 10, C2 of an EPYC 18 to 800, C6 more
+than 100.
+"""
 
 Files = Callable[[Topology, Path], Iterable[str]]
 Proposal = Callable[[Path, str, str], str | None]
@@ -58,7 +59,7 @@ class Knob:
     hint: str = ""
 
     def present(self, topology: Topology, root: Path) -> list[str]:
-        """Its files that are really there."""
+        """Return the files of the knob that exist."""
         return [path for path in self.files(topology, root) if below(root, path).is_file()]
 
     def changes(self, topology: Topology, root: Path) -> tuple[list[Change], list[str]]:
@@ -98,7 +99,7 @@ def _fixed(*paths: str) -> Files:
 
 
 def _idle_states(topology: Topology, root: Path) -> Iterable[str]:
-    """The `disable` files of the deep idle states."""
+    """Yield the `disable` files of the deep idle states."""
     for cpu in topology.online:
         folder = below(root, f"{CPUS}/cpu{cpu}/cpuidle")
         for name in sorted(_states(folder), key=lambda name: int(name.removeprefix("state"))):
@@ -118,12 +119,12 @@ def _value(value: str) -> Proposal:
 
 
 def _offered(value: str) -> Proposal:
-    """`value`, where the file's own list has it."""
+    """Propose `value` if the file's own list has it."""
     return lambda root, path, text: value if value in text.replace("[", "").replace("]", "").split() else None
 
 
 def _listed_in(name: str) -> Proposal:
-    """ "performance", where the file `name` beside lists it."""
+    """Propose "performance" if the neighboring file `name` lists it."""
 
     def propose(root: Path, path: str, text: str) -> str | None:
         words = read_text(below(root, path).with_name(name)).split()

@@ -1,4 +1,4 @@
-"""Makes a tuning plan, and checks afterwards what of it is in effect."""
+"""Makes a tuning plan, and checks which of its changes are in effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = (*(knob.name for knob in KNOBS), resctrl.NAME)
 def make_plan(
     topology: Topology, root: Path, wanted: Sequence[str] = (), target_cpus: Sequence[int] = ()
 ) -> TuningPlan:
-    """Plan the changes that set the `wanted` knobs to what is good for decoding. Only reads.
+    """Plan the changes that set the `wanted` knobs to their recommended values. Only reads.
 
     Args:
         wanted: some of `NAMES`; () takes those with the verdict "low risk, small gain".
@@ -65,7 +65,7 @@ def in_effect(plan: TuningPlan, root: Path) -> tuple[Change, ...]:
 
 
 def group_in_effect(plan: TuningPlan, root: Path) -> bool:
-    """Whether the control group of the plan exists and partitions the cache as planned."""
+    """Return whether the control group of the plan exists and partitions the cache as planned."""
     if plan.group is None:
         return False
     wanted = resctrl.l3_masks(plan.group.schemata)

@@ -24,7 +24,7 @@ NAME = "l3"
 MOUNT = "/sys/fs/resctrl"
 GROUP = f"{MOUNT}/cpuchat"
 OWN_FOLDERS = ("info", "mon_groups", "mon_data", "cpuchat")
-"""Folders of the file system that are no other user's control groups."""
+"""Folders of resctrl that are not control groups of other programs."""
 
 DRAFTING_ONLY = "l3: helps drafting only; measured without drafts, it shows just the target's loss"
 """Note of every plan with a control group."""
@@ -33,7 +33,7 @@ _SHARE = 4  # the target keeps one way out of so many
 
 
 def l3_masks(schemata: str) -> dict[int, int]:
-    """`L3:0=ffff;1=ffff` out of a schemata file: cache id and bit mask of ways; {} when there is no such line."""
+    """Parse `L3:0=ffff;1=ffff` of a schemata file: cache id to bit mask of ways; {} without such a line."""
     match = re.search(r"^\s*L3:(.*)$", schemata, re.MULTILINE)
     masks: dict[int, int] = {}
     for part in match[1].split(";") if match else ():
@@ -57,7 +57,7 @@ def state(root: Path) -> str:
 
 
 def other_groups(folder: Path) -> list[str]:
-    """Control groups that are not ours."""
+    """Return the control groups that are not ours."""
     try:
         return sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name not in OWN_FOLDERS)
     except OSError:

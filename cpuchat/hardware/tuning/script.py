@@ -71,7 +71,7 @@ back() {
 
 
 def apply_script(plan: TuningPlan, root: Path, name: str, revert: Path) -> str:
-    """The script that applies `plan` below `root`; `revert` is where the other one lies."""
+    """Return the script that applies `plan` below `root`; `revert` is where the other one lies."""
     back = shlex.quote(f"{_sudo(root)}sh {shlex.quote(str(revert))}")
     parts = [
         f"#!/bin/sh\n# cpuchat: apply the tuning plan {name} ({', '.join(plan.knobs)}).\n"
@@ -119,7 +119,9 @@ def _root_check(root: Path) -> str:
 
 
 def _listing(changes: Sequence[Change], root: Path) -> str:
-    """`settings DO`: calls DO with FILE OLD NEW for every change; CPUs that change alike share a line."""
+    """Write the function `settings DO`, which calls DO with FILE OLD NEW for every change; CPUs with the same change
+    share a line.
+    """
     lines: list[str] = []
     for (before, after, old, new), numbers in _alike(changes, root).items():
         values = f"{shlex.quote(old)} {shlex.quote(new)}"
@@ -132,7 +134,9 @@ def _listing(changes: Sequence[Change], root: Path) -> str:
 
 
 def _alike(changes: Sequence[Change], root: Path) -> dict[tuple[str, str, str, str], list[str]]:
-    """Path before and after the number of a CPU, old and new value; with the numbers ([""]: not of one CPU)."""
+    """Group the changes: path before and after the CPU number, old and new value, to the CPU numbers ([""]: not per
+    CPU).
+    """
     alike: dict[tuple[str, str, str, str], list[str]] = {}
     for change in changes:
         path = str(below(root, change.path))
@@ -143,7 +147,7 @@ def _alike(changes: Sequence[Change], root: Path) -> dict[tuple[str, str, str, s
 
 
 def _others_check(root: Path) -> str:
-    """Stop if somebody has made a control group since."""
+    """Write the check that no control group was created since."""
     mount = below(root, MOUNT)
     own = "|".join(f"*/{name}/" for name in OWN_FOLDERS)
     return (

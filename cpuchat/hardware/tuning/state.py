@@ -40,7 +40,7 @@ class KnobState:
 
 
 def knob_states(topology: Topology, root: Path) -> tuple[KnobState, ...]:
-    """All knobs, and below them what is only shown. Reads, and changes nothing."""
+    """Return all knobs, and below them what is only shown. Reads, and changes nothing."""
     states = [
         KnobState(knob.name, knob.state(topology, root), knob.verdict, knob.about, knob_refusal(knob, topology, root))
         for knob in KNOBS
@@ -55,17 +55,19 @@ def knob_states(topology: Topology, root: Path) -> tuple[KnobState, ...]:
 
 
 def _some_of_each(topology: Topology) -> list[int]:
-    """A target beside a draft model in each L3 group: what can be divided is asked without knowing the cores."""
+    """Return CPUs of a target beside a draft model in each L3 group: whether a cache can be partitioned does not depend
+    on the cores.
+    """
     return [group.cpus[0] for group in topology.l3_groups if len(group.cpus) > 1]
 
 
 def smt(root: Path) -> str:
-    """`on`, `off`, `forceoff`, `notsupported`; "" when not told (admin-guide/cputopology.rst: smt/control)."""
+    """Return `on`, `off`, `forceoff`, `notsupported`; "" when not told (admin-guide/cputopology.rst: smt/control)."""
     return read_text(root / "sys/devices/system/cpu/smt/control")
 
 
 def nps(topology: Topology) -> str:
-    """How the firmware divides the memory of a socket, in words."""
+    """Return how the firmware divides the memory of a socket, in words."""
     if topology.virtual:
         return f"{topology.nps_words} (virtual machine: unverified)"
     nodes, sockets = len(topology.cpu_nodes), len(topology.packages)
@@ -100,7 +102,7 @@ def prefetchers(topology: Topology, root: Path) -> str:
 
 
 def _read_msr(path: Path, number: int) -> int | None:
-    """One register (msr(4): 8 bytes at the offset of its number); None where that is not allowed."""
+    """Return one register (msr(4): 8 bytes at the offset of its number); None where that is not allowed."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:

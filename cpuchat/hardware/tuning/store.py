@@ -39,7 +39,7 @@ class SavedPlan:
         return self.folder / "revert.sh"
 
     def command(self, script: Path) -> str:
-        """How to run one of the scripts."""
+        """Return the command that runs one of the scripts."""
         return f"sudo sh {shlex.quote(str(script))}"
 
 
@@ -76,7 +76,7 @@ def _new_folder(base: Path) -> Path:
 
 
 def saved_plans() -> list[SavedPlan]:
-    """All plans that can still be read, oldest first."""
+    """Return all plans that can still be read, oldest first."""
     found: list[SavedPlan] = []
     for file in sorted(plans_dir().glob("*/plan.json")):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -85,7 +85,7 @@ def saved_plans() -> list[SavedPlan]:
 
 
 def find(name: str = "") -> SavedPlan:
-    """The plan of this name; "" is the newest.
+    """Return the plan of this name; "" is the newest.
 
     Raises:
         UsageError: there is none.

@@ -26,7 +26,7 @@ _NICENESS = 10  # decoding goes first
 
 
 class _Stopped(BaseException):
-    """SIGTERM. Not an Exception, so that nothing on the way up takes it for a network fault."""
+    """Raised by SIGTERM. Not an Exception, so that no handler takes it for a network fault."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Manages all downloads of one program: queued, running and paused ones, each in its own process.
+"""Manages all downloads of one app: queued, running and paused ones, each in a separate process.
 
 Unfinished ones are kept in a journal in the data folder, so that the next run resumes them however this one ended.
 Several programs may write the journal: each changes only its own downloads.
@@ -32,7 +32,7 @@ _NO_ERROR = {"code": "", "message": "", "hint": ""}
 
 
 class _Entry:
-    """One download and what runs for it. `wanted` is what the user wants, `download.state` what is."""
+    """One download and its process. `wanted` is the state the user wants, `download.state` the actual one."""
 
     def __init__(self, download: Download, verified: tuple[str, ...] = ()) -> None:
         self.download = download
@@ -53,7 +53,7 @@ class _Entry:
 
 
 class Downloads:
-    """Use from one event loop; nothing here blocks on the network or the disk for long.
+    """Manages downloads. Use it from one event loop; nothing here blocks on the network or the disk for long.
 
     Args:
         cache: the Hugging Face cache to download into; default: the user's.
@@ -134,14 +134,16 @@ class Downloads:
             self._end(entry)
 
     def restore(self) -> None:
-        """Bring back the downloads of earlier runs: what was running continues, what was paused or failed stays so."""
+        """Restore the downloads of earlier runs: running ones continue, paused and failed ones stay so."""
         for unfinished in self._journal.read().values():
             if unfinished.download.id not in self._entries and _is_valid(unfinished):
                 self._restore(unfinished)
         self._launch()
 
     async def wait(self, id: str) -> Download:
-        """Return its last state, once it is done, failed, paused or cancelled and nothing runs for it any more."""
+        """Wait until a download is done, failed, paused or cancelled and its process has ended; returns its last
+        state.
+        """
         entry = self._find(id)
         await entry.settled.wait()
         return entry.download
@@ -213,7 +215,7 @@ class Downloads:
                 running += 1
 
     async def _run(self, entry: _Entry) -> None:
-        """Run its process, then do whatever is wanted when that has ended."""
+        """Run the process of a download, then apply what is wanted when it has ended."""
         if entry.wanted == "run":
             await self._download(entry)
         if entry.wanted == "cancel" and entry.discard:
@@ -284,7 +286,7 @@ class Downloads:
         entry.download = replace(entry.download, state="failed", done=done, **values)
 
     def _settle(self, entry: _Entry) -> None:
-        """Publish its last state now that nothing runs for it, unless it is wanted again."""
+        """Publish the last state after its process has ended, unless it is wanted again."""
         download = entry.download
         ended = download.state in ("done", "failed")
         if entry.wanted == "run" and not ended:

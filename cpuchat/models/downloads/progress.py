@@ -38,7 +38,7 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """Bytes of all files that are on the disk."""
+        """Return bytes of all files that are on the disk."""
         return self.others + self.here
 
     def begin_file(self, others: int, here: int) -> None:
@@ -79,7 +79,7 @@ class Progress:
                 self.send(report)
 
     def report_by_clock(self) -> None:
-        """Report a few times a second, for ever: also while the network or the disk blocks the other thread.
+        """Report a few times a second, forever: also while the network or the disk blocks the other thread.
 
         Not before the first state was entered: until then nobody knows what is on the disk.
         """

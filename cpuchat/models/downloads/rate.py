@@ -27,7 +27,7 @@ class Rate:
 
     @property
     def per_second(self) -> float:
-        """0.0 before the second reading."""
+        """Return bytes per second; 0.0 before the second reading."""
         if len(self._readings) < 2:
             return 0.0
         (first, before), (last, now) = self._readings[0], self._readings[-1]

@@ -23,7 +23,7 @@ _WRONG_ATTEMPTS = 3
 
 
 class BrokenResponse(Exception):
-    """A response that is not the requested file and may be at the next attempt: cut short, a web page."""
+    """A response that is not the requested file but may be at the next attempt: truncated, or a web page."""
 
 
 class WrongResponse(BrokenResponse):
@@ -98,7 +98,9 @@ def _retry_after(error: Exception) -> float | None:
 
 
 def _back_off(failures: int, policy: RetryPolicy) -> float:
-    """Exponential, with up to half of it taken off at random: clients that lost a server don't return all at once."""
+    """Return the delay in seconds: exponential, less up to half of it at random, so that clients do not all return at
+    once.
+    """
     return min(policy.first_wait * 2 ** max(failures - 1, 0), policy.max_wait) * random.uniform(0.5, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""A download as plain data: what the app shows, what its process is told, and what that process reports."""
+"""A download as plain data: its display, and the messages to and from its process."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RetryPolicy(Data, frozen=True):
 
 
 class Order(Data, frozen=True):
-    """What the download process is told: one JSON line on its standard input, which then stays open.
+    """The message to the download process: one JSON line on its standard input, which then stays open.
 
     `revision` is a commit, `newest_at` see `Repository`. `verified` are the etags of files that passed their check in
     an earlier run. `reserved` bytes of the free space belong to other downloads.
@@ -96,6 +96,6 @@ class Order(Data, frozen=True):
 
 
 class Report(Status, frozen=True):
-    """What the download process writes: one JSON line each; the last has the state `done`, `failed` or `paused`."""
+    """The messages of the download process: one JSON line each; the last has the state `done`, `failed` or `paused`."""
 
     verified: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import httpx
 
 _REFUSED = frozenset({400, 401, 403, 404, 410, 416})
-"""By a server of signed links: the next attempt gets a new link."""
+"""Statuses of expired signed links: the next attempt gets a new link."""
 
 
 def transfer(
@@ -99,7 +99,7 @@ def _request(repo: str, revision: str, file: HubFile, offset: int, idle_timeout:
 
 @cache
 def _client() -> httpx.Client:
-    """Separate from huggingface_hub's, whose responses have other limits."""
+    """Return an HTTP client separate from huggingface_hub's, whose responses have other limits."""
     from cpuchat.models.hub.limits import client
 
     return client()

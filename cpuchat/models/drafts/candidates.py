@@ -53,14 +53,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spec(self) -> str:
-        """The value for `--draft-model`, and for one on the hub for `models download` first: `owner/name:Q8_0`."""
+        """Return the value for `--draft-model`, and for one on the hub for `models download` first:
+        `owner/name:Q8_0`.
+        """
         if self.path is not None:
             return str(self.path)
         return f"{self.repo}:{self.quantization}" if self.quantization else self.repo
 
     @property
     def fits(self) -> bool | None:
-        """None: not known."""
+        """Return whether it fits; None when unknown."""
         return None if self.verdict is None else self.verdict.ok
 
 

@@ -148,7 +148,7 @@ def planned_draft(target: GGUFHeader, wanted: str, library: Library, hub: Hub | 
 
 
 def _header(candidate: Candidate, hub: Hub | None) -> GGUFHeader | None:
-    """Raises HubError, ModelDamaged, ModelNotFound."""
+    """Return the header of a candidate. Raises HubError, ModelDamaged, ModelNotFound."""
     from cpuchat.models.hub.choice import choose
 
     if candidate.path is not None:

@@ -50,13 +50,13 @@ class Expectation(msgspec.Struct, frozen=True):
 
     @property
     def mean(self) -> float:
-        """The measured speed-up, else the mean over typical texts; 0 when not known."""
+        """Return the measured speed-up, else the mean over typical texts; 0 when not known."""
         counting = [gain for gain in self.gains if gain.kind == "measured"] or self.gains
         return sum(gain.speedup for gain in counting) / len(counting) if counting else 0.0
 
     @property
     def pays(self) -> bool:
-        """Whether it is worth loading: a tenth faster for some texts."""
+        """Return whether it is worth loading: a tenth faster for some texts."""
         return any(gain.speedup >= WORTH for gain in self.gains)
 
     @property

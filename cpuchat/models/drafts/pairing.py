@@ -62,7 +62,7 @@ def pair_key(target: Path, draft: Path) -> str:
 
 
 class PairCache:
-    """Why pairs do not fit, by `pair_key`, "" for those that do: `pairs.json` in the cache folder."""
+    """Caches why pairs do not fit, by `pair_key` ("" for those that do), in `pairs.json` of the cache folder."""
 
     def __init__(self, file: Path | None = None) -> None:
         """`file` replaces the one in the cache folder."""
@@ -97,7 +97,7 @@ def _itself() -> Compatibility:
 
 
 def _verdict(reason: str, target_size: int, draft_size: int) -> Compatibility:
-    """`*_size` in bytes of the files."""
+    """Build the verdict. `*_size`: bytes of the files."""
     if reason:
         return Compatibility(ok=False, reason=reason)
     note = ""

@@ -36,7 +36,7 @@ class LazyArray(Sequence[Any]):
 
     @property
     def is_text(self) -> bool:
-        """Whether these are strings, not numbers."""
+        """Return whether these are strings, not numbers."""
         return self.value_type == STRING
 
     def raw_strings(self) -> Iterator[bytes]:

@@ -62,7 +62,7 @@ def problems_of(header: GGUFHeader) -> Iterator[str]:
 
 
 def _layers(header: GGUFHeader) -> Iterator[str]:
-    """llama_model_base::load_hparams."""
+    """Check layers and experts (llama_model_base::load_hparams)."""
     claimed, extra = header.number("block_count"), header.number("nextn_predict_layers")
     if not 0 < claimed <= _MAX_LAYERS:
         yield f"it has {claimed} layers"
@@ -71,7 +71,7 @@ def _layers(header: GGUFHeader) -> Iterator[str]:
 
 
 def _experts(header: GGUFHeader) -> Iterator[str]:
-    """llama_model_base::load_hparams."""
+    """Check layers and experts (llama_model_base::load_hparams)."""
     count, used = header.number("expert_count"), header.number("expert_used_count")
     groups, groups_used = header.number("expert_group_count"), header.number("expert_group_used_count")
     if header.architecture in ("hunyuan_vl", "hunyuan-dense") and count <= 1:  # these are not mixtures
@@ -85,7 +85,7 @@ def _experts(header: GGUFHeader) -> Iterator[str]:
 
 
 def _attention(header: GGUFHeader) -> Iterator[str]:
-    """K and V must be repeatable for all heads (ggml_can_mul_mat)."""
+    """Check that K and V can be repeated for all heads (ggml_can_mul_mat)."""
     for layer, (q, kv) in enumerate(zip(header.per_layer("attention.head_count", 0), header.heads_kv, strict=True)):
         if q and kv and q % kv:
             yield f"layer {layer} has {q} attention heads, not a multiple of its {kv} KV heads"
@@ -98,7 +98,9 @@ def _attention(header: GGUFHeader) -> Iterator[str]:
 
 
 def _positions(header: GGUFHeader) -> Iterator[str]:
-    """llama_model_base::load_hparams, and ggml_compute_forward_rope_flt, which never ends with 0 dimensions."""
+    """Check positions (llama_model_base::load_hparams, and ggml_compute_forward_rope_flt, which never ends with 0
+    dimensions).
+    """
     scaling = header.value("rope.scaling.type", "linear")
     if isinstance(scaling, str) and scaling not in _ROPE_SCALINGS:
         yield f"unknown RoPE scaling {scaling[:_SHOWN_BYTES]!r}"
@@ -114,7 +116,7 @@ def _positions(header: GGUFHeader) -> Iterator[str]:
 
 
 def _epsilons(header: GGUFHeader) -> Iterator[str]:
-    """ggml_compute_forward_rms_norm_f32, ggml_compute_forward_norm_f32."""
+    """Check epsilons (ggml_compute_forward_rms_norm_f32, ggml_compute_forward_norm_f32)."""
     for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
         epsilon = header.value(key, 0.0)
         if isinstance(epsilon, float) and not epsilon >= 0:
@@ -122,7 +124,7 @@ def _epsilons(header: GGUFHeader) -> Iterator[str]:
 
 
 def _vocabulary(vocab: Vocabulary, header: GGUFHeader) -> Iterator[str]:
-    """llama_vocab::impl::load, and what tokenizing asserts later."""
+    """Check the vocabulary (llama_vocab::impl::load, and assertions of the tokenizer)."""
     if vocab.tokens is None:
         return
     if vocab.n_tokens <= _MOST_COMPARED and (repeated := _repeated(vocab.tokens)):

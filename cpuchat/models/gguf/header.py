@@ -1,4 +1,4 @@
-"""Interprets the header of a GGUF file: what it says about its model, read without loading it."""
+"""Interprets the header of a GGUF file without loading its model."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class GGUFHeader(Parsed, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors."""
+        """Return bytes of all tensors."""
         return sum(t.nbytes for t in self.tensors)
 
     @property
@@ -135,7 +135,7 @@ class GGUFHeader(Parsed, frozen=True):
 
     @property
     def quantization(self) -> str:
-        """`Q4_K_M` and the like, from `general.file_type`, else the type with most bytes."""
+        """Return `Q4_K_M` and the like, from `general.file_type`, else the type with most bytes."""
         number = self.metadata.get("general.file_type")
         if isinstance(number, int) and number in FILE_TYPES:
             return FILE_TYPES[number]
@@ -146,23 +146,23 @@ class GGUFHeader(Parsed, frozen=True):
 
     @property
     def chat_template(self) -> str:
-        """The model's Jinja template; "" when it has none."""
+        """Return the model's Jinja template; "" when it has none."""
         return self.text("tokenizer.chat_template")
 
     @property
     def split_count(self) -> int:
-        """Number of files of a split model; else 1."""
+        """Return number of files of a split model; else 1."""
         count = self.metadata.get("split.count", 1)
         return count if isinstance(count, int) and count > 1 else 1
 
     @property
     def is_projector(self) -> bool:
-        """Whether it is a vision or audio part (mmproj), adapter or the like, not a language model."""
+        """Return whether it is a multimodal projector (mmproj), adapter or the like, not a language model."""
         return self.architecture == "clip" or self.text("general.type") in _COMPANIONS
 
     @property
     def is_head(self) -> bool:
-        """Whether it is a head that predicts further tokens (EAGLE-3, DFlash, MTP), without its model."""
+        """Return whether it is a draft head (EAGLE-3, DFlash, MTP) without its model."""
         is_rest = self.number("nextn_predict_layers") > 0 and bool(self.tensors)
         return self.architecture in _HEADS or (
             is_rest and not any(tensor.name.startswith("blk.0.") for tensor in self.tensors)
@@ -170,7 +170,7 @@ class GGUFHeader(Parsed, frozen=True):
 
     @property
     def other(self) -> str:
-        """What the file is if not a language model ("a LoRA adapter"); else ""."""
+        """Return what the file is if not a language model ("a LoRA adapter"); else ""."""
         if self.is_projector:
             return _COMPANIONS.get(self.text("general.type"), _COMPANIONS["mmproj"])
         if self.is_head:

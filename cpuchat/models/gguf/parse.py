@@ -64,7 +64,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
     @property
     def is_routed(self) -> bool:
-        """Whether these are weights of experts, of which a token uses some."""
+        """Return whether these are weights of experts, of which a token uses some."""
         return _ROUTED.search(self.name) is not None
 
 

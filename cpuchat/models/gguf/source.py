@@ -16,12 +16,12 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """For messages: the file's name."""
+        """Return the file's name, for messages."""
         ...
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """Return bytes of the whole file."""
         ...
 
     def read(self, offset: int, count: int) -> bytes:

@@ -1,1 +1,1 @@
-"""The Hugging Face hub: searching, listing a repository's models, reading headers from afar."""
+"""The Hugging Face Hub: searching, listing a repository's models, reading headers by range requests."""

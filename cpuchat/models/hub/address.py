@@ -24,7 +24,7 @@ class Address(Data, frozen=True):
 
     @property
     def wanted(self) -> str:
-        """The argument for `choice.choose`; "" when no model of the repository was named."""
+        """Return the argument for `choice.choose`; "" when no model of the repository was named."""
         return self.path or self.quantization
 
 

@@ -10,7 +10,7 @@ from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.text import clean_line
 
 KINDS = {"head": "a draft head", "projector": "a multimodal projector", "imatrix": "an importance matrix"}
-"""What a file is when it is not a model."""
+"""Names of files that are not models."""
 
 
 def choose(repository: Repository, wanted: str = "") -> RepoModel:

@@ -1,4 +1,4 @@
-"""The Hugging Face hub as the rest of the program sees it: search, list a repository, read a model's header."""
+"""Interface to the Hugging Face Hub: search, list a repository, read a model's header."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ExpandModelProperty_T
 
 _MAX_SECONDS = 60.0
-"""After which no further part's header is requested."""
+"""Seconds after which no further part's header is requested."""
 MAIN = "main"
-"""The branch of every repository that its newest commit is on."""
+"""The default branch of every repository."""
 _FACTS: list[ExpandModelProperty_T] = ["downloads", "likes", "gated", "private", "lastModified", "gguf"]
 
 
 class Hub:
-    """All methods block, up to two minutes on a bad connection, are thread-safe, and raise `errors.HubError` or one of
-    its kinds: HubOffline, RateLimited, NotOnHub, AccessDenied."""
+    """Client of the Hub. All methods block, up to two minutes on a bad connection, are thread-safe, and raise
+    `errors.HubError` or one of its kinds: HubOffline, RateLimited, NotOnHub, AccessDenied.
+    """
 
     def __init__(self, cache: Path | None = None) -> None:
         """`cache` replaces the folder of cached headers."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _PROGRAM, _VERSION = "cpuchat", __version__
 _MALFORMED = (TypeError, ValueError, KeyError, AttributeError, RecursionError)
-"""Raised by huggingface_hub for a response that does not have the hub's form."""
+"""Errors that huggingface_hub raises for a malformed response."""
 
 T = TypeVar("T")
 _setting_up = threading.Lock()

@@ -92,7 +92,7 @@ class _Remote:
 
 
 def _body(response: httpx.Response, count: int, skip: int = 0) -> bytes:
-    """Return up to `count` bytes of it, after the first `skip`; what follows is not fetched."""
+    """Return up to `count` bytes of the body after the first `skip`; the rest is not fetched."""
     content = bytearray()
     for piece in response.iter_bytes():
         content += piece

@@ -38,7 +38,7 @@ class HubFile(Data, frozen=True):
 
     @property
     def etag(self) -> str:
-        """The name under which the Hugging Face cache keeps its content."""
+        """Return the name under which the Hugging Face cache keeps its content."""
         return self.sha256 or self.git_sha1
 
 
@@ -58,12 +58,12 @@ class RepoModel(Data, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Return bytes of all files."""
         return sum(file.size for file in self.files)
 
     @property
     def base(self) -> str:
-        """The name without the quantization: the same for all quantizations of one model."""
+        """Return the name without the quantization: the same for all quantizations of one model."""
         return without_quantization(self.name)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Deletion(msgspec.Struct, frozen=True, kw_only=True):
-    """What deleting a model does. `files` go, in this order, and free `freed` bytes.
+    """A plan for deleting a model. `files` are deleted in this order, which frees `freed` bytes.
 
     `stays` are sentences about what stays and why. `refused` is why it may not be deleted, "" when it may. The rest is
     for `delete`: the folder or repository, the files' fingerprint at the time of planning, files in use, and
@@ -46,7 +46,9 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Plan:
-    """Collects what goes and what stays. `names` are the links of all revisions, by the entry that each leads to."""
+    """Collects what is deleted and what is kept. `names` are the links of all revisions, by the entry that each leads
+    to.
+    """
 
     def __init__(self, root: Path, names: dict[Path, list[Path]]) -> None:
         self._root = root

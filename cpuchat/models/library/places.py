@@ -45,7 +45,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_unfinished(self) -> bool:
-        """A partial download, or a complete one without a name in a snapshot."""
+        """Return whether it is a partial download, or a complete one that no snapshot links to."""
         folder = self.path.parent
         return folder.name == _BLOBS and folder.parent.name.startswith(_REPO)
 

@@ -1,4 +1,4 @@
-"""Models that were opened by path and lie in no folder that is searched: they are listed all the same."""
+"""Remembers models that were opened by path outside the searched folders, so that they are listed."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class SummaryCache:
         return msgspec.structs.replace(_with_summary(base, cached), damaged=cached.damaged or cached.checksum_error)
 
     def _summary(self, parts: list[Path]) -> _Cached:
-        """Raises ModelNotFound or ModelDamaged."""
+        """Summarize the files of a model. Raises ModelNotFound or ModelDamaged."""
         try:
             key = stat_fingerprint(parts)
         except OSError as error:

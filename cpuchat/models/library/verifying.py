@@ -16,7 +16,7 @@ from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.places import linked
 
 Progress = Callable[[int, int], None]
-"""Gets bytes done and bytes in total. What it raises ends the check."""
+"""Called with (bytes done, bytes in total). An exception from it ends the check."""
 
 _HASH = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 _CHUNK = 4 << 20

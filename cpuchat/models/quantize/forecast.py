@@ -11,7 +11,7 @@ from cpuchat.errors import QuantizeFailed, UsageError
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.gguf.types import ALIGNMENT, BY_NAME
-from cpuchat.models.quantize.messages import Foresee, Foreseen
+from cpuchat.models.quantize.messages import ForecastRequest, ForecastResult
 from cpuchat.models.quantize.process import QuantizeProcess
 from cpuchat.models.quantize.types import QuantType
 from cpuchat.models.traffic import traffic_of
@@ -64,15 +64,15 @@ async def source_header(source: Path) -> GGUFHeader:
     return header
 
 
-async def foresee(process: QuantizeProcess, source: GGUFHeader, kind: QuantType) -> Forecast:
+async def forecast_type(process: QuantizeProcess, source: GGUFHeader, kind: QuantType) -> Forecast:
     """Forecast the model of `source` (from `source_header`) as `kind`.
 
     Raises:
         QuantizeFailed: llama.cpp does not support the architecture, or this type for it.
     """
-    await process.send(Foresee(source=str(source.path), number=kind.number))
+    await process.send(ForecastRequest(source=str(source.path), number=kind.number))
     answer = await process.receive()
-    if not isinstance(answer, Foreseen) or answer.types.keys() != {tensor.name for tensor in source.tensors}:
+    if not isinstance(answer, ForecastResult) or answer.types.keys() != {tensor.name for tensor in source.tensors}:
         raise QuantizeFailed(f"llama.cpp reads other tensors from {source.path.name} than its header lists.")
     changed = {t.type for t in source.tensors if answer.types[t.name] != t.type}
     return Forecast(

@@ -15,8 +15,8 @@ from cpuchat.errors import CpuchatError, QuantizeFailed, UsageError
 from cpuchat.hardware.placement.cores import check_thread_count
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.gguf.header import GGUFHeader, read_header
-from cpuchat.models.quantize.forecast import Forecast, foresee, source_header
-from cpuchat.models.quantize.messages import Begun, Made, Make
+from cpuchat.models.quantize.forecast import Forecast, forecast_type, source_header
+from cpuchat.models.quantize.messages import QuantizeFinished, QuantizeRequest, TensorStarted
 from cpuchat.models.quantize.place import check_free, check_place, check_space, part_of
 from cpuchat.models.quantize.process import QuantizeProcess
 from cpuchat.models.quantize.types import QuantType
@@ -65,7 +65,7 @@ async def quantize(job: Job, progress: Callable[[QuantizeProgress], None] | None
     source = await source_header(job.source)
     check_place(job.out, source, force=job.force)
     async with QuantizeProcess() as process:
-        forecast = await foresee(process, source, job.type)
+        forecast = await forecast_type(process, source, job.type)
         _check_quality(job, source, forecast)
         try:
             with part_of(job.out) as part:
@@ -80,7 +80,7 @@ async def quantize(job: Job, progress: Callable[[QuantizeProgress], None] | None
 
 
 def _check_quality(job: Job, source: GGUFHeader, forecast: Forecast) -> None:
-    """Raises UsageError."""
+    """Check that quantizing does not lose quality needlessly. Raises UsageError."""
     if forecast.needs_imatrix and job.imatrix is None:
         raise UsageError(
             f"{job.type.name} requires an importance matrix.",
@@ -108,7 +108,7 @@ async def _write(
     Raises:
         DiskFull, QuantizeFailed, ModelNotFound, ModelDamaged, UsageError: as `quantize`.
     """
-    request = Make(
+    request = QuantizeRequest(
         source=str(source.path), out=str(part), number=job.type.number, threads=threads,
         imatrix=str(job.imatrix) if job.imatrix else "", requantize=job.requantize or not forecast.lossy,
     )  # fmt: skip
@@ -137,9 +137,9 @@ async def _follow(
         answer = None
         with contextlib.suppress(TimeoutError):
             answer = await asyncio.wait_for(process.receive(), _TICK_SECONDS)
-        if isinstance(answer, Made):
+        if isinstance(answer, QuantizeFinished):
             return
-        if isinstance(answer, Begun):
+        if isinstance(answer, TensorStarted):
             begun.append(answer.name)
         if progress is None or not begun:
             continue

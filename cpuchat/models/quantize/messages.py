@@ -8,15 +8,15 @@ from __future__ import annotations
 import msgspec
 
 
-class Foresee(msgspec.Struct, frozen=True, kw_only=True, tag="foresee"):
-    """Forecast quantizing `source` to the file type `number`, without reading its weights."""
+class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True, tag="forecast"):
+    """Request: forecast quantizing `source` to the file type `number`, without reading its weights."""
 
     source: str
     number: int
 
 
-class Make(msgspec.Struct, frozen=True, kw_only=True, tag="make"):
-    """Write `out`. `imatrix` "": none; `requantize` allows tensors that are already quantized."""
+class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="quantize"):
+    """Request: write `out`. `imatrix` "": none; `requantize` allows tensors that are already quantized."""
 
     source: str
     out: str
@@ -26,22 +26,22 @@ class Make(msgspec.Struct, frozen=True, kw_only=True, tag="make"):
     requantize: bool = False
 
 
-class Foreseen(msgspec.Struct, frozen=True, kw_only=True, tag="foreseen"):
-    """`types` of the tensors by name. `needs_imatrix`: some of these need an importance matrix."""
+class ForecastResult(msgspec.Struct, frozen=True, kw_only=True, tag="forecast_result"):
+    """Answer: `types` of the tensors by name. `needs_imatrix`: some of these need an importance matrix."""
 
     types: dict[str, str]
     needs_imatrix: bool
 
 
-class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
-    """The tensor `name` is being written."""
+class TensorStarted(msgspec.Struct, frozen=True, kw_only=True, tag="tensor_started"):
+    """Progress: the tensor `name` is being written."""
 
     name: str
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True, tag="made"):
-    """The file is written; it is the parent's to check."""
+class QuantizeFinished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """Answer: the file is written; the parent checks it."""
 
 
-Request = Foresee | Make
-Answer = Foreseen | Begun | Made
+Request = ForecastRequest | QuantizeRequest
+Answer = ForecastResult | TensorStarted | QuantizeFinished

@@ -86,11 +86,11 @@ class QuantizeScreen(ListScreen[Path | None]):
 
     # What each type would give
 
-    @work(exclusive=True, group="foresee")
+    @work(exclusive=True, group="forecast")
     async def _foresee(self) -> None:
         """Ask llama.cpp, type by type; figures fill in."""
         from cpuchat.models.machine import this_machine
-        from cpuchat.models.quantize.forecast import foresee, source_header
+        from cpuchat.models.quantize.forecast import forecast_type, source_header
         from cpuchat.models.quantize.process import QuantizeProcess
 
         settings, loaded = self._services.settings, self._services.conversation.model
@@ -103,7 +103,7 @@ class QuantizeScreen(ListScreen[Path | None]):
                     if kind.name in self._predictions:
                         continue
                     try:
-                        forecast = await foresee(process, self._source, kind)
+                        forecast = await forecast_type(process, self._source, kind)
                     except QuantizeFailed as error:  # its rows have a length that this type cannot hold
                         self._foreseen(kind, error.message)
                         continue

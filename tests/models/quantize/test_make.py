@@ -14,7 +14,7 @@ from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model
 from cpuchat.models.gguf.types import FILE_TYPE_BY_NAME
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library
-from cpuchat.models.quantize.forecast import foresee, source_header, speed_up
+from cpuchat.models.quantize.forecast import forecast_type, source_header, speed_up
 from cpuchat.models.quantize.make import QuantizeProgress, quantize
 from cpuchat.models.quantize.place import suggested_folder, suggested_path
 from cpuchat.models.quantize.process import QuantizeProcess
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 async def forecasts(source: Path, *names: str) -> dict[str, GGUFHeader]:
     header = await source_header(source)
     async with QuantizeProcess() as process:
-        return {name: (await foresee(process, header, quant_type(name))).header for name in names}
+        return {name: (await forecast_type(process, header, quant_type(name))).header for name in names}
 
 
 @pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0", "Q4_0", "IQ4_XS", "Q6_K", "TQ1_0", "F32"])
@@ -39,12 +39,10 @@ def test_the_file_is_the_one_that_was_foreseen_and_it_runs(half: Path, tmp_path:
     out = tmp_path / "out.gguf"
     seen: list[QuantizeProgress] = []
     assert asyncio.run(quantize(job(half, out, kind), seen.append)) == out
-    header, foreseen = read_header(out), asyncio.run(forecasts(half, kind))[kind]
+    header, result = read_header(out), asyncio.run(forecasts(half, kind))[kind]
     assert header.quantization == kind
-    assert {(t.name, t.type, t.nbytes) for t in header.tensors} == {
-        (t.name, t.type, t.nbytes) for t in foreseen.tensors
-    }
-    assert abs(header.file_size - foreseen.file_size) < 256
+    assert {(t.name, t.type, t.nbytes) for t in header.tensors} == {(t.name, t.type, t.nbytes) for t in result.tensors}
+    assert abs(header.file_size - result.file_size) < 256
     assert [p.name for p in tmp_path.iterdir()] == ["out.gguf"]
     with Llama(out) as llama:
         assert len(llama.greedy([1, 2, 3], 3)) == 3
@@ -53,7 +51,7 @@ def test_the_file_is_the_one_that_was_foreseen_and_it_runs(half: Path, tmp_path:
     assert {one.tensor for one in seen} <= {t.name for t in header.tensors}
     assert max(one.bytes_in for one in seen) <= read_header(half).size
     assert all(one.bytes_out <= header.file_size for one in seen)
-    assert {one.total_out for one in seen} == {foreseen.file_size}
+    assert {one.total_out for one in seen} == {result.file_size}
 
 
 def test_weights_stay_what_they_were(half: Path, tmp_path: Path) -> None:
@@ -70,7 +68,7 @@ def test_every_type_that_is_offered_is_one_of_llama_cpp(half: Path) -> None:
     async def ask() -> dict[str, tuple[float, bool]]:
         header = await source_header(half)
         async with QuantizeProcess() as process:
-            told = {kind.name: await foresee(process, header, kind) for kind in TYPES}
+            told = {kind.name: await forecast_type(process, header, kind) for kind in TYPES}
             return {name: (one.bits, one.needs_imatrix) for name, one in told.items()}
 
     told = asyncio.run(ask())

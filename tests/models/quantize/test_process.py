@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from cpuchat.errors import DiskFull, QuantizeFailed
-from cpuchat.models.quantize.messages import Foresee
+from cpuchat.models.quantize.messages import ForecastRequest
 from cpuchat.models.quantize.process import QuantizeProcess
 
 pytestmark = pytest.mark.slow
 
-REQUEST = Foresee(source="/models/model.gguf", number=15)
+REQUEST = ForecastRequest(source="/models/model.gguf", number=15)
 
 
 async def ask(program: str, monkeypatch: pytest.MonkeyPatch) -> object:
@@ -24,7 +24,7 @@ async def ask(program: str, monkeypatch: pytest.MonkeyPatch) -> object:
         return await process.receive()
 
 
-@pytest.mark.parametrize("line", ["nonsense", "{}", '{"type": "foreseen"}', '{"type": "quantized"}', "[1]"])
+@pytest.mark.parametrize("line", ["nonsense", "{}", '{"type": "result"}', '{"type": "quantized"}', "[1]"])
 async def test_a_reply_that_is_no_message_is_told(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(QuantizeFailed, match="invalid answer"):
         await ask(f"print({line!r}, flush=True); input()", monkeypatch)
