@@ -325,7 +325,7 @@ class Conversation:
         return draft, note
 
     async def _noted(self, event: AnyEvent, note: str, path: Path, draft: Path | None) -> AnyEvent:
-        """`event`; one that tells that the models are loaded is remembered, and gets one more note.
+        """Return `event`; `ModelLoaded` is remembered, and gets one more note.
 
         A draft model that the engine left out has the engine's note, which says why; `note` on it would contradict.
         """

@@ -29,7 +29,7 @@ class CpuchatError(Exception):
 
 
 class UsageError(CpuchatError):
-    """A value given by the user is invalid."""
+    """Raised when a value given by the user is invalid."""
 
     code = "usage"
     exit_code = 2
@@ -84,7 +84,7 @@ class TemplateError(CpuchatError):
 
 
 class WorkerDied(CpuchatError):
-    """The inference process crashed or was killed."""
+    """The worker process crashed or was killed."""
 
     code = "worker_died"
     exit_code = 8
@@ -149,24 +149,24 @@ class CatalogError(UsageError):
 
 
 class HubError(CpuchatError):
-    """The Hugging Face hub answered with something unexpected."""
+    """Hugging Face sent an unexpected response."""
 
     code = "hub"
     exit_code = 18
 
 
 class HubOffline(HubError):
-    """It cannot be reached, or offline mode is on."""
+    """Hugging Face cannot be reached, or offline mode is on."""
 
     code = "hub_offline"
 
 
 class TooSlow(HubOffline):
-    """It can be reached, but doesn't answer in time: asking again would take as long."""
+    """Hugging Face can be reached, but does not answer in time: a retry would take as long."""
 
 
 class RateLimited(HubError):
-    """It asks to wait, for longer than we do by ourselves."""
+    """Hugging Face asks to wait for longer than cpuchat does by itself."""
 
     code = "rate_limited"
 
@@ -186,27 +186,27 @@ class AccessDenied(HubError):
 
 
 class DownloadFailed(HubError):
-    """A download ended for good; what arrived is kept."""
+    """A download failed for good; the partial file is kept."""
 
     code = "download_failed"
     exit_code = 15
 
 
 class ChecksumMismatch(DownloadFailed):
-    """What arrived is not what the hub announced: it was thrown away."""
+    """The downloaded file does not match the published hash and was discarded."""
 
     code = "checksum_mismatch"
 
 
 class DiskFull(CpuchatError):
-    """There is not enough room on the disk; the message holds the sum."""
+    """There is not enough space on the disk; the message has the sum."""
 
     code = "disk_full"
     exit_code = 16
 
 
 class QuantizeFailed(CpuchatError):
-    """A model could not be quantized; no file was left behind."""
+    """A model could not be quantized; the partial file was deleted."""
 
     code = "quantize_failed"
     exit_code = 17

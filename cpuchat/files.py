@@ -18,7 +18,9 @@ except ImportError:  # no such locks on this system: the last writer wins
     fcntl = None
 
 LOCK_SECONDS = 2.0
-"""How long to wait for another process that changes the same file. That takes milliseconds; after this it hangs."""
+"""Seconds to wait for another process that changes the same file. That takes milliseconds; after this it counts as
+hung.
+"""
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import signal
 import tempfile
 from collections.abc import Sequence
 from types import TracebackType
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any, Generic, Self, TypeVar
 
 import msgspec
 
@@ -55,7 +55,7 @@ class LineProcess(Generic[A]):
         self._files = contextlib.ExitStack()
         self._errors: IO[bytes] | None = None
 
-    async def __aenter__(self) -> LineProcess[A]:
+    async def __aenter__(self) -> Self:
         with contextlib.ExitStack() as files:
             self._errors = files.enter_context(tempfile.TemporaryFile())
             pipe = asyncio.subprocess.PIPE

@@ -1,4 +1,4 @@
-"""The places of all files. Nothing is created here; writers create their folders.
+"""The paths of all files. Nothing is created here; writers create their folders.
 
 `CPUCHAT_CONFIG_DIR`, `CPUCHAT_DATA_DIR` and `CPUCHAT_CACHE_DIR` override the platform's folders.
 """
@@ -49,17 +49,17 @@ def read_text(file: Path, most: int = 1 << 20) -> str:
 
 
 def config_dir() -> Path:
-    """Settings and the user's themes."""
+    """Return the folder of settings and the user's themes."""
     return _folder("CPUCHAT_CONFIG_DIR", platformdirs.user_config_path(APP, appauthor=False))
 
 
 def data_dir() -> Path:
-    """Chats; mode 0700."""
+    """Return the folder of chats; mode 0700."""
     return _folder("CPUCHAT_DATA_DIR", platformdirs.user_data_path(APP, appauthor=False))
 
 
 def cache_dir() -> Path:
-    """What can be recreated: saved KV, calibrations, logs."""
+    """Return the folder of what can be recreated: saved KV, calibrations, logs."""
     return _folder("CPUCHAT_CACHE_DIR", platformdirs.user_cache_path(APP, appauthor=False))
 
 
@@ -75,7 +75,7 @@ def settings_file() -> Path:
 
 
 def state_file() -> Path:
-    """State of the app: the last model, which panes are shown."""
+    """Return the file with the app's state: the last model, visible panes."""
     return data_dir() / "state.json"
 
 
@@ -84,7 +84,7 @@ def user_themes_dir() -> Path:
 
 
 def user_catalog() -> Path:
-    """The user's catalog entries."""
+    """Return the file of the user's catalog entries."""
     return config_dir() / "catalog.toml"
 
 
@@ -93,27 +93,27 @@ def chats_db() -> Path:
 
 
 def made_models_dir() -> Path:
-    """Quantized models whose source is not in a folder of the user."""
+    """Return the folder of quantized models whose source is not in a folder of the user."""
     return data_dir() / "models"
 
 
 def downloads_file() -> Path:
-    """Unfinished downloads, which the next run resumes."""
+    """Return the file of unfinished downloads, which the next run resumes."""
     return data_dir() / "downloads.json"
 
 
 def recent_models_file() -> Path:
-    """Models that were opened by path and are in no folder that is searched."""
+    """Return the file of models that were opened by path outside the searched folders."""
     return data_dir() / "recent_models.json"
 
 
 def kv_dir() -> Path:
-    """Saved KV of chats, to continue them quickly after a restart."""
+    """Return the folder of saved KV caches of chats, to continue them quickly after a restart."""
     return cache_dir() / "kv"
 
 
 def calibration_file() -> Path:
-    """What passes of each model cost on this machine, as measured."""
+    """Return the file of calibrated pass costs."""
     return cache_dir() / "calibrations.json"
 
 
@@ -128,41 +128,41 @@ def quality_dir() -> Path:
 
 
 def pairs_file() -> Path:
-    """Results of comparing draft models with targets."""
+    """Return the file of results of comparing draft models with targets."""
     return cache_dir() / "pairs.json"
 
 
 def library_file() -> Path:
-    """Summaries of the headers of the models on this machine."""
+    """Return the file of summaries of model headers."""
     return cache_dir() / "library.json"
 
 
 def usage_file() -> Path:
-    """When each model was loaded last, and its measured speed."""
+    """Return the file of when each model was loaded last, and its measured speed."""
     return cache_dir() / "usage.json"
 
 
 def bandwidth_file() -> Path:
-    """Measured memory bandwidths of this machine."""
+    """Return the file of measured memory bandwidths."""
     return cache_dir() / "bandwidth.json"
 
 
 def headers_dir() -> Path:
-    """Cached headers of models on the hub."""
+    """Return the folder of cached headers of remote models."""
     return cache_dir() / "headers"
 
 
 def log_dir() -> Path:
-    """One log per worker; the newest few are kept."""
+    """Return the folder of worker logs, one each; the newest few are kept."""
     return cache_dir() / "logs"
 
 
 def packaged_themes_dir() -> Path:
-    """Themes that come with the program: beside it in a checkout, inside it when installed."""
+    """Return the folder of bundled themes: beside the package in a checkout, inside it when installed."""
     inside = Path(__file__).parent / "themes"
     return inside if inside.is_dir() else Path(__file__).parent.parent / "themes"
 
 
 def demo_dir() -> Path:
-    """The demo models of the package."""
+    """Return the folder of the demo models."""
     return Path(__file__).parent / "models" / "demo"

@@ -1,4 +1,4 @@
-"""What the UI process and an inference worker say to each other.
+"""The messages between the UI process and a worker.
 
 Frames are a 4-byte little-endian length followed by msgpack of one `Command` (UI to worker) or one
 `Event` (worker to UI). Field names of the figures are llama-server's (`prompt_n`, `cache_n`, ...).
@@ -28,7 +28,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampling(Data, frozen=True):
-    """How the next token is chosen.
+    """Sampling options.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off;
     `repeat_penalty` 1 and the other penalties 0 are neutral. `seed` None draws a new one each time.
@@ -50,7 +50,7 @@ MIN_CTX: Final = 256
 
 
 class LoadOptions(Data, frozen=True):
-    """How a model is loaded. 0 or None means "choose for me".
+    """Options of a load. 0 or None means "automatic".
 
     `n_ctx` in tokens; `n_batch`/`n_ubatch` tokens per decode call / per graph; `poll` is how hard idle threads spin,
     0-100; `use_repack` allows llama.cpp to keep a repacked private copy of the weights that computes faster.
@@ -78,7 +78,7 @@ class LoadOptions(Data, frozen=True):
 
 
 class Speculation(Data, frozen=True):
-    """How the tokens of one answer are drafted. No drafters: plain decoding.
+    """Speculation options of one answer. No drafters: plain decoding.
 
     `depth` tokens per verify pass, 0 = adaptive. `min_probability`: a drafted token that its drafter gives less ends
     the draft. `across_chats`: suffix decoding also looks into chats that this model answered before.
@@ -91,7 +91,7 @@ class Speculation(Data, frozen=True):
 
 
 class Message(Data, frozen=True):
-    """One turn. `reasoning` is what the model thought aloud, kept apart from `content`."""
+    """One turn. `reasoning` is the model's reasoning, separate from `content`."""
 
     role: Role
     content: str
@@ -123,7 +123,7 @@ class KVTraffic(Data, frozen=True):
 
 
 class Traffic(Data, frozen=True):
-    """What one pass of a model reads from memory, in bytes (telemetry.traffic has the sum).
+    """The bytes that one pass of a model reads from memory (telemetry.traffic computes the sum).
 
     `weights`: tensors that every pass reads whole; the embedding table only where it is the output matrix too.
     `experts`: all routed experts together, of which each token reads `n_expert_used` of `n_expert`. `row`: what a
@@ -179,12 +179,12 @@ class ModelInfo(Data, frozen=True):
 
     @property
     def compute_cpus(self) -> tuple[int, ...]:
-        """The logical CPUs of both models, ascending: `draft_cpus` may be some of `cpus`, or others."""
+        """Return the logical CPUs of both models, ascending: `draft_cpus` may be some of `cpus`, or others."""
         return tuple(sorted({*self.cpus, *self.draft_cpus}))
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of what the UI asks."""
+    """Base of the UI's commands."""
 
 
 class LoadModel(Command, frozen=True):
@@ -223,14 +223,15 @@ class Generate(Command, frozen=True):
 
 
 class Cancel(Command, frozen=True):
-    """Stop a generation or a load, whether it runs or waits; one that is over is not concerned, nor are others.
-    What was said stays."""
+    """Stop a generation or a load, running or queued; finished and other ones are not affected. The partial answer is
+    kept.
+    """
 
     request_id: int
 
 
 class ForgetChat(Command, frozen=True):
-    """A chat was deleted: do not save its KV any more. Has no event."""
+    """Delete the saved KV of a deleted chat. Has no event."""
 
     chat_id: str
 
@@ -240,7 +241,7 @@ class Shutdown(Command, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of what a worker reports."""
+    """Base of a worker's events."""
 
 
 class WorkerReady(Event, frozen=True):
@@ -250,7 +251,7 @@ class WorkerReady(Event, frozen=True):
 
 
 class ShuttingDown(Event, frozen=True):
-    """`Shutdown` has arrived: it saves and exits. A worker that does not say so soon is stuck."""
+    """`Shutdown` has arrived: the worker saves and exits. A worker that does not send this soon is hung."""
 
 
 class LoadProgress(Event, frozen=True):
@@ -291,7 +292,7 @@ class PrefillProgress(Event, frozen=True):
 
 
 class TextDelta(Event, frozen=True):
-    """New text. `n_tokens` written since the last delta, `predicted_n` so far, `at_ms` since the request arrived.
+    """New text. `n_tokens` generated since the last delta, `predicted_n` so far, `at_ms` since the request arrived.
 
     `drafter` names who proposed this span ("" = the model itself).
     """
@@ -306,7 +307,7 @@ class TextDelta(Event, frozen=True):
 
 
 class SpeculationUpdate(Event, frozen=True):
-    """How speculation goes, a few times a second while an answer with drafters is written."""
+    """The speculation figures, a few times a second while an answer with drafters is written."""
 
     request_id: int
     predicted_n: int
@@ -322,7 +323,7 @@ class GenerationFinished(Event, frozen=True):
 
 
 class Failed(Event, frozen=True):
-    """Something went wrong; `code` is one of errors.py. `request_id` 0 when no answer was running.
+    """A request failed; `code` is one of errors.py. `request_id` 0 when no answer was running.
 
     A dead worker is reported with code "worker_died" by the backend, never as an exception.
     """
@@ -374,10 +375,10 @@ def frame_length(header: bytes) -> int:
 
 
 def decode_command(body: bytes) -> AnyCommand:
-    """Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
+    """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
     return _commands.decode(body)
 
 
 def decode_event(body: bytes) -> AnyEvent:
-    """Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
+    """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
     return _events.decode(body)

@@ -1,4 +1,4 @@
-"""What the user can set, where it is kept, and how it is checked.
+"""The settings: their values, their file, and their checks.
 
 `config.toml` is read with the standard library and checked by msgspec: an unknown key or a wrong value is an error
 that names it. It is written only for what the user chose, atomically, and keeps the user's comments. What the app
@@ -52,7 +52,7 @@ class Section(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def _check_ranges(name: str, words: str) -> None:
-    """Raises ValueError for a range such as 7-4, in a list of CPUs or of places ("l3:3-0")."""
+    """Reject a range such as 7-4, in a list of CPUs or of places ("l3:3-0"), with ValueError."""
     for part in words.rpartition(":")[2].split(","):
         first, _, last = part.partition("-")
         if first.isdigit() and last.isdigit() and int(last) < int(first):
@@ -72,7 +72,7 @@ class ModelSection(Section):
 
 
 class EngineSection(Section):
-    """How models are loaded; 0 means "choose for me". `experts`: how many a token uses in a mixture of experts.
+    """Load options; 0 means "automatic". `experts`: how many a token uses in a mixture of experts.
 
     `cores` and `memory` are in the words of hardware.placement and hardware.numa.mempolicy.
     """
@@ -116,7 +116,7 @@ class EngineSection(Section):
 
 
 class SpeculationSection(Section):
-    """Who drafts, and how far (protocol.Speculation).
+    """Drafters and draft depth (protocol.Speculation).
 
     `drafters` "auto" is suffix decoding, prompt lookup and the draft model if one is loaded; "free" is what needs no
     model. `draft_model` "" is the one that belongs to the model, if that is known; "none"; or what --model takes.
@@ -137,7 +137,7 @@ class SpeculationSection(Section):
 
     @property
     def wanted_draft(self) -> str:
-        """What to ask `models.drafts.choice.choose_draft` for: "none" when no draft model is to be used."""
+        """Return the argument for `models.drafts.choice.choose_draft`: "none" when no draft model is to be used."""
         return self.draft_model if "draft" in _DRAFTERS[self.drafters] else "none"
 
     def speculation(self) -> Speculation:
@@ -151,15 +151,16 @@ class SpeculationSection(Section):
 
 
 class HardwareSection(Section):
-    """What is measured. `probe`: the read bandwidth of the cores in use, once for each choice of cores. `counters`:
-    look for hardware counters of memory traffic and power while an answer is written."""
+    """Measurements. `probe`: the read bandwidth of the cores in use, once for each set of cores. `counters`: read
+    hardware counters of memory traffic and power while an answer is written.
+    """
 
     probe: bool = True
     counters: bool = True
 
 
 class SamplingSection(Section):
-    """How answers are sampled (protocol.Sampling). `seed` -1 draws a new one for each answer."""
+    """Sampling options (protocol.Sampling). `seed` -1 draws a new one for each answer."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] = 0.7
     top_k: Count = 40
@@ -215,7 +216,7 @@ class Settings(Section):
 
 
 class _Remembered(msgspec.Struct, omit_defaults=True):
-    """What the app remembers by itself, by the names that settings have. None: not yet."""
+    """State that the app remembers, by the names that settings have. None: not yet."""
 
     last: str | None = None
     sidebar: bool | None = None
@@ -226,7 +227,7 @@ _REMEMBERED = {"model": ("last",), "ui": ("sidebar", "telemetry")}
 
 
 def _remembered() -> _Remembered:
-    """A missing or damaged file means nothing."""
+    """Read the state; a missing or damaged file counts as empty."""
     try:
         return msgspec.json.decode(paths.state_file().read_bytes(), type=_Remembered)
     except (OSError, ValueError):  # msgspec's errors are ValueErrors
@@ -234,7 +235,7 @@ def _remembered() -> _Remembered:
 
 
 def _remember(values: dict[str, Any]) -> None:
-    """Raises OSError where the folder cannot be written."""
+    """Write the state. Raises OSError if the folder cannot be written."""
     file = paths.state_file()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with file_lock(file.parent):
@@ -268,7 +269,7 @@ def load(file: Path | None = None) -> Settings:
 
 
 def parse(text: str, origin: str = "config.toml") -> Settings:
-    """Raises SettingsError as `load` does."""
+    """Parse settings. Raises SettingsError as `load` does."""
     try:
         tables = toml.loads(text)
     except ValueError as error:
@@ -318,7 +319,7 @@ Changes = dict[str, dict[str, Any]]
 
 
 def _divided(changes: Changes) -> tuple[Changes, Changes]:
-    """What the user chose, and what the app remembers by itself."""
+    """Divide the changes into those of the user and those that the app remembers."""
     chosen: Changes = {}
     by_itself: Changes = {}
     for section, values in changes.items():
@@ -329,7 +330,7 @@ def _divided(changes: Changes) -> tuple[Changes, Changes]:
 
 
 def _check(changes: Changes) -> None:
-    """Raises SettingsError for values that are not acceptable."""
+    """Check the changes. Raises SettingsError for invalid values."""
     try:
         msgspec.convert(changes, Settings)
     except msgspec.ValidationError as error:
@@ -338,7 +339,7 @@ def _check(changes: Changes) -> None:
 
 
 def _write(changes: Changes, file: Path) -> Settings:
-    """As `update`, all into one file."""
+    """Update as `update`, everything in one file."""
     import tomlkit  # only when writing: reading at start needs no third parser
     from tomlkit.exceptions import TOMLKitError
 

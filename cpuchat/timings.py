@@ -10,14 +10,14 @@ from typing import Literal
 import msgspec
 
 DrafterName = Literal["draft", "lookup", "suffix"]
-"""Who proposes tokens: a draft model, prompt lookup, suffix decoding."""
+"""The drafters: draft model, prompt lookup, suffix decoding."""
 
 LEAST_TOKENS = 16
-"""Answers shorter than this say nothing about speed against plain decoding."""
+"""Minimum tokens of an answer for a comparison with plain decoding."""
 
 
 class DrafterCount(msgspec.Struct, frozen=True, kw_only=True):
-    """What one drafter did in an answer."""
+    """The counts of one drafter in an answer."""
 
     name: DrafterName
     draft_n: int
@@ -92,24 +92,24 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prompt_per_second(self) -> float | None:
-        """Prefill tok/s over the tokens really evaluated; None when nothing was."""
+        """Return prefill tok/s over the evaluated tokens; None when there were none."""
         return 1e3 * self.prompt_n / self.prompt_ms if self.prompt_n and self.prompt_ms > 0 else None
 
     @property
     def predicted_per_second(self) -> float | None:
-        """Decode tok/s from the first to the last token; None below two tokens."""
+        """Return decode tok/s from the first to the last token; None below two tokens."""
         if self.predicted_n < 2 or self.predicted_ms <= 0:
             return None
         return 1e3 * (self.predicted_n - 1) / self.predicted_ms
 
     @property
     def tokens_per_pass(self) -> float | None:
-        """As of `SpeculationFigures`; None without speculation."""
+        """Return the figure as `SpeculationFigures` does; None without speculation."""
         return self.speculation.tokens_per_pass(self.predicted_n) if self.speculation is not None else None
 
     @property
     def speed_up(self) -> float | None:
-        """As of `SpeculationFigures`, over the whole answer; None without speculation."""
+        """Return the figure as `SpeculationFigures` does, over the whole answer; None without speculation."""
         if self.speculation is None:
             return None
         return self.speculation.speed_up(self.predicted_per_second, self.predicted_n)

@@ -1,4 +1,4 @@
-"""An answer in words, figures and JSON: its progress, why it ended, how fast it was."""
+"""Formats an answer as words, figures and JSON: progress, stop reason, speed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CALIBRATING = "calibrating speculation for this model · Esc skips"
 
 
 def load_progress(name: str, event: LoadProgress) -> str:
-    """State line of a load; the percentage keeps its width."""
+    """Format the state line of a load; the percentage keeps its width."""
     share = f"{min(100, 100 * event.done // event.total):3d} %" if event.total > 0 else ""
     if event.phase == "calibrating":
         return f"{_CALIBRATING} {share}".rstrip()
@@ -34,13 +34,13 @@ def load_progress(name: str, event: LoadProgress) -> str:
 
 
 def prefill_progress(event: PrefillProgress) -> str:
-    """`processing the prompt · 512 of 1,203 tokens, 300 cached`."""
+    """Format the state line of prefill: `processing the prompt · 512 of 1,203 tokens, 300 cached`."""
     cached = f", {event.cache_n:,} cached" if event.cache_n else ""
     return f"processing the prompt · {event.processed:,} of {plural(event.total, 'token')}{cached}"
 
 
 def context_trimmed(event: ContextTrimmed) -> str:
-    """Which messages were left out of the context, in one sentence."""
+    """Explain which messages were left out of the context, in one sentence."""
     one = event.dropped_messages == 1
     what = "message" if one else f"{event.dropped_messages:,} messages"
     return (
@@ -51,17 +51,17 @@ def context_trimmed(event: ContextTrimmed) -> str:
 
 
 def left_out(event: ContextTrimmed) -> str:
-    """The same in a few words, for the line under the answer."""
+    """Format the same in a few words, for the line under the answer."""
     return f"without the oldest {plural(event.dropped_messages, 'message')}"
 
 
 def stop_reason(reason: str) -> str:
-    """Why an answer ended, in words; "" when it is simply complete."""
+    """Return why an answer ended, in words; "" when it is complete."""
     return _STOP_REASONS.get(reason, reason.replace("_", " "))
 
 
 def failure(event: Failed) -> str:
-    """What happened, then what to do, in paragraphs of plain text."""
+    """Return what happened, then what to do, in paragraphs of plain text."""
     lines = [event.message or "Request failed."]
     if event.hint:
         lines.append(event.hint)
@@ -71,7 +71,7 @@ def failure(event: Failed) -> str:
 
 
 def summary(timings: Timings | None, reason: str) -> str:
-    """The line under an answer: `128 tokens · 41.3 tok/s · 1.64× vs plain · first token 0.21 s · stopped`."""
+    """Format the line under an answer: `128 tokens · 41.3 tok/s · 1.64× vs plain · first token 0.21 s · stopped`."""
     parts: list[str] = []
     if timings is not None and timings.predicted_n:
         parts += _speed(timings)
@@ -82,7 +82,7 @@ def summary(timings: Timings | None, reason: str) -> str:
 
 
 def full_summary(timings: Timings, reason: str, roofline: Roofline | None = None) -> str:
-    """All figures of an answer in one line; `roofline` is that of the answer."""
+    """Format all figures of an answer in one line; `roofline` is that of the answer."""
     parts = _speed(timings)
     if timings.predicted_n:
         parts.append(_first_token(timings))
@@ -105,7 +105,7 @@ def _first_token(timings: Timings) -> str:
 
 
 def _drafting(timings: Timings) -> list[str]:
-    """`72 % of 410 drafted accepted (3.1 per pass, 1.42× vs plain)`, or why nothing was drafted."""
+    """Format `72 % of 410 drafted accepted (3.1 per pass, 1.42× vs plain)`, or why nothing was drafted."""
     if timings.draft_n:
         share = f"{100 * timings.draft_n_accepted / timings.draft_n:.0f} %"
         figures = []
@@ -119,7 +119,7 @@ def _drafting(timings: Timings) -> list[str]:
 
 
 def _bandwidth(roofline: Roofline) -> list[str]:
-    """`44 of 51 GB/s (86 %)`: what the model read, against the measured peak."""
+    """Format `44 of 51 GB/s (86 %)`: what the model read, against the measured peak."""
     if roofline.estimate is None or roofline.peak is None:
         return []
     if roofline.utilization is None:
@@ -129,7 +129,7 @@ def _bandwidth(roofline: Roofline) -> list[str]:
 
 
 def timings_json(timings: Timings) -> dict[str, Any]:
-    """The figures in llama-server's field names; null where there is nothing to divide.
+    """Return the figures in llama-server's field names; null where there is nothing to divide.
 
     `predicted_ms` runs from the first to the last token, so the rates divide by `predicted_n - 1`.
     """
@@ -154,7 +154,7 @@ def timings_json(timings: Timings) -> dict[str, Any]:
 
 
 def roofline_json(roofline: Roofline) -> dict[str, Any]:
-    """How close the answer came to what this machine can do; null where it is not known.
+    """Return how close the answer came to the limits of this machine; null for unknown figures.
 
     Bytes per second; `bandwidth` is what the model reads by its header, `peak` what was measured with the same cores,
     `utilization` the one by the other. `ceilings` in tok/s. `limit`: what takes most of a pass.
@@ -177,8 +177,9 @@ def roofline_json(roofline: Roofline) -> dict[str, Any]:
 
 
 def _speculation_json(timings: Timings, figures: SpeculationFigures) -> dict[str, Any]:
-    """`by_position` counts for the first, second, ... token of a draft; `reason` says why nothing is drafted, "" if
-    something is."""
+    """Return the figures of speculation. `by_position` counts for the first, second, ... token of a draft; `reason`
+    says why nothing is drafted, "" if something is.
+    """
     return {
         "passes": figures.passes,
         "tokens_per_pass": timings.tokens_per_pass,

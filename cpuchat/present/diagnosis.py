@@ -1,4 +1,4 @@
-"""The page of `cpuchat doctor`: the machine, how it is used, and what keeps inference from being fast on it."""
+"""Formats the page of `cpuchat doctor`: the machine, how it is used, and what slows inference down."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LABEL = 10
 
 
 def page(facts: DiagnosticFacts, findings: list[Finding], width: int = WIDTH) -> list[str]:
-    """Lines of at most `width` characters; the worst finding first."""
+    """Format the page in lines of at most `width` characters; the worst finding comes first."""
 
     def wrap(text: str, first: str = "", rest: str = "  ") -> list[str]:
         return textwrap.wrap(
@@ -43,7 +43,7 @@ def page(facts: DiagnosticFacts, findings: list[Finding], width: int = WIDTH) ->
 
 
 def about(facts: DiagnosticFacts) -> list[Row]:
-    """The machine and how it is used, one row each."""
+    """Return the machine and how it is used, one row each."""
     return [
         ("cores", _cores(facts)),
         ("memory", _memory(facts)),
@@ -56,7 +56,7 @@ def about(facts: DiagnosticFacts) -> list[Row]:
 
 
 def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]:
-    """`about` is the page's upper half; the rest are figures in bytes and bytes per second."""
+    """Return the page as JSON: `about` is its upper half; the rest are figures in bytes and bytes per second."""
     machine = facts.topology
     return {
         "machine": machine.name,

@@ -1,4 +1,4 @@
-"""Downloads in words and in figures whose columns keep their width. Names come from Hugging Face: they are cleaned."""
+"""Formats downloads as words and figures in columns of constant width. Names come from Hugging Face and are cleaned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STATES = {
 
 
 def mark(download: Download) -> str:
-    """One character for the state: it is never shown by color alone."""
+    """Return one character for the state, so that color is not its only sign."""
     return MARKS.get(download.state, "↓")
 
 
@@ -36,14 +36,14 @@ def title(model: RepoModel) -> str:
 
 
 def share(download: Download) -> float:
-    """What the bar shows, 0 to 1: the part that arrived, or the part that is verified."""
+    """Return what the bar shows, 0 to 1: the downloaded part, or the verified part."""
     if download.state == "checking" and download.total:
         return min(download.checked / download.total, 1.0)
     return download.share
 
 
 def percent(download: Download) -> str:
-    """` 61 %`; rounded down, so that 100 % is all of it."""
+    """Return ` 61 %`; rounded down, so that 100 % is all of it."""
     return f"{int(100 * share(download)):>3d} %"
 
 
@@ -67,7 +67,7 @@ def left(seconds: float | None) -> str:
 
 
 def state(download: Download) -> str:
-    """The state in `STATE` cells: speed and time left while bytes arrive, else words."""
+    """Format the state in `STATE` cells: speed and time left while bytes arrive, else words."""
     if download.state == "running":
         return f"{speed(download.speed)}  {left(download.seconds_left)}"
     return f"{_state(download):>{STATE}}"
@@ -80,7 +80,7 @@ def _state(download: Download) -> str:
 
 
 def problem(download: Download) -> str:
-    """What went wrong and what to do; "" without a problem."""
+    """Return what went wrong and what to do; "" without a problem."""
     return clean_line(f"{download.message} {download.hint}")
 
 

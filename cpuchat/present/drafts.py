@@ -1,4 +1,4 @@
-"""Draft model candidates as list rows and details."""
+"""Formats draft model candidates as list rows and details."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _OTHERS = {
 
 
 def rows(found: dict[str, Candidate], loaded: str, wanted: str) -> list[ListRow]:
-    """All rows. `found` by key; `loaded` is the key of the loaded draft model ("" = none), `wanted` the setting: AUTO,
-    NONE or else."""
+    """Return all rows. `found` by key; `loaded` is the key of the loaded draft model ("" = none), `wanted` the setting:
+    AUTO, NONE or else.
+    """
     lines = [ListRow(name="Candidates")] if found else []
     names = Counter((one.name, one.quantization) for one in found.values())
     for key, one in found.items():
@@ -84,7 +85,7 @@ def _vocabulary(one: Candidate) -> str:
 
 
 def keys(one: Candidate | None, *, is_loaded: bool) -> str:
-    """What Enter does, for the edge of the pane."""
+    """Return what Enter does, for the border of the pane."""
     if one is None:
         return "Enter select"
     if is_loaded or one.fits is False:

@@ -1,4 +1,4 @@
-"""The header of a model in sections of labelled lines."""
+"""Formats the header of a model in sections of labelled lines."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _model(model: Inspection) -> Rows:
 
 
 def _other(model: Inspection) -> Rows:
-    """Rows of a file that is not a language model."""
+    """Return rows of a file that is not a language model."""
     return [
         ("name", model.name),
         ("kind", model.kind),

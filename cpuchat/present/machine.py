@@ -1,4 +1,4 @@
-"""The machine, what was measured on it and what it does now, as words and labelled rows."""
+"""Formats the machine, its measurements and its current state as labelled rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SCOPES = {"machine": "whole machine", "socket": "sockets in use", "process": "w
 
 @dataclass(frozen=True)
 class Now:
-    """What changes while the hardware screen is open. None and "" are "not known".
+    """The state that changes while the hardware screen is open. None and "" are "unknown".
 
     `placed`: the worker's memory was looked up, so that `placement` None means "not reported". `counting`: counters
     are on in the settings.
@@ -56,7 +56,7 @@ def title(facts: MachineFacts) -> str:
 
 
 def rows(facts: MachineFacts, now: Now) -> list[Row]:
-    """Everything that the hardware screen says about the machine and the worker on it."""
+    """Return all rows of the hardware screen about the machine and the worker on it."""
     survey = facts.survey
     found = [
         ("cores", _cores(facts.topology, now.model)),
@@ -72,7 +72,7 @@ def rows(facts: MachineFacts, now: Now) -> list[Row]:
 
 
 def _cores(topology: Topology, model: ModelInfo | None) -> str:
-    """Which part of the cores, of their L3 groups and SMT siblings is used."""
+    """Describe which part of the cores, of their L3 groups and SMT siblings is used."""
     total, allowed = len(topology.cores), len(topology.allowed_cores)
     target, draft = (set(model.cpus), set(model.draft_cpus) - set(model.cpus)) if model else (set[int](), set[int]())
     words = [plural(total, "core")]
@@ -96,7 +96,7 @@ def _cores(topology: Topology, model: ModelInfo | None) -> str:
 
 
 def measured_sets(survey: Survey, *, per_count: bool = False) -> list[tuple[str, ReadBandwidth]]:
-    """Each measured set of cores once, all cores last; with `per_count` also so many cores of each L3 group."""
+    """Return each measured set of cores once, all cores last; with `per_count` also n cores of each L3 group."""
     counts = sorted((survey.per_core_counts or {}).items()) if per_count else []
     named = [
         ("1 core", survey.one_core),
@@ -119,14 +119,14 @@ def _read_bandwidth(survey: Survey) -> str:
 
 
 def share_of_peak(survey: Survey | None, theoretical: Theoretical | None) -> float | None:
-    """The measured share of the theoretical peak (0-1)."""
+    """Return the measured share of the theoretical peak (0-1)."""
     if survey is None or theoretical is None:
         return None
     return survey.all_cores.bytes_per_s / theoretical.bytes_per_s
 
 
 def knee(survey: Survey | None) -> str:
-    """How many cores of each L3 group are enough; "" where that was not measured, or all are needed."""
+    """Return how many cores of each L3 group are enough; "" if that was not measured, or all are needed."""
     if survey is None or survey.knee is None or not survey.per_core_counts:
         return ""
     most = max(survey.per_core_counts)
@@ -134,7 +134,7 @@ def knee(survey: Survey | None) -> str:
 
 
 def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str:
-    """The theoretical peak bandwidth and how it is known, or why it is not."""
+    """Format the theoretical peak bandwidth and its source, or why it is unknown."""
     if theoretical is not None:
         words = f"{gigabytes(theoretical.bytes_per_s)} GB/s · {theoretical.source}"
         return f"{words} ({theoretical.note})" if theoretical.note else words
@@ -144,7 +144,7 @@ def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str
 
 
 def _nodes(survey: Survey | None) -> list[Row]:
-    """What is read across NUMA nodes, one row for each node of cores; none on one node."""
+    """Return the bandwidths across NUMA nodes, one row for each node of cores; none on one node."""
     matrix = survey.matrix if survey is not None else {}
     found: list[Row] = []
     for start in sorted({a for a, _ in matrix}):
@@ -154,7 +154,7 @@ def _nodes(survey: Survey | None) -> list[Row]:
 
 
 def _weights(now: Now) -> str:
-    """On which nodes the model's weights are."""
+    """Format on which nodes the model's weights are."""
     if now.model is None:
         return "no model loaded"
     if not now.placed and now.engine is not None:
@@ -167,7 +167,7 @@ def _weights(now: Now) -> str:
 
 
 def _policy(facts: MachineFacts, now: Now) -> str:
-    """The memory policy in effect, what was refused of it, and the kernel's setting for huge pages."""
+    """Format the memory policy in effect, what was rejected of it, and the kernel's setting for huge pages."""
     huge = f" · huge pages {facts.huge_pages}" if facts.huge_pages else ""
     if now.engine is None:
         return f"no worker running{huge}"
@@ -178,7 +178,7 @@ def _policy(facts: MachineFacts, now: Now) -> str:
 
 
 def _traffic(now: Now) -> str:
-    """What a counter reads now."""
+    """Format the current reading of the memory traffic counter."""
     if not now.counting:
         return f"estimate only (≈ model) · {_COUNTERS_OFF}"
     if now.sample is None:
@@ -190,7 +190,7 @@ def _traffic(now: Now) -> str:
 
 
 def _power(now: Now) -> str:
-    """What the CPU packages draw."""
+    """Format the power of the CPU packages."""
     if not now.counting:
         return f"n/a: {_COUNTERS_OFF}"
     if now.sample is None:

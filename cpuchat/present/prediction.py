@@ -1,4 +1,4 @@
-"""A predicted fit and speed in the few words that a list or a pane has room for."""
+"""Formats a predicted fit and speed in the few words that a list or a pane has room for."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _PURPOSES = MappingProxyType(
 
 
 def purpose(model: CatalogModel) -> str:
-    """What a model of the catalog is made for; "" for chat."""
+    """Return the purpose of a catalog model; "" for chat."""
     return _PURPOSES[model.use]
 
 
 def verdict(prediction: Prediction | None) -> str:
-    """`fits`, `tight`, `too large`, or `too slow` to be of use; "" when unknown."""
+    """Return `fits`, `tight`, `too large`, or `too slow` to be of use; "" when unknown."""
     if prediction is None:
         return ""
     return "too slow" if prediction.too_slow else prediction.verdict
 
 
 def fit(prediction: Prediction) -> str:
-    """The verdict; `≈ fits` where only the file size is known."""
+    """Return the verdict; `≈ fits` where only the file size is known."""
     return verdict(prediction) if prediction.exact else f"≈ {verdict(prediction)}"
 
 
@@ -39,7 +39,7 @@ def speed(prediction: Prediction | None) -> str:
 
 
 def speed_with_basis(prediction: Prediction | None) -> str:
-    """The speed and what it is based on, or why there is none."""
+    """Return the speed and what it is based on, or why there is none."""
     if prediction is None:
         return ""
     return ": ".join(filter(None, (speed(prediction), prediction.basis.removeprefix("≈ "))))

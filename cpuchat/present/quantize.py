@@ -1,4 +1,4 @@
-"""Quantization types as list rows and details: size, fit and speed of the file that each would give."""
+"""Formats quantization types as list rows and details: size, fit and speed of the resulting file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TypePrediction:
-    """What one type would give: its file, whether it fits and how fast it would be; `speed_up` against the source,
-    `arrangement` of its weights once they are loaded on this machine."""
+    """The prediction for one type: its file, fit and speed; `speed_up` against the source, `arrangement` of its weights
+    once they are loaded on this machine.
+    """
 
     forecast: Forecast
     prediction: Prediction
@@ -56,7 +57,7 @@ def title(model: LocalModel) -> str:
 
 
 def recommended(found: Mapping[str, TypePrediction | str], names: Sequence[str]) -> str:
-    """The best of `names` (best first) that fits and keeps up with reading; "" while one of them is not known."""
+    """Return the best of `names` (best first) that fits and keeps up with reading; "" while one of them is unknown."""
     if any(name not in found for name in names):
         return ""
     for name in names:
@@ -67,7 +68,7 @@ def recommended(found: Mapping[str, TypePrediction | str], names: Sequence[str])
 
 
 def row(kind: QuantType, found: TypePrediction | str | None) -> ListRow:
-    """A line of the list. `found` is the problem of a type that cannot be made, None while it is worked out."""
+    """Format a line of the list. `found` is the problem of a type that cannot be made, None while it is computed."""
     columns, dim = ("", "", "", ""), kind.needs_imatrix
     if isinstance(found, str):
         columns, dim = ("", "", "impossible", ""), True

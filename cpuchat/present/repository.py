@@ -1,4 +1,4 @@
-"""Models of a repository as list rows and details."""
+"""Formats models of a repository as list rows and details."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PARTS_HEADING = "Draft heads and multimodal projectors (not models)"
 
 
 def key_of(model: RepoModel) -> str:
-    """The path of its first file: no other model of the repository has it."""
+    """Return the path of its first file, which is unique in the repository."""
     return model.files[0].path
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known about one model of a repository. `path`: where it is on this machine;
-    `arrived`: bytes of it on this machine, whatever became of their download.
+    """One model of a repository. `path`: where it is on this machine; `arrived`: bytes of it on this machine, whatever
+    became of their download.
 
     `prediction` is None until it is known, and for what is no language model; `draft` is counted in it. `problem`: why
     the header can't be read.
@@ -64,7 +64,7 @@ def heading(repository: Repository) -> str:
 
 
 def rows(models: Sequence[Known]) -> list[ListRow]:
-    """Language models first, then heads and the parts for images and sound under a heading."""
+    """Return the rows: language models first, then heads and multimodal projectors under a heading."""
     chat = [row(known) for known in models if known.model.kind == "model"]
     other = [row(known) for known in models if known.model.kind != "model"]
     return chat + ([ListRow(name=_PARTS_HEADING), *other] if other else [])
@@ -94,7 +94,7 @@ def row(known: Known) -> ListRow:
 
 
 def details(known: Known, repository: Repository) -> list[tuple[str, str]]:
-    """Label and text, what matters most first: a small screen cuts off the end."""
+    """Return labels and texts, the most important first: a small screen cuts off the end."""
     model, predicted, download = known.model, known.prediction, known.download
     parts = f" in {units.plural(len(model.files), 'part')}" if len(model.files) > 1 else ""
     lines = [
@@ -114,14 +114,14 @@ def details(known: Known, repository: Repository) -> list[tuple[str, str]]:
 
 
 def _draft(known: Known) -> str:
-    """Which draft model is counted, and whether it is downloaded."""
+    """Return which draft model is counted, and whether it is downloaded."""
     if known.draft is None or known.prediction is None or known.prediction.draft_need is None:
         return ""
     return known.draft.name + ("" if known.draft.here else " (from the catalog, not downloaded)")
 
 
 def _next(known: Known) -> str:
-    """What Enter does, in words."""
+    """Return what Enter does, in words."""
     download = known.download
     if known.loaded:
         return "currently loaded"
@@ -144,6 +144,6 @@ def _next(known: Known) -> str:
 
 
 def _part(known: Known) -> str:
-    """`61 %` of it that an earlier download left; "" for less than one hundredth."""
+    """Return `61 %` for an earlier partial download; "" for less than one hundredth."""
     share = int(100 * known.arrived / known.model.size) if known.model.size else 0
     return f"{min(share, 99)} %" if share else ""

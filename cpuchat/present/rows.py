@@ -1,4 +1,4 @@
-"""A line of a list of models or of what could be done with one."""
+"""Lines of lists of models and the like."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ListRow:
-    """One line. `key` names what it is about and stays the same while it is listed; "" is a heading (`name`) or a mere
-    text (`note`), which can't be marked.
+    """One line. `key` identifies its subject and stays the same while it is listed; "" is a heading (`name`) or a mere
+    text (`note`), which cannot be selected.
 
     `columns` are quantization, size, state and speed, each of fixed width; `note` stands behind the name in their
     place. `strong`: the loaded one. `dim`: not to be used as it is.

@@ -1,4 +1,4 @@
-"""Models of usual sizes, and how they would run on this machine."""
+"""Predicts how models of usual sizes run on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TypicalModel:
 
     @property
     def size(self) -> int:
-        """Bytes of its file in `QUANTIZATION`."""
+        """Return the bytes of its file in `QUANTIZATION`."""
         return round(self.params * 1e9 * _BYTES_PER_WEIGHT)
 
     def on(self, machine: Machine) -> Prediction:

@@ -1,4 +1,4 @@
-"""What an empty chat says about the machine: one line of facts, and a model that would run well on it."""
+"""Describes the machine for an empty chat: one line of facts, and a recommended model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one pass of the target model did: the only thing that the decode loop hands down after it."""
+"""The record of one pass of the target model: all that the decode loop hands down after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What speculation did in one answer."""
+"""Counts what speculation did in one answer."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Meter:
         self._prefill_start = (now, 0)
 
     def chat_changed(self, n_past: int) -> None:
-        """Record that another chat with `n_past` tokens in its context is open, which clears the last answer's figures."""
+        """Record the switch to a chat with `n_past` tokens in its context, which clears the last answer's figures."""
         self._reset(0)
         self._history.clear()
         if self._phase != "loading":

@@ -1,4 +1,4 @@
-"""The app: themes, keys, commands and the way out. Screens do the rest."""
+"""The app: themes, keys, commands and quitting. Screens do the rest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
 _TWICE_SECONDS = 3.0
 _TWICE_LATE_SECONDS = 1.0
-"""After the second wish to leave, until it is done the hard way."""
+"""Seconds after the second request to quit until the app exits forcibly."""
 _LAST_WORDS_SECONDS = 5.0  # for an answer to end in order; a worker that stands still never does
 
 
@@ -79,7 +79,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.services = Services(self, conversation, library, downloads)
         self.services.navigation = Navigator(self, self.services)
         self.saved = True
-        """False when the last answer could not be written down at the end."""
+        """False if the last answer could not be saved at exit."""
         self.chat_screen = self.services.chat = ChatScreen(self.services, initial_model, text)
         self._ended = False
         self._ctrl_c_at = float("-inf")
@@ -201,11 +201,11 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.exit(0)
 
     async def _last_words(self) -> None:
-        """Wait for the answer to be saved, but not for a worker that hangs."""
+        """Wait until the answer is saved, but not for a hung worker."""
         await asyncio.wait({asyncio.ensure_future(self.chat_screen.finish())}, timeout=_LAST_WORDS_SECONDS)
 
     def end_by(self, number: int) -> None:
-        """Give the terminal back first, without questions: its user may be waiting for a shell."""
+        """Restore the terminal first, without questions: the user may be waiting for a shell."""
         super().end_by(number)
         self.services.leaving = True
 
@@ -221,7 +221,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.conversation.history.save()
 
     async def _end(self) -> None:
-        """Close the jobs and the conversation, once. An error in one does not keep the others open."""
+        """Close the jobs and the conversation, once. An error in one does not prevent closing the others."""
         if self._ended:
             return
         self._ended = True

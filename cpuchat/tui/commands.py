@@ -30,7 +30,7 @@ def system_commands(app: App[Any], screen: Screen[Any]) -> Iterable[SystemComman
 
 
 def highlighted(matcher: Matcher, text: str) -> Content:
-    """As `Matcher.highlight`, which would take brackets in a title for markup."""
+    """Highlight as `Matcher.highlight`, which would take brackets in a title for markup."""
     content = Content(text)
     for offset in matcher.fuzzy_search.match(matcher.query, text)[1]:
         content = content.stylize(matcher.match_style, offset, offset + 1)

@@ -35,7 +35,7 @@ def open_downloads(changed: Callable[[Download], None]) -> Downloads:
 
 
 class Downloading:
-    """Use from the app's event loop only.
+    """Manages the app's downloads. Use it from the app's event loop only.
 
     `changed` is published at once when a download changes its state or leaves the list, for mere progress at most every
     `PROGRESS_SECONDS`. Ends, good and bad, are also told as a passing message, whatever screen is shown.
@@ -54,7 +54,7 @@ class Downloading:
     # What there is
 
     def all(self) -> list[Download]:
-        """All downloads, oldest first."""
+        """Return all downloads, oldest first."""
         return [] if self._manager is None else self._manager.all()
 
     # What the user does with it. One that has left the list meanwhile is no error.

@@ -94,7 +94,7 @@ class Field:
 
     @property
     def rule(self) -> str:
-        """What its text may be where that is a pattern; else what the setting does."""
+        """Return the pattern of its text if there is one; else what the setting does."""
         return WANTED[self.key].removeprefix("must be ") if self.key in WANTED else self.about
 
     def shown(self, value: Any) -> Any:
@@ -151,7 +151,7 @@ def fields(tab: str) -> list[Field]:
 
 
 def field(key: str) -> Field:
-    """The setting `key`, such as "engine.cores"."""
+    """Return the setting `key`, such as "engine.cores"."""
     return next(_field(*row) for rows in TABS.values() for row in rows if row[0] == key)
 
 

@@ -17,7 +17,7 @@ WRITE, ANSWER, CHATS, VIEW, APP, MODELS, DOWNLOADS, HARDWARE, SETTINGS, DIALOG =
 
 @dataclass(frozen=True)
 class Key:
-    """One thing the user can do.
+    """One action of the user.
 
     `place` is who owns the binding: "app", or a screen or widget that asks for its `bindings`. `keys` as Textual writes
     them, `label` the few words of the footer, `help` the line of the help screen

@@ -24,7 +24,7 @@ def open_monitor(pid: int | None) -> Monitor:
 
 
 class MachineWatch:
-    """One for all screens: two readers of the same events would take them from each other.
+    """Samples the counters for all screens: two readers of the same events would take them from each other.
 
     Use from one event loop. Counters are opened and read in threads, so a slow kernel blocks no key; the first calls
     return None.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Quantizing:
-    """Use from the app's event loop only.
+    """Runs the quantizing job. Use it from the app's event loop only.
 
     `job` is being worked at, None: nothing is; `progress` of it, None before the first tensor. `outcome` says how the
     last one ended. `changed` is published when a job begins or ends, with the new file if it made one, and for mere

@@ -1,4 +1,4 @@
-"""What screens share, and how one opens another. The app makes it and hands it to every screen."""
+"""Services that screens share, and navigation between them. The app creates them and hands them to every screen."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Changes = dict[str, dict[str, Any]]
 
 
 class Chat(Protocol):
-    """What other features ask of the chat."""
+    """The interface of the chat for other features."""
 
     @property
     def busy(self) -> bool:
-        """A load, an answer or a measurement is running."""
+        """Return whether a load, an answer or a measurement is running."""
         ...
 
     def load_model(self, path: Path) -> None:
@@ -96,7 +96,7 @@ class Services:
         self.quantizing = Quantizing(app)
         self.machine_watch = MachineWatch()
         self.describe_machine = welcome
-        """For an empty chat. Takes a while: call it in a thread."""
+        """Describes the machine for an empty chat. Slow: call it in a thread."""
         self.leaving = False
         """True once the app is quitting."""
         self._app = app
@@ -104,7 +104,7 @@ class Services:
 
     @cached_property
     def hub(self) -> Hub:
-        """The Hugging Face hub. Its calls block: use it in threads."""
+        """Return the client of the Hugging Face Hub. Its calls block: use it in threads."""
         from cpuchat.models.hub.client import Hub
 
         return Hub()
@@ -115,7 +115,7 @@ class Services:
 
     @property
     def loaded_path(self) -> Path | None:
-        """File of the loaded model."""
+        """Return the file of the loaded model."""
         model = self.conversation.model
         return Path(model.path) if model is not None else None
 
@@ -136,12 +136,12 @@ class Services:
                 self._app.notify(f"{error}", title="Settings not saved", severity="warning", timeout=10, markup=False)
 
     async def close_conversation(self) -> None:
-        """Close it, after pending settings are written."""
+        """Close the conversation, after pending settings are written."""
         async with self._saving:
             await self.conversation.close()
 
 
 def with_changes(settings: Settings, changes: Changes) -> Settings:
-    """A copy of `settings` with `changes[section][key]` set; what only this run was told stays."""
+    """Return a copy of `settings` with `changes[section][key]` set; options of this run only stay."""
     sections = {name: msgspec.structs.replace(getattr(settings, name), **values) for name, values in changes.items()}
     return msgspec.structs.replace(settings, **sections)

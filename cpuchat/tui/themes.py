@@ -195,7 +195,7 @@ def _check_color(key: str, value: str, percent: bool = False) -> None:
 
 
 def _check_style(key: str, value: str) -> None:
-    """Textual checks the words, Rich checks what they are together ("none bold" ends the app later)."""
+    """Check a style as a whole: Textual checks the words only, but "none bold" fails in Rich later."""
     words = value.split()
     good = bool(words) and value == " ".join(words) and all(word in VALID_STYLE_FLAGS for word in words)
     if good:

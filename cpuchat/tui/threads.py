@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def run_in_daemon_thread(function: Callable[[], T]) -> T:
-    """Run `function` in a thread of its own; returns or raises what it does.
+    """Run `function` in a separate daemon thread; returns or raises what it does.
 
     Unlike an executor's, the thread delays nobody: when cancelled, this returns at once, and the program can exit
     meanwhile.

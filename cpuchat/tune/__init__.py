@@ -1,1 +1,1 @@
-"""Measuring one way of running against another, and saying which is better."""
+"""Measures two configurations against each other and decides which is faster."""

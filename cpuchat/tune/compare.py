@@ -1,4 +1,4 @@
-"""Whether a change made decoding faster, or whether that was noise."""
+"""Decides whether a change made decoding faster, or whether that was noise."""
 
 from __future__ import annotations
 

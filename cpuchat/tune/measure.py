@@ -1,4 +1,4 @@
-"""How fast a loaded model decodes right now: a few short greedy answers without drafters.
+"""Measures the current decode speed of a loaded model with a few short greedy answers without drafters.
 
 Short, so that it can be done before and after every change of settings.
 """
@@ -66,7 +66,7 @@ async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds:
 
 
 async def _decode(answer: Answering, prompt: str, n_tokens: int) -> GenerationFinished:
-    """One answer, plain and greedy; its text is thrown away."""
+    """Decode one answer, plain and greedy; its text is discarded."""
     request = Generate(
         prompt=prompt, sampling=Sampling(temperature=0.0), max_tokens=n_tokens, speculation=Speculation()
     )

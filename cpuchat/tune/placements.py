@@ -1,4 +1,4 @@
-"""How fast a loaded model should be in each placement that this machine allows."""
+"""Predicts the speed of a loaded model in each placement that this machine allows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.survey import Survey
 
 ASSUMED_ACCEPTANCE, ASSUMED_DEPTH = 0.7, 4
-"""Until drafting was measured with this model."""
+"""Values until drafting was measured with this model."""
 _WORTH = 1.02
 
 
@@ -50,13 +50,13 @@ class PlacementOptions:
 
     @property
     def recommended(self) -> PlacementOption | None:
-        """The one to begin with; what is really fastest is measured."""
+        """Return the placement to start with; measurements decide which is fastest."""
         return next((option for option in self.options if option.recommended), None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Basis:
-    """What predictions rest on, and how that is known."""
+    """The basis of predictions, and its source."""
 
     target_bytes: float
     draft_bytes: float
@@ -77,7 +77,7 @@ def compare_placements(
     figures: Figures,
     in_use: PlacementSpec,
 ) -> PlacementOptions:
-    """Return every placement that this machine allows, with the most to be expected of `model` in it."""
+    """Return every placement that this machine allows, with the ceiling of `model` in it."""
     now = _placed(topology, in_use)
     basis, why_not = _basis(survey, theoretical, model, figures)
     options: list[PlacementOption] = []
@@ -101,7 +101,7 @@ def compare_placements(
 
 
 def _placed(topology: Topology, spec: PlacementSpec) -> Placement | None:
-    """What `spec` means with a draft model loaded; None for one that is not possible here."""
+    """Resolve `spec` with a draft model loaded; None if it is not possible here."""
     try:
         return place(topology, spec, with_draft=spec.names_draft_cores)
     except UsageError:
@@ -115,7 +115,7 @@ def _same(one: Placement, other: Placement) -> bool:
 def _basis(
     survey: Survey | None, theoretical: Theoretical | None, model: ModelInfo | None, figures: Figures
 ) -> tuple[_Basis | None, str]:
-    """What to predict from, or why there is nothing."""
+    """Return the basis of predictions, or why there is none."""
     if model is None:
         return None, "No model is loaded, so no speed is predicted."
     if model.traffic is None:

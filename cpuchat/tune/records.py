@@ -1,4 +1,4 @@
-"""What was measured before and after a tuning plan was applied, kept in the plan's folder."""
+"""Keeps the measurements before and after a tuning plan in the plan's folder."""
 
 from __future__ import annotations
 

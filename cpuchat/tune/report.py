@@ -1,4 +1,4 @@
-"""A placement trial in words: its progress and its result."""
+"""Formats a placement trial: its progress and its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STAGES = {
 
 
 def step(step: Step) -> str:
-    """How far a trial is."""
+    """Format the progress of a trial."""
     if step.stage in ("before", "after"):
         return f"{_STAGES[step.stage]} · run {step.number} of {step.of} · Esc cancels"
     share = "" if step.done is None else f" {100 * step.done:3.0f} %"
@@ -22,7 +22,7 @@ def step(step: Step) -> str:
 
 
 def outcome(outcome: Outcome) -> str:
-    """The result of a trial, in a line or two."""
+    """Format the result of a trial, in a line or two."""
     lines: list[str] = []
     if outcome.before and outcome.after and outcome.factor is not None:
         spread = max(outcome.before.spread, outcome.after.spread)

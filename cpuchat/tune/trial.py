@@ -1,5 +1,5 @@
-"""Trying another use of the machine in the middle of a chat: measure, load again, measure, and go back if it is not
-significantly faster.
+"""Tries another placement during a chat: measures, reloads, measures again, and reverts if it is not significantly
+faster.
 
 The chat goes on: the worker saves what it remembers of it before the model is loaded again.
 """
@@ -29,7 +29,9 @@ Stage = Literal["before", "loading", "after", "back"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a trial is: the answer `number` of `of` that is measured, or how much of the load is done (0-1)."""
+    """The progress of a trial: the answer `number` of `of` being measured, or the share of the load that is done
+    (0-1).
+    """
 
     stage: Stage
     number: int = 0
@@ -39,7 +41,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a trial ended.
+    """The result of a trial.
 
     `applied`: the model runs as was wanted, because it is faster or was not to be measured. `before` and `after` are
     None where nothing was measured. `problem` is what went wrong, in one or two sentences, "" if nothing did;
@@ -56,12 +58,12 @@ class Outcome:
 
     @property
     def comparison(self) -> Comparison | None:
-        """Whether it was worth it; None when one of the measurements is missing."""
+        """Return the comparison of both measurements; None when one is missing."""
         return compare(self.before, self.after) if self.before and self.after else None
 
     @property
     def factor(self) -> float | None:
-        """How many times as fast as before."""
+        """Return the speed-up over before."""
         return self.after.tok_s / self.before.tok_s if self.before and self.after else None
 
 
@@ -97,16 +99,16 @@ class Trial:
         await self._conversation.stop()
 
     def leave(self) -> None:
-        """Stop without loading anything more: the program ends."""
+        """Stop without another load, because the app quits."""
         self._stopped = self._left = True
 
     @property
     def stopped(self) -> bool:
-        """It was asked to stop."""
+        """Return whether it was asked to stop."""
         return self._stopped
 
     async def run(self) -> Outcome:
-        """Never raises for what the backend does."""
+        """Run the trial. Never raises for what the backend does."""
         outcome = await self._run()
         return dataclasses.replace(outcome, lost=self._conversation.model is None)
 
@@ -171,7 +173,7 @@ class Trial:
         return ""
 
     async def _decoding(self, stage: Stage, model: ModelInfo) -> DecodeRate:
-        """Raises CpuchatError."""
+        """Measure the decode rate. Raises CpuchatError."""
         answers = 0
 
         async def answer(request: Generate) -> AsyncGenerator[AnyEvent, None]:

@@ -40,13 +40,14 @@ if TYPE_CHECKING:
     from cpuchat.engine.engine import Engine
 
 IDLE_SECONDS = 300.0
-"""Time without a command after which unsaved KV is written to disk, against a crash: leaving a chat and quitting save
-it too."""
+"""Seconds without a command after which unsaved KV is written to disk, in case of a crash: leaving a chat and quitting
+save it too.
+"""
 _FAILED = 70  # EX_SOFTWARE
 
 
 class _Output:
-    """Writes whole frames; a parent that is gone ends the process' work quietly."""
+    """Writes whole frames; if the parent is gone, the process ends quietly."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -76,7 +77,7 @@ def _read_commands(stream: BinaryIO) -> Iterator[AnyCommand]:
 
 
 class _EngineThread(threading.Thread):
-    """Owns the engine: one command after the other.
+    """Owns the engine: runs one command after the other.
 
     The process cannot live without this thread: nobody would answer. Whatever ends it otherwise than in order ends the
     process, which the parent sees.
@@ -93,13 +94,13 @@ class _EngineThread(threading.Thread):
         self._running = 0
 
     def submit(self, command: AnyCommand) -> None:
-        """Called from the main thread, at once when the command has arrived."""
+        """Queue a command. Called from the main thread as soon as the command has arrived."""
         with self._lock:
             self._waiting.add(_request_id(command))
         self._commands.put((command, perf_counter()))
 
     def cancel(self, request_id: int) -> None:
-        """Called from the main thread: stop that request if it runs or waits; there is nothing to stop otherwise."""
+        """Stop that request if it runs or waits, else do nothing. Called from the main thread."""
         with self._lock:
             if request_id in self._waiting:
                 self._cancelled.add(request_id)
@@ -107,7 +108,7 @@ class _EngineThread(threading.Thread):
                 self._engine.cancel()
 
     def shut_down(self) -> None:
-        """Called from the main thread: stop everything, save, end."""
+        """Stop everything, save, end. Called from the main thread."""
         with self._lock:
             self._cancelled |= self._waiting
             if self._engine is not None:
@@ -123,7 +124,7 @@ class _EngineThread(threading.Thread):
             self._cancelled.discard(request_id)
 
     def _end_request(self) -> None:
-        """A cancellation ends with the command that it was meant for."""
+        """Clear the cancellation, which applies to one command only."""
         with self._lock:
             self._running = 0
             if self._engine is not None:
@@ -178,7 +179,7 @@ class _EngineThread(threading.Thread):
             return self._commands.get()
 
     def _run_next(self, engine: Engine) -> bool:
-        """Carry out the next command; False ends the thread."""
+        """Run the next command; False ends the thread."""
         command, arrived = self._next_command(engine)
         self._start_request(_request_id(command))
         try:
@@ -209,7 +210,7 @@ class _EngineThread(threading.Thread):
 
 
 def _request_id(command: AnyCommand) -> int:
-    """0 for commands that cannot be cancelled by themselves."""
+    """Return the request id; 0 for commands that cannot be cancelled."""
     return command.request_id if isinstance(command, LoadModel | Generate) else 0
 
 

@@ -147,7 +147,7 @@ async def test_the_palette_reaches_commands_and_chats() -> None:
         await app.until(lambda: app.conversation.chat is not None)
         await app.press("ctrl+p")
         await app.press(*"settings")
-        await app.until(lambda: "App: Settings" in app.screen_text)
+        await app.until(lambda: "App: Change settings" in app.screen_text)
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, SettingsScreen))
 

@@ -60,7 +60,7 @@ class DiskWriter:
 
     @property
     def is_busy(self) -> bool:
-        """A job is under way."""
+        """Return whether a job is running."""
         return not self._job.done()
 
     def start(self, job: Callable[[], None]) -> None:

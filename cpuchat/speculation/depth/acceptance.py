@@ -1,4 +1,4 @@
-"""How often a drafter's tokens are accepted, learned as the text goes.
+"""Learns the acceptance rate of a drafter from the text as it is written.
 
 A drafted token counts as accepted if the target writes the same one, given that all before it in the draft were.
 Evidence is kept per confidence bucket (the drafter's own estimate) and per streak (how many of its tokens in a row were
@@ -17,9 +17,9 @@ _STREAK_CLASS: Final = (0, 1, 2, 2, 3, 3, 3, 3)
 _N_STREAKS: Final = 5
 _LONGEST_STREAK: Final = 64
 _TO_BUCKET: Final = 24.0
-"""Tokens from which on a streak's own count outweighs that of its bucket."""
+"""Number of tokens from which a streak's own count outweighs that of its bucket."""
 _RECENT: Final = (16, 56)
-"""Numbers of newest tokens that may reveal a change: at most a quarter of what is remembered."""
+"""Window sizes of newest tokens that may reveal a change: at most a quarter of what is remembered."""
 _ALARM: Final = 3.5
 """Standard deviations between the newest tokens and all that is remembered at which the text has changed."""
 
@@ -70,7 +70,9 @@ class Acceptance:
             for recent in _RECENT
             if 4 * recent <= window
         ]
-        """With the variance between the two averages (exponential, the newest tokens are in both) for that of one."""
+        """(window, weight); the weight turns the variance between the two averages (exponential, the newest tokens are
+        in both) into that of one.
+        """
         self._recent = [priors[UNKNOWN]] * len(self._windows)
         self._compared = 0
         self.accept_streak = 0
@@ -82,7 +84,7 @@ class Acceptance:
 
     @property
     def mean(self) -> float:
-        """The rate over all buckets and streaks, prior included."""
+        """Return the rate over all buckets and streaks, prior included."""
         return self._bucket_rate(UNKNOWN)
 
     def quantile(self, deviations: float) -> float:

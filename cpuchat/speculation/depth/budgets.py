@@ -1,4 +1,4 @@
-"""What exploration may cost, and a guard against drafts that lose."""
+"""Limits the cost of exploration, and pauses drafters that lose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How many tokens to draft: the depth with the best expected tokens per second, depth 0 (plain decoding) included.
+"""Chooses how many tokens to draft: the depth with the best expected tokens per second, depth 0 (plain decoding)
+included.
 
 Renewal reward: with pass cost C(g) and expected yield E(g), the best steady rate is lambda = max(1 / T(1), max E(g) /
 C(g)). A free drafter's proposal is worth verifying to the depth g with the largest E(g) - lambda T(g + 1), if that is
@@ -37,12 +38,12 @@ _OFF: Final = 1.0
 """...and ends below this one."""
 _FREE_ON: Final = 0.02
 _KNOWN: Final = 8
-"""Compared tokens from which on the draft model's acceptance counts as known."""
+"""Number of compared tokens from which the draft model's acceptance counts as known."""
 _HORIZON: Final = 128
 """A catch-up must pay within as many tokens (or as many again as were written)."""
 _RECENT: Final = 16
 _PROBE: Final = 3
-"""Plain steps to see what one costs, after the first: one, and two more if it is a surprise."""
+"""Plain passes to measure their cost, after the first: one, and two more if it is a surprise."""
 
 
 class DepthController:
@@ -351,24 +352,26 @@ class DepthController:
 
     @property
     def plain_ms(self) -> float | None:
-        """One plain step now: calibrated, corrected by what is observed. None: not known."""
+        """Return the current ms of a plain pass: calibrated, corrected by observations. None if unknown."""
         return self._costs.plain_ms if self._costs is not None else self._plain.ms or None
 
     @property
     def depth(self) -> int:
-        """Tokens per draft now: as planned for the draft model, or those of the last draft while it is recent."""
+        """Return the current draft depth: as planned for the draft model, or that of the last draft while it is
+        recent.
+        """
         return self.plan.depth or (self._last_depth if self._passes_since_draft <= _RECENT else 0)
 
     @property
     def acceptance(self) -> float:
-        """Recent acceptance rate of the draft model, or without one of the free drafters."""
+        """Return the recent acceptance rate of the draft model, or without one of the free drafters."""
         if self._is_asked or (self._has_draft and not self._n_proposed):
             return self._draft_acceptance.mean
         return max(self._acceptance["lookup"], self._acceptance["suffix"], key=lambda one: one.n_observed).mean
 
     @property
     def reason(self) -> str:
-        """Why speculation is off, in one plain sentence with figures; "" while it is on."""
+        """Return why speculation is off, in one plain sentence with figures; "" while it is on."""
         if self.plan.depth > 0 or self._is_on or self._passes_since_draft <= _RECENT:
             return ""
         costs = self._costs

@@ -1,4 +1,4 @@
-"""What passes cost, as calibrated, and how many tokens they yield. Milliseconds and token counts only."""
+"""Calibrated costs of passes, and the tokens that they yield. Milliseconds and token counts only."""
 
 from __future__ import annotations
 

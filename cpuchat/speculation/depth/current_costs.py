@@ -1,4 +1,4 @@
-"""What passes cost now: calibrated, and corrected by every pass."""
+"""Current costs of passes: calibrated, and corrected by every pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpuchat.speculation.depth.steady import Prices, limit_gain
 from cpuchat.speculation.pass_record import PassRecord
 
 WORTHWHILE_GAIN: Final = 1.03
-"""Less than this is no reason to bother, even if every drafted token were accepted."""
+"""Smallest speed-up that is worth drafting, even if every drafted token were accepted."""
 
 
 class CurrentCosts:
@@ -37,7 +37,7 @@ class CurrentCosts:
 
     @property
     def plain_ms(self) -> float:
-        """One plain step."""
+        """Return the ms of a plain pass."""
         return self.times.ms[0]
 
     def record_plain(self, ms: float, *, is_representative: bool) -> None:
@@ -47,7 +47,7 @@ class CurrentCosts:
         self.draft.relax(1 / 200)
 
     def record_verify(self, record: PassRecord, planned: int) -> None:
-        """Learn from a pass that somebody was asked for; `planned` tokens, if it was the draft model."""
+        """Learn from a pass for which a drafter was asked; `planned` tokens, if it was the draft model."""
         n, ms = record.drafted, record.verify_ms
         if record.overlap and self.overlap_times is not None:
             self.overlap_times.observe(1 + n, ms)

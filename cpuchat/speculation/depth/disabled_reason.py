@@ -1,4 +1,4 @@
-"""Why speculation is off, in words."""
+"""Explains why speculation is off."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ _OWN: Final = 0.07**2
 _COMMON_DRIFT: Final = 0.015**2
 _OWN_DRIFT: Final = 0.003**2
 _RELAX: Final = 1 - 1 / 400
-"""A correction that is no longer observed gives way to the calibration."""
+"""Factor per pass by which an unobserved correction decays towards the calibration."""
 _NOISE: Final = 0.08**2
 _SURPRISE: Final = 0.3
-"""A pause of the machine looks like this; so does a real change, which repeats."""
+"""Relative error from which an observation is a surprise: a pause of the machine, or a real change, which repeats."""
 _SLIGHT: Final = 0.1
-"""What a single surprise counts for."""
+"""Weight of a single surprise."""
 
 _STALE: Final = (500, 2500)
 """Between as many passes, a time that was not observed turns from a measurement into a guess..."""

@@ -1,4 +1,4 @@
-"""Whether it is worth giving the draft model its own cores."""
+"""Decides whether the draft model should have its own cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""While the draft model is off: how much of the text it reads only to be scored."""
+"""Schedules how much of the text the draft model reads, only to be scored, while it is off."""
 
 from __future__ import annotations
 

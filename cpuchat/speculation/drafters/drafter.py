@@ -49,7 +49,7 @@ class Drafter(Protocol):
     def name(self) -> DrafterName: ...
 
     def begin_answer(self, text: Sequence[int]) -> None:
-        """Take `text` as what the next answer continues. The prefix shared with the text before is not read again."""
+        """Set `text` as the prefix of the next answer. The part shared with the previous text is not read again."""
         ...
 
     def append(self, tokens: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last n tokens when they occurred before."""
+"""Prompt lookup: drafts what followed an earlier occurrence of the last n tokens."""
 
 from __future__ import annotations
 

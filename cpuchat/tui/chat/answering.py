@@ -28,7 +28,9 @@ WARNING, ERROR, PLAIN = "warning", "error", "information"
 
 
 class Answering:
-    """Turns events into what the user sees. Use from the event loop; never raises for what a backend does."""
+    """Turns events into text and figures on the screen. Use it from the event loop; never raises for what a backend
+    does.
+    """
 
     def __init__(
         self,
@@ -39,8 +41,8 @@ class Answering:
         begun: Callable[[], None],
         show_messages: Callable[[], None],
     ) -> None:
-        """`tell(text, severity)` shows a passing message; `begun()` is called when a stream gave its first event,
-        `show_messages()` when the transcript has to show what the conversation holds.
+        """Take the callbacks: `tell(text, severity)` shows a toast; `begun()` is called with the first event of a
+        stream, `show_messages()` when the transcript must show the conversation's messages.
         """
         self._conversation = conversation
         self._transcript = transcript
@@ -55,7 +57,7 @@ class Answering:
         self._noted: set[str] = set()  # notes of models that were already shown
         self.loading: str = ""  # name of the file that is being loaded
         self.spans: dict[int, Spans] = {}
-        """Who proposed which part of the answers of this run, by the id of their message."""
+        """Drafters of the parts of this run's answers, by message id."""
 
     async def load(self, path: Path) -> AnyEvent | None:
         """Load a model and return the last event: `ModelLoaded` when it is ready."""

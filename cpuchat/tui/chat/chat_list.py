@@ -65,16 +65,16 @@ class Chats(OptionList):
 
 
 class ChatList(Vertical):
-    """Sidebar: says what the user wants; the screen does it and calls `show` again."""
+    """Sidebar: posts what the user wants; the screen does it and calls `show` again."""
 
     class Opened(_About):
         """The user chose a chat."""
 
     class RenameAsked(_About):
-        """Rename this one."""
+        """The user wants to rename the chat."""
 
     class DeleteAsked(_About):
-        """Delete this one."""
+        """The user wants to delete the chat."""
 
     class Searched(Message):
         """The search text changed."""
@@ -115,7 +115,7 @@ class ChatList(Vertical):
 
     @property
     def searching(self) -> str:
-        """Text of the search box."""
+        """Return the text of the search box."""
         return self.query_one("#chat-search", Input).value.strip()
 
     def clear_search(self) -> None:

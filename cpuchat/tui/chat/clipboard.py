@@ -12,7 +12,7 @@ from cpuchat.tui.markdown.transcript import Transcript
 
 
 class Clipboard:
-    """Puts text on the terminal's clipboard (OSC 52) and says so with `tell`."""
+    """Copies text to the terminal's clipboard (OSC 52) and reports it with `tell`."""
 
     def __init__(self, app: App[Any], transcript: Transcript, tell: Callable[[str], None]) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What the user is writing: a new message, an edit of the last one, a message queued until the model is ready."""
+"""The user's input: a new message, an edit of the last one, a message queued until the model is ready."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Composer:
 
     @property
     def unsent(self) -> str:
-        """Text that was not sent, the queued message first."""
+        """Return text that was not sent, the queued message first."""
         return "\n".join(filter(None, (self.queued, self._prompt.text)))
 
     def show_titles(self, busy: bool, loading: bool) -> None:
-        """Say in the prompt's border what Enter and Esc do."""
+        """Show in the prompt's border what Enter and Esc do."""
         title: Content | str = "Message"
         if self.queued:
             title, keys = Content(f"Queued: {clean_line(self.queued)}"), "Esc cancels"

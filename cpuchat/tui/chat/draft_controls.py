@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def switch(services: Services) -> str:
-    """Turn drafting off or on for the next answers of this run; returns what to say.
+    """Toggle drafting for the next answers of this run; returns the message to show.
 
     If the settings have no drafters, turning it on sets them to auto.
     """
@@ -29,7 +29,7 @@ def switch(services: Services) -> str:
 
 
 def color(services: Services, transcript: Transcript) -> str:
-    """Toggle coloring of drafted tokens; returns what to say, "" when the screen shows it."""
+    """Toggle coloring of drafted tokens; returns the message to show, "" when the screen shows it."""
     on = not transcript.colors_drafts  # the setting is written in the background, and may lag behind two quick keys
     transcript.color_drafts(on)
     services.save_settings({"ui": {"color_drafts": on}})
@@ -39,7 +39,7 @@ def color(services: Services, transcript: Transcript) -> str:
 
 
 def needs_reload(before: Settings, after: Settings) -> bool:
-    """Whether something changed that takes effect only on a load."""
+    """Return whether something changed that takes effect only on a load."""
     return (
         before.load_options() != after.load_options()
         or PlacementSpec.of(before) != PlacementSpec.of(after)

@@ -1,4 +1,4 @@
-"""Drafting in figures: a section of the panel, and its part of the one-line display."""
+"""Draws the drafting figures: a section of the panel, and a part of the one-line display."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _BY_POSITION = "by position"
 
 
 def drafting(frame: Frame) -> list[Line]:
-    """Seven rows, the most important first; one when no drafters are chosen. While drafting is off, the last three say
-    why; a sentence alone where nothing drafted."""
+    """Draw seven rows, the most important first; one when no drafters are chosen. While drafting is off, the last three
+    say why; if nothing was drafted, a single sentence.
+    """
     now = frame.figures.drafting
     if not now.wanted:
         return [[frame.text("label", f"{'drafting':<{LABEL}}"), frame.text("missing", "off (F9 or F2)")]]
@@ -36,7 +37,7 @@ def drafting(frame: Frame) -> list[Line]:
 
 
 def drafting_in_line(frame: Frame) -> Line:
-    """For one line: acceptance and tokens per pass; nothing without drafters or before the first draft."""
+    """Draw acceptance and tokens per pass for one line; nothing without drafters or before the first draft."""
     now = frame.figures.drafting
     if not now.wanted:
         return []
@@ -50,7 +51,7 @@ def drafting_in_line(frame: Frame) -> Line:
 
 
 def speed_up(frame: Frame, part: str) -> Line:
-    """` 1.64×`, six cells, in the style of `part` (slower than plain: as a limit); blank when it is not known."""
+    """Draw ` 1.64×` in six cells, in the style of `part` (slower than plain: as a limit); blank when unknown."""
     factor = frame.figures.drafting.speed_up
     if factor is None:
         return [frame.text("label", " " * 6)]
@@ -70,7 +71,7 @@ def _figure(frame: Frame, number: str, unit: str) -> Line:
 
 
 def _row(frame: Frame, label: str, field: str, number: str | None, unit: str) -> Line:
-    """As `Frame.row`, with the reasons of the drafting figures."""
+    """Draw a row as `Frame.row`, with the reasons of the drafting figures."""
     if number is not None:
         return frame.row(label, "", number, unit)
     if frame.settled:
@@ -93,7 +94,7 @@ def _acceptance(frame: Frame, now: Drafting) -> Line:
 
 
 def _bars(frame: Frame, now: Drafting) -> Line:
-    """Acceptance of the first, second, ... drafted token, from zero to all."""
+    """Draw the acceptance of the first, second, ... drafted token, from zero to all."""
     if not now.by_position:
         return []
     room = frame.width - len(_BY_POSITION) - 1
@@ -105,7 +106,7 @@ def _bars(frame: Frame, now: Drafting) -> Line:
 
 
 def _by_drafter(frame: Frame, now: Drafting) -> Line:
-    """Share of accepted tokens by drafter: the two largest, the active one in bold."""
+    """Draw the share of accepted tokens by drafter: the two largest, the active one in bold."""
     total = sum(count.draft_n_accepted for count in now.by_drafter)
     if not total:
         return [frame.text("label", f"by {now.drafter}")] if now.drafter else []

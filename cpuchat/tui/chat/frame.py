@@ -22,7 +22,7 @@ Line = list[Segment]
 
 @dataclass(frozen=True)
 class Frame:
-    """All that a section draws from. `width` in cells; `tall` when there is room for large digits."""
+    """The input of a section: figures, `width` in cells; `tall` when there is room for large digits."""
 
     figures: Figures
     memory: ProcessMemory | None
@@ -32,7 +32,9 @@ class Frame:
 
     @property
     def settled(self) -> bool:
-        """Nothing is being written: rows without a figure are left out. While an answer comes they keep their place."""
+        """Return whether no answer is running: then rows without a figure are left out. During an answer they keep
+        their place.
+        """
         return self.figures.phase not in ("prefill", "decoding")
 
     def text(self, part: str, text: str) -> Segment:
@@ -42,7 +44,8 @@ class Frame:
         return replace(self, width=width)
 
     def row(self, label: str, field: str, number: str | None, unit: str) -> Line:
-        """`label`, number and unit in fixed columns; without a number "n/a" and why (told once if all share it).
+        """Draw `label`, number and unit in fixed columns; without a number "n/a" and why (once if all share the
+        reason).
 
         Empty without a number once the figures are settled.
         """

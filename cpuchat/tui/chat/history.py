@@ -25,7 +25,7 @@ class HistoryScreen(Screen[None]):
     conversation: Conversation
 
     def tell(self, text: str, severity: str = "information") -> None:
-        """Show a passing message, as plain text."""
+        """Show a toast, as plain text."""
         timeout = 5 if severity == "information" else 10
         self.notify(text, severity=severity, timeout=timeout, markup=False)  # type: ignore[arg-type]
 
@@ -42,7 +42,7 @@ class HistoryScreen(Screen[None]):
         self.query_one(Transcript).border_title = Content(clean_line(chat.title)) if chat else "New chat"
 
     def show_save_problem(self) -> None:
-        """Say that the answer could not be saved, or that it is saved now."""
+        """Show that the answer could not be saved, or that it is saved now."""
         problem = self.conversation.history.save_problem
         self.query_one(Transcript).border_subtitle = Content(f"Not saved: {problem.message}") if problem else ""
         if problem is not None:
@@ -109,12 +109,12 @@ class HistoryScreen(Screen[None]):
 
     @property
     def chat_id(self) -> str | None:
-        """The open chat; None for one without messages."""
+        """Return the open chat; None for one without messages."""
         return self.conversation.chat.id if self.conversation.chat else None
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """Show a `CpuchatError` as a message."""
+        """Show a `CpuchatError` raised inside the block as a toast."""
         try:
             yield
         except CpuchatError as error:

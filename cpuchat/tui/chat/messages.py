@@ -9,12 +9,12 @@ from cpuchat.tui.markdown.message_view import TranscriptMessage
 
 
 def sent_message(text: str) -> TranscriptMessage:
-    """A message that the user just sent."""
+    """Return a message that the user just sent."""
     return TranscriptMessage(role="user", title="You", content=text)
 
 
 def stored_message(message: StoredMessage, spans: Spans = ()) -> TranscriptMessage:
-    """`spans`: the drafter of each part, if that is known."""
+    """Convert a stored message. `spans`: the drafter of each part, if known."""
     if message.role == "user":
         return sent_message(message.content)
     return TranscriptMessage(

@@ -58,7 +58,7 @@ class Prompt(TextArea):
 
     @property
     def draft(self) -> str:
-        """The unsent text, also while ↑ shows a sent message instead."""
+        """Return the unsent text, also while ↑ shows a sent message instead."""
         return self.text if self._position == len(self._history) else self._draft
 
     def begin_chat(self, texts: list[str], draft: str) -> None:

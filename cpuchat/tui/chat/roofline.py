@@ -1,4 +1,4 @@
-"""Bandwidth and ceilings in figures: sections of the panel, and their part of the one-line display."""
+"""Draws bandwidth and ceilings: sections of the panel, and a part of the one-line display."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cpuchat.telemetry.roofline import Roofline
 
 SCALE = 1.1
-"""The bar goes on beyond the peak: more than it is an error that has to be seen."""
+"""End of the bar as a multiple of the peak: more than the peak is an error that must be visible."""
 REMARK_ROWS = 2
 BAR = 8
 _LIMITS = {
@@ -27,9 +27,9 @@ _WIDTH = 28  # of the rows that have no unit in a fixed place
 
 
 def roofline(frame: Frame) -> list[Line]:
-    """Seven rows: bandwidth, its bar against the peak, where the figure comes from and what limits decoding (or what
-    is wrong with the figure), and the ceilings in tok/s. One more for the L3 groups and one for power, where they are
-    known."""
+    """Draw seven rows: bandwidth, its bar against the peak, its source and the bottleneck (or what is wrong with the
+    figure), and the ceilings in tok/s; one more for the L3 groups and one for power, if known.
+    """
     now = frame.figures.roofline
     rows: list[Line] = [_figure(frame, now), _bar(frame, now), *_remarks(frame, now)]
     if now.l3_groups:
@@ -41,7 +41,7 @@ def roofline(frame: Frame) -> list[Line]:
 
 
 def bandwidth_in_line(frame: Frame, bar: bool = True) -> Line:
-    """For one line: `44/51 GB/s ████──╎ 86 % ≈`; nothing before the first token."""
+    """Draw `44/51 GB/s ████──╎ 86 % ≈` for one line; nothing before the first token."""
     now = frame.figures.roofline
     if now.bandwidth is None:
         return []
@@ -95,7 +95,7 @@ def _bar(frame: Frame, now: Roofline) -> Line:
 
 
 def _remarks(frame: Frame, now: Roofline) -> list[Line]:
-    """Source of the figure and the bottleneck, or what is wrong with it; a long remark takes both rows."""
+    """Draw the source of the figure and the bottleneck, or what is wrong with it; a long remark takes both rows."""
     if now.bandwidth is None:
         return [[]] * REMARK_ROWS
     of = "" if now.peak is None or now.fits_cache else f", of {now.peak.source.split(',')[0]} peak"
@@ -109,7 +109,9 @@ def _remarks(frame: Frame, now: Roofline) -> list[Line]:
 
 
 def _ceilings(frame: Frame, now: Roofline) -> list[Line]:
-    """Ceilings without drafts, at this acceptance, and of compute; memory sets none where the model fits in L3."""
+    """Draw the ceilings without drafts, at this acceptance, and of compute; memory sets none where the model fits in
+    L3.
+    """
     if now.fits_cache:
         return [_ceiling(frame, now, "compute   ≤", "ceiling_compute")]
     return [

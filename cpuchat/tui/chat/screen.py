@@ -116,12 +116,12 @@ class ChatScreen(HistoryScreen):
 
     @property
     def model_path(self) -> Path | None:
-        """The chosen model, loaded or not."""
+        """Return the chosen model, loaded or not."""
         return self._stream.path if hasattr(self, "_stream") else self._initial_model
 
     @property
     def unsent(self) -> str:
-        """Text that was not sent; also after the app has ended."""
+        """Return text that was not sent; also after the app has ended."""
         return self._composer.unsent if hasattr(self, "_composer") else self._initial_text
 
     def load_model(self, path: Path) -> None:
@@ -225,7 +225,7 @@ class ChatScreen(HistoryScreen):
         self._show_prompt_title()
 
     def _begun(self) -> None:
-        """The first event has come: a new chat has its id and title now."""
+        """Update title and list: with the first event, a new chat has its id and title."""
         self._composer.chat_id = self.chat_id
         self.show_chat_title()
         self.list_chats()

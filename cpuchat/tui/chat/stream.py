@@ -20,7 +20,7 @@ NICENESS = 10
 
 
 class ChatStream:
-    """Runs it in a worker of `screen`. Use from the event loop.
+    """Runs each in a worker of `screen`. Use it from the event loop.
 
     `path` is the model that was chosen; `loaded` that it was loaded once (the backend starts it again by itself).
     `on_start` is called when something begins to run, `on_idle` when it has ended and the screen still exists,
@@ -53,12 +53,12 @@ class ChatStream:
 
     @property
     def detached(self) -> bool:
-        """A measurement runs, which its own screen can stop."""
+        """Return whether a measurement runs, which its own screen can stop."""
         return self._leave is not None
 
     @property
     def writing(self) -> bool:
-        """An answer is being written, or is about to."""
+        """Return whether an answer is running or about to."""
         return self.busy and not self._answering.loading and not self.detached
 
     def run(self, work: Awaitable[None]) -> None:

@@ -46,7 +46,7 @@ _MINUTE = 120  # samples of Figures.history, two per second
 
 
 def _size(count: int) -> tuple[str, str]:
-    """Bytes as number and unit, decimal: ("312", "MB"), ("1.61", "GB")."""
+    """Return bytes as number and unit, decimal: ("312", "MB"), ("1.61", "GB")."""
     if count < 999_500_000:
         return f"{count / 1e6:.0f}", "MB"
     return f"{count / 1e9:.2f}", "GB"
@@ -94,7 +94,7 @@ def speed(frame: Frame) -> list[Line]:
 
 
 def timing(frame: Frame) -> list[Line]:
-    """Averages and counts of this answer."""
+    """Draw averages and counts of this answer."""
     figures = frame.figures
     ttft, unit = (None, "s") if figures.ttft_s is None else units.duration(figures.ttft_s)
     asked = figures.phase not in ("idle", "loading")
@@ -108,7 +108,7 @@ def timing(frame: Frame) -> list[Line]:
 
 
 def context(frame: Frame) -> list[Line]:
-    """Tokens used and left in the context."""
+    """Draw the tokens used and left in the context."""
     used, size = frame.figures.n_past, frame.figures.n_ctx
     if not size or used is None:
         return [frame.row("context", "n_past" if size else "n_ctx", None, "")]
@@ -121,7 +121,7 @@ def context(frame: Frame) -> list[Line]:
 
 
 def memory(frame: Frame) -> list[Line]:
-    """Memory of the worker: private, and shared with the page cache (the mapped model file)."""
+    """Draw the memory of the worker: private, and shared with the page cache (the mapped model file)."""
     if frame.memory is None:
         return []
     return [
@@ -217,7 +217,7 @@ def _rows(section: Section, frame: Frame) -> list[Line]:
 
 
 class TelemetryPanel(_Figures):
-    """The figures of the running or last answer, one section under the other; made for 28 columns and more.
+    """Shows the figures of the running or last answer, one section below the other; made for 28 columns and more.
 
     Sections that have nothing to say are left out, and so are rows without a figure unless an answer is being written:
     then they keep their place, so that nothing jumps. What does not fit is cut or left out, the least important first.
@@ -230,7 +230,7 @@ class TelemetryPanel(_Figures):
     TO_FIT: ClassVar[tuple[tuple[Section, int], ...]] = (
         (drafting, 2), (roofline, 7), (context, 1), (roofline, 4), (timing, 0)
     )  # fmt: skip
-    """The same, until all fits."""
+    """Sections cut to their first rows, in this order, until everything fits."""
 
     def on_mount(self) -> None:
         self.border_title = "Now"
@@ -258,7 +258,7 @@ class TelemetryPanel(_Figures):
 
 
 class TelemetryLine(_Figures):
-    """The figures in one line, the most important first."""
+    """Shows the figures in one line, the most important first."""
 
     DEFAULT_CSS = f"TelemetryLine {{ height: 1; {_CSS} }}"
 

@@ -1,4 +1,4 @@
-"""What stands in the place of the transcript while the chat is empty."""
+"""Replaces the transcript while the chat is empty."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUESTIONS = (
 
 
 class WelcomePane(Static):
-    """Four questions to begin with, what this machine can run, and the keys."""
+    """Shows four questions, what this machine can run, and the keys."""
 
     DEFAULT_CSS = """
     WelcomePane { width: 1fr; height: 100%; content-align: center middle; padding: 0 1; link-style: none; }

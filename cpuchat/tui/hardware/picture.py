@@ -1,4 +1,4 @@
-"""The machine as a picture: every core as a cell, by L3 group, NUMA node and socket."""
+"""Draws the machine: every core as a cell, by L3 group, NUMA node and socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = {"target": "target", "draft": "draft", "free": "free", "off": "unavailab
 _GAP = 3
 _LEGEND_GAP = 3
 ROOMY_ROWS = 8
-"""Up to so many rows the cells are drawn apart."""
+"""Maximum number of rows at which cells are drawn with gaps."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Use:
 
     @classmethod
     def of(cls, target: Collection[int], draft: Collection[int] | None = ()) -> Use:
-        """`draft` None or empty: it shares the target's cores."""
+        """Build the use of CPUs; `draft` None or empty: it shares the target's cores."""
         return cls(frozenset(target), frozenset(draft or ()))
 
     def part(self, core: Core, allowed: Collection[int]) -> str:
@@ -58,7 +58,7 @@ def picture(
     top: float = 0.0,
     roomy_rows: int = ROOMY_ROWS,
 ) -> list[Line]:
-    """The rows, at most `width` cells wide as long as that is 24 or more.
+    """Draw the rows, at most `width` cells wide if that is 24 or more.
 
     `per_l3` is memory traffic by L3 group (any unit), drawn as a level from 0 to `top` behind its cores. Where cells
     drawn apart would take more than `roomy_rows` rows they stand close together.
@@ -218,7 +218,7 @@ def _width(line: Line) -> int:
 
 
 def legend(topology: Topology, use: Use, levels: bool = False) -> list[Line]:
-    """One line for each kind of cell that occurs."""
+    """Return one line for each kind of cell that occurs."""
     allowed = frozenset(topology.allowed)
     found = {use.part(core, allowed) for core in topology.cores}
     items: list[Line] = [[(f"{cell} ", part), (NAMES[part], "label")] for part, cell in CELLS.items() if part in found]
@@ -247,7 +247,7 @@ def with_legend(rows: list[Line], items: list[Line], width: int) -> list[Line]:
 
 
 class MachinePicture(Widget):
-    """The picture with its legend, as high as its width needs."""
+    """Shows the picture with its legend, as high as its width requires."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"machine--{part}" for part in (*CELLS, "label", "link", "now")}
     DEFAULT_CSS = """

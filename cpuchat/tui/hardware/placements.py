@@ -1,4 +1,4 @@
-"""Placements to choose from, and the same as text to edit."""
+"""A list of placements, and fields to edit one as text."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ class Offer:
 
 
 class PlacementList(OptionList):
-    """Up and down select; Enter belongs to the screen."""
+    """A list in which ↑ and ↓ select; Enter belongs to the screen."""
 
 
 class PlacementsPane(Vertical):
-    """Posts `Edited` when another placement is selected or typed. The fields count; the list only fills them in."""
+    """Posts `Edited` when another placement is selected or typed. The fields are decisive; the list only fills
+    them in.
+    """
 
     class Edited(Message):
         """Another placement is selected or typed."""
@@ -100,7 +102,7 @@ class PlacementsPane(Vertical):
 
     @property
     def own_marked(self) -> bool:
-        """The last line is selected: the fields hold none of the placements."""
+        """Return whether the last line is selected: the fields hold none of the placements."""
         return self.query_one(PlacementList).highlighted == len(self._offers)
 
     def focus_words(self) -> None:

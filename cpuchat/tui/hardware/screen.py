@@ -42,7 +42,8 @@ _ROOMY_ROWS_LOW = 4
 
 
 class HardwareScreen(Dismissable[None]):
-    """Placements to choose from, tried and measured. Measuring and loading run in the place of the chat's answers.
+    """Shows placements, and tries and measures the selected one. Measuring and loading run in the place of the chat's
+    answers.
 
     `facts` is None while the machine is being read; `now` follows the worker and the counters.
     """
@@ -105,7 +106,7 @@ class HardwareScreen(Dismissable[None]):
 
     @property
     def working(self) -> bool:
-        """A measurement or a load is running."""
+        """Return whether a measurement or a load is running."""
         return self._trial is not None or self._measuring is not None
 
     # Reading the machine
@@ -206,7 +207,9 @@ class HardwareScreen(Dismissable[None]):
         return spec, {}
 
     def _placement(self, spec: PlacementSpec, strict: bool = False) -> Placement | None:
-        """What `spec` means on this machine; None while that is not known, and where it cannot be (unless `strict`)."""
+        """Return `spec` resolved on this machine; None while the machine is unknown, and if it is impossible (unless
+        `strict`).
+        """
         if self.facts is None:
             return None
         try:

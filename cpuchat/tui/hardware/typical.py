@@ -1,4 +1,4 @@
-"""What runs on this machine: models of usual sizes with their fit and speed."""
+"""Shows what runs on this machine: models of usual sizes with fit and speed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LEAST_HEIGHT, _BEFORE_BAR, _LONGEST_BAR = 2, 56, 48
 
 
 class TypicalModels(Static):
-    """A line per size. Where there is no room for all, those around the largest that runs."""
+    """Draws a line per size. If there is no room for all, those around the largest that runs."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"typical--fill", "typical--dim"}
     DEFAULT_CSS = """

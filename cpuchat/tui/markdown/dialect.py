@@ -1,4 +1,5 @@
-"""The Markdown dialect of a chat: CommonMark with GFM tables and strikethrough, changed so that no text gets lost.
+"""Defines the Markdown dialect of a chat: CommonMark with GFM tables and strikethrough, changed so that no text gets
+lost.
 
 Against stock CommonMark:
 - HTML is text (`vector<int>` stays), but for `<br>`, which breaks the line. Entities are decoded as usual (in code they

@@ -1,4 +1,4 @@
-"""Answers with drafted tokens colored, as plain text instead of Markdown.
+"""Renders answers with drafted tokens colored, as plain text instead of Markdown.
 
 Bold, plain, underlined and italic tell the drafters apart without colors too.
 """
@@ -45,7 +45,7 @@ class SpanList:
 
 
 class DraftedStream:
-    """As `streaming.Stream`: feed it text, ask for rows. A complete line is wrapped once."""
+    """Renders as `streaming.Stream`: feed it text, ask for rows. A complete line is wrapped once."""
 
     def __init__(self, width: int, palette: Palette) -> None:
         self._width = width

@@ -25,7 +25,7 @@ class Entry:
 
     @property
     def now(self) -> TranscriptMessage:
-        """The message so far."""
+        """Return the message so far."""
         return self.open.message() if self.open else self.message
 
     @property
@@ -69,7 +69,7 @@ class Entries(list[Entry]):
         return min(max(0, bisect_right(self.starts, line) - 1), len(self) - 1)
 
     def line(self, number: int) -> Line:
-        """Raises IndexError for a line that isn't there."""
+        """Return a line. Raises IndexError if it does not exist."""
         index = self.at(number)
         return self[index].lines[number - self.starts[index]]
 
@@ -77,12 +77,12 @@ class Entries(list[Entry]):
         return [line for entry in self for line in entry.lines]
 
     def open_answer(self) -> OpenMessage | None:
-        """The answer that is being written."""
+        """Return the answer that is being written."""
         index = self.open_index()
         return None if index is None else self[index].open
 
     def last_answer_text(self) -> str:
-        """Content of the last answer, "" if there is none."""
+        """Return the content of the last answer, "" if there is none."""
         return next((entry.now.content for entry in reversed(self) if entry.message.role == "assistant"), "")
 
     def outward(self, top: int | None) -> Iterator[int]:
@@ -94,5 +94,5 @@ class Entries(list[Entry]):
             yield from range(top - 1, -1, -1)
 
     def open_index(self) -> int | None:
-        """Index of the open answer."""
+        """Return the index of the open answer."""
         return next((index for index, entry in enumerate(self) if entry.open is not None), None)

@@ -67,7 +67,7 @@ def find_lexer(language: str) -> Lexer | None:
 
 
 def _add(line: list[Run], text: str, style: Style) -> None:
-    """Append, or lengthen the last run: fewer segments, and no character is parted from its modifiers."""
+    """Append a run, or extend the last one: fewer segments, and no character is separated from its modifiers."""
     if line and line[-1][1] == style:
         line[-1] = (line[-1][0] + text, style)
     else:
@@ -75,7 +75,7 @@ def _add(line: list[Run], text: str, style: Style) -> None:
 
 
 def highlight(code: str, language: str, palette: Palette) -> tuple[list[list[Run]], list[bool]]:
-    """`code` as one list of runs per line, and for each line whether highlighting may start afresh after it.
+    """Return `code` as one list of runs per line, and for each line whether highlighting may start afresh after it.
 
     Never loses a character: where a lexer does, the code comes back plain.
     """

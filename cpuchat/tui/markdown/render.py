@@ -1,4 +1,4 @@
-"""Markdown to rows of styled text.
+"""Renders Markdown as rows of styled text.
 
 Nothing that a model writes may get lost. What vanishes is markup only: the characters of `#`, `*`, `_`, `~`,
 backticks, `>`, list bullets (drawn as •) and task boxes (☐ and ☑), table pipes and their delimiter row, brackets around
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"https?://[^\s<>\"'`]*[^\s<>\"'`.,;:!?)\]}]")
 MOST = 200_000
-"""Longer texts are shown as they are: rendering takes 1 to 12 µs per character, and the screen waits for it."""
+"""Maximum characters to render: longer texts are shown as plain text, because rendering takes 1 to 12 µs per character,
+and the screen waits for it.
+"""
 _BULLETS = "•◦▪"
 _TASK = re.compile(r"\[[ xX]\](?:\s|$)")
 _MARKUP = re.compile(r"&#?\w{1,32};|<br\s*/?>|\[[xX]\](?=\s|$)", re.IGNORECASE)  # letters that become something else
 
 
 def render(source: str, width: int, palette: Palette) -> list[Row]:
-    """The rows of a whole message. `source` has been cleaned (`sanitize.clean`).
+    """Return the rows of a whole message. `source` has been cleaned (`sanitize.clean`).
 
     Every top-level block whose letters and digits are not all in its rows (or that nests too deep to be rendered)
     comes out as plain text; so does a message of over `MOST` characters.
@@ -279,7 +281,7 @@ class Renderer:
         return lines
 
     def _target(self, line: list[Run], label: str, target: str, title: str, style: Style) -> None:
-        """Show the target of a link as text: a hidden target from a model is not to be trusted."""
+        """Show the target of a link as text: a hidden target from a model is not trustworthy."""
         shown = target
         if target in (label, f"mailto:{label}"):
             self.shown_twice += target
@@ -313,7 +315,7 @@ def _take_task(item: Sequence[Token]) -> str:
 
 
 def _dunder(children: Sequence[Token], index: int) -> bool:
-    """Whether `__name__` is at `index`: more likely an identifier than emphasis."""
+    """Return whether `__name__` is at `index`: more likely an identifier than emphasis."""
     if index < 0 or index + 2 >= len(children):
         return False
     opening, word, closing = children[index : index + 3]

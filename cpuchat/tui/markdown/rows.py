@@ -1,4 +1,4 @@
-"""Rows of styled text: wrapping them to a width, and turning them into strips.
+"""Wraps rows of styled text to a width, and turns them into strips.
 
 A `Row` is what renderers produce (runs without a width), a `Line` is what the transcript shows and copies.
 """

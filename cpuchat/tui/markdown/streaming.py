@@ -1,4 +1,4 @@
-"""Renders an answer while it is written: what can no longer change once, only the open block again and again.
+"""Renders an answer while it is written: finished blocks once, only the open block repeatedly.
 
 What this shows may differ in detail from `markdown.render` of the whole (the spacing of a list that turns out to be
 loose, the widths of a long table's columns); when the answer is complete it is rendered whole, once.
@@ -30,7 +30,7 @@ _UNDECIDED = re.compile(r"[-=*_+#>`~|: \t]+|[ \t]*\d{1,9}[.)]?[ \t]*")
 
 
 class Stream:
-    """Feed it text, ask for rows."""
+    """Renders text fed to it, as rows."""
 
     def __init__(self, width: int, palette: Palette) -> None:
         self._renderer = Renderer(width, palette)
@@ -45,7 +45,7 @@ class Stream:
         self._open += text
 
     def update(self) -> tuple[list[Row], list[Row]]:
-        """Rows that are new and final, and the rows of the open block (they replace those of the last call)."""
+        """Return rows that are new and final, and the rows of the open block (they replace those of the last call)."""
         final: list[Row] = []
         try:
             if len(self._open) > self._plain_until:
@@ -98,7 +98,8 @@ class Stream:
 
 
 def commit_point(tail: str) -> int:
-    """Where the last block of `tail` begins: all before it can no longer change. 0 if there is nothing before it.
+    """Return where the last block of `tail` begins: all before it can no longer change. 0 if there is nothing before
+    it.
 
     The last item of a long list counts as a block of its own.
     """
@@ -114,7 +115,9 @@ def commit_point(tail: str) -> int:
 
 
 def _inner_cut(text: str, palette: Palette) -> tuple[int, int]:
-    """For a long open code block or table: (length of its head, which the rest needs again, end of the part done)."""
+    """Return for a long open code block or table: (length of its head, which the rest needs again, end of the finished
+    part).
+    """
     if len(text) <= LONG_BLOCK:
         return 0, 0
     blocks = top_blocks(parse(text))

@@ -59,7 +59,9 @@ def column_widths(table: Table, width: int) -> list[int] | None:
 
 
 def layout(table: Table, width: int, palette: Palette, widths: list[int] | None = None) -> list[Row]:
-    """Rows of the table. `widths` keeps the columns of an earlier part of the same table and leaves out the header."""
+    """Return rows of the table. `widths` keeps the columns of an earlier part of the same table and leaves out the
+    header.
+    """
     continued = widths is not None
     widths = widths or column_widths(table, width)
     if widths is None:

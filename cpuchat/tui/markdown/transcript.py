@@ -1,4 +1,4 @@
-"""The chat's text: one virtual scroll view over cached lines, of which only the open block is rendered again.
+"""The transcript: one virtual scroll view over cached lines, of which only the open block is rendered again.
 
 Stock Markdown widgets cost a multiple of the CPU (each layout walks every mounted block), and those cores belong to
 inference. Here a finished message is a list of strips, and a streamed one renders what the last flush has changed.
@@ -74,17 +74,17 @@ class Transcript(ScrollView, can_focus=True):
 
     @property
     def messages(self) -> list[TranscriptMessage]:
-        """The messages shown, cleaned; an open answer so far."""
+        """Return the messages shown, cleaned; an open answer so far."""
         return [entry.now for entry in self._entries]
 
     @property
     def lines(self) -> list[Line]:
-        """All lines, also those out of view."""
+        """Return all lines, also those out of view."""
         return self._entries.all_lines()
 
     @property
     def up_to_date(self) -> bool:
-        """False while a part of a long chat waits to be rendered."""
+        """Return False while a part of a long chat is not rendered yet."""
         return self._view is not None and all(entry.view == self._view for entry in self._entries)
 
     def set_messages(self, messages: list[TranscriptMessage]) -> None:
@@ -193,7 +193,7 @@ class Transcript(ScrollView, can_focus=True):
             self._steer(self.max_scroll_y)
 
     def _steer(self, y: float) -> None:
-        """Scroll without counting it as the user's."""
+        """Scroll without counting it as an action of the user."""
         self._steering = True
         self.scroll_to(y=y, animate=False)
         self._steering = False

@@ -1,1 +1,1 @@
-"""Models: what is on this machine, in the catalog and on the hub; repositories, downloads, drafts, quantizing."""
+"""Models: on this machine, in the catalog and on Hugging Face; repositories, downloads, drafts, quantizing."""

@@ -31,9 +31,9 @@ SOURCES = {"demo": "comes with cpuchat", "huggingface": "Hugging Face", "folder"
 
 @dataclass(frozen=True)
 class ModelDetails:
-    """What was found out about one entry. `kv_per_token` in bytes; `draft` is what would be loaded beside it, and
-    `problem` why its header cannot be read. `reading`: it is being read, `prediction` is estimated by the size so far;
-    None: that cannot be told."""
+    """The facts about one entry. `kv_per_token` in bytes; `draft` is what would be loaded beside it, and `problem` why
+    its header cannot be read. `reading`: it is being read, `prediction` is estimated by the size so far; None: unknown.
+    """
 
     prediction: Prediction | None = None
     kv_per_token: int = 0
@@ -61,7 +61,7 @@ def rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, loaded:
 
 
 def keys(subject: Subject) -> str:
-    """Return what the keys do with it, for the edge of the pane."""
+    """Return what the keys do with the subject, for the border of the pane."""
     match subject:
         case LocalModel(damaged=str()) as model:
             return "Enter resume the download · Del delete" if resumable(model) else "Del delete"
@@ -80,7 +80,7 @@ def keys(subject: Subject) -> str:
 
 
 def resumable(model: LocalModel) -> bool:
-    """Whether it is a partial download of a known repository."""
+    """Return whether it is a partial download of a known repository."""
     return model.unfinished is not None and bool(model.repo)
 
 
@@ -195,7 +195,7 @@ def _search(search: HubSearch) -> list[Row]:
 
 
 def deletion_question(deletion: Deletion) -> str:
-    """Say what is deleted, what that frees, and what stays."""
+    """Return the question before deleting: what is deleted, what that frees, and what is kept."""
     files = units.plural(len(deletion.files), "file")
     lines = [f"Delete {deletion.model.name}? {units.size(deletion.freed)} will be freed ({files})."]
     lines += [paths.shown(file) for file in deletion.files[:_MOST_FILES]]

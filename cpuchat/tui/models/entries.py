@@ -17,7 +17,7 @@ from cpuchat.models.library.model import LocalModel
 from cpuchat.models.shortlist import NOTHING, Ranked
 
 SEARCH = "search"
-"""Key of the search on the hub."""
+"""Key of the search on Hugging Face."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TypedFile:
 
 @dataclass(frozen=True)
 class HubSearch:
-    """A search on the hub: to be done, running, or done. `problem` and `hint` when it failed."""
+    """A search on Hugging Face: to be done, running, or done. `problem` and `hint` when it failed."""
 
     query: str
     running: bool = False
@@ -40,7 +40,7 @@ class HubSearch:
 
     @property
     def is_link(self) -> bool:
-        """It names one repository; a name with its owner's (one slash) is searched for like other words."""
+        """Return whether it is a link to one repository; `owner/name` (one slash) is searched like other words."""
         return self.query.count("/") > 1
 
 
@@ -66,7 +66,9 @@ class Section:
 
 @dataclass(frozen=True)
 class ModelListState:
-    """All that is known. `local` None: still being read. `here`: ids of the catalog's models that `local` has."""
+    """The state of the models list. `local` None: still being read. `here`: ids of the catalog's models that `local`
+    has.
+    """
 
     local: tuple[LocalModel, ...] | None = None
     downloads: tuple[Download, ...] = ()
@@ -76,7 +78,7 @@ class ModelListState:
     local_problem: str = ""
 
     def sections(self, text: str) -> list[Section]:
-        """What is shown for the text of the filter: what is here first, then what could be."""
+        """Return the sections for the filter text: local models first, then what can be downloaded."""
         path = typed_path(text)
         if path is not None:
             return [Section("", (Entry("file", TypedFile(path, _problem(path))),))]
@@ -152,7 +154,7 @@ def _problem(path: Path) -> str:
 
 
 def typed_path(text: str) -> Path | None:
-    """The file that a typed or pasted text names, or None when it looks like a search.
+    """Return the file that a typed or pasted text names, or None when it looks like a search.
 
     Takes what terminals paste when a file is dropped on them: quotes, `file://`, backslash before a space.
     """

@@ -1,4 +1,4 @@
-"""Everything that the header of one model says, on a page."""
+"""Shows everything in the header of one model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_TEMPLATE = 20_000  # characters of a template that are shown
 
 
 class InspectionScreen(Dismissable[None]):
-    """Reads the header in a thread: a large vocabulary takes a while, one on the hub longer."""
+    """Reads the header in a thread: a large vocabulary takes a while, a remote one longer."""
 
     CSS_PATH = "inspection.tcss"
     AUTO_FOCUS = "#inspection"

@@ -1,4 +1,4 @@
-"""How an entry reads as one line of the list. Plain functions, no widgets."""
+"""Formats entries as lines of the list. Plain functions, no widgets."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ HERE, LOADED, NOT_HERE, DAMAGED, NOT_ALONE = "○", "●", "◌", "!", "·"
 def rows(
     sections: list[Section], local: Iterable[LocalModel], predictions: Mapping[str, Prediction], loaded: Path | None
 ) -> list[ListRow]:
-    """All lines, headings included. `predictions` by key of the entry. `local`: all models of this machine, listed or
-    not; one with the name of another is listed by its file."""
+    """Return all lines, headings included. `predictions` by key of the entry. `local`: all models of this machine,
+    listed or not; one with the name of another is listed by its file.
+    """
     found: list[ListRow] = []
     names = Counter((model.name, model.quantization) for model in local)
     for section in sections:

@@ -1,4 +1,4 @@
-"""Makes a smaller file of a model: choose a type, see what it gives, watch it being made."""
+"""Quantizes a model: choose a type, see size and speed, watch the progress."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
 
 USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M")
-"""What most people want; the others are folded."""
+"""Types that most people want; the others are folded."""
 DEFAULT = "Q4_K_M"
 _MORE = "more"
 _BY_NAME = {kind.name: kind for kind in TYPES}
 
 
 class QuantizeScreen(ListScreen[Path | None]):
-    """Returns the new file if it is made while the screen is open, else None: the work goes on when it is left.
+    """Returns the new file if it is finished while the screen is open, else None: the job continues when the screen is
+    closed.
 
     The box with the file's name keeps the focus; the keys of the list work beside it.
     """
@@ -82,13 +83,13 @@ class QuantizeScreen(ListScreen[Path | None]):
         self._show_types()
         self._services.quantizing.changed.subscribe(self, self._work_changed)
         self._work_changed(None)
-        self._foresee()
+        self._forecast()
 
     # What each type would give
 
     @work(exclusive=True, group="forecast")
-    async def _foresee(self) -> None:
-        """Ask llama.cpp, type by type; figures fill in."""
+    async def _forecast(self) -> None:
+        """Forecast type by type; figures fill in."""
         from cpuchat.models.machine import this_machine
         from cpuchat.models.quantize.forecast import forecast_type, source_header
         from cpuchat.models.quantize.process import QuantizeProcess
@@ -105,17 +106,17 @@ class QuantizeScreen(ListScreen[Path | None]):
                     try:
                         forecast = await forecast_type(process, self._source, kind)
                     except QuantizeFailed as error:  # its rows have a length that this type cannot hold
-                        self._foreseen(kind, error.message)
+                        self._forecast_done(kind, error.message)
                         continue
                     found = await asyncio.to_thread(
                         quantize.predict_type, self._source, forecast, machine, settings.load_options()
                     )
-                    self._foreseen(kind, found)
+                    self._forecast_done(kind, found)
         except CpuchatError as error:
             self._say(error.message)
             self._warn(error)
 
-    def _foreseen(self, kind: QuantType, found: quantize.TypePrediction | str) -> None:
+    def _forecast_done(self, kind: QuantType, found: quantize.TypePrediction | str) -> None:
         self._predictions[kind.name] = found
         self._show_types()
         done, of = len(self._predictions), len(self._types)
@@ -123,7 +124,7 @@ class QuantizeScreen(ListScreen[Path | None]):
 
     @property
     def _types(self) -> list[QuantType]:
-        """The listed ones."""
+        """Return the listed types."""
         return [kind for kind in TYPES if self._unfolded or kind.name in USUAL]
 
     def _show_types(self) -> None:
@@ -140,7 +141,7 @@ class QuantizeScreen(ListScreen[Path | None]):
 
     @property
     def _kind(self) -> QuantType | None:
-        """The selected type."""
+        """Return the selected type."""
         return _BY_NAME.get(self.query_one(ModelList).marked)
 
     @on(ModelList.Marked)
@@ -165,14 +166,14 @@ class QuantizeScreen(ListScreen[Path | None]):
     # Making it
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """One model at a time is made."""
+        """Disable quantizing while a job runs: one at a time."""
         busy = self._services.quantizing.job is not None
         return None if (action == "make" and busy) or (action == "stop" and not busy) else True
 
     @on(ModelList.Chosen)
     @work(exclusive=True, group="ask")
     async def action_make(self) -> None:
-        """Ask what has to be asked, then make the file."""
+        """Ask the necessary questions, then start the job."""
         kind = self._kind
         if kind is None:
             self._unfold()
@@ -204,13 +205,13 @@ class QuantizeScreen(ListScreen[Path | None]):
         self._unfolded = True
         self._show_types()
         self.query_one(ModelList).mark(next(kind.name for kind in TYPES if kind.name not in USUAL))
-        self._foresee()
+        self._forecast()
 
     async def _sure(self, title: str, question: str, yes: str, no: str = "Cancel") -> bool:
         return await self.app.push_screen_wait(ConfirmScreen(title, clean_line(question), yes, no))
 
     def _out(self) -> Path | None:
-        """The file that is named; None, with a word to the user, when that is none."""
+        """Return the named file; None, with a message to the user, if it is not valid."""
         text, problem = self.query_one("#out", Input).value.strip(), ""
         try:
             named = paths.expanded(text)
@@ -229,7 +230,7 @@ class QuantizeScreen(ListScreen[Path | None]):
         return None if problem else out
 
     def _work_changed(self, made: Path | None) -> None:
-        """Something is made, goes on or has ended."""
+        """Handle the start, progress or end of the job."""
         now = self._services.quantizing
         before, self._working = self._working, now.job is not None
         if self._working != before:
@@ -262,6 +263,6 @@ class QuantizeScreen(ListScreen[Path | None]):
         self._leave_if_made()
 
     def _leave_if_made(self) -> None:
-        """Only while nothing is asked above."""
+        """Return the finished file, unless a dialog is open above."""
         if self._made is not None and self.is_active:
             self.dismiss(self._made)

@@ -1,4 +1,4 @@
-"""Reads models and this machine for the models screen. Every function takes its time: not for the UI's own thread."""
+"""Reads models and this machine for the models screen. Every function blocks: not for the UI thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelsReader:
-    """With the settings as they are now; `loaded` is the model that another one would take the place of."""
+    """Reads with the current settings; `loaded` is the model that another one would replace."""
 
     library: Library
     settings: Settings
@@ -36,27 +36,27 @@ class ModelsReader:
         return self.library.local_models()
 
     def catalog(self) -> Catalog:
-        """Ours and the user's."""
+        """Return the built-in and the user's catalog."""
         return load_catalog()
 
     def machine(self) -> Machine:
-        """As if the loaded model were gone."""
+        """Return the machine as if the loaded model were unloaded."""
         from cpuchat.models.machine import this_machine
 
         return this_machine(self.settings, loaded=self.loaded)
 
     def header(self, path: Path) -> GGUFHeader:
-        """Of all parts of a split model. Raises ModelDamaged, ModelNotFound."""
+        """Return the header, of all parts of a split model. Raises ModelDamaged, ModelNotFound."""
         from cpuchat.models.gguf.header import read_model
 
         return read_model(path)
 
     def deletion(self, model: LocalModel) -> Deletion:
-        """What deleting it would do; what is loaded stays."""
+        """Return what deleting the model would do; loaded files are kept."""
         return self.library.deletion(model, in_use=self._in_use())
 
     def _in_use(self) -> list[Path]:
-        """Files of the loaded model, and of those that may be its draft model: that is known by its name only."""
+        """Return the files of the loaded model, and of those that may be its draft model, known by name only."""
         loaded = self.loaded
         if loaded is None:
             return []
@@ -67,7 +67,7 @@ class ModelsReader:
         return [Path(loaded.path), *drafts]
 
     def predictions(self, subjects: Mapping[str, Subject], machine: Machine) -> dict[str, Prediction]:
-        """What fits, by the same keys, told by the sizes alone: no file is opened."""
+        """Predict fit and speed by the same keys, from the sizes alone: no file is opened."""
         from cpuchat.models.prediction import estimate
 
         found: dict[str, Prediction] = {}
@@ -78,12 +78,12 @@ class ModelsReader:
         return found
 
     def known_here(self, catalog: Catalog, local: Iterable[LocalModel]) -> frozenset[str]:
-        """Ids of the catalog's models that are here, in the quantization that the catalog would take."""
+        """Return the ids of the catalog's models that are local, in the quantization that the catalog would choose."""
         found = ((match_local(catalog, model), model.quantization) for model in local if model.damaged is None)
         return frozenset(entry.id for entry, quantization in found if entry and entry.quantization == quantization)
 
     def details(self, model: LocalModel, machine: Machine) -> ModelDetails:
-        """All about one model on this machine, with the draft model that would be loaded beside it."""
+        """Return the details of one model on this machine, with the draft model that would be loaded beside it."""
         from cpuchat.models.drafts.choice import choose_draft
         from cpuchat.models.fit import kv_rows, row_bytes
         from cpuchat.models.prediction import predict
@@ -103,7 +103,7 @@ class ModelsReader:
 
 
 def _weights(subject: Subject) -> tuple[int, float, str]:
-    """(bytes of the file, share that a token uses, quantization); 0 bytes where they are not known."""
+    """Return (bytes of the file, share that a token uses, quantization); 0 bytes if unknown."""
     match subject:
         case LocalModel(damaged=None) as model if model.size:
             return model.size, (model.weights_per_token or model.size) / model.size, model.quantization

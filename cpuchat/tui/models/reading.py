@@ -1,4 +1,4 @@
-"""Base of the models screen: reads files, the catalog and the hub in threads, and keeps what was found."""
+"""Base of the models screen: reads files, the catalog and Hugging Face in threads, and keeps the results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ReadingScreen(ListScreen[Path | None]):
         self.refresh_models()
 
     def state_changed(self) -> None:
-        """Other entries, or more is known about them."""
+        """React to new entries or details."""
 
     def _update(self, **changes: object) -> None:
         self.state = dataclasses.replace(self.state, **changes)
@@ -63,7 +63,7 @@ class ReadingScreen(ListScreen[Path | None]):
     # Files, catalog and machine
 
     def refresh_models(self) -> None:
-        """Read everything anew; what is shown stays until then."""
+        """Read everything again; what is shown stays until then."""
         self._current.clear()
         self._read_catalog()
         self._read_files()
@@ -95,7 +95,7 @@ class ReadingScreen(ListScreen[Path | None]):
         self._predict_listed()
 
     def _follow_load(self) -> None:
-        """The load that was running when this screen was opened may end meanwhile."""
+        """Update when the load that ran as this screen opened has ended."""
         model = self.services.conversation.model
         if model is not self._model:
             self._model, self.reader = model, dataclasses.replace(self.reader, loaded=model)
@@ -143,7 +143,7 @@ class ReadingScreen(ListScreen[Path | None]):
 
     @work(exclusive=True, group="search")
     async def search_hub(self, query: str) -> None:
-        """Search; the result of an earlier search is not waited for."""
+        """Search; the result of an earlier search is dropped."""
         self._update(search=HubSearch(query, running=True))
         try:
             found = tuple(await run_in_daemon_thread(lambda: self.services.hub.search(query)))

@@ -80,7 +80,7 @@ class ModelsScreen(ReadingScreen):
 
     @property
     def entry(self) -> Entry | None:
-        """The selected entry."""
+        """Return the selected entry."""
         return self._entries.get(self.query_one(ModelList).marked)
 
     @on(Input.Changed, "#filter")

@@ -28,7 +28,7 @@ from cpuchat.tui.widgets.dismissable import Dismissable
 
 
 class OnOff(Checkbox):
-    """Checkbox that says its state as a word."""
+    """Checkbox that shows its state as a word."""
 
     def __init__(self, value: bool, *, classes: str) -> None:
         super().__init__("on" if value else "off", value, compact=True, classes=classes)
@@ -98,7 +98,7 @@ class SettingRow(Horizontal):
 
     @property
     def changed(self) -> bool:
-        """Differs from the saved value (also when not acceptable)."""
+        """Return whether it differs from the saved value (also when invalid)."""
         try:
             return self.field.parse(self.content) != self._saved
         except ValueError:

@@ -1,4 +1,4 @@
-"""The terminal under an app: taken over, and given back as it was found, whatever ends the app.
+"""The driver of the terminal: takes it over, and restores it however the app ends.
 
 Textual's driver gives it back when its own message loop ends in order. Here the rest is seen to: signals, a terminal
 that is closed, Ctrl+Z, and a loop that is stuck.

@@ -1,4 +1,4 @@
-"""The app's gate to the terminal: every row of every widget passes here, after it was laid out and before it is sent.
+"""Filters every row of every widget between layout and terminal.
 
 Text that came without cleaning (a name somebody forgot, a library's own widget) can still not steer the terminal.
 """

@@ -1,4 +1,4 @@
-"""Base of apps that neither an exception nor a signal ends with a traceback."""
+"""Base of apps that never end with a traceback, neither on an exception nor on a signal."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class GuardedApp(App[R], Generic[R]):
         self.exit()
 
     def save_now(self) -> None:
-        """Called before the process ends without its event loop; quick, and may raise."""
+        """Save now. Called before the process ends without its event loop; quick, and may raise."""
 
     def worker_group(self) -> int | None:
         """Process group to stop and continue with this one; None for none."""

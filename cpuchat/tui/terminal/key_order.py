@@ -1,4 +1,5 @@
-"""Keys take effect in the order in which they were typed, also when many arrive in one read (a paste, a slow link).
+"""Makes keys take effect in the order in which they were typed, also when many arrive in one read (a paste, a slow
+link).
 
 Textual hands characters to the focused widget, but acts on bound keys in the app: at once for priority bindings, and
 only after the key has climbed the tree for the others. Enter then overtakes the text before it, and Backspace is
@@ -25,8 +26,9 @@ _PATIENCE = 1.0  # s; only if a widget waits for the app itself, which it must n
 
 
 class OrderedKeys(App[Result]):
-    """An app whose text fields have taken in all that was typed before a bound key acts, and whose screens are open
-    before they get a key."""
+    """An app that handles a bound key only after its text fields have processed everything typed before, and a screen's
+    keys only after it has opened.
+    """
 
     _open: Screen[object] | None = None
 

@@ -1,4 +1,4 @@
-"""Shown after an internal error: what happened, what is saved, and a restart."""
+"""A screen after an internal error: what happened, what is saved, and a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpuchat.tui.terminal.guarded import GuardedApp
 
 
 class LastResort(GuardedApp[bool]):
-    """Returns True to restart. An app of its own, independent of what broke."""
+    """Returns True to restart. A separate app, independent of what broke."""
 
     TITLE = "cpuchat"
     ENABLE_COMMAND_PALETTE = False
@@ -59,7 +59,7 @@ class LastResort(GuardedApp[bool]):
 
 
 def words(saved: bool) -> str:
-    """Say what happened to the chat."""
+    """Return what happened to the chat."""
     if saved:
         return "Your chat is saved. Restart starts the worker again and reopens the chat."
     return "The last answer may be incomplete on disk. Restart reopens the chat as it was saved."

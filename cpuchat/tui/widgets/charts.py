@@ -24,7 +24,7 @@ def nice_max(value: float) -> float:
 
 
 def bar(fraction: float, width: int, peak: float | None = None) -> list[tuple[str, str]]:
-    """A bar of `width` cells as (text, part), part being "fill", "track" or "peak".
+    """Draw a bar of `width` cells as (text, part), part being "fill", "track" or "peak".
 
     `fraction` of the width is filled, in steps of an eighth of a cell; values outside 0..1 are cut off, and a value
     above zero is never drawn as nothing. `peak` sets a mark.
@@ -73,7 +73,7 @@ def over_time(values: Sequence[float], capacity: int, dots: int) -> list[float]:
 
 
 def braille(values: Sequence[float], columns: int, rows: int, top: float) -> list[str]:
-    """An area chart in braille, two by four dots per cell: `rows` strings of `columns` characters.
+    """Draw an area chart in braille, two by four dots per cell: `rows` strings of `columns` characters.
 
     The scale goes from zero at the bottom to `top`; values above it are drawn at the top. The newest value is at the
     right edge.

@@ -9,8 +9,9 @@ from textual.screen import Screen, ScreenResultType
 
 
 class Dismissable(Screen[ScreenResultType]):
-    """Textual pops whatever is on top, also for a screen that is gone already or lies below a dialog: two presses of a
-    key that arrive together would take the screen below along, whose caller then waits for ever.
+    """A screen that is dismissed at most once. Textual pops whatever is on top, also for a screen that is gone already
+    or lies below a dialog: two presses of a key that arrive together would dismiss the screen below too, whose caller
+    then waits forever.
 
     It also takes the widgets from a screen that is still opening, whose handlers then look for them in vain: such a one
     opens first.
@@ -36,7 +37,7 @@ class Dismissable(Screen[ScreenResultType]):
 
     @property
     def has_widgets(self) -> bool:
-        """Mounted and not removed yet: what a thread has found can be shown."""
+        """Return whether it is mounted and not removed: results of threads can be shown."""
         return self.is_mounted and self.is_attached and self.is_running
 
     async def dismiss_when_on_top(self, result: ScreenResultType) -> None:

@@ -13,7 +13,7 @@ from textual.strip import Strip
 
 
 class Labelled(ScrollView, can_focus=False):
-    """Fills the room it is given, and scrolls with the wheel or by keys of its screen.
+    """Shows labels and texts; scrolls with the wheel or by keys of its screen.
 
     New lines never cause a layout.
     """

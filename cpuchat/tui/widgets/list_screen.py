@@ -16,7 +16,7 @@ _WIDE = 100  # cells
 
 
 class DetailsScreen(Dismissable[ScreenResultType]):
-    """Has the keys that scroll its `Labelled`, which never has the focus."""
+    """A screen with keys that scroll its `Labelled`, which never has the focus."""
 
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("details")
 
@@ -25,7 +25,7 @@ class DetailsScreen(Dismissable[ScreenResultType]):
 
 
 class ListScreen(DetailsScreen[ScreenResultType]):
-    """Has the keys that move in its `ModelList`, and the class `-narrow` or `-wide`, from its first paint on.
+    """A screen with keys that move in its `ModelList`, and the class `-narrow` or `-wide` from its first paint on.
 
     Textual sets the classes of breakpoints only when a screen has been laid out once: its first picture would be that
     of another width.

@@ -1,4 +1,4 @@
-"""The list of models, drawn by hand, one line each: figures that fill in never cause a layout."""
+"""A list of models, drawn line by line: updated figures never cause a layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_NAME = 16
 
 
 class ModelList(ScrollView, can_focus=False):
-    """Moves under the keys of its screen: the text box keeps the focus."""
+    """A list that moves under the keys of its screen: the text box keeps the focus."""
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -55,7 +55,7 @@ class ModelList(ScrollView, can_focus=False):
         self._rows: tuple[ListRow, ...] = ()
         self._at: int | None = None
         self.moved = False
-        """Whether the user has put the mark where it is."""
+        """Whether the user has moved the selection."""
 
     @property
     def rows(self) -> tuple[ListRow, ...]:
@@ -63,7 +63,7 @@ class ModelList(ScrollView, can_focus=False):
 
     @property
     def marked(self) -> str:
-        """Key of the selected line, "" for none."""
+        """Return the key of the selected line, "" for none."""
         return self._rows[self._at].key if self._at is not None else ""
 
     def show(self, rows: Sequence[ListRow], mark: str = "") -> None:

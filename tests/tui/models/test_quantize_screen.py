@@ -281,7 +281,7 @@ async def test_leaving_the_app_asks_and_leaves_nothing(large: Path, key: str) ->
     [
         ("~nobody-has-this-name/x.gguf", "Cannot write there"),
         ("a" * 300 + ".gguf", "too long"),
-        ("x\x1b[31m.gguf", "cannot be shown"),
+        ("x\x1b[31m.gguf", "unprintable"),
     ],
 )
 async def test_names_that_are_none_are_told(half: Path, name: str, word: str) -> None:

@@ -1,4 +1,4 @@
-"""Reads headers, measurements and the hub for the screen of draft models. Blocks: call it in threads."""
+"""Reads headers, measurements and Hugging Face for the screen of draft models. Blocks: call it in threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftReader:
-    """For the loaded model. `acceptance` was measured with its draft model, None if it was not."""
+    """Reads for the loaded model. `acceptance` was measured with its draft model, None if not."""
 
     services: Services
     models: ModelsReader
@@ -57,11 +57,11 @@ class DraftReader:
         return target, found
 
     def is_loaded(self, name: str, quantization: str) -> bool:
-        """Whether it is the loaded draft model."""
+        """Return whether it is the loaded draft model."""
         return bool(name) and (name, quantization) == (self.loaded.draft, self.loaded.draft_quantization)
 
     def check(self, candidate: Candidate, target: GGUFHeader) -> Candidate:
-        """Return it with its verdict, or why there is none; one on the hub is asked for its header."""
+        """Return the candidate with its verdict, or why there is none; for a remote one, its header is requested."""
         return check(candidate, target, hub=self.services.hub)
 
     def to_download(self, candidate: Candidate) -> tuple[Repository, RepoModel]:

@@ -129,7 +129,7 @@ class DraftModelsScreen(ListScreen[Path | None]):
 
     @work(exclusive=True, group="fetch")
     async def _fetch(self, candidate: Candidate) -> None:
-        """Start its download. The app does the rest: this screen may be closed."""
+        """Start the download. The app does the rest: this screen may be closed."""
         try:
             repository, model = await run_in_daemon_thread(lambda: self._reader.to_download(candidate))
             download = self._services.downloading.start(repository.id, repository.revision, model, repository.newest_at)

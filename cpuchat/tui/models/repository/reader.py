@@ -1,4 +1,4 @@
-"""Reads the hub, the disk and the machine for the repository screen. Blocks: call it in threads."""
+"""Reads Hugging Face, the disk and the machine for the repository screen. Blocks: call it in threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RepositoryReader:
-    """For one repository, whose model would replace the loaded one."""
+    """Reads one repository, whose model would replace the loaded one."""
 
     services: Services
     repo: str
@@ -69,8 +69,8 @@ class RepositoryReader:
         return self.services.hub.header(repository, model)
 
     def findings(self, state: RepositoryState, model: RepoModel) -> tuple[dict[str, Prediction], PlannedDraft | None]:
-        """Return what the header of `model` tells: predictions by `key_of`, its own and those of its other
-        quantizations, and the draft model that is counted in them.
+        """Predict from the header of `model`: return predictions by `key_of`, its own and those of its other
+        quantizations, and the draft model counted in them.
 
         Raises:
             HubError, ModelDamaged: as `header`.

@@ -36,7 +36,7 @@ _MARKED_ACTIONS = ("choose", "hold", "inspect")
 
 
 class RepositoryScreen(ListScreen[Path | None]):
-    """Returns a file to load, or None. Shows what the hub lists first; fit and speed fill in."""
+    """Returns a file to load, or None. Shows the listing first; fit and speed fill in."""
 
     CSS_PATH = "repository.tcss"
     AUTO_FOCUS = ""
@@ -187,7 +187,7 @@ class RepositoryScreen(ListScreen[Path | None]):
 
     @staticmethod
     def _reason_against(known: Known) -> str:
-        """Return why a download could only fail, "" when it may succeed."""
+        """Return why a download would certainly fail, "" when it may succeed."""
         if not known.model.complete:
             return "Parts of this model are missing in the repository. Choose another model."
         return clean_line(str(known.problem)) if isinstance(known.problem, AccessDenied) else ""

@@ -1,4 +1,4 @@
-"""What is known about the models of one repository so far. Plain data, no widgets."""
+"""The state of one repository's models. Plain data, no widgets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class RepositoryState:
-    """`here`: models by key that are on this machine. `judged`: what came of reading a header, by key; `expected`: the
-    predictions of models whose header was not read, by that of another quantization; `drafts`: by `RepoModel.base`;
-    `arrived`: bytes by key."""
+    """The state of a repository. `here`: local models by key. `judged`: results of reading a header, by key;
+    `expected`: the predictions of models whose header was not read, by that of another quantization; `drafts`: by
+    `RepoModel.base`; `arrived`: bytes by key.
+    """
 
     repository: Repository
     machine: Machine
@@ -77,7 +78,7 @@ class RepositoryState:
 
     @property
     def _closed(self) -> AccessDenied | None:
-        """Why no file of this repository can be read: access is denied for all of them."""
+        """Return why no file of this repository can be read: access is denied for all of them."""
         return next((found for found in self.judged.values() if isinstance(found, AccessDenied)), None)
 
     def first_mark(self, quantization: str = "") -> str:
