@@ -49,6 +49,6 @@ async def test_a_reply_that_is_cut_short_is_told_with_the_exit_status(monkeypatc
 
 
 async def test_a_refusal_is_the_error_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    refusal = '{"type": "failed", "code": "disk_full", "message": "No room.", "hint": "Delete something."}'
+    refusal = '{"type": "refused", "code": "disk_full", "message": "No room.", "hint": "Delete something."}'
     with pytest.raises(DiskFull, match="No room"):
         await ask(f"print({refusal!r}, flush=True)", monkeypatch)
