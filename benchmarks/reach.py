@@ -13,19 +13,19 @@ import argparse
 import asyncio
 import os
 import statistics
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from common import WORK, MeasureError, Row, Target, arguments, machine, report, run_main, say
 from models import model, words
-from product import GREEDY, default_threads
+from product import default_threads
 
 from cpuchat.backend.local import LocalBackend
+from cpuchat.conversation import Conversation
 from cpuchat.hardware.bandwidth.measuring import measure
-from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import Failed, Generate, GenerationFinished, LoadOptions, ModelInfo, TextDelta
-from cpuchat.telemetry.meter import Figures, Meter
+from cpuchat.protocol import Failed, GenerationFinished, ModelInfo, TextDelta
+from cpuchat.settings import ChatSection, EngineSection, SamplingSection, Settings, SpeculationSection
+from cpuchat.telemetry.meter import Figures
 
 PROMPT_TOKENS = 32
 SHAPE = "1.5b"
@@ -41,13 +41,12 @@ class Decoded:
     n_past: float
 
 
-async def decode(backend: LocalBackend, meter: Meter, prompt: str, n_tokens: int) -> Decoded:
-    """Raises MeasureError."""
-    meter.request_started(time.monotonic())
+async def decode(conversation: Conversation, prompt: str) -> Decoded:
+    """The answer to `prompt` in a chat of its own. Raises MeasureError."""
     points: list[tuple[float, int]] = []
     finished: GenerationFinished | None = None
-    async for event in backend.generate(Generate(prompt=prompt, sampling=GREEDY, max_tokens=n_tokens)):
-        meter.observe(event, time.monotonic())
+    conversation.new_chat()
+    async for event in conversation.send(prompt):
         if isinstance(event, TextDelta):
             points.append((event.at_ms, event.predicted_n))
         elif isinstance(event, GenerationFinished):
@@ -57,7 +56,8 @@ async def decode(backend: LocalBackend, meter: Meter, prompt: str, n_tokens: int
     if finished is None or len(points) < 2:
         raise MeasureError("nothing was written")
     (start, first), (end, last) = points[0], points[-1]
-    return Decoded(meter.figures(), 1e3 * (last - first) / (end - start), finished.timings.n_past - n_tokens / 2)
+    n_past = finished.timings.n_past - finished.timings.predicted_n / 2
+    return Decoded(conversation.figures(), 1e3 * (last - first) / (end - start), n_past)
 
 
 def bytes_by_hand(file: Path, n_past: float) -> float:
@@ -85,17 +85,17 @@ def bytes_by_hand(file: Path, n_past: float) -> float:
 async def reach(quantization: str, rounds: int, n_tokens: int, n_threads: int) -> tuple[list[Row], str]:
     """Probe and decode in turn. The rows, and one sentence about what limits it."""
     file = model(SHAPE, quantization)
-    backend, meter = LocalBackend(), Meter()
+    conversation = _conversation(n_tokens, n_threads)
     shown: list[float] = []
     by_hand: list[float] = []
     read: list[float] = []
     peaks: list[float] = []
     limit = ""
     try:
-        info = await _load(backend, meter, file, n_threads)
+        info = await _load(conversation, file)
         for number in range(rounds):
             peak = measure(info.cpus, rounds=3).bytes_per_s
-            answer = await decode(backend, meter, words(PROMPT_TOKENS, number), n_tokens)
+            answer = await decode(conversation, words(PROMPT_TOKENS, number))
             roofline = answer.figures.roofline
             if roofline.utilization is None:
                 raise MeasureError(roofline.why_missing("utilization"))
@@ -107,7 +107,7 @@ async def reach(quantization: str, rounds: int, n_tokens: int, n_threads: int) -
             peaks.append(peak / 1e9)
             limit = roofline.limit or "not known"
     finally:
-        await backend.close()
+        await conversation.close()
     name = f"{SHAPE} {quantization}"
     share = statistics.median(a / b for a, b in zip(read, peaks, strict=True))
     rows = [
@@ -119,13 +119,24 @@ async def reach(quantization: str, rounds: int, n_tokens: int, n_threads: int) -
     return rows, remark
 
 
-async def _load(backend: LocalBackend, meter: Meter, file: Path, n_threads: int) -> ModelInfo:
-    options = LoadOptions(n_ctx=1024, probe=True, calibrate=True)
-    async for event in backend.load(file, options, PlacementSpec(threads=n_threads)):
-        meter.observe(event, time.monotonic())
+def _conversation(n_tokens: int, n_threads: int) -> Conversation:
+    """Plain decoding with a model that is calibrated all the same."""
+    settings = Settings(
+        engine=EngineSection(ctx=1024, threads=n_threads),
+        speculation=SpeculationSection(drafters="free", draft_model="none"),
+        sampling=SamplingSection(temperature=0.0, seed=1),
+        chat=ChatSection(max_tokens=n_tokens),
+    )
+    conversation = Conversation(settings=settings, backend=LocalBackend(), store=None)
+    conversation.drafting = False
+    return conversation
+
+
+async def _load(conversation: Conversation, file: Path) -> ModelInfo:
+    async for event in conversation.load_model(file):
         if isinstance(event, Failed):
             raise MeasureError(f"{event.message} {event.hint}")
-    info = backend.model
+    info = conversation.model
     if info is None or not info.peak_read:
         raise MeasureError("the read bandwidth could not be measured")
     return info

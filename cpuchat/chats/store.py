@@ -204,36 +204,21 @@ class ChatStore:
             row = self._db.execute(f"INSERT INTO messages ({_MESSAGE}) VALUES ({marks})", tuple(values.values()))
         return msgspec.structs.replace(added, id=row.lastrowid)
 
-    def update_message(
-        self,
-        message_id: int,
-        *,
-        content: str | None = None,
-        reasoning: str | None = None,
-        stop_reason: str | None = None,
-        timings: Timings | None = None,
-        model: str | None = None,
-    ) -> int | None:
-        """Update the given fields of a growing answer.
+    def update_message(self, message_id: int, **changes: str | Timings | None) -> int | None:
+        """Update the columns of a growing answer that are given and not None.
 
         Returns the version that its chat has now. None: the message is gone (deleted by another instance), and
         nothing happened.
         """
-        given = {
-            "content": None if content is None else storable(content),
-            "reasoning": None if reasoning is None else storable(reasoning),
-            "stop_reason": stop_reason,
-            "timings": timings_json(timings),
-            "model": None if model is None else storable(model),
-        }
-        changes = {name: value for name, value in given.items() if value is not None}
-        columns = ", ".join(f"{name} = ?" for name in changes)
+        given = {name: value for name, value in changes.items() if value is not None}
+        values = [timings_json(value) if isinstance(value, Timings) else storable(value) for value in given.values()]
+        columns = ", ".join(f"{name} = ?" for name in given)
         with self.transaction():
             chat = self._db.execute("SELECT chat_id FROM messages WHERE id = ?", (message_id,)).fetchone()
             if chat is None:
                 return None
-            if changes:
-                self._db.execute(f"UPDATE messages SET {columns} WHERE id = ?", (*changes.values(), message_id))
+            if given:
+                self._db.execute(f"UPDATE messages SET {columns} WHERE id = ?", (*values, message_id))
             return self._touch(chat[0], time.time())
 
     def edit_message(self, message_id: int, content: str) -> None:

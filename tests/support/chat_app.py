@@ -24,7 +24,7 @@ from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.downloading import Opener, open_downloads
 from cpuchat.tui.markdown.transcript import Transcript
-from tests.support.scripted_backend import MODEL, ScriptedBackend
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend
 
 HANG_GUARD = 60.0
 WIDE, SMALL = (120, 40), (80, 24)
@@ -118,6 +118,12 @@ class RunningApp:
             await self.until(lambda: self._taken(text) or len(self.notices) > told)
         if wait:
             await self.until(lambda: not self.chat.busy and self._footer_is_right())
+
+    async def count_up_to(self, gate: Gate) -> None:
+        """Ask the loaded model to count, and wait until the answer has come to `gate`."""
+        await self.ready()
+        await self.send("Count", wait=False)
+        await self.until(gate.reached.is_set)
 
     def _taken(self, text: str) -> bool:
         """The chat has got what was sent, or keeps it until the model is ready."""

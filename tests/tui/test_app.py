@@ -70,9 +70,7 @@ async def test_quitting_during_an_answer_keeps_what_was_said_and_exits_with_zero
     gate = Gate()
     backend = ScriptedBackend([answer("One two three never", gate=gate)])
     async with running(backend) as app:
-        await app.ready()
-        await app.send("Count", wait=False)
-        await app.until(gate.reached.is_set)
+        await app.count_up_to(gate)
         app.press_last("ctrl+q")
         await app.until(lambda: app.app._exit)
         assert backend.closed

@@ -68,12 +68,12 @@ class DraftThread:
         self.drop()
         self.is_on = on
         if on:
-            self._executor.submit(self._draft.use_pool, self._pool).result()
+            self._executor.submit(self._pool.attach, self._draft.sequence.context).result()
             if self._target_pool is not None:
-                self._target.use_pool(self._target_pool)
+                self._target_pool.attach(self._target.sequence.context)
         else:
-            self._draft.use_pool(self._shared)
-            self._target.use_pool(self._shared)
+            self._shared.attach(self._draft.sequence.context)
+            self._shared.attach(self._target.sequence.context)
 
     def run(self, work: Callable[[], T]) -> T:
         """Run `work` of the draft model on the thread that owns its cores."""
@@ -121,7 +121,7 @@ class DraftThread:
         """
         self.drop()
         for model in (self._draft, self._target):
-            model.use_pool(self._shared)
+            self._shared.attach(model.sequence.context)
             if models_stay:
                 # The next pass pauses the pool of the one before (ggml_backend_cpu_set_threadpool in ggml-cpu.cpp), so
                 # that pool must still exist. A pass that fails has done it too.

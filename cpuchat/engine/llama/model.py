@@ -165,12 +165,8 @@ class Model:
             self.pool = threads
         else:
             self.pool = self._own_pool = ThreadPool(threads, self.options.poll)
-        self.use_pool(self.pool)
+        self.pool.attach(self._context)
         self.sequence = Sequence(self._context, n_vocab=self.vocab.n_tokens, abort=self._abort)
-
-    def use_pool(self, pool: ThreadPool) -> None:
-        """Compute on `pool` from the next batch on; it must have been created on the calling thread."""
-        pool.attach(self._context)
 
     def _warm_up(self) -> None:
         """Evaluate a token, to fault in remaining pages and to check the weights.

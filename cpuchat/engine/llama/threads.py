@@ -52,7 +52,7 @@ class ThreadPool:
         self._pinned = os.sched_getaffinity(0) if self._affinity is not None else None
 
     def attach(self, context: Any) -> None:
-        """Let `context` compute on this pool from now on, and pin the caller to its CPU."""
+        """Let `context` compute on this pool from now on. Pins the caller, which must have created it, to its CPU."""
         bindings.attach_threadpool(context, self._pool, None)
         llama.llama_set_n_threads(context, self.n_threads, self.n_threads)
         if self._pinned is not None:

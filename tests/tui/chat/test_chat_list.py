@@ -39,9 +39,7 @@ async def test_other_chats_are_read_while_a_model_loads() -> None:
 async def test_other_chats_wait_while_an_answer_is_written() -> None:
     gate = Gate()
     async with running(ScriptedBackend([answer("One two", gate=gate)]), prepare=three_chats) as app:
-        await app.ready()
-        await app.send("Count", wait=False)
-        await app.until(gate.reached.is_set)
+        await app.count_up_to(gate)
         app.chat.open_chat(app.conversation.history.store.chats()[-1].id)
         await app.until(lambda: any("when the answer is done" in notice for notice in app.notices))
         assert app.transcript.messages[0].content == "Count"

@@ -150,9 +150,7 @@ async def test_marks_show_while_the_answer_is_written() -> None:
     settings.update({"ui": {"color_drafts": True}})
     gate = Gate()
     async with running(drafting_backend("one two three four", gate)) as app:
-        await app.ready()
-        await app.send("Count", wait=False)
-        await app.until(gate.reached.is_set)
+        await app.count_up_to(gate)
         await app.until(lambda: "one two three ▍" in app.screen_text)
         assert "proposed by the model, draft, lookup, suffix" in app.screen_text
         gate.open()

@@ -46,9 +46,7 @@ async def test_sending_during_an_answer_keeps_the_text_in_the_prompt() -> None:
     gate = Gate()
     backend = ScriptedBackend([answer("One two", gate=gate)])
     async with running(backend) as app:
-        await app.ready()
-        await app.send("Count", wait=False)
-        await app.until(gate.reached.is_set)
+        await app.count_up_to(gate)
         await app.send("And then?", wait=False)
         assert any("Esc stops it" in notice for notice in app.notices)
         assert app.prompt.text == "And then?"

@@ -18,9 +18,7 @@ async def test_ctrl_c_stops_the_answer_and_quits_only_after_that() -> None:
     gate = Gate()
     backend = ScriptedBackend([answer("One two three never", gate=gate)])
     async with running(backend) as app:
-        await app.ready()
-        await app.send("Count", wait=False)
-        await app.until(gate.reached.is_set)
+        await app.count_up_to(gate)
         await app.press("ctrl+c")
         await app.until(lambda: not app.chat.busy)
         assert app.transcript.messages[-1].note.endswith("stopped")
@@ -69,9 +67,7 @@ async def test_a_load_or_an_answer_that_is_about_to_begin_is_stopped_too(stop: s
 async def test_escape_stops_the_answer_and_keeps_what_was_said() -> None:
     gate = Gate()
     async with running(ScriptedBackend([answer("One two three never", gate=gate)])) as app:
-        await app.ready()
-        await app.send("Count", wait=False)
-        await app.until(gate.reached.is_set)
+        await app.count_up_to(gate)
         await app.press("escape")
         await app.until(lambda: not app.chat.busy)
         assert app.transcript.messages[-1].content == "One two three "

@@ -200,9 +200,7 @@ async def test_two_screens_share_the_counters(tmp_path: Path) -> None:
     gate = Gate()
     async with running(backend_on(root, answers=[answer("One two", gate=gate)])) as app:
         app.app.services.machine_watch = MachineWatch(open_monitor)
-        await app.ready()
-        await app.send("Count", wait=False)
-        await app.until(gate.reached.is_set)
+        await app.count_up_to(gate)
         await app.until(lambda: opened_counters)
         screen = HardwareScreen(app.app.services, FixtureReader(root))
         await app.app.push_screen(screen)

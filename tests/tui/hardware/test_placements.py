@@ -218,9 +218,7 @@ async def test_nothing_runs_beside_an_answer(tmp_path: Path) -> None:
     gate = Gate()
     backend = OnMachine(on(read_topology(root)), answers=[answer("One two", gate=gate)])
     async with running(backend) as app:
-        await app.ready()
-        await app.send("Count", wait=False)
-        await app.until(gate.reached.is_set)
+        await app.count_up_to(gate)
         app.app.push_screen(HardwareScreen(app.app.services, FixtureReader(root)))
         await app.until(lambda: isinstance(app.app.screen, HardwareScreen) and app.app.screen.facts is not None)
         await app.press("m")
