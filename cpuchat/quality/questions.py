@@ -32,8 +32,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One question. `check` says when an answer is right:
 
     - `number`: the last number in it equals `answer`;
-    - `exact`: all of it is `answer`, but for Markdown, quotes, spacing, a full stop and "The answer is"; case counts;
-    - `contains`: `answer` stands in it as whole words; case doesn't count.
+    - `exact`: all of it is `answer`, but for Markdown, quotes, spacing, a full stop and "The answer is"; case counts,
+      except that the first letter may be a capital;
+    - `contains`: `answer` stands in it as whole words; case doesn't count. Not for answers that the prompt offers as a
+      choice: who repeats the choice would be right.
     """
 
     id: Text
@@ -109,7 +111,8 @@ _BRACES = re.compile(r"\\(?:boxed|text|mathrm|mathbf)\{([^{}]*)\}")
 # "The answer is", "Final answer:", "It prints", "The reversed word is:", "Output:".
 _INTRODUCTION = re.compile(
     r"(?:(?:so|therefore|thus),? )?(?:"
-    r"(?:the|this|my|your) (?:\w+ ){1,4}is(?: ?:)?|(?:final |correct )?(?:answer|output|result)(?: ?[:=]| is:?)"
+    r"(?:the|this|my|your) (?:[\w\"'`“”*-]+ ){1,5}is(?: ?:)?"
+    r"|(?:final |correct )?(?:answer|output|result)(?: ?[:=]| is:?)"
     r"|(?:it|this|the (?:\w+ )?\w+) (?:will )?(?:prints?|outputs?)(?: ?:)?"
     r") ?",
     re.IGNORECASE,
@@ -123,7 +126,8 @@ def is_right(question: Question, answer: str) -> bool:
         numbers = _numbers(answer)
         return bool(numbers) and numbers[-1] == Decimal(question.answer)
     if question.check == "exact":
-        return _normalized(answer) == _normalized(question.answer)
+        given, wanted = _normalized(answer), _normalized(question.answer)
+        return given in (wanted, wanted[:1].upper() + wanted[1:])
     wanted = re.escape(_loose(question.answer))
     return re.search(rf"(?<!\w){wanted}(?!\w)", _loose(answer)) is not None
 
