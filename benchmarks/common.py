@@ -41,7 +41,7 @@ def run_main(main: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """What a ratio (or, without an opponent, the figure itself) must reach."""
+    """What a ratio (or, without an baseline, the figure itself) must reach."""
 
     limit: float
     at_least: bool = True
@@ -55,7 +55,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a result: our values, the opponent's of the same rounds (none: an absolute figure)."""
+    """One line of a result: our values, the baseline's of the same rounds (none: an absolute figure)."""
 
     what: str
     unit: str
@@ -173,7 +173,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-HEADS = ("what", "cpuchat", "opponent", "ratio", "target", "reached")
+HEADS = ("what", "cpuchat", "baseline", "ratio", "target", "reached")
 
 
 def table(rows: Sequence[Sequence[str]], heads: Sequence[str] = HEADS) -> str:

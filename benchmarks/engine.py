@@ -15,8 +15,8 @@ import statistics
 from pathlib import Path
 
 import models
+from baselines import llama_bench
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main, say
-from opponents import llama_bench
 from product import answer, default_threads, worker
 from terminal import tui_answers
 

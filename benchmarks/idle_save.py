@@ -64,7 +64,7 @@ def after_an_answer(file: Path, rounds: int, history: int, rest: float) -> Row:
         finally:
             runner.run(context.__aexit__(None, None, None))
     what = f"message right after an answer, {history} tokens of history"
-    note = f"the opponent is the same message {rest:g} s after the answer"
+    note = f"the baseline is the same message {rest:g} s after the answer"
     return Row(what, "ms", runs["at once"], runs["after a rest"], Target(1.1, False), note)
 
 

@@ -75,7 +75,7 @@ def main() -> None:
     ]
     remarks = [
         f"The best of {WINDOWS} windows of {seconds:g} s per run, {buffer_bytes(every) >> 20} MiB per core; "
-        "the opponent is benchmarks/read_kernel.c, compiled with -O3 -march=native.",
+        "the baseline is benchmarks/read_kernel.c, compiled with -O3 -march=native.",
     ]
     report("probe", where, rows, quick=given.quick, remarks=remarks)
 

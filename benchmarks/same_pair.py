@@ -6,9 +6,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from baselines import Completion, llama_server
 from common import Row, Target, alternate, say
 from drafting import Section, Setup, Side, Table, figures, fixed, workers
-from opponents import Completion, llama_server
 from pairs import known, typical_texts
 from product import PLAIN, Answer, answer
 
@@ -108,7 +108,7 @@ def _measure(setup: Setup, alpha: float, depth: int, rounds: int, n: int) -> _Pa
             log=Path(folder) / "server.log",
             draft=draft if depth else None,
             depth=depth,
-        ) as opponent,
+        ) as baseline,
     ):
         side = Side(loaded.load(target, draft, n_ctx=N_CTX, calibrate=False), fixed(depth) if depth else PLAIN)
 
@@ -123,12 +123,12 @@ def _measure(setup: Setup, alpha: float, depth: int, rounds: int, n: int) -> _Pa
 
         def theirs() -> float:
             text = texts[len(pair.theirs)]
-            done = opponent.complete_tokens(text.prompt, n)
+            done = baseline.complete_tokens(text.prompt, n)
             pair.theirs.append(done)
             pair.wrong += done.text != text.future_text
             return done.rate
 
         loaded.run(answer(side.backend, warm_up.prompt_text, 17, speculation=side.speculation))
-        opponent.complete_tokens(warm_up.prompt, 17)
+        baseline.complete_tokens(warm_up.prompt, 17)
         alternate(rounds, {"llama-server": theirs, "cpuchat": ours})
     return pair

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import models
+from baselines import llama_bench
 from common import alternate, arguments, machine, run_main, save, spread, table
-from opponents import llama_bench
 from ui_load import UiLoad
 
 DEPTH = 32

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import models
+from baselines import LlamaServer, llama_server
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main, say
-from opponents import LlamaServer, llama_server
 from product import Answer, answer, default_threads, worker
 
 from cpuchat.backend.local import LocalBackend
@@ -147,7 +147,7 @@ def main() -> None:
         second_turn(file, threads, options.rounds or (2 if options.quick else 9), history),
         restart(file, threads, options.rounds or (1 if options.quick else 3), history),
     ]
-    remarks = [f"{file.name}, {threads} threads; the opponent of the restart is cpuchat itself without saved KV"]
+    remarks = [f"{file.name}, {threads} threads; the baseline of the restart is cpuchat itself without saved KV"]
     report("ttft", where, rows, quick=options.quick, remarks=remarks)
 
 

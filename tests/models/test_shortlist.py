@@ -68,7 +68,7 @@ def test_where_no_bandwidth_is_known_what_a_token_reads_decides() -> None:
     assert names(found.suits) == ["sparse"] and names(found.others) == ["dense"]
 
 
-def test_without_any_outlook_all_of_them_are_kept() -> None:
+def test_without_any_prediction_all_of_them_are_kept() -> None:
     assert names(ranked((model("one", 1),), {}).others) == ["one"]
 
 

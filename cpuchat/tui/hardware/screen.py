@@ -74,7 +74,7 @@ class HardwareScreen(Dismissable[None]):
         self._before: PlacementSpec | None = None  # where `u` goes: the previous placement
         self._told = ""
         self._about: dict[str, str] | None = None  # the words that the lines at the bottom are about
-        self._outlook: PlacementOptions | None = None
+        self._options: PlacementOptions | None = None
 
     # What it is made of
 
@@ -163,7 +163,7 @@ class HardwareScreen(Dismissable[None]):
         table = self.query_one(FactsTable)
         table.set_class(self.has_class("-high"), "-bars")
         measuring = f"{self._told} · Esc stops" if self._measuring else ""
-        table.show(facts, now, measuring, self._outlook.advice if self._outlook is not None else "")
+        table.show(facts, now, measuring, self._options.advice if self._options is not None else "")
 
     def _show_picture(self) -> None:
         facts, model = self.facts, self.now.model
@@ -185,10 +185,10 @@ class HardwareScreen(Dismissable[None]):
 
         conversation = self._conversation
         self.query_one(TypicalModels).read(self._services.settings, conversation.model, self.reader.root)
-        self._outlook = compare_placements(facts.topology, facts.survey, facts.theoretical, conversation.model,
+        self._options = compare_placements(facts.topology, facts.survey, facts.theoretical, conversation.model,
                                    conversation.figures(), self._in_use)  # fmt: skip
         offers = [Offer(c.name, c.spec, c.speed, "recommended" if c.recommended else "")
-                  for c in self._outlook.options]  # fmt: skip
+                  for c in self._options.options]  # fmt: skip
         self.query_one(PlacementsPane).offer(offers, self._in_use)
         self._about = None
         self._edited()
@@ -236,7 +236,7 @@ class HardwareScreen(Dismissable[None]):
         if self.facts is None or spec is None or meant is None or problems:
             self.query_one(PlacementsPane).tell("")
             return
-        choice = self._outlook.find(spec) if self._outlook is not None else None
+        choice = self._options.find(spec) if self._options is not None else None
         lines = [choice.about] if choice is not None else [meant.reason]
         lines += [*meant.notes, *([f"memory: {meant.memory.words}, {meant.memory_reason}"] if len(
             self.facts.topology.nodes) > 1 else [])]  # fmt: skip
@@ -288,7 +288,7 @@ class HardwareScreen(Dismissable[None]):
             self._try(before, measure=False)
 
     def action_recommended(self) -> None:
-        choice = self._outlook.recommended if self._outlook is not None else None
+        choice = self._options.recommended if self._options is not None else None
         if choice is not None:
             self.query_one(PlacementsPane).mark(choice.spec)
 

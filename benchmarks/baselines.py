@@ -1,4 +1,4 @@
-"""The opponents: llama-bench and llama-server of the same llama.cpp, run as their own processes."""
+"""The baselines: llama-bench and llama-server of the same llama.cpp, run as their own processes."""
 
 from __future__ import annotations
 

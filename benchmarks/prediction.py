@@ -1,8 +1,8 @@
 """What is told of a model before it is loaded, against what it then does: tok/s, and memory of the worker process.
 
-    python benchmarks/outlook.py [--quick] [--rounds N] [--tokens N] [--threads N] [--only Q8_0,Q4_K_M]
+    python benchmarks/prediction.py [--quick] [--rounds N] [--tokens N] [--threads N] [--only Q8_0,Q4_K_M]
 
-"cpuchat" is what was predicted, "opponent" what was measured. Probe and decode take turns, so that each prediction
+"cpuchat" is what was predicted, "baseline" what was measured. Probe and decode take turns, so that each prediction
 rests on the bandwidth of that very minute. Speed is predicted twice: with the share of the bandwidth that is assumed as
 long as nothing was measured, and with the one that an answer of another model of the same quantization came to, as the
 app keeps it. Memory is what the system says of the worker: VmRSS, and RssAnon for what the model gives back when it is
@@ -178,7 +178,7 @@ def main() -> None:
     rows: list[Row] = []
     for quantization in options.only.split(","):
         rows += asyncio.run(compare(quantization, rounds, tokens, options.threads or default_threads()))
-    report("outlook", where, rows, quick=options.quick)
+    report("prediction", where, rows, quick=options.quick)
 
 
 if __name__ == "__main__":
