@@ -209,7 +209,8 @@ class Generate(Command, frozen=True):
     """Answer. Either `messages` (chat) or `prompt` (plain completion, no template).
 
     `request_id` is the backend's to give. `chat_id` names the conversation for KV saved across restarts ("" = don't
-    save). `max_tokens` 0 = until the model ends or the context is full.
+    save). `max_tokens` 0 = until the model ends or the context is full. `ignore_eos`: the model cannot end the answer,
+    its end-of-generation tokens are never chosen.
     """
 
     request_id: int = 0
@@ -220,11 +221,25 @@ class Generate(Command, frozen=True):
     stop: tuple[str, ...] = ()
     chat_id: str = ""
     speculation: Speculation = Speculation()
+    ignore_eos: bool = False
+
+
+class Measure(Command, frozen=True):
+    """Time random tokens, as llama-bench does: prefill of `n_prompt` tokens, then `n_gen` tokens decoded one by one.
+
+    `depth` tokens are in the KV cache before and are not timed. Replaces the chat in memory. Ends with `Measured` or
+    `Failed` (code "interrupted" when cancelled).
+    """
+
+    request_id: int = 0
+    n_prompt: int = 0
+    n_gen: int = 0
+    depth: int = 0
 
 
 class Cancel(Command, frozen=True):
-    """Stop a generation or a load, running or queued; finished and other ones are not affected. The partial answer is
-    kept.
+    """Stop a generation, a measurement or a load, running or queued; finished and other ones are not affected. The
+    partial answer is kept.
     """
 
     request_id: int
@@ -322,6 +337,13 @@ class GenerationFinished(Event, frozen=True):
     timings: Timings
 
 
+class Measured(Event, frozen=True):
+    """A measurement took `seconds`."""
+
+    request_id: int
+    seconds: float
+
+
 class Failed(Event, frozen=True):
     """A request failed; `code` is one of errors.py. `request_id` 0 when no answer was running.
 
@@ -334,7 +356,7 @@ class Failed(Event, frozen=True):
     request_id: int = 0
 
 
-AnyCommand = LoadModel | Generate | Cancel | ForgetChat | Shutdown
+AnyCommand = LoadModel | Generate | Measure | Cancel | ForgetChat | Shutdown
 AnyEvent = (
     WorkerReady
     | ShuttingDown
@@ -346,6 +368,7 @@ AnyEvent = (
     | TextDelta
     | SpeculationUpdate
     | GenerationFinished
+    | Measured
     | Failed
 )
 

@@ -35,6 +35,8 @@ from cpuchat.protocol import (
     LoadCancelled,
     LoadModel,
     LoadOptions,
+    Measure,
+    Measured,
     ModelInfo,
     ModelLoaded,
     WorkerReady,
@@ -174,6 +176,17 @@ class LocalBackend:
             if not died:
                 return
 
+    async def measure(self, request: Measure) -> Measured | Failed:
+        """Time random tokens with the loaded model; `cancel` ends it with `Failed(code="interrupted")`."""
+        if self.model is None:
+            return Failed(code="model_not_found", message="No model is loaded.", hint="Load one first.")
+        command = msgspec.structs.replace(request, request_id=next(self._request_ids))
+        async with self._exchange(command, (Measured, Failed)) as exchange:
+            while True:
+                event = await exchange.next_event()
+                if isinstance(event, Measured | Failed):
+                    return event
+
     async def cancel(self) -> None:
         self._cancelled = True
         if self._request_id:
@@ -201,7 +214,9 @@ class LocalBackend:
             self._spawner.close()
 
     @contextlib.asynccontextmanager
-    async def _exchange(self, command: LoadModel | Generate, final: tuple[type, ...]) -> AsyncIterator[_Exchange]:
+    async def _exchange(
+        self, command: LoadModel | Generate | Measure, final: tuple[type, ...]
+    ) -> AsyncIterator[_Exchange]:
         """Send a command and yield its exchange; on an early exit, cancel the command and drain its events."""
         worker = self._worker
         assert worker is not None

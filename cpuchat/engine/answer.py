@@ -60,7 +60,8 @@ class Answer:
         self._emit = emit
         self._vocab = loaded.model.vocab
         self._sequence = loaded.model.sequence
-        self._sampler = Sampler(command.sampling, self._vocab.n_tokens)
+        banned = self._vocab.eog_tokens() if command.ignore_eos else ()
+        self._sampler = Sampler(command.sampling, self._vocab.n_tokens, banned)
         self._speculation: SpeculationFigures | None = None
 
     def run(self) -> None:
@@ -149,7 +150,7 @@ class Answer:
         template = self._loaded.model.header.chat_template
         tail = text[-_PROMPT_TAIL:].decode("utf-8", "replace").replace(MARK, "")
         stops = self._command.stop
-        if self._loaded.template is None and self._command.prompt is None:
+        if self._loaded.template is None and self._command.prompt is None and not self._command.ignore_eos:
             stops = (*stops, *PLAIN_STOPS)  # without a template only the next speaker's name shows the end
         stream = TextStream(
             self._command.request_id,

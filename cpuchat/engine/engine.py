@@ -7,6 +7,7 @@ from pathlib import Path
 from time import perf_counter
 
 from cpuchat.engine.answer import Answer
+from cpuchat.engine.bench import measure
 from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
 from cpuchat.engine.drafting.speculation_setup import SpeculationSetup, set_up_speculation
 from cpuchat.engine.llama import bindings
@@ -29,6 +30,8 @@ from cpuchat.protocol import (
     LoadCancelled,
     LoadModel,
     LoadProgress,
+    Measure,
+    Measured,
     ModelInfo,
     ModelLoaded,
 )
@@ -131,6 +134,20 @@ class Engine:
             Answer(self._loaded, command, arrived, self._emit, self._output_thread).run()
         except CpuchatError as error:
             self._fail(error, command.request_id)
+        finally:
+            self._writer.resume()
+
+    def measure(self, command: Measure) -> None:
+        """Time random tokens. Ends with `Measured` or `Failed`."""
+        self._writer.pause()
+        try:
+            if self._loaded is None:
+                raise UsageError("No model is loaded.", "Load a model first.")
+            seconds = measure(self._loaded, command)
+        except CpuchatError as error:
+            self._fail(error, command.request_id)
+        else:
+            self._emit(Measured(request_id=command.request_id, seconds=seconds))
         finally:
             self._writer.resume()
 

@@ -28,6 +28,7 @@ from cpuchat.protocol import (
     ForgetChat,
     Generate,
     LoadModel,
+    Measure,
     Shutdown,
     ShuttingDown,
     WorkerReady,
@@ -190,6 +191,8 @@ class _EngineThread(threading.Thread):
                     engine.load(command)
                 case Generate():
                     engine.generate(command, arrived)
+                case Measure():
+                    engine.measure(command)
                 case ForgetChat():
                     engine.forget(command.chat_id)
                 case _:
@@ -201,7 +204,7 @@ class _EngineThread(threading.Thread):
                     code="error",
                     message=f"Internal error in the worker: {type(error).__name__}: {error}.",
                     hint="See the worker's log for details.",
-                    request_id=command.request_id if isinstance(command, Generate) else 0,
+                    request_id=command.request_id if isinstance(command, Generate | Measure) else 0,
                 )
             )
         finally:
@@ -211,7 +214,7 @@ class _EngineThread(threading.Thread):
 
 def _request_id(command: AnyCommand) -> int:
     """Return the request id; 0 for commands that cannot be cancelled."""
-    return command.request_id if isinstance(command, LoadModel | Generate) else 0
+    return command.request_id if isinstance(command, LoadModel | Generate | Measure) else 0
 
 
 def serve(input_descriptor: int, output_descriptor: int) -> int:

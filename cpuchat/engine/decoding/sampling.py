@@ -140,6 +140,9 @@ class Sampler:
     `sample` may be called for several rows in order with `accept` between them, as verification of drafted tokens does:
     it uses exactly one uniform number per call (none when greedy) and changes nothing else.
 
+    Args:
+        banned: tokens that are never chosen.
+
     Attributes:
         seed: the seed in use; drawn (32 bits) when `sampling.seed` is None.
 
@@ -147,8 +150,9 @@ class Sampler:
         UsageError: a value of `sampling` is out of range; the message names it.
     """
 
-    def __init__(self, sampling: Sampling, n_vocab: int) -> None:
+    def __init__(self, sampling: Sampling, n_vocab: int, banned: Sequence[int] = ()) -> None:
         _check(sampling)
+        self._banned = np.array(banned, np.intp) if banned else None
         self._sampling = sampling
         self._n_vocab = n_vocab
         self._greedy = sampling.temperature <= 0
@@ -183,7 +187,7 @@ class Sampler:
 
         Args:
             row: logits, float32 of shape (n_vocab,). It may be a view of the engine's memory: penalties are written
-                into it and restored before the call returns.
+                into it and restored before the call returns; the logits of banned tokens stay -inf.
 
         Raises:
             GenerationFailed: the row holds NaN or infinity where the winner is.
@@ -202,6 +206,9 @@ class Sampler:
         """
         if row.shape != (self._n_vocab,):
             raise ValueError(f"row of shape {row.shape} for a vocabulary of {self._n_vocab}")
+        if self._banned is not None:
+            row = row if row.flags.writeable else row.copy()
+            row[self._banned] = -np.inf
         window = self._window
         if window is None or not window.ids.size:
             return self._filtered(row)

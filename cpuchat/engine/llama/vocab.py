@@ -43,6 +43,7 @@ class Vocab:
         self._visible: dict[int, bytes] = {}
         self._raw: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
+        self._eog_tokens: tuple[int, ...] | None = None
         self.bos = int(llama.llama_vocab_bos(self._vocab)) if self.has_tokenizer else -1
         self.eos = int(llama.llama_vocab_eos(self._vocab)) if self.has_tokenizer else -1
         self.bos_text = self._text(self.bos)
@@ -146,6 +147,12 @@ class Vocab:
             self._buffer = ctypes.create_string_buffer(-n)
             n = llama.llama_token_to_piece(self._vocab, token, self._buffer, len(self._buffer), 0, special)
         return self._buffer.raw[:n]
+
+    def eog_tokens(self) -> tuple[int, ...]:
+        """Return all tokens that end an answer, ascending."""
+        if self._eog_tokens is None:
+            self._eog_tokens = tuple(token for token in range(self.n_tokens) if self.is_eog(token))
+        return self._eog_tokens
 
     def is_eog(self, token: int) -> bool:
         """Return whether this token ends the answer."""

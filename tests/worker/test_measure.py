@@ -1,0 +1,61 @@
+"""Timing random tokens with the real worker, and answers that the model cannot end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from cpuchat.paths import demo_dir
+from cpuchat.protocol import Failed, Measure, Measured, Speculation
+from tests.support.chatting import chat, collect, load, worker
+
+DEMO = demo_dir() / "cpuchat-demo-8m-q8_0.gguf"
+DEMO_DRAFT = demo_dir() / "cpuchat-demo-draft-1m-q8_0.gguf"
+
+
+async def test_a_run_takes_time_and_the_chat_goes_on_after_it(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        before = await collect(backend.generate(chat("hello")))
+        for request in (Measure(n_prompt=64), Measure(n_gen=16), Measure(n_prompt=16, n_gen=4, depth=100)):
+            found = await backend.measure(request)
+            assert isinstance(found, Measured) and found.seconds > 0
+        assert (await collect(backend.generate(chat("hello")))).text == before.text
+
+
+async def test_tokens_that_do_not_fit_and_a_missing_model_are_told(tiny_model: Path) -> None:
+    async with worker() as backend:
+        found = await backend.measure(Measure(n_gen=4))
+        assert isinstance(found, Failed) and found.code == "model_not_found"
+        await load(backend, tiny_model, n_ctx=512)
+        found = await backend.measure(Measure(n_prompt=256, n_gen=64, depth=256))
+        assert isinstance(found, Failed) and found.code == "usage" and "576" in found.message
+        assert isinstance(await backend.measure(Measure(n_prompt=256, depth=256)), Measured)
+
+
+async def test_a_run_can_be_cancelled(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        running = asyncio.ensure_future(backend.measure(Measure(n_gen=1_000_000)))
+        assert isinstance(await running, Failed)  # too long for the context
+        running = asyncio.ensure_future(backend.measure(Measure(n_gen=4000)))
+        while not running.done():
+            await backend.cancel()
+            await asyncio.sleep(0)
+        found = await running
+        assert isinstance(found, Failed) and found.code == "interrupted"
+        assert isinstance(await backend.measure(Measure(n_gen=4)), Measured)
+
+
+async def test_a_model_that_may_not_end_writes_all_tokens_with_and_without_drafts() -> None:
+    async with worker() as backend:
+        await load(backend, DEMO, n_ctx=1024, draft_path=str(DEMO_DRAFT))
+        request = chat("Hello", max_tokens=400)
+        assert (await collect(backend.generate(request))).finished.stop_reason == "end"
+
+        async def forced(speculation: Speculation) -> tuple[int, str]:
+            request = chat("Hello", max_tokens=400, ignore_eos=True, speculation=speculation)
+            answer = await collect(backend.generate(request))
+            return answer.timings.predicted_n, answer.text
+
+        plain = await forced(Speculation())
+        assert plain[0] == 400
+        assert await forced(Speculation(drafters=("draft",), depth=4)) == plain
