@@ -152,7 +152,7 @@ class Conversation:
     ) -> AsyncGenerator[AnyEvent, None]:
         """Load with the options of the settings and, if there is one, a draft model; see `Backend.load`.
 
-        A draft model that cannot be used does not keep the model from being loaded: what was wrong with it is told
+        A draft model that cannot be used does not keep the model from being loaded: the problem is
         in `draft_problem` if the settings name it, else in the notes of the model.
 
         Args:

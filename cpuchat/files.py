@@ -64,7 +64,7 @@ def write_atomically(file: Path, content: str | bytes, *, mode: int = 0o600, syn
 def file_lock(path: Path) -> Iterator[None]:
     """Hold an advisory lock on `path`, a file or a folder: one process at a time changes what it stands for.
 
-    The lock ends with its process. A process that hangs blocks nobody: after `LOCK_SECONDS` its lock is ignored, and
+    The lock ends with its process. A hung process does not block others: after `LOCK_SECONDS` its lock is ignored, and
     at worst one of two changes is lost.
 
     Raises:

@@ -19,7 +19,7 @@ _SET = (
     "\u00ad\u061c\u180e\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f"
 )
-# ZWJ and the emoji selector change the width of their neighbours, so they are kept only where they can have a meaning:
+# ZWJ and the emoji selector change the width of their neighbors, so they are kept only where they can have a meaning:
 # between, or after, characters beyond ASCII.
 _JOINED = rf"[^\x00-\x7f\s\u200d\ufe0f{_SET}]"
 _UNSAFE = re.compile(rf"[{_SET}]|(?<!{_JOINED})(?<!{_JOINED}\ufe0f)\u200d|\u200d(?!{_JOINED})|(?<!{_JOINED})\ufe0f")

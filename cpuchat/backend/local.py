@@ -1,6 +1,6 @@
 """Runs a worker process on this machine and talks to it over its stdin and stdout.
 
-The process can die at any moment (an assertion in llama.cpp, the kernel's memory killer, a user's kill -9). Then the
+The process can die at any moment (an assertion in llama.cpp, the OOM killer, a user's kill -9). Then the
 running stream ends with one `Failed(code=WorkerDied.code)`, and the next request starts a new worker and loads the
 same model again.
 """
@@ -210,7 +210,7 @@ class LocalBackend:
         self._model = None
         if worker is not None:
             await worker.close()
-        async with self._starting:  # whoever is starting one sees that nobody wants it any more
+        async with self._starting:  # a start in progress sees that it is no longer wanted
             self._spawner.close()
 
     @contextlib.asynccontextmanager

@@ -176,7 +176,7 @@ class WorkerProcess:
             self._kill()
         try:
             status = self._process.wait(_DYING_SECONDS)
-        except subprocess.TimeoutExpired:  # it says nothing more, so it is of no use
+        except subprocess.TimeoutExpired:  # it is hung
             self._kill()
             status = self._process.wait()
         self._kill_helpers()
@@ -184,7 +184,7 @@ class WorkerProcess:
         self._tell(self._ended, status, broken)
 
     def _tell(self, callback: Callable[..., None], *values: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no receiver is left
             self._loop.call_soon_threadsafe(callback, *values)
 
     def _arrived(self, event: AnyEvent) -> None:
@@ -194,7 +194,7 @@ class WorkerProcess:
             self.events.put_nowait(event)
 
     def _ended(self, status: int, broken: str) -> None:
-        if self._status is not None:  # given up for gone already
+        if self._status is not None:  # reported as exited already
             return
         self._status = status
         self._writer.submit(self._close_stdin)

@@ -85,7 +85,7 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
 def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return `row` of the table `messages` with invalid values replaced; equal to it if it was valid.
 
-    None: nobody could tell who said it. A `position` of -1 has to be made anew. `timings` that are a text stay as they
+    None: the role is unknown. A `position` of -1 has to be renumbered. `timings` that are a text stay as they
     are: figures are not worth changing a message for.
     """
     if row["role"] not in get_args(Role):

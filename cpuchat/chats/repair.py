@@ -280,7 +280,7 @@ def _readable(path: Path, cleanup: contextlib.ExitStack) -> tuple[list[Numbered]
     for table in _DEFAULTS:
         rows: dict[int, Row] = {}
         with contextlib.suppress(sqlite3.Error):
-            # Of a view, or of a table that some module makes, nobody knows how long reading it takes.
+            # Reading a view or a virtual table may take any time.
             is_table = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ? AND sql LIKE 'CREATE TABLE%'"
             if db.execute(is_table, (table,)).fetchone():
                 _read_around_damage(db, table, rows)

@@ -40,7 +40,7 @@ class AnswerSaver:
         self._insert: Callable[[ChatStore, StoredMessage], tuple[StoredMessage, int]] | None = None
         self._saved: tuple[StoredMessage, int] | None = None  # its row, and the version that the chat has with it
         self._on_saved: Callable[[StoredMessage, int], None] = lambda *_: None
-        self._writing = threading.Lock()  # a cancelled save goes on in its thread
+        self._writing = threading.Lock()  # a cancelled save continues in its thread
         self._taking_turns = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[bool] | None = None

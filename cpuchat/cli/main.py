@@ -26,7 +26,7 @@ _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
     "demo": ("cpuchat.cli.demo", "demo", "Try cpuchat with the bundled demo model."),
     "models": ("cpuchat.cli.models.group", "models", "Find, download, inspect, quantize and delete models."),
-    "quality": ("cpuchat.cli.quality", "quality", "Measure what smaller files of a model cost."),
+    "quality": ("cpuchat.cli.quality", "quality", "Measure the quality loss of quantized models."),
     "doctor": ("cpuchat.cli.doctor", "doctor", "Check what limits inference speed on this machine."),
     "probe": ("cpuchat.cli.probe", "probe", "Measure the read bandwidth of this machine."),
     "counters": ("cpuchat.cli.counters", "counters", "List hardware counters of memory traffic and power."),

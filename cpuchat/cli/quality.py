@@ -45,8 +45,8 @@ Exit codes: 2 invalid arguments, 3 no such model, 5 not enough memory, {MeasureF
     "--questions", metavar="FILE|built-in",
     help="Also ask questions with known answers (JSON lines), and count the answers that change.",
 )  # fmt: skip
-@click.option("--ctx", "n_ctx", type=int, default=512, metavar="N", help="Tokens of a window. Default: 512.")
-@click.option("--fresh", is_flag=True, help="Measure anew what an earlier run has measured.")
+@click.option("--ctx", "n_ctx", type=int, default=512, metavar="N", help="Window size in tokens; default: 512.")
+@click.option("--fresh", is_flag=True, help="Ignore the results of earlier runs.")
 @stacked(threads_option(), cores_option(), memory_option())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def quality(
@@ -59,8 +59,8 @@ def quality(
     as_json: bool,
     **values: Any,
 ) -> int:
-    """Measure what smaller files of a model cost: how often OTHER predicts the same next token as BASE, and how far
-    their distributions are apart (KLD).
+    """Measure the quality loss of quantized models: how often OTHER predicts the same next token as BASE, and how far
+    their distributions diverge (KLD).
     """
     from cpuchat import paths
     from cpuchat.cli.terminal import Terminal

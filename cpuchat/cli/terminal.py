@@ -48,7 +48,7 @@ class Terminal:
         """Print a piece of the answer now.
 
         Raises:
-            OutputClosed: nobody reads stdout any more.
+            OutputClosed: the reader of stdout is gone.
             CpuchatError: stdout cannot be written (disk full).
         """
         if not text:
@@ -149,7 +149,7 @@ class Terminal:
             (self._err.write_raw if raw else self._err.write)(text)
             self._err.flush()
         except OSError:
-            self._err = None  # nobody listens; the answer still counts
+            self._err = None  # stderr is closed; the answer still counts
 
 
 def paragraph(text: str, first: str = "", rest: str = "") -> list[str]:

@@ -86,7 +86,7 @@ def available_bytes(root: Path = ROOT) -> int:
     """Return the memory available without swapping, in bytes.
 
     The smallest of MemAvailable and, for every control group above this process, its limit less its usage, where
-    page cache does not count as used: the system drops it for whoever needs the room.
+    page cache does not count as used: the system drops it when memory is needed.
     """
     available = meminfo(root).get("MemAvailable")
     if available is None:

@@ -168,7 +168,7 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
     if allowed is None:
         allowed = sysfs.own_cpus() if root == ROOT else sysfs.allowed_list(root, "Cpus_allowed_list") or online
     mine = tuple(sorted(set(allowed)))
-    # A CPU of which nothing is told counts as a core of its own.
+    # A CPU without topology files counts as a separate core.
     online = online or mine or (0,)
     mine = tuple(cpu for cpu in mine if cpu in set(online)) or mine or online
     online = tuple(sorted({*online, *mine}))
@@ -271,7 +271,7 @@ def _l3_groups(root: Path, cores: tuple[Core, ...], notes: list[str]) -> tuple[t
 def _fabric_links(
     groups: list[L3Group], info: CpuInfo, virtual: str
 ) -> tuple[tuple[L3Group, ...], tuple[tuple[int, ...], ...]]:
-    """Return the groups with their link, and the links. Two groups of one die have neighbouring cache ids."""
+    """Return the groups with their link, and the links. Two groups of one die have neighboring cache ids."""
     family, model = info.family or 0, info.model_number or 0
     paired = not virtual and info.vendor == "AuthenticAMD" and (
         family == 0x17 or (family == 0x19 and 0xA0 <= model <= 0xAF)

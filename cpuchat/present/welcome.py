@@ -42,7 +42,7 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
         if model.size
     }
     best = next(iter(ranked(models, predictions).suits), None)
-    if best is None or not machine.peak:  # without the bandwidth nobody knows how fast it would be
+    if best is None or not machine.peak:  # no prediction without the bandwidth
         return Welcome(" · ".join(parts))
     tok_s = predictions[best.id].tok_s
     about = [best.name, f"{best.quantization} {units.size(best.size)}"]

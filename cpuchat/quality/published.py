@@ -42,7 +42,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 _LLAMA_3, _LLAMA_2, _QWEN_3, _QWEN_36 = "Llama-3-8B", "Llama-2-7B", "Qwen3-4B-2507", "Qwen3.6-27B"
 
 # In names of files, repositories and headers: "Meta-Llama-3-8B-Instruct", "Llama 2 7B Chat", "llama3:8b". Llama 3.1 and
-# Qwen3-4B of April 2025 were trained anew and are other models.
+# Qwen3-4B of April 2025 were retrained and are different models.
 _MATCHERS = {
     _LLAMA_3: re.compile(r"llama[-_. ]?3[-_.: ]8b(?![a-z0-9])", re.IGNORECASE),
     _LLAMA_2: re.compile(r"llama[-_. ]?2[-_.: ]7b(?![a-z0-9])", re.IGNORECASE),

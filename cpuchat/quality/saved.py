@@ -1,4 +1,4 @@
-"""Measured windows on disk, so that a measurement that was stopped or killed goes on where it was.
+"""Measured windows on disk, so that an interrupted measurement resumes where it was.
 
 One file of JSON lines for each pair of models and text, in the cache folder. A line is appended for every window; a
 torn last line is ignored.

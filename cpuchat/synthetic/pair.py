@@ -56,7 +56,7 @@ def draft_token_table(n_vocab: int, alpha: float, seed: int = 0) -> Tokens:
     words = _words(n_vocab)
     count = round((1 - alpha) * len(words))
     if count == 1:
-        count = 2  # one alone has nobody to swap with
+        count = 2  # one alone has no partner to swap with
     wrong = generator(seed, "disagreement").permutation(words)[:count]
     table[wrong] = np.roll(table[wrong], 1)
     outside = np.arange(FIRST_WORD)

@@ -67,7 +67,7 @@ class HelpScreen(Dismissable[None]):
             pane.border_title = "Help"
             for group in dict.fromkeys(key.group for key in keys.KEYS):
                 rows = [(keys.display_all(k.keys) or "palette", k.help) for k in keys.KEYS if k.group == group]
-                rows = list(dict.fromkeys(rows))  # what several screens share is told once
+                rows = list(dict.fromkeys(rows))  # rows that several screens share appear once
                 if group == keys.APP:
                     rows.append(("Tab", "Focus the next pane"))
                 yield Static(group, classes="heading")

@@ -26,7 +26,7 @@ class Quantizing:
 
     `job` is being worked at, None: nothing is; `progress` of it, None before the first tensor. `outcome` says how the
     last one ended. `changed` is published when a job begins or ends, with the new file if it made one, and for mere
-    progress at most every `PROGRESS_SECONDS`. Ends are told as a passing message, too.
+    progress at most every `PROGRESS_SECONDS`. Results are also shown as a toast.
     """
 
     def __init__(self, app: App[Any]) -> None:

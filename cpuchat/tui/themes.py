@@ -1,8 +1,8 @@
 """Themes: TOML files, checked before Textual sees them.
 
-A theme file holds `name`, `dark`, optionally `ansi` (the terminal's own colours), `[colors]` (the fields of a Textual
-theme) and `[variables]` (style variables; `now` and `limit` are ours). Textual ends the whole app on a bad colour or a
-colour where a text style belongs, so every value is checked here and a bad file becomes a `ThemeProblem`.
+A theme file holds `name`, `dark`, optionally `ansi` (the terminal's own colors), `[colors]` (the fields of a Textual
+theme) and `[variables]` (style variables; `now` and `limit` are ours). Textual ends the whole app on a bad color or a
+color where a text style belongs, so every value is checked here and a bad file becomes a `ThemeProblem`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COLORS = frozenset(
 _TOP_KEYS = frozenset({"name", "dark", "ansi", "colors", "variables"})
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _PERCENT = re.compile(r"(?P<color>\S+)\s+(?P<percent>\d{1,3})%")
-# `auto` and `initial` are not for themes to set, so variables that Textual fills with them take a plain colour too.
+# `auto` and `initial` are not for themes to set, so variables that Textual fills with them take a plain color too.
 _STYLE_VARIABLES = frozenset({"link-style", "link-style-hover"})
 _MAX_FILE = 64 << 10
 
@@ -131,7 +131,7 @@ def parse_theme(text: str) -> Theme:
         else:
             _check_color(f"variables.{key}", value, percent=key not in OWN_VARIABLES)
     if ansi:
-        # An ANSI theme needs colours that only Textual's own pair brings along.
+        # An ANSI theme needs colors that only Textual's own pair brings along.
         base = BUILTIN_THEMES["ansi-dark" if dark else "ansi-light"]
         return dataclasses.replace(base, name=name, dark=dark, variables={**base.variables, **variables}, **colors)
     if "primary" not in colors:
@@ -183,7 +183,7 @@ def _check_color(key: str, value: str, percent: bool = False) -> None:
     match = _PERCENT.fullmatch(value.strip()) if percent else None
     if match and int(match["percent"]) > 100:
         raise ThemeError(f"{key}: {match['percent']}% is above 100%")
-    # Style sheets also take "auto" and names with odd characters in them; themes get one plain colour.
+    # Style sheets also take "auto" and names with odd characters in them; themes get one plain color.
     if re.search(r"[;{}$!/*\n\\]", value) or value.strip() != value:
         raise ThemeError(f"{key}: {value!r} is not a color")
     try:

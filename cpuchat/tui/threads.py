@@ -14,8 +14,8 @@ T = TypeVar("T")
 async def run_in_daemon_thread(function: Callable[[], T]) -> T:
     """Run `function` in a separate daemon thread; returns or raises what it does.
 
-    Unlike an executor's, the thread delays nobody: when cancelled, this returns at once, and the program can exit
-    meanwhile.
+    Unlike an executor's, the thread does not delay the exit: when cancelled, this returns at once, and the program
+    can exit meanwhile.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

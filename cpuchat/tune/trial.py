@@ -1,7 +1,7 @@
 """Tries another placement during a chat: measures, reloads, measures again, and reverts if it is not significantly
 faster.
 
-The chat goes on: the worker saves what it remembers of it before the model is loaded again.
+The chat continues: the worker saves its KV cache before the model is reloaded.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ def _read_commands(stream: BinaryIO) -> Iterator[AnyCommand]:
 class _EngineThread(threading.Thread):
     """Owns the engine: runs one command after the other.
 
-    The process cannot live without this thread: nobody would answer. Whatever ends it otherwise than in order ends the
-    process, which the parent sees.
+    The process is useless without this thread: no request would be answered. If it ends
+    abnormally, so does the process, which the parent sees.
     """
 
     def __init__(self, output: _Output) -> None:
@@ -175,7 +175,7 @@ class _EngineThread(threading.Thread):
         except queue.Empty:
             try:
                 engine.idle()
-            except Exception:  # nobody waits for this, and the next request may well succeed
+            except Exception:  # nothing waits for this, and the next request may succeed
                 traceback.print_exc()
             return self._commands.get()
 

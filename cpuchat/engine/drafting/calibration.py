@@ -193,7 +193,7 @@ class _Curve:
         sequence = self._sequence
         sequence.checkpoint()
         if n == 1:
-            # The second of two steps: the first one builds the graph anew, which steps in a row do not.
+            # The second of two steps: the first one rebuilds the graph, which consecutive steps do not.
             sequence.step(self._tokens[_N_PAST])
             start = perf_counter()
             sequence.step(self._tokens[_N_PAST + 1]).argmax()

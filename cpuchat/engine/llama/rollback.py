@@ -6,8 +6,8 @@ layers of hybrids) holds all tokens in one, and llama.cpp offers two ways back t
 - snapshots (`llama_context_params.n_rs_seq`, some architectures): a pass also leaves the states before its last
   n tokens, and `llama_memory_seq_rm` chooses one. Valid for the pass that wrote them only: llama.cpp checks the
   distance but not which pass, and would continue from whatever an earlier one left there.
-- a second sequence, which shares the state until the first one goes on (`llama_memory_seq_cp`): neither the checkpoint
-  nor going back copies anything, but the accepted tokens after it have to be evaluated again.
+- a second sequence, which shares the state until the first one continues (`llama_memory_seq_cp`): neither
+  checkpoint nor rollback copies anything, but the accepted tokens after it have to be evaluated again.
 
 (Sources: src/llama-memory-recurrent.cpp, src/llama-memory-hybrid.cpp and src/llama-arch.cpp of the pinned llama.cpp.)
 """

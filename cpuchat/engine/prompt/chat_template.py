@@ -38,7 +38,7 @@ class ChatTemplate:
 
     What templates disagree about is found out with a probe: some render no system message (it is then prepended to the
     first user message), some want the content as a list of parts, some a list of tools even when there are none. When
-    a template rejects the order of the roles, neighbours of the same role are merged and it is tried again.
+    a template rejects the order of the roles, neighbors of the same role are merged and it is tried again.
 
     Args:
         source: Jinja text from the model file.
@@ -80,7 +80,7 @@ class ChatTemplate:
             try:
                 return self._render(plain, self._style)
             except TemplateRejection:
-                merged = _merge_neighbours(plain)
+                merged = _merge_neighbors(plain)
                 if len(merged) == len(plain):
                     raise
             return self._render(merged, self._style)
@@ -131,7 +131,7 @@ def _system_into_user(messages: Sequence[Message]) -> list[Message]:
     return [Message(role="user", content=system), *rest]
 
 
-def _merge_neighbours(messages: Sequence[Message]) -> list[Message]:
+def _merge_neighbors(messages: Sequence[Message]) -> list[Message]:
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1].role == message.role:

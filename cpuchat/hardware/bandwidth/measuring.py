@@ -51,7 +51,7 @@ class ReadBandwidth:
 
     `cpus` are the logical CPUs that read, one thread each; `node` is the NUMA node that the memory was bound to (None:
     wherever the memory policy of this process puts it). `shares` are, for each round, the part of its CPU that the
-    thread got which got least; () when nobody looked. `made` is when it was kept, in seconds since the epoch.
+    thread got which got least; () if not measured. `made` is when it was saved, in seconds since the epoch.
     """
 
     cpus: tuple[int, ...]

@@ -243,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     cpus: list[int] = given.cpus
     if hasattr(os, "sched_setaffinity"):
-        # Whoever started this may be pinned to one CPU; the threads narrow it down for themselves.
+        # The parent may be pinned to one CPU; each thread sets its own affinity.
         try:
             os.sched_setaffinity(0, cpus)
         except OSError:

@@ -97,7 +97,7 @@ def survey(
     """Measure all informative sets of `cpus`, in at most about 12 seconds. The result is cached.
 
     Args:
-        cpus: logical CPUs, one per core; none: those that compute when nobody chose others.
+        cpus: logical CPUs, one per core; none: those that compute by default.
         memory: the memory policy in the words of `mempolicy`; "" is that of this process.
 
     Raises:

@@ -2,8 +2,8 @@
 
 Needs no rights where perf_event_paranoid is 2 or less, and sees that process alone. AMD Zen 3 and newer: fills of the
 L1 data cache from memory (event 0x44 umask 0x48) and L2 prefetches that missed the L3 (0x72 umask 0x1f), 64 bytes each
-(tools/perf/pmu-events/arch/x86/amdzen{3,4,5}). Reads only, and an estimate: prefetches into the L2 count as well when
-nobody uses them.
+(tools/perf/pmu-events/arch/x86/amdzen{3,4,5}). Reads only, and an estimate: unused prefetches into the L2 count as
+well.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def theoretical_bandwidth(topology: Topology, root: Path = ROOT) -> float | None
     """Return the theoretical bandwidth of all memory channels in bytes per second, to detect wrong units; None if
     unknown.
 
-    A virtual machine's memory modules are made up.
+    A virtual machine's memory modules are not real.
     """
     if topology.virtual:
         return None

@@ -111,7 +111,7 @@ class LinuxCalls:
             return
         bits = sum(1 << node for node in set(nodes) if node < _MASK_BITS)
         words = (long * (_MASK_BITS // _WORD))(*(bits >> shift & (1 << _WORD) - 1 for shift in _shifts()))
-        # The kernel takes one bit less than it is told.
+        # The kernel uses one bit less than `maxnode`.
         self._check(self._syscall(self._set, mode, words, long(_MASK_BITS + 1)))
 
     def get(self, flags: int = 0) -> tuple[int, tuple[int, ...]]:

@@ -139,7 +139,7 @@ class _Mapped:
                 address = self._library.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
                 self._check(address == ctypes.c_void_p(-1).value)
                 self._address = address
-                # Else touching a page could have its neighbours read in.
+                # Otherwise touching a page could read in its neighbors.
                 self._library.madvise(address, self.size, mmap.MADV_RANDOM)
         return self
 

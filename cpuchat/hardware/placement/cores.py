@@ -50,7 +50,7 @@ def choose_cores(
 ) -> CoreChoice:
     """Choose the CPUs of `n_threads` threads (0: as many as make sense) on the cores that `spec` names (see WORDS).
 
-    `without` are CPUs of somebody else (the draft model) who computes at the same time: their whole cores are left
+    `without` are CPUs of the draft model, which computes at the same time: their whole cores are left
     alone where others remain, and their time counts against the control group's.
 
     Raises:

@@ -1,7 +1,7 @@
 """The shell scripts of a plan: one that applies it, one that reverts it.
 
 Both are for `sudo sh`, need nothing but a POSIX shell, and may run twice. The first looks at every file before it
-changes one: where somebody else has changed a value since the plan was made, it stops and changes nothing. The second
+changes one: if a value has changed since the plan was made, it stops and changes nothing. The second
 writes the old values wherever something else stands, says so where that is not what the plan had set, and goes on
 after a failure.
 """

@@ -67,7 +67,7 @@ def _watch_input() -> None:
 
 
 def _send(report: Report) -> None:
-    # When nobody reads any more, standard input ends, too.
+    # When the parent is gone, standard input ends, too.
     with contextlib.suppress(BrokenPipeError):
         os.write(sys.stdout.fileno(), msgspec.json.encode(report) + b"\n")  # at once: no half line when stopped
 

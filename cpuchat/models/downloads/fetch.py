@@ -79,7 +79,7 @@ class _FileFetch:
         return named
 
     def _checked_copy(self) -> Path | None:
-        """Return the whole file if it is here and correct: whoever put it there may not have checked it."""
+        """Return the whole file if it is here and correct: the program that wrote it may not have checked it."""
         content = content_path(self._cache, self._order.repo, self._file)
         if content is None:
             return None

@@ -165,7 +165,7 @@ def _link(blob: Path, link: Path) -> bool:
 def update_main(cache: Path, repo: str, revision: str, newest_at: float) -> None:
     """Point `refs/main` to `revision`, the newest commit at `newest_at` (seconds since 1970).
 
-    Not if somebody has written it since: they have seen the same or a newer state of the hub.
+    Not if another program has written it since: that has seen the same or a newer state.
 
     Raises:
         OSError: that failed.
@@ -183,7 +183,7 @@ def discard(cache: Path, repo: str, files: Iterable[HubFile]) -> None:
     """Delete what there is of a model that was never complete: partial files, and files that are finished.
 
     What another program is downloading stays, and so does content that has other names in the cache, and all of a model
-    that was complete before somebody asked for it again.
+    that was complete before it was requested again.
     """
     snapshots = repo_folder(cache, repo) / "snapshots"
     links = {file: _links_to(blob_path(cache, repo, file), snapshots) for file in files}

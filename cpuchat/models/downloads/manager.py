@@ -242,7 +242,7 @@ class Downloads:
                 self._update_speed(entry)
         entry.process = None
         if not entry.stopping and entry.download.state == "paused":
-            entry.wanted = "pause"  # somebody else stopped it
+            entry.wanted = "pause"  # another process stopped it
         elif not entry.stopping and entry.download.state in RUNNING:
             self._fail(entry, "The download process ended unexpectedly.")
 

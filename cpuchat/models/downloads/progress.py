@@ -81,7 +81,7 @@ class Progress:
     def report_by_clock(self) -> None:
         """Report a few times a second, forever: also while the network or the disk blocks the other thread.
 
-        Not before the first state was entered: until then nobody knows what is on the disk.
+        Not before the first state was entered: until then the bytes on the disk are unknown.
         """
         while True:
             time.sleep(_INTERVAL)

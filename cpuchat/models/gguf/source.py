@@ -37,7 +37,7 @@ class FileSource:
     """
 
     def __init__(self, path: Path) -> None:
-        # O_NONBLOCK: opening a pipe without a writer would block for ever.
+        # O_NONBLOCK: opening a pipe without a writer would block forever.
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
             self._handle = os.open(path, flags)

@@ -1,6 +1,6 @@
 """Caches headers of models on the hub, compressed: a header is some MB.
 
-A file's name is the etag of the model file, the hash of its content, so an entry is valid for ever.
+A file's name is the etag of the model file, the hash of its content, so an entry is valid forever.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class _Sending(threading.Thread):
         if self._error is not None:
             raise self._error
         if self._response is None:
-            for connection in self._sockets:  # the thread would read a head without end for ever
+            for connection in self._sockets:  # the thread would read a head without end forever
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
             raise too_slow()

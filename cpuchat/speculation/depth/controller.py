@@ -112,7 +112,7 @@ class DepthController:
 
     def record(self, record: PassRecord) -> None:
         """Learn from a pass."""
-        # The first plain step after a pass of another size is slower than those that follow (its graph is built anew,
+        # The first plain step after a pass of another size is slower than those that follow (its graph is rebuilt,
         # the caches hold something else): it is not representative.
         is_representative = self._last_pass is None or not self._last_pass.drafted
         self._last_pass = record

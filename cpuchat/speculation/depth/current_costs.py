@@ -21,7 +21,7 @@ class CurrentCosts:
         draft: one drafted token, sequential; `overlap_draft` while the target computes.
         read: one token of text that the draft model reads in a batch.
         rollback_ms: extra after a pass in which a token was rejected.
-        offered: share of tokens that the draft model goes on to when it may (it stops where it is unsure).
+        offered: share of allowed tokens that the draft model drafts (it stops where it is unsure).
     """
 
     def __init__(self, costs: PassCosts, *, has_draft: bool) -> None:

@@ -41,7 +41,7 @@ class ObservedTimes:
     """Times of passes over n tokens: log T(n) = log calibrated(n) + common + own(n).
 
     A filter with one variance for the common part (load, clock, context length: follows fast) and one for each n
-    (errors of the calibration: slow, shared by neighbours, and uncertain again when not observed for long).
+    (errors of the calibration: slow, shared by neighbors, and uncertain again when not observed for long).
 
     Attributes:
         ms: `ms[n - 1]` is the expected time of a pass over n tokens now.

@@ -48,7 +48,7 @@ class Prices:
         times: `times[n - 1]` is a pass over n tokens.
         draft: one drafted token.
         rollback: extra after a pass in which a token was rejected.
-        offered: share of tokens that the draft model goes on to when it may (it stops where it is unsure).
+        offered: share of allowed tokens that the draft model drafts (it stops where it is unsure).
         overlap_times, overlap_draft: the same while both models compute; None when that is not possible.
     """
 

@@ -56,7 +56,7 @@ class Palette:
 ROLES = tuple(f.name for f in fields(Palette) if f.name != "base")
 COMPONENT_CLASSES = {_PREFIX + role for role in ROLES}
 
-# Percentages are mixed with what lies behind; ANSI colours cannot be, so there the weak roles are dimmed instead.
+# Percentages are mixed with what lies behind; ANSI colors cannot be, so there the weak roles are dimmed instead.
 COMPONENT_CSS = """
     & > .transcript--dim, & > .transcript--comment, & > .transcript--label { color: $hint; }
     & > .transcript--rule { color: $foreground 35%; }

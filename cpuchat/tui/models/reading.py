@@ -99,7 +99,7 @@ class ReadingScreen(ListScreen[Path | None]):
         model = self.services.conversation.model
         if model is not self._model:
             self._model, self.reader = model, dataclasses.replace(self.reader, loaded=model)
-            self.refresh_models()  # it gives memory back, and may lie where nobody has looked
+            self.refresh_models()  # it frees memory, and may lie in a folder that was not searched
             self.state_changed()
 
     # Fit and speed

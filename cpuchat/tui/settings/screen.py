@@ -166,7 +166,7 @@ class SettingsScreen(Dismissable[Settings | None]):
         return list(self.query(SettingRow))
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
-        # A field at the lower edge brings its neighbours into view, so that one sees where Tab leads.
+        # A field at the lower edge brings its neighbors into view, so that the user sees where Tab leads.
         for row in self._rows:
             if row in event.widget.ancestors:
                 row.scroll_visible(animate=False)

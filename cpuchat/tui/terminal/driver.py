@@ -111,8 +111,8 @@ class Terminal(LinuxDriver):
         """Give the terminal back, stop, and take it over again when the shell continues the job.
 
         The whole process group stops, as when the terminal itself sends the signal: a shell may wait for a parent of
-        ours. So does the worker, in a group of its own: it must not compute on. Where nobody could continue the job,
-        the kernel does not stop it.
+        ours. So does the worker, in a group of its own: it must not continue computing. If nothing
+        could continue the job, the kernel does not stop it.
         """
         if not self.active:
             return

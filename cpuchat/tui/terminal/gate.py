@@ -1,6 +1,6 @@
 """Filters every row of every widget between layout and terminal.
 
-Text that came without cleaning (a name somebody forgot, a library's own widget) can still not steer the terminal.
+Text that was not cleaned (a forgotten name, a library's own widget) cannot control the terminal either.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def rule(fraction: float, width: int) -> list[tuple[str, str]]:
 
 
 def squeeze(values: Sequence[float], count: int) -> list[float]:
-    """Average neighbours to at most `count` values, the newest last."""
+    """Average neighbors to at most `count` values, the newest last."""
     size = len(values)
     if size <= count or count <= 0:
         return list(values)

@@ -40,7 +40,7 @@ class DownloadList(OptionList):
         return self._downloads[index] if index is not None and index < len(self._downloads) else None
 
     def show(self, downloads: Sequence[Download]) -> None:
-        """List these; the selection stays, or goes to the neighbour of one that is gone."""
+        """List these; the selection stays, or goes to the neighbor of one that is gone."""
         before, self._downloads = self._downloads, tuple(downloads)
         if before and [d.id for d in before] == [d.id for d in self._downloads]:
             for index, (old, new) in enumerate(zip(before, self._downloads, strict=True)):

@@ -67,7 +67,7 @@ class DownloadsScreen(DetailsScreen[Path | None]):
         download = self._marked
         self.query_one(Labelled).show(downloads.details(download) if download is not None else [])
         enabled = [self.check_action(action, ()) for action in _MARKED_ACTIONS]
-        if enabled != self._enabled:  # the footer is laid out anew then
+        if enabled != self._enabled:  # this lays the footer out again
             self._enabled = enabled
             self.refresh_bindings()
 

@@ -144,7 +144,7 @@ class RepositoryScreen(ListScreen[Path | None]):
             lines = [("problem", clean_line(self._problem.message)), ("what to do", clean_line(self._problem.hint))]
         self.query_one(Labelled).show(lines)
         enabled = [self.check_action(action, ()) for action in _MARKED_ACTIONS]
-        if enabled != self._enabled:  # the footer is laid out anew then
+        if enabled != self._enabled:  # this lays the footer out again
             self._enabled = enabled
             self.refresh_bindings()
         self._judge()
