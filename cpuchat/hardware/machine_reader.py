@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.survey import Survey
     from cpuchat.hardware.numa.residency import Residency
     from cpuchat.hardware.topology import Topology
+    from cpuchat.telemetry.machine import Peak
 
 ROOT = Path("/")
 _HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
@@ -19,13 +20,14 @@ _HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The machine. `theoretical` and `survey` None: unknown; `huge_pages` the kernel's setting for transparent huge
-    pages, "" where unknown."""
+    """The machine. `theoretical`, `survey` and `peak` (read bandwidth of all cores) None: unknown; `huge_pages` the
+    kernel's setting for transparent huge pages, "" where unknown."""
 
     topology: Topology
     theoretical: Theoretical | None = None
     survey: Survey | None = None
     huge_pages: str = ""
+    peak: Peak | None = None
 
 
 class MachineReader:
@@ -37,15 +39,19 @@ class MachineReader:
     def facts(self) -> MachineFacts:
         """Read the machine; never raises for what is unknown."""
         from cpuchat.hardware.bandwidth.memory_modules import theoretical
+        from cpuchat.hardware.bandwidth.peaks import known_peak
         from cpuchat.hardware.bandwidth.survey import cached_survey
         from cpuchat.hardware.cgroups import read_text
+        from cpuchat.hardware.placement.placement import PlacementSpec, place
         from cpuchat.hardware.topology import read_topology
 
         topology = read_topology(self.root)
         # The kernel marks its choice with brackets: "always [madvise] never".
         huge = read_text(self.root / _HUGE_PAGES).partition("[")[2].partition("]")[0]
         survey = cached_survey(topology, root=self.root)
-        return MachineFacts(topology, theoretical(topology, self.root), survey, huge)
+        usual = place(topology, PlacementSpec())
+        peak = known_peak(usual.cpus, usual.memory.words, root=self.root)
+        return MachineFacts(topology, theoretical(topology, self.root), survey, huge, peak)
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         """Return where the worker's memory is; None where the kernel does not report it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,11 @@ PACE = 5.0
 _PERMISSIVE = frozenset({"apache-2.0", "mit", "modified-mit"})
 _RESEARCH_ONLY = frozenset({"cc-by-nc-4.0", "mrl", "qwen-research"})
 _USUAL_BANDWIDTH = 25e9  # bytes/s of decoding on a laptop with two memory channels; where nothing was measured
+_COMMON_BYTES = 2.5e9
+"""A model of 4B parameters in 4 bits: useful for most, quick to download, and at reading pace on most machines. Without
+any speed, models near it are preferred ..."""
+_MOST_UNMEASURED_BYTES = 6e9
+"""... and larger ones are not recommended."""
 _MOST = 8
 
 
@@ -22,8 +28,8 @@ _MOST = 8
 class Ranked:
     """The catalog for one machine, each model once, the newest year first.
 
-    `suits` is short: fits, keeps up with reading, not for research only; one chat model per publisher, then one for
-    code. `unsuitable`: too large or too slow. `others`: the rest.
+    `suits` is short: fits, keeps up with reading (where no speed is known: is small), not for research only; one chat
+    model per publisher, then one for code. `unsuitable`: too large or too slow. `others`: the rest.
     """
 
     suits: tuple[CatalogModel, ...] = ()
@@ -42,13 +48,15 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
     """
     newest = sorted(models, key=lambda model: -model.year)
     unsuitable = tuple(model for model in newest if _unsuitable(predictions.get(model.id)))
+    measured = any(prediction.tok_s is not None for prediction in predictions.values())
+    worth = _worth if measured else _worth_unmeasured
     best: dict[str, CatalogModel] = {}
     for model in newest:
-        if _recommendable(model, predictions.get(model.id)):
+        if _recommendable(model, predictions.get(model.id)) and (measured or model.size <= _MOST_UNMEASURED_BYTES):
             place = "code" if model.use == "code" else model.publisher or model.family
-            best[place] = max(best.get(place, model), model, key=_worth)
+            best[place] = max(best.get(place, model), model, key=worth)
     code = (best.pop("code"),) if "code" in best else ()
-    chat = sorted(best.values(), key=_worth, reverse=True)[: _MOST - len(code)]
+    chat = sorted(best.values(), key=worth, reverse=True)[: _MOST - len(code)]
     suits = (*chat, *code)
     listed = {model.id for model in (*suits, *unsuitable)}
     return Ranked(suits, tuple(model for model in newest if model.id not in listed), unsuitable)
@@ -68,6 +76,11 @@ def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
 def _worth(model: CatalogModel) -> tuple[int, bool, float]:
     """Return a sort key: newer models first, of one year those with a permissive license, then the larger one."""
     return model.year, model.license in _PERMISSIVE, model.params
+
+
+def _worth_unmeasured(model: CatalogModel) -> tuple[int, bool, float]:
+    """As `_worth`, with the size nearest to `_COMMON_BYTES` in the place of the largest."""
+    return model.year, model.license in _PERMISSIVE, -abs(math.log(max(model.size, 1) / _COMMON_BYTES))
 
 
 def _unsuitable(prediction: Prediction | None) -> bool:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cpuchat.hardware.machine_reader import MachineFacts
     from cpuchat.hardware.numa.residency import Residency
     from cpuchat.hardware.topology import Topology
+    from cpuchat.telemetry.machine import Peak
 
 Row = tuple[str, str]
 """(label, text)"""
@@ -60,7 +61,7 @@ def rows(facts: MachineFacts, now: Now) -> list[Row]:
     survey = facts.survey
     found = [
         ("cores", _cores(facts.topology, now.model)),
-        (READ_BANDWIDTH, _read_bandwidth(survey) if survey is not None else _NOT_MEASURED),
+        (READ_BANDWIDTH, _read_bandwidth(survey, facts.peak)),
         ("theoretical peak", theoretical_peak(facts.topology, facts.theoretical)),
         *_nodes(survey),
         ("weights", _weights(now)),
@@ -113,9 +114,20 @@ def measured_sets(survey: Survey, *, per_count: bool = False) -> list[tuple[str,
     return [*found.values(), ("1 core" if n == 1 else f"all {n} cores", everything)]
 
 
-def _read_bandwidth(survey: Survey) -> str:
-    sets = ", ".join(f"{name} {gigabytes(one.bytes_per_s)}" for name, one in measured_sets(survey))
-    return f"{sets} GB/s (measured)"
+def _read_bandwidth(survey: Survey | None, peak: Peak | None) -> str:
+    if survey is not None:
+        sets = ", ".join(f"{name} {gigabytes(one.bytes_per_s)}" for name, one in measured_sets(survey))
+        return f"{sets} GB/s ({how_measured(survey)})"
+    if peak is not None:
+        return f"{gigabytes(peak.bytes_per_s)} GB/s · {peak.source} · m measures in detail"
+    return _NOT_MEASURED
+
+
+def how_measured(survey: Survey) -> str:
+    """`measured`, and whether other programs took part of the cores meanwhile."""
+    if any(one.disturbed for _, one in measured_sets(survey, per_count=True)):
+        return "measured while other programs ran · m repeats it"
+    return "measured"
 
 
 def share_of_peak(survey: Survey | None, theoretical: Theoretical | None) -> float | None:

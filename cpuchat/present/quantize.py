@@ -56,15 +56,30 @@ def title(model: LocalModel) -> str:
     return clean_line(f"Quantize {model.name}" + ("" if known else f" {model.quantization}"))
 
 
+<<<<<<< HEAD
 def recommended(found: Mapping[str, TypePrediction | str], names: Sequence[str]) -> str:
     """Return the best of `names` (best first) that fits and keeps up with reading; "" while one of them is unknown."""
     if any(name not in found for name in names):
         return ""
+=======
+def recommended(found: Mapping[str, TypePrediction | str], names: Sequence[str], source_size: int) -> str:
+    """The best of `names` (best first) that fits, keeps up with reading and saves something; "" until it is known."""
+>>>>>>> d145530 (Messages pass by in the footer's row; every theme readable on all its backgrounds; palette by group)
     for name in names:
-        one = found[name]
-        if not isinstance(one, str) and one.prediction.verdict == "fits" and (one.prediction.tok_s or PACE) >= PACE:
+        if (one := found.get(name)) is None:
+            break
+        if isinstance(one, str) or one.forecast.file_size >= source_size:
+            continue
+        if one.prediction.verdict == "fits" and (one.prediction.tok_s or PACE) >= PACE:
             return name
     return ""
+
+
+def why_recommended(found: TypePrediction) -> str:
+    """Say what a recommended type has and better ones lack."""
+    if found.prediction.tok_s is None:
+        return "the best quality that saves space and fits"
+    return f"the best quality that saves space, fits and keeps up with reading ({PACE:g} tok/s)"
 
 
 def row(kind: QuantType, found: TypePrediction | str | None) -> ListRow:

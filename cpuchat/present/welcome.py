@@ -12,8 +12,8 @@ from cpuchat.telemetry import units
 
 @dataclass(frozen=True)
 class Welcome:
-    """`machine`: `8 cores · 51 GB/s · a 4B model runs at about 13 tok/s here`. `model`: name, size and speed of the
-    recommended model, "" where none is."""
+    """`machine`: `8 cores · 51 GB/s · a 4B model runs at about 13 tok/s here`. `model`: name, size and speed (where
+    known) of the recommended model, "" where none is."""
 
     machine: str = ""
     model: str = ""
@@ -42,9 +42,13 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
         if model.size
     }
     best = next(iter(ranked(models, predictions).suits), None)
+<<<<<<< HEAD
     if best is None or not machine.peak:  # no prediction without the bandwidth
+=======
+    if best is None:
+>>>>>>> d145530 (Messages pass by in the footer's row; every theme readable on all its backgrounds; palette by group)
         return Welcome(" · ".join(parts))
     tok_s = predictions[best.id].tok_s
     about = [best.name, f"{best.quantization} {units.size(best.size)}"]
-    about += [f"≈{units.about(tok_s)} tok/s here"] if tok_s else []
+    about += [f"≈{units.about(tok_s)} tok/s"] if tok_s else []
     return Welcome(" · ".join(parts), " · ".join(about))

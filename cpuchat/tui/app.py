@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import on
-from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
 from textual.filter import LineFilter
+from textual.markup import escape
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
@@ -61,6 +61,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     CSS_PATH: ClassVar = ["app.tcss", "chat/chat.tcss"]
     TITLE = "cpuchat"
     ENABLE_COMMAND_PALETTE = True
+    COMMANDS: ClassVar = {commands.Commands}
     PAUSE_GC_ON_SCROLL = True
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("app")
 
@@ -100,7 +101,16 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         timeout: float | None = None,
         markup: bool = True,
     ) -> None:
-        super().notify(clean(message), title=clean_line(title), severity=severity, timeout=timeout, markup=markup)
+        """Show a passing message, its title on the same line: most fit into the footer's.
+
+        Replaces the information shown before; warnings and errors stay until their time is up.
+        """
+        for shown in [one for one in self._notifications if one.severity == "information"]:
+            self._unnotify(shown, refresh=False)
+        head = clean_line(title)
+        if head:
+            message = f"{escape(head) if markup else head}: {message}"
+        super().notify(clean(message), severity=severity, timeout=timeout, markup=markup)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return themes.own_variables(self.current_theme)
@@ -125,9 +135,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.refresh()
 
     # Commands and themes
-
-    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        yield from commands.system_commands(self, screen)
 
     def get_key_display(self, binding: Binding) -> str:
         return binding.key_display or keys.display(binding.key)

@@ -1,32 +1,85 @@
-"""The command palette: everything that has a key or an action, and the themes."""
+"""The command palette: everything that has a key or an action, by group, and the themes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from textual.app import App, SystemCommand
+from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.fuzzy import Matcher
-from textual.screen import Screen
 
+from cpuchat.text import clean_line
 from cpuchat.tui import keys
 
+GROUPS = (
+    "Recent",
+    keys.ANSWER,
+    keys.CHATS,
+    keys.MODELS,
+    keys.DOWNLOADS,
+    keys.HARDWARE,
+    keys.SETTINGS,
+    keys.VIEW,
+    keys.APP,
+)
+"""In the order in which the palette lists them."""
+_WIDEST, _SHARE, _FRAME = 76, 0.96, 6  # of the palette, in cells: app.tcss
 
-def system_commands(app: App[Any], screen: Screen[Any]) -> Iterable[SystemCommand]:
-    """Commands of the screen that the palette was opened on, each behind its group: `Chats: Start a new chat`."""
-    place = getattr(screen, "KEYS", "")
-    for key in keys.KEYS:
-        if not key.palette or key.place not in (place, "app"):
-            continue
-        node = app if key.place == "app" else screen
-        name = key.action.partition("(")[0]
-        if key.place != "app" and not screen.check_action(name, ()):
-            continue
-        title = f"{key.group}: {key.help.partition(' (')[0]}"
-        yield SystemCommand(title, keys.display_all(key.keys), partial(node.run_action, key.action))  # type: ignore[arg-type]
+
+@dataclass
+class Listed(DiscoveryHit):
+    """A command that stands with those of its group, whenever its provider yields it."""
+
+    group: str = ""
+
+    @property
+    def score(self) -> float:
+        return -float(GROUPS.index(self.group))
+
+
+def line(app: App[Any], group: str, title: Content, key: str = "") -> Content:
+    """`Answer     Regenerate          Ctrl+R`, as wide as the palette; group and key dim."""
+    room = min(_WIDEST, int(_SHARE * app.size.width)) - _FRAME
+    key = clean_line(key)
+    name = title.truncate(max(room - 12 - len(key), 8), ellipsis=True)
+    space = " " * (room - 11 - name.cell_length - len(key))
+    dim = "dim" if app.current_theme.ansi else "$hint"
+    return Content.assemble((f"{group:<11}", dim), name, space, (key, dim))
+
+
+class Commands(Provider):
+    """Commands of the screen that the palette was opened on."""
+
+    def _commands(self) -> list[tuple[keys.Key, str, Callable[[], Any]]]:
+        place = getattr(self.screen, "KEYS", "")
+        found: list[tuple[keys.Key, str, Callable[[], Any]]] = []
+        for key in keys.KEYS:
+            if not key.palette or key.place not in (place, "app"):
+                continue
+            node = self.app if key.place == "app" else self.screen
+            if key.place != "app" and not self.screen.check_action(key.action.partition("(")[0], ()):
+                continue
+            found.append((key, key.help.partition(" (")[0], partial(node.run_action, key.action)))
+        return sorted(found, key=lambda one: GROUPS.index(one[0].group))
+
+    async def discover(self) -> Hits:
+        before = ""
+        for key, title, run in self._commands():
+            group = key.group if key.group != before else ""  # once, over its commands
+            shown = line(self.app, group, Content(title), keys.display_all(key.keys))
+            yield Listed(shown, run, text=title, group=key.group)
+            before = key.group
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for key, title, run in self._commands():
+            if (score := max(matcher.match(title), matcher.match(f"{key.group} {title}"))) > 0:
+                shown = line(self.app, key.group, highlighted(matcher, title), keys.display_all(key.keys))
+                yield Hit(score, shown, run, text=title)
 
 
 def highlighted(matcher: Matcher, text: str) -> Content:
@@ -46,13 +99,17 @@ def theme_provider(own: frozenset[str], use: Callable[[str], None]) -> type[Prov
             return [(name, "cpuchat") for name in sorted(own)] + [(name, "Textual") for name in rest]
 
         async def discover(self) -> Hits:
+            before = ""
             for name, origin in self._themes():
-                yield DiscoveryHit(name, partial(use, name), text=name, help=origin)
+                shown = line(self.app, origin if origin != before else "", Content(name))
+                yield DiscoveryHit(shown, partial(use, name), text=name)
+                before = origin
 
         async def search(self, query: str) -> Hits:
             matcher = self.matcher(query)
             for name, origin in self._themes():
                 if (score := matcher.match(name)) > 0:
-                    yield Hit(score, highlighted(matcher, name), partial(use, name), text=name, help=origin)
+                    shown = line(self.app, origin, highlighted(matcher, name))
+                    yield Hit(score, shown, partial(use, name), text=name)
 
     return ThemeProvider

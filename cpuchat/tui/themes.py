@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.errors import StyleSyntaxError
@@ -22,8 +22,12 @@ from cpuchat import paths, toml
 
 DEFAULT_THEME = "cpuchat"
 
-# Used by our style sheets. A theme that does not set them gets these, made readable on its background.
-OWN_VARIABLES = {"now": "#6bd9a8", "limit": "#e8b45a", "hint": "#9aa5b1", "heading": "#6cb6ff"}
+# Used by our style sheets. A theme that does not set them gets these, made readable on its backgrounds.
+OWN_VARIABLES = {
+    "now": "#6bd9a8", "limit": "#e8b45a", "hint": "#9aa5b1", "heading": "#6cb6ff", "problem": "#f07178",
+}  # fmt: skip
+BACKGROUNDS = ("background", "surface", "panel")
+"""Colors of a theme that text stands on."""
 CONTRAST = 4.5
 """Least contrast of text (WCAG 2.2, 1.4.3)."""
 
@@ -68,24 +72,32 @@ def known_variables() -> dict[str, str]:
 
 
 def own_variables(theme: Theme) -> dict[str, str]:
-    """Return `OWN_VARIABLES` for `theme`, each with at least `CONTRAST` on its background."""
+    """Return `OWN_VARIABLES` for `theme`, each with at least `CONTRAST` on all its `BACKGROUNDS`."""
     if theme.ansi:  # the terminal's own colors, which are not known
-        return dict.fromkeys(OWN_VARIABLES, "ansi_default") | {"now": "ansi_green", "limit": "ansi_yellow"}
-    generated = theme.to_color_system().generate()
-    background, foreground = (Color.parse(generated[name]) for name in ("background", "foreground"))
+        return dict.fromkeys(OWN_VARIABLES, "ansi_default")
+    generated = {name: Color.parse(value) for name, value in theme.to_color_system().generate().items()
+                 if name in _COLORS}  # fmt: skip
+    backgrounds, foreground = [generated[name] for name in BACKGROUNDS], generated["foreground"]
     colors = {
         "now": Color.parse(OWN_VARIABLES["now"]),
         "limit": Color.parse(OWN_VARIABLES["limit"]),
-        "hint": background.blend(foreground, 0.6),
-        "heading": Color.parse(generated["accent"]),
+        "hint": generated["background"].blend(foreground, 0.6),
+        "heading": generated["accent"],
+        "problem": generated["error"],
     }
-    return {name: readable(color, foreground, background).hex6 for name, color in colors.items()}
+    return {name: readable(color, foreground, backgrounds).hex6 for name, color in colors.items()}
 
 
-def readable(color: Color, foreground: Color, background: Color) -> Color:
-    """Mix `color` with as much of `foreground` as it needs for `CONTRAST` on `background`."""
-    steps = (color.blend(foreground, step / 20) for step in range(21))
-    return next((mixed for mixed in steps if contrast(mixed, background) >= CONTRAST), foreground)
+def readable(color: Color, foreground: Color, backgrounds: Sequence[Color]) -> Color:
+    """Mix `color` with as much of `foreground`, then of black or white, as it needs for `CONTRAST` on `backgrounds`."""
+
+    def least(mixed: Color) -> float:
+        return min(contrast(mixed, background) for background in backgrounds)
+
+    extreme = max(Color.parse("black"), Color.parse("white"), key=least)
+    steps = [color.blend(foreground, step / 20) for step in range(20)]
+    steps += [foreground.blend(extreme, step / 20) for step in range(21)]
+    return next((mixed for mixed in steps if least(mixed) >= CONTRAST), extreme)
 
 
 def contrast(one: Color, other: Color) -> float:

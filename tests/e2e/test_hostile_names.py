@@ -100,7 +100,7 @@ def test_no_screen_of_the_app_lets_an_escape_sequence_through(hostile: Path, tmp
         terminal.press("ctrl+p")
         terminal.wait_for("Search for commands")
         terminal.type("title")
-        terminal.wait_for("Open this chat")
+        terminal.wait_for("Open ")
         terminal.press("enter")
         terminal.wait_for("Writer ␛]52")
         terminal.wait_for("Reasoning ␛]52")

@@ -63,9 +63,19 @@ def test_drafts_and_repositories_that_nobody_saw_are_not_put_first() -> None:
 
 
 def test_where_no_bandwidth_is_known_what_a_token_reads_decides() -> None:
-    dense, sparse = model("dense", 9, params=15), model("sparse", 10, params=16, active_params=2.0)
+    dense, sparse = model("dense", 5.5, params=9), model("sparse", 5.8, params=10, active_params=2.0)
     found, _ = judged((dense, sparse), machine(30, 0))
     assert names(found.suits) == ["sparse"] and names(found.others) == ["dense"]
+
+
+def test_where_no_speed_is_known_a_common_small_size_comes_first_and_large_ones_not_at_all() -> None:
+    found, _ = judged((
+        model("tiny", 0.3), model("common", 2.6), model("small", 1.1), model("sparse", 18, active_params=1.0),
+    ), machine(30, 0))  # fmt: skip
+    assert names(found.suits) == ["common", "small", "tiny"] and names(found.others) == ["sparse"]
+    catalog = load_catalog().models
+    found, predictions = judged(catalog, machine(30, 0))
+    assert 2e9 < found.suits[0].size < 4e9 and all(predictions[one.id].tok_s is None for one in found.suits)
 
 
 def test_without_any_prediction_all_of_them_are_kept() -> None:

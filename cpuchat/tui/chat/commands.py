@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.command import Hit, Hits, Provider
+from textual.content import Content
 
 from cpuchat.errors import CpuchatError
 from cpuchat.models.library.model import LocalModel
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
-from cpuchat.tui.commands import highlighted
+from cpuchat.tui.commands import Listed, highlighted, line
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 
@@ -28,10 +29,10 @@ def chat_provider(services: Services) -> type[Provider]:
                 return
             matcher = self.matcher(query)
             for chat in chats:
-                title = clean_line(chat.title)
+                title = f"Open {clean_line(chat.title)}"
                 if (score := matcher.match(title)) > 0:
-                    shown = highlighted(matcher, title)
-                    yield Hit(score, shown, partial(services.chat.open_chat, chat.id), help="Open this chat")
+                    shown = line(self.app, "Chat", highlighted(matcher, title))
+                    yield Hit(score, shown, partial(services.chat.open_chat, chat.id), text=title)
 
     return ChatProvider
 
@@ -51,20 +52,24 @@ def model_provider(services: Services) -> type[Provider]:
             self._models = sorted(usable, key=lambda model: -model.last_used)
 
         async def discover(self) -> Hits:
-            for model in self._models[:MOST_RECENT]:
-                if model.last_used:
-                    load = partial(services.chat.load_model, model.path)
-                    yield DiscoveryHit(_title(model), load, help="Recent model")
+            loaded = services.conversation.model
+            draft = loaded.draft if loaded is not None else ""  # in use as it should be
+            recent = [model for model in self._models if model.last_used and model.name != draft]
+            for number, model in enumerate(recent[:MOST_RECENT]):
+                shown = line(self.app, "" if number else "Recent", Content(_title(model)), units.size(model.size))
+                load = partial(services.chat.load_model, model.path)
+                yield Listed(shown, load, text=_title(model), group="Recent")
 
         async def search(self, query: str) -> Hits:
             matcher = self.matcher(query)
             for model in self._models:
-                if (score := matcher.match(_title(model))) > 0:
-                    shown = highlighted(matcher, _title(model))
-                    yield Hit(score, shown, partial(services.chat.load_model, model.path), help=units.size(model.size))
+                title = _title(model)
+                if (score := matcher.match(title)) > 0:
+                    shown = line(self.app, "Model", highlighted(matcher, title), units.size(model.size))
+                    yield Hit(score, shown, partial(services.chat.load_model, model.path), text=title)
 
     return ModelProvider
 
 
 def _title(model: LocalModel) -> str:
-    return clean_line(f"Models: Load {model.name} {model.quantization}")
+    return clean_line(f"Load {model.name} {model.quantization}")

@@ -13,7 +13,7 @@ from cpuchat.tui.widgets.charts import LEVELS
 if TYPE_CHECKING:
     from cpuchat.telemetry.speculation import Drafting
 
-SENTENCE_ROWS = 3
+ROWS, SENTENCE_ROWS = 7, 3
 _BY_POSITION = "by position"
 
 
@@ -25,14 +25,18 @@ def drafting(frame: Frame) -> list[Line]:
     if not now.wanted:
         return [[frame.text("label", f"{'drafting':<{LABEL}}"), frame.text("missing", "off (F9 or F2)")]]
     if now.reason and now.acceptance is None:
-        return [*_sentence(frame, now.reason), *[[]] * 4]
+        return _sentence(frame, now.reason, ROWS)
     share = None if now.draft_share is None else _percent(now.draft_share)
     return [
         _acceptance(frame, now),
         _row(frame, "per pass", "tokens_per_pass", _per_pass(now), "tokens"),
         _row(frame, "no drafts", "plain_tok_s", rate(now.plain_tok_s), "tok/s"),
         _row(frame, "drafts ahead" if now.overlap else "drafting", "draft_share", share, "% time"),
-        *(_sentence(frame, now.reason) if now.reason else [_depth(frame), _bars(frame, now), _by_drafter(frame, now)]),
+        *(
+            _sentence(frame, now.reason, SENTENCE_ROWS)
+            if now.reason
+            else [_depth(frame), _bars(frame, now), _by_drafter(frame, now)]
+        ),
     ]
 
 
@@ -135,8 +139,7 @@ def _depth(frame: Frame) -> Line:
     return [head, *_figure(frame, f"{now.depth:>{width}}", " tokens" if now.depth != 1 else " token")]
 
 
-def _sentence(frame: Frame, reason: str) -> list[Line]:
-    reason = clean_line(reason)
-    off = reason if reason.startswith("off") else f"off: {reason}"
-    rows = textwrap.wrap(off, max(8, frame.width), max_lines=SENTENCE_ROWS, placeholder=" …")
-    return [[frame.text("label", row)] for row in rows] + [[] for _ in range(SENTENCE_ROWS - len(rows))]
+def _sentence(frame: Frame, reason: str, height: int) -> list[Line]:
+    off = f"drafts off: {clean_line(reason).removeprefix('off: ')}"
+    rows = textwrap.wrap(off, max(8, frame.width), max_lines=height, placeholder=" …")
+    return [[frame.text("label", row)] for row in rows] + [[] for _ in range(height - len(rows))]

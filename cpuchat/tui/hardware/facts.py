@@ -53,7 +53,8 @@ class FactsTable(Static):
         fill, track, dim = (self.get_component_rich_style(f"facts--{part}") for part in ("fill", "track", "dim"))
         share = machine.share_of_peak(survey, theoretical)
         most = survey.all_cores.bytes_per_s / (share or 1.0)
-        of = "measured" if share is None else f"{100 * share:.0f} % of {gigabytes(most)}, measured"
+        how = machine.how_measured(survey)
+        of = how if share is None else f"{100 * share:.0f} % of {gigabytes(most)}, {how}"
         width = max(min(self.size.width - _BEFORE_BAR, _LONGEST_BAR), 8)
         sets = machine.measured_sets(survey)
         names = max(len(name) for name, _ in sets) + 1

@@ -359,7 +359,7 @@ class HardwareScreen(Dismissable[None]):
         if not self.has_widgets:
             return
         if survey is not None:
-            self.facts = MachineFacts(facts.topology, facts.theoretical, survey, facts.huge_pages)
+            self.facts = dataclasses.replace(facts, survey=survey)
         if problem:
             self.notify(problem, title="Not measured", severity="warning", timeout=10, markup=False)
         self._offer()

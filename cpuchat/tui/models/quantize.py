@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
 
 USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M")
-"""Types that most people want; the others are folded."""
-DEFAULT = "Q4_K_M"
+"""Types that most people want, best quality first; the others are folded."""
 _MORE = "more"
 _BY_NAME = {kind.name: kind for kind in TYPES}
 
@@ -129,15 +128,16 @@ class QuantizeScreen(ListScreen[Path | None]):
 
     def _show_types(self) -> None:
         listed = self.query_one(ModelList)
-        best = quantize.recommended(self._predictions, USUAL)
+        best = self._recommended
         rows = [quantize.row(kind, self._predictions.get(kind.name)) for kind in self._types]
-        rows = [
-            replace(row, mark="★", name=row.name.replace(" · ", " · recommended · ", 1)) if row.key == best else row
-            for row in rows
-        ]
+        rows = [replace(row, mark="★", name=f"{row.key} · recommended") if row.key == best else row for row in rows]
         if not self._unfolded:
             rows.append(ListRow(_MORE, "▸", f"{len(TYPES) - len(USUAL)} more types", note="Enter shows them"))
-        listed.show(rows, listed.marked or DEFAULT)
+        listed.show(rows, listed.marked if listed.moved or not best else best)
+
+    @property
+    def _recommended(self) -> str:
+        return quantize.recommended(self._predictions, USUAL, self._model.size)
 
     @property
     def _kind(self) -> QuantType | None:
@@ -151,7 +151,11 @@ class QuantizeScreen(ListScreen[Path | None]):
         if kind is None:
             self.query_one(Labelled).show([("types", "older, smaller and special-purpose types")])
             return
-        self.query_one(Labelled).show(quantize.details(kind, self._predictions.get(kind.name), self._model.size))
+        found = self._predictions.get(kind.name)
+        rows = quantize.details(kind, found, self._model.size)
+        if kind.name == self._recommended and isinstance(found, quantize.TypePrediction):
+            rows.insert(0, ("recommended", quantize.why_recommended(found)))
+        self.query_one(Labelled).show(rows)
         self._suggest()
 
     def _suggest(self) -> None:

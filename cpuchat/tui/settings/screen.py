@@ -132,7 +132,9 @@ class SettingsScreen(Dismissable[Settings | None]):
 
     CSS_PATH = "settings.tcss"
     AUTO_FOCUS = "SettingRow .editor"
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-wide")]
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
+        (0, "-tiny"), (72, "-narrow"), (114, "-wide"),
+    ]  # fmt: skip
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("settings")
     KEYS: ClassVar = "settings"
 
@@ -157,6 +159,11 @@ class SettingsScreen(Dismissable[Settings | None]):
         yield Static(id="hint", markup=False)
         yield Footer(show_command_palette=False)
 
+    def on_compose(self) -> None:
+        # Textual sets the classes of breakpoints only after the first layout: the first picture would be another one.
+        width = self.app.size.width
+        self.add_class([name for least, name in self.HORIZONTAL_BREAKPOINTS or () if width >= least][-1])
+
     def on_mount(self) -> None:
         self._theme_before = self.app.theme
         self.query_one("#form").border_subtitle = paths.shown(paths.settings_file())
@@ -173,7 +180,7 @@ class SettingsScreen(Dismissable[Settings | None]):
                 self._show_hint(row)
 
     def _show_hint(self, row: SettingRow) -> None:
-        """Show the full help at the bottom: beside the field it may be cut."""
+        """Show the help at the bottom, where it has no room beside the field."""
         hint = self.query_one("#hint", Static)
         hint.update(row.text_beside)
         hint.set_class(row.has_class("-invalid"), "-invalid")

@@ -188,7 +188,7 @@ async def test_figures_have_units_in_one_column() -> None:
 PLACES = (
     "average",
     "prefill  ",
-    "acceptance",
+    "acceptance  ",
     "per pass",
     "bandwidth",
     "no drafts ≤",

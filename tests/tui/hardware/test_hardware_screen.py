@@ -155,7 +155,7 @@ async def test_a_measurement_that_fails_is_told(tmp_path: Path) -> None:
         await opened(app, FixtureReader(root, fails))
         await app.press("m")
         await app.until(lambda: not app.chat.busy and app.notices)
-        assert app.notices == ["There is too little free memory. Close other programs."]
+        assert app.notices == ["Not measured: There is too little free memory. Close other programs."]
 
 
 async def test_what_the_kernel_refused_and_where_the_weights_lie(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_tilde_is_the_home_folder() -> None:
     ("text", "problem"),
     [("~a", "no such file"), ("~nobody/x.gguf", "no such file"), ("/" + "x" * 300, "file name too long"),
      ("/tmp/a\0b.gguf", "a path cannot contain a NUL character"), ("/dev/null", "not a regular file"),
-     ("~", "a folder, not a file")],
+     ("~", "a folder: add it to Model folders in the settings")],
 )  # fmt: skip
 def test_a_typed_path_that_cannot_be_opened_says_why(text: str, problem: str) -> None:
     (section,) = ModelListState().sections(text)

@@ -105,10 +105,10 @@ async def test_a_model_that_was_made_is_listed_and_marked(tmp_path: Path) -> Non
         await app.press(*"llama-f16")
         await app.until(lambda: source.name in marked(app))
         await app.press("f5")
-        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen) and "Q4_K_M" in app.app.screen._predictions)
+        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen) and "Q8_0" in app.app.screen._predictions)
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
-        await app.until(lambda: "llama-Q4_K_M.gguf" in marked(app))
+        await app.until(lambda: "llama-Q8_0.gguf" in marked(app))
 
 
 async def test_what_needs_a_file_says_so_for_the_others(tmp_path: Path) -> None:

@@ -100,10 +100,11 @@ async def test_a_type_is_chosen_and_made(half: Path) -> None:
     async with running() as app:
         screen = await opened(app, local(half))
         await screen.known()
-        assert screen.rows.marked == "Q4_K_M"
-        assert screen.out.value == str(half.with_name("llama-Q4_K_M.gguf"))
-        await screen.mark("Q8_0")
+        assert screen.rows.marked == "Q8_0" and "recommended" in app.screen_text
         assert screen.out.value == str(half.with_name("llama-Q8_0.gguf"))
+        await screen.mark("Q6_K")
+        assert screen.out.value == str(half.with_name("llama-Q6_K.gguf"))
+        await screen.mark("Q8_0")
         await app.press("enter")
         made = await asyncio.wait_for(screen.returned, 60)
         assert made is not None and read_header(made).quantization == "Q8_0"
@@ -116,7 +117,7 @@ async def test_what_each_type_gives(half: Path, size: tuple[int, int]) -> None:
         screen = await opened(app, local(half))
         await screen.foreseen()
         text = app.screen_text
-        assert "the usual trade-off" in text
+        assert "nearly lossless" in text and "the best quality that saves space" in " ".join(text.split())
         assert [row.key for row in screen.rows.rows] == [*USUAL, "more"]
         assert [row.key for row in screen.rows.rows if "recommended" in row.name] == ["Q8_0"]
         figures = {row.key: row.columns for row in screen.rows.rows}
@@ -144,6 +145,7 @@ async def test_it_asks_before_it_replaces(half: Path) -> None:
     async with running() as app:
         screen = await opened(app, local(half))
         await screen.known()
+        await screen.mark("Q4_K_M")
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("n")
@@ -353,7 +355,7 @@ async def test_snapshots(tmp_path: Path, elsewhere: None) -> None:
     async with running(size=SMALL) as app:
         screen = await opened(app, local(file))
         await screen.foreseen()
-        screen.out.value = "~/models/Qwen2.5-7B-Instruct-Q4_K_M.gguf"
+        screen.out.value = "~/models/Qwen2.5-7B-Instruct-Q8_0.gguf"
         screen.out.cursor_blink = False
         await app.pilot.pause()
         snapshot(app.app, "quantize-80x24")
@@ -364,10 +366,10 @@ async def test_snapshot_of_the_work(tmp_path: Path, elsewhere: None) -> None:
     async with running(size=SMALL) as app:
         screen = await opened(app, local(file))
         await screen.foreseen()
-        screen.out.value = "~/models/Qwen2.5-7B-Instruct-Q4_K_M.gguf"
+        screen.out.value = "~/models/Qwen2.5-7B-Instruct-Q8_0.gguf"
         screen.out.cursor_blink = False
         work = app.app.services.quantizing
-        work.job = Job(source=file, out=Path("Qwen2.5-7B-Instruct-Q4_K_M.gguf"), type=quant_type("Q4_K_M"))
+        work.job = Job(source=file, out=Path("Qwen2.5-7B-Instruct-Q8_0.gguf"), type=quant_type("Q8_0"))
         work.progress = QuantizeProgress(
             done_tensors=86, tensors=339, tensor="blk.7.ffn_down.weight", bytes_in=0, bytes_out=1_310_000_000,
             total_out=4_680_000_000, seconds_left=203,
