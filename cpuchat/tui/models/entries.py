@@ -144,13 +144,9 @@ def _problem(path: Path) -> str:
     """Return why `path` is not a file to load, "" when it may be one."""
     try:
         mode = path.stat().st_mode
-        return (
-            ""
-            if stat.S_ISREG(mode)
-            else "a folder: add it to Model folders in the settings"
-            if stat.S_ISDIR(mode)
-            else "not a regular file"
-        )
+        if stat.S_ISDIR(mode):
+            return "a folder: add it to Model folders in the settings"
+        return "" if stat.S_ISREG(mode) else "not a regular file"
     except FileNotFoundError:
         return "no such file"
     except ValueError:
