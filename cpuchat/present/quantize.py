@@ -56,15 +56,8 @@ def title(model: LocalModel) -> str:
     return clean_line(f"Quantize {model.name}" + ("" if known else f" {model.quantization}"))
 
 
-<<<<<<< HEAD
-def recommended(found: Mapping[str, TypePrediction | str], names: Sequence[str]) -> str:
-    """Return the best of `names` (best first) that fits and keeps up with reading; "" while one of them is unknown."""
-    if any(name not in found for name in names):
-        return ""
-=======
 def recommended(found: Mapping[str, TypePrediction | str], names: Sequence[str], source_size: int) -> str:
-    """The best of `names` (best first) that fits, keeps up with reading and saves something; "" until it is known."""
->>>>>>> d145530 (Messages pass by in the footer's row; every theme readable on all its backgrounds; palette by group)
+    """Return the best of `names` (best first) that fits, keeps up with reading and saves space; "" until known."""
     for name in names:
         if (one := found.get(name)) is None:
             break

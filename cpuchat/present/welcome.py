@@ -42,11 +42,7 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
         if model.size
     }
     best = next(iter(ranked(models, predictions).suits), None)
-<<<<<<< HEAD
-    if best is None or not machine.peak:  # no prediction without the bandwidth
-=======
     if best is None:
->>>>>>> d145530 (Messages pass by in the footer's row; every theme readable on all its backgrounds; palette by group)
         return Welcome(" · ".join(parts))
     tok_s = predictions[best.id].tok_s
     about = [best.name, f"{best.quantization} {units.size(best.size)}"]
