@@ -12,9 +12,6 @@ from cpuchat.settings import WANTED, Settings
 
 Kind = Literal["switch", "choice", "theme", "whole", "number", "line", "text", "lines"]
 
-# Kept by the app, or only of use on the command line.
-HIDDEN = frozenset({"model.last", "engine.poll", "engine.ubatch"})
-
 # Tabs in order, each with its settings: key, label, and one line of help that names the neutral value.
 TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Basics": (

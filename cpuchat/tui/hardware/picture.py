@@ -87,10 +87,10 @@ def picture(
 
 @dataclass(frozen=True)
 class _Group:
-    """One L3 group: a name, and its cores by kind ("" or "P"/"E")."""
+    """One L3 group; `index` -1 for cores without one."""
 
     name: str
-    cores: tuple[tuple[str, tuple[Core, ...]], ...]
+    cores: tuple[Core, ...]
     fabric_link: int
     index: int
 
@@ -108,21 +108,16 @@ def _blocks(topology: Topology) -> list[_Block]:
     many_sockets, many_nodes = len(topology.packages) > 1, len({n.number for n in topology.nodes if n.cpus}) > 1
     digits = len(str(max(len(topology.l3_groups) - 1, 0)))
     by_place: dict[tuple[int, int], list[_Group]] = {}
-    grouped: set[int] = set()
     for group in topology.l3_groups:
-        cores = [topology.cores[index] for index in group.cores]
-        grouped.update(group.cores)
-        drawn = _Group(f"L3 {group.index:>{digits}}", _kinds(cores), _link(topology, group), group.index)
+        cores = tuple(topology.cores[index] for index in group.cores)
+        drawn = _Group(f"L3 {group.index:>{digits}}", cores, _link(topology, group), group.index)
         by_place.setdefault((group.package, group.node), []).append(drawn)
     # Cores without a known L3 cache: a machine that does not tell, or efficiency cores that have none.
-    for core in topology.cores:
-        if core.index not in grouped:
-            place = by_place.setdefault((core.package, core.node), [])
-            if not place or place[-1].index >= 0:
-                place.append(_Group("no L3" if topology.l3_groups else "cores", (), -1, -1))
-            last = place[-1]
-            cores = [c for _, some in last.cores for c in some] + [core]
-            place[-1] = _Group(last.name, _kinds(cores), -1, -1)
+    grouped = {index for group in topology.l3_groups for index in group.cores}
+    rest = [core for core in topology.cores if core.index not in grouped]
+    for place in {(core.package, core.node) for core in rest}:
+        cores = tuple(core for core in rest if (core.package, core.node) == place)
+        by_place.setdefault(place, []).append(_Group("no L3" if topology.l3_groups else "cores", cores, -1, -1))
     blocks: list[_Block] = []
     seen: set[int] = set()
     for (package, node), groups in sorted(by_place.items()):
@@ -133,10 +128,11 @@ def _blocks(topology: Topology) -> list[_Block]:
     return blocks
 
 
-def _kinds(cores: Sequence[Core]) -> tuple[tuple[str, tuple[Core, ...]], ...]:
+def _kinds(cores: Sequence[Core]) -> list[tuple[str, list[Core]]]:
+    """Return the cores by kind: "P", "E", or "" where it is not known."""
     letters = {"performance": "P", "efficient": "E"}
     kinds = sorted({core.kind for core in cores}, key=lambda kind: ("performance", "", "efficient").index(kind))
-    return tuple((letters.get(kind, ""), tuple(c for c in cores if c.kind == kind)) for kind in kinds)
+    return [(letters.get(kind, ""), [core for core in cores if core.kind == kind]) for kind in kinds]
 
 
 def _link(topology: Topology, group: L3Group) -> int:
@@ -159,7 +155,7 @@ def _group_rows(
     drawn: list[tuple[list[Line], int]] = []  # the lines of each group, and how wide they are
     for group in block.groups:
         cells: Line = []
-        for letter, cores in group.cores:
+        for letter, cores in _kinds(group.cores):
             if cells:
                 cells.append(("  ", "label"))
             if letter:
