@@ -47,7 +47,7 @@ class Conversation:
 
     `drafting` False answers without drafters whatever the settings say. `draft_problem` is why the draft model that the
     settings name was not loaded with the model, "" when it was. `history` is the open chat; `on_save_problem` is called
-    when its `save_problem` changes.
+    when its `save_problem` changes. `logs_speed` False does not record how fast the model answered.
 
     Args:
         store: None keeps nothing.
@@ -70,6 +70,7 @@ class Conversation:
         self.library = library
         self.drafting = True
         self.draft_problem = ""
+        self.logs_speed = True
         self.on_save_problem: Callable[[], None] = lambda: None
         self.history = ChatHistory(store, lambda: self.on_save_problem())
         self._clock = clock
@@ -261,7 +262,7 @@ class Conversation:
                         self.meter.observe(event, self._clock())
                         if not await self._put(event):
                             break
-                        if isinstance(event, GenerationFinished) and self.model is not None:
+                        if isinstance(event, GenerationFinished) and self.model is not None and self.logs_speed:
                             await asyncio.to_thread(self._usage.answered, self.model, event.timings)
                         yield event
             finally:

@@ -309,13 +309,15 @@ class PrefillProgress(Event, frozen=True):
 class TextDelta(Event, frozen=True):
     """New text. `n_tokens` generated since the last delta, `predicted_n` so far, `at_ms` since the request arrived.
 
-    `drafter` names who proposed this span ("" = the model itself).
+    `drafter` names who proposed this span ("" = the model itself). `lengths`: the characters of `text` that each of the
+    `n_tokens` gave; 0 for a token whose text only a later one completes. () also where nobody counted.
     """
 
     request_id: int
     text: str
     channel: Channel = "answer"
     n_tokens: int = 1
+    lengths: tuple[int, ...] = ()
     predicted_n: int = 0
     at_ms: float = 0.0
     drafter: str = ""

@@ -54,7 +54,11 @@ class Backend(Protocol):
         ...
 
     async def forget(self, chat_id: str) -> None:
-        """Delete the saved KV cache of a deleted chat."""
+        """Delete the saved KV cache of a deleted chat; "" : what is in memory of a chat without a name."""
+        ...
+
+    async def unload(self) -> None:
+        """Let the worker save and exit; the next answer starts it and loads the model again. Nothing may be running."""
         ...
 
     def kill(self) -> None:

@@ -199,6 +199,11 @@ class LocalBackend:
                 with contextlib.suppress(OSError):
                     file.unlink(missing_ok=True)
 
+    async def unload(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.close()
+
     def kill(self) -> None:
         self._closed = True
         if self._worker is not None:

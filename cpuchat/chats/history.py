@@ -89,6 +89,10 @@ class ChatHistory:
         self._refuse_while_unsaved()
         self.chat, self.messages = chat, messages
 
+    def restore(self, messages: list[StoredMessage]) -> None:
+        """Continue a chat that is kept elsewhere, in memory alone."""
+        self.chat, self.messages = None, list(messages)
+
     def discard_answer(self) -> None:
         """Discard the unsaved part of the last answer."""
         self._saver.discard()

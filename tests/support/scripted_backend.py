@@ -276,6 +276,9 @@ class ScriptedBackend:
     async def forget(self, chat_id: str) -> None:
         self.forgotten.append(chat_id)
 
+    async def unload(self) -> None:
+        self._model = None
+
     def kill(self) -> None:
         self._cancelled.set()
 

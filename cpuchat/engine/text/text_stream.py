@@ -43,11 +43,12 @@ class TextStream:
         self._splitter = splitter
         self._matcher = StopMatcher(stops) if stops else None
         self._arrived = arrived
-        self._spans: list[tuple[Channel, str, str, int]] = []  # channel, drafter, text, tokens; without the open one
+        self._spans: list[tuple[Channel, str, str, tuple[int, ...]]] = []
+        # channel, drafter, text, length of each token's part; without the open one
         self._channel: Channel = "answer"
         self._drafter = ""
         self._parts: list[str] = []
-        self._n_parts = 0  # tokens that `_parts` came from
+        self._lengths: list[int] = []  # of the tokens that `_parts` came from
         self._n_held = 0  # tokens whose text is held back
         self._n_emitted = 0
         self._next_frame = 0.0
@@ -99,14 +100,18 @@ class TextStream:
             self._close_span()
             self._channel = channel
         self._parts.append(text)
-        self._n_parts += self._n_held
-        self._n_held = 0
+        if self._n_held:
+            self._lengths += [0] * (self._n_held - 1)
+            self._lengths.append(len(text))
+            self._n_held = 0
+        elif self._lengths:
+            self._lengths[-1] += len(text)
 
     def _close_span(self) -> None:
         if self._parts:
-            self._spans.append((self._channel, self._drafter, "".join(self._parts), self._n_parts))
+            self._spans.append((self._channel, self._drafter, "".join(self._parts), tuple(self._lengths)))
             self._parts.clear()
-            self._n_parts = 0
+            self._lengths.clear()
 
     def flush(self, now: float) -> None:
         """Emit the text that is complete."""
@@ -114,14 +119,15 @@ class TextStream:
         if not self._spans:
             return
         at_ms = 1e3 * (now - self._arrived)
-        for channel, drafter, text, n in self._spans:
-            self._n_emitted += n
+        for channel, drafter, text, lengths in self._spans:
+            self._n_emitted += len(lengths)
             self._emit(
                 TextDelta(
                     request_id=self._request_id,
                     text=text,
                     channel=channel,
-                    n_tokens=n,
+                    n_tokens=len(lengths),
+                    lengths=lengths,
                     predicted_n=self._n_emitted,
                     at_ms=at_ms,
                     drafter=drafter,

@@ -1,0 +1,1 @@
+"""One prompt, two sides: a model and another one, or the same with other settings. Headless."""

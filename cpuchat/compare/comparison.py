@@ -1,0 +1,355 @@
+"""Two models answer the same prompts, one after the other or at the same time.
+
+Each has a worker process and a history of its own. Sequentially (fair) each side has the whole machine while the other
+waits in memory, or on disk where memory is not enough for both. Concurrently each has half of the cores, and both share
+the memory bus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from cpuchat.backend.base import Backend
+from cpuchat.backend.local import LocalBackend
+from cpuchat.chats.records import StoredMessage
+from cpuchat.compare.halves import halves
+from cpuchat.compare.memory import together, worker_memory
+from cpuchat.compare.rounds import Round, SideAnswer, Turn
+from cpuchat.compare.side import Side, short_names
+from cpuchat.compare.together import fit_together
+from cpuchat.conversation import Conversation
+from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.library.library import Library
+from cpuchat.protocol import (
+    AnyEvent,
+    Failed,
+    GenerationFinished,
+    LoadCancelled,
+    ModelInfo,
+    ModelLoaded,
+    TextDelta,
+)
+from cpuchat.settings import Settings
+from cpuchat.telemetry.machine import Peak
+
+Tell = Callable[[int, AnyEvent], None]
+
+
+class Runner:
+    """One side with its conversation. `failed` is why it cannot answer, None when it can; `model` is the one that was
+    loaded last, also after its worker crashed."""
+
+    def __init__(self, side: Side, settings: Settings, backend: Backend, library: Library | None) -> None:
+        self.side = side
+        self.settings = settings
+        self.conversation = Conversation(settings=settings, backend=backend, store=None, library=library)
+        self.conversation.logs_speed = False  # on half of the cores, or with other settings than the user's
+        self.failed: Failed | None = None
+        self.model: ModelInfo | None = None
+        self.n_prompts = 0
+        """Prompts that its history has."""
+        self._loaded: Settings | None = None
+
+    async def load(self, spec: PlacementSpec, probe: bool, tell: Callable[[AnyEvent], None]) -> bool:
+        """Load with this placement, unless it is already; returns whether it can answer."""
+        wanted = spec.applied_to(self.settings)
+        wanted.hardware = msgspec.structs.replace(wanted.hardware, probe=probe and wanted.hardware.probe)
+        if self.conversation.model is not None and self._loaded == wanted:
+            return True
+        self.conversation.settings, self._loaded, self.failed = wanted, wanted, None
+        try:
+            async with contextlib.aclosing(self.conversation.load_model(Path(self.side.path))) as events:
+                async for event in events:
+                    if isinstance(event, Failed):
+                        self.failed = event
+                    elif isinstance(event, ModelLoaded):
+                        self.model = event.model
+                    elif isinstance(event, LoadCancelled):
+                        return False
+                    tell(event)
+        except (CpuchatError, OSError) as error:
+            self.failed = _failed(error)
+            tell(self.failed)
+        return self.failed is None and self.conversation.model is not None
+
+    async def answer(
+        self,
+        turns: Sequence[Turn],
+        into: SideAnswer,
+        tell: Callable[[AnyEvent], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        """Answer the prompt of the last of `turns`, from the start: nothing of an earlier answer is reused."""
+        conversation = self.conversation
+        await conversation.backend.forget("")
+        if self.n_prompts == len(turns):
+            stream = conversation.regenerate()
+        else:
+            stream, self.n_prompts = conversation.send(turns[-1].prompt), len(turns)
+        try:
+            async with contextlib.aclosing(stream) as events:
+                async for event in events:
+                    self._take(event, into)
+                    tell(event)
+                    if stopped():  # asked for when it had not begun
+                        await conversation.stop()
+        except CpuchatError as error:
+            into.failed = _failed(error)
+            tell(into.failed)
+
+    def _take(self, event: AnyEvent, into: SideAnswer) -> None:
+        match event:
+            case TextDelta():
+                into.written.add(event)
+                if event.channel == "reasoning":
+                    into.reasoning += event.text
+                else:
+                    into.content += event.text
+            case ModelLoaded():
+                self.model = event.model
+            case GenerationFinished():
+                into.timings, into.stop_reason = event.timings, event.stop_reason
+                into.roofline, into.model = self.conversation.figures().roofline, self.model
+            case Failed():
+                into.failed, into.stop_reason = event, event.code
+            case _:
+                pass
+
+
+class Comparison:
+    """Use from one event loop; `close` it.
+
+    `names` tell the sides apart in a few words. `in_turn` is why the sides are loaded in turn, "" when both stay in
+    memory. `stopped`: the last round was.
+
+    Args:
+        backend: makes the backend of a side.
+        library: where draft models are looked for.
+
+    Raises:
+        UsageError: a side has settings that are not acceptable.
+    """
+
+    def __init__(
+        self,
+        sides: tuple[Side, Side],
+        settings: Settings,
+        *,
+        backend: Callable[[], Backend] = LocalBackend,
+        library: Library | None = None,
+    ) -> None:
+        self.sides = sides
+        self.names = short_names(*sides)
+        self.runners = tuple(Runner(side, side.settings(settings), backend(), library) for side in sides)
+        self.turns: list[Turn] = []
+        self.in_turn = ""
+        self.peak: Peak | None = None
+        """The read bandwidth of both halves together, once a race began."""
+        self.tell: Tell = lambda side, event: None
+        """Called with every event of a side."""
+        self.busy = False
+        self.stopped = False
+        self._checked = False
+        self._writing: set[int] = set()
+
+    @property
+    def writing(self) -> frozenset[int]:
+        """The sides that are being loaded or answer now."""
+        return frozenset(self._writing)
+
+    async def ask(self, prompt: str, *, race: bool = False) -> Round:
+        """Let both sides answer a new prompt; it continues what was asked before.
+
+        Raises:
+            UsageError: something is running, or a race is not possible.
+        """
+        self._refuse_while_busy()
+        self.turns.append(Turn(prompt))
+        try:
+            return await self._round(race)
+        except UsageError:  # refused
+            self.turns.pop()
+            raise
+
+    async def repeat(self, *, race: bool = False) -> Round:
+        """Let both answer the last prompt again, with the sides swapped: the other one first, or on the other cores.
+
+        Raises:
+            UsageError: nothing was asked; as `ask`.
+        """
+        self._refuse_while_busy()
+        if not self.turns:
+            raise UsageError("There is no prompt to repeat.", "Write one first.")
+        return await self._round(race)
+
+    async def stop(self) -> None:
+        """Stop the running round, which ends with what is written."""
+        if self.busy:
+            self.stopped = True
+            await asyncio.gather(*(runner.conversation.stop() for runner in self.runners))
+
+    async def close(self) -> None:
+        """End both workers."""
+        await self.stop()
+        await asyncio.gather(*(runner.conversation.close() for runner in self.runners))
+
+    def restore(self, turns: Sequence[Turn]) -> None:
+        """Continue a comparison that was kept: its answers become the histories of both sides."""
+        self.turns = list(turns)
+        for index, runner in enumerate(self.runners):
+            messages: list[StoredMessage] = []
+            for turn in turns:
+                answer = turn.rounds[-1].answers[index] if turn.rounds else SideAnswer()
+                messages += [_message(messages, "user", turn.prompt)]
+                if answer.content:
+                    messages += [_message(messages, "assistant", answer.content)]
+            runner.conversation.history.restore(messages)
+            runner.n_prompts = len(turns)
+
+    def race_bandwidth(self) -> float | None:
+        """Return what both sides read per second together now; None while not both write."""
+        rooflines = [runner.conversation.figures().roofline for runner in self.runners]
+        if len(self._writing) < 2 or any(one.estimate is None for one in rooflines):
+            return None
+        return sum(one.estimate or 0.0 for one in rooflines)
+
+    def _refuse_while_busy(self) -> None:
+        if self.busy:
+            raise UsageError("Both sides are still answering.", "Stop them with Esc first.")
+
+    async def _round(self, race: bool) -> Round:
+        self.busy, self.stopped = True, False
+        turn = self.turns[-1]
+        try:
+            await self._check_memory()
+            first = sum(one.race == race for one in turn.rounds) % 2
+            specs = await asyncio.to_thread(self._race_specs, first) if race else self._own_specs()
+            new = Round(first=first, race=race)
+            order = (first, 1 - first)
+            turn.rounds.append(new)
+            if not self.in_turn:
+                for side in order:  # one after the other: they read the same disk
+                    await self._load(side, specs[side], new)
+            if race:
+                self._writing = {side for side in order if self.runners[side].failed is None}
+                await asyncio.gather(*(self._answer(side, new) for side in order))
+            else:
+                for side in order:
+                    await self._answer_alone(side, specs[side], new)
+            await self._read_memory(new)
+            return new
+        finally:
+            self.busy = False
+            self._writing.clear()
+
+    async def _check_memory(self) -> None:
+        if not self._checked:
+            settings = [runner.settings for runner in self.runners]
+            n_ctx, self.in_turn = await asyncio.to_thread(fit_together, self.sides, settings)
+            for runner in self.runners:
+                runner.settings.engine.ctx = runner.settings.engine.ctx or n_ctx
+            self._checked = True
+
+    def _own_specs(self) -> tuple[PlacementSpec, PlacementSpec]:
+        first, second = (PlacementSpec.of(runner.settings) for runner in self.runners)
+        return first, second
+
+    async def _load(self, side: int, spec: PlacementSpec, new: Round) -> bool:
+        if self.stopped:
+            return False
+        runner, self._writing = self.runners[side], {side}
+        loaded = await runner.load(spec, not new.race, self._teller(side))
+        new.answers[side].failed = runner.failed
+        self._writing = set()
+        return loaded and not self.stopped
+
+    async def _answer_alone(self, side: int, spec: PlacementSpec, new: Round) -> None:
+        if self.in_turn:
+            await self.runners[1 - side].conversation.backend.unload()
+        if self.runners[side].failed is not None and not self.in_turn:
+            return
+        if await self._load(side, spec, new):
+            self._writing = {side}
+            await self._answer(side, new)
+            if self.in_turn:
+                await self._read_memory(new)
+
+    async def _answer(self, side: int, new: Round) -> None:
+        runner = self.runners[side]
+        if runner.failed is None and not self.stopped:
+            await runner.answer(self.turns, new.answers[side], self._teller(side), lambda: self.stopped)
+        if len(self._writing) == 2:  # the other one has the memory to itself from now on
+            new.race_bytes = _bytes_so_far(self.runners)
+        self._writing.discard(side)
+
+    def _teller(self, side: int) -> Callable[[AnyEvent], None]:
+        return lambda event: self.tell(side, event)
+
+    def _race_specs(self, first: int) -> tuple[PlacementSpec, PlacementSpec]:
+        """Choose the cores of both. `first` is the side that has the first half. Measures their read bandwidth.
+
+        Raises:
+            UsageError: a race is not possible.
+        """
+        if self.in_turn:
+            raise UsageError("There is not enough memory for both sides at the same time.", self.in_turn)
+        topology = read_topology()
+        own = self._own_specs()
+        cores = (own[0].cores, own[1].cores)
+        if cores[0] == cores[1] or set(place(topology, own[0]).cpus) & set(place(topology, own[1]).cpus):
+            cores = halves(topology, cores[0] if cores[0] == cores[1] else "auto")
+            cores = cores if first == 0 else (cores[1], cores[0])
+        specs, cpus = [], []
+        for part, spec in zip(cores, own, strict=True):
+            most = len(place(topology, PlacementSpec(part)).cpus)
+            specs.append(PlacementSpec(part, "shared", spec.memory, min(spec.threads, most)))
+            cpus += place(topology, specs[-1]).cpus
+        self.peak = self._peak_of(tuple(sorted(cpus)), place(topology, specs[0]).memory.words)
+        return specs[0], specs[1]
+
+    def _peak_of(self, cpus: tuple[int, ...], memory: str) -> Peak | None:
+        from cpuchat.hardware.bandwidth.peaks import known_peak, peak_of
+
+        if self.runners[0].settings.hardware.probe:
+            return peak_of(cpus, memory, cancelled=lambda: self.stopped)
+        return known_peak(cpus, memory)
+
+    async def _read_memory(self, new: Round) -> None:
+        pids = [runner.conversation.backend.pid for runner in self.runners]
+        files = [Path(side.path) for side in self.sides]
+        for answer, pid in zip(new.answers, pids, strict=True):
+            if pid is not None and answer.model is not None:
+                answer.memory = await asyncio.to_thread(worker_memory, pid, files) or answer.memory
+        a, b = (answer.memory for answer in new.answers)
+        if a is not None and b is not None and not self.in_turn:
+            new.memory = together(a, b)
+
+
+def _bytes_so_far(runners: Sequence[Runner]) -> tuple[float, float] | None:
+    """Bytes per second of both from the first token of each until now; None where they are not known."""
+    found: list[float] = []
+    for runner in runners:
+        figures = runner.conversation.figures()
+        rate = figures.live_tok_s or figures.decode_tok_s
+        if figures.roofline.estimate is None or not rate or figures.decode_tok_s is None:
+            return None
+        found.append(figures.roofline.estimate / rate * figures.decode_tok_s)
+    return found[0], found[1]
+
+
+def _failed(error: Exception) -> Failed:
+    if isinstance(error, CpuchatError):
+        return Failed(code=error.code, message=error.message, hint=error.hint)
+    return Failed(code="error", message=str(error))
+
+
+def _message(before: Sequence[StoredMessage], role: str, content: str) -> StoredMessage:
+    at = len(before)
+    return StoredMessage(id=at, chat_id="", position=at, role=role, content=content)  # type: ignore[arg-type]

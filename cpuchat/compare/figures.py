@@ -1,0 +1,169 @@
+"""The figures of both sides, over the rounds, and what they say together."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from cpuchat.compare.rounds import Round, SideAnswer
+
+MIN_ROUNDS = 3
+"""From so many rounds on, medians and the spread are shown."""
+NOISE = 0.03
+"""Share by which two single measurements differ on an idle machine without a reason (benchmarks/README.md)."""
+SAME_BYTES = 0.02
+
+Name = Literal[
+    "tok_s", "first_s", "prefill", "tokens", "acceptance", "per_pass", "memory", "bytes", "bandwidth", "utilization",
+    "joules",
+]  # fmt: skip
+NAMES: tuple[Name, ...] = get_args(Name)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The median of `n` rounds; `low` and `high` are the smallest and the largest."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Value:
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+    @property
+    def spread(self) -> float:
+        return self.high - self.low
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of both sides; None is "not known". Rates per second, `memory` and `bytes` (per token) in bytes,
+    shares 0 to 1."""
+
+    name: Name
+    a: Value | None
+    b: Value | None
+
+    @property
+    def ratio(self) -> float | None:
+        """B ÷ A."""
+        return self.b.median / self.a.median if self.a and self.b and self.a.median else None
+
+
+Kind = Literal[
+    "incomplete",  # a side has no speed
+    "cached",  # the weights of both stay in L3: bytes do not decide
+    "noise",  # the difference is within the spread
+    "settings",  # both read the same bytes
+    "bytes",  # fewer bytes, faster: how much of what they allow
+    "other limit",  # fewer bytes, but not faster
+    "unknown",  # the bytes are not known
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the figures say. `speed` and `bytes` are B ÷ A, `reached` is the share of what the bytes allow; `noise` is
+    the spread of the rounds as a share of the speed, or what is assumed for single rounds."""
+
+    kind: Kind
+    speed: float = 0.0
+    bytes: float = 0.0
+    reached: float = 0.0
+    noise: float = NOISE
+    n_rounds: int = 1
+    compute_bound: bool = False
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The table of a turn. `rounds` of them are complete; without one, the figures are those of the last round."""
+
+    rows: dict[Name, Row] = field(default_factory=dict)
+    verdict: Verdict = Verdict("incomplete")
+    n_rounds: int = 0
+    race: bool = False
+
+    @property
+    def medians(self) -> bool:
+        return self.n_rounds >= MIN_ROUNDS
+
+
+def figures_of(rounds: Sequence[Round]) -> Figures:
+    """Return the figures of the rounds of one turn that were measured alike (`Turn.comparable`), or of the last one
+    that is not complete. Fewer than `MIN_ROUNDS`: those of the last round."""
+    if not rounds:
+        return Figures()
+    complete = [one for one in rounds if one.complete]
+    counted = complete if len(complete) >= MIN_ROUNDS else (complete or list(rounds))[-1:]
+    rows: dict[Name, Row] = {name: Row(name, *(_value(name, counted, side) for side in (0, 1))) for name in NAMES}
+    rows = {name: row for name, row in rows.items() if row.a is not None or row.b is not None}
+    return Figures(rows, _verdict(rows, counted), len(complete), rounds[-1].race)
+
+
+def _value(name: Name, rounds: Sequence[Round], side: int) -> Value | None:
+    found = [value for one in rounds if (value := figure(name, one.answers[side], race=one.race)) is not None]
+    return Value.of(found) if found else None
+
+
+def figure(name: Name, answer: SideAnswer, *, race: bool) -> float | None:
+    """Return one figure of one answer; None where it is not known."""
+    timings, roofline = answer.timings, answer.roofline
+    if name == "memory":
+        return answer.memory.total if answer.memory is not None else None
+    if timings is None:
+        return None
+    rate = timings.predicted_per_second
+    match name:
+        case "tok_s":
+            return rate
+        case "first_s":
+            return timings.ttft_ms / 1e3 if timings.predicted_n else None
+        case "prefill":
+            return timings.prompt_per_second
+        case "tokens":
+            return timings.predicted_n
+        case "acceptance":
+            return timings.draft_n_accepted / timings.draft_n if timings.draft_n else None
+        case "per_pass":
+            return timings.tokens_per_pass
+        case "bytes":
+            return roofline.estimate / rate if roofline and roofline.estimate and rate else None
+        case "bandwidth":
+            return roofline.estimate if roofline else None
+        case "utilization":  # of a race, nobody knows which part of the bandwidth was to be had
+            return roofline.utilization if roofline and not race else None
+        case "joules":  # the counters see both
+            return roofline.joules_per_token if roofline and not race else None
+
+
+def _verdict(rows: dict[Name, Row], rounds: Sequence[Round]) -> Verdict:
+    speed = rows.get("tok_s")
+    if speed is None or speed.a is None or speed.b is None or not speed.ratio:
+        return Verdict("incomplete")
+    ratio, n = speed.ratio, min(speed.a.n, speed.b.n)
+    noise = max(one.spread / one.median for one in (speed.a, speed.b)) if n >= MIN_ROUNDS else NOISE
+    size = rows.get("bytes")
+    read = size.ratio if size is not None else None
+    last = [answer.roofline for answer in rounds[-1].answers]
+    by_compute = any(one is not None and one.limit == "compute" for one in last)
+
+    def verdict(kind: Kind, reached: float = 0.0) -> Verdict:
+        return Verdict(kind, ratio, read or 0.0, reached, noise, n, by_compute)
+
+    if abs(ratio - 1) <= noise:
+        return verdict("noise")
+    if all(one is not None and one.fits_cache for one in last):
+        return verdict("cached")
+    if not read:
+        return verdict("unknown")
+    if abs(read - 1) <= SAME_BYTES or "acceptance" in rows:
+        return verdict("settings")
+    if (read < 1) == (ratio > 1):
+        return verdict("bytes", ratio * read)
+    return verdict("other limit", ratio * read)

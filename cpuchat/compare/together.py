@@ -1,0 +1,39 @@
+"""Whether two models fit into memory at the same time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cpuchat.compare.side import Side
+from cpuchat.errors import CpuchatError
+from cpuchat.models.fit import gigabytes, plan_memory
+from cpuchat.models.gguf.header import read_model
+from cpuchat.models.machine import this_machine
+from cpuchat.settings import Settings
+
+
+def fit_together(sides: Sequence[Side], settings: Sequence[Settings]) -> tuple[int, str]:
+    """Return the context for both, in tokens, and why they do not fit together, "" when they do.
+
+    A file that both map is counted once. The context is 0 (each chooses) where a header cannot be read: that side will
+    not load anyway.
+    """
+    try:
+        headers = [read_model(Path(side.path)) for side in sides]
+    except (CpuchatError, OSError):
+        return 0, ""
+    available = this_machine(settings[0]).available
+    options = [one.load_options() for one in settings]
+    needs = [plan_memory(header, option, available)[0] for header, option in zip(headers, options, strict=True)]
+    total = sum(need.least for need in needs)
+    same_file = os.path.realpath(sides[0].path) == os.path.realpath(sides[1].path)
+    if same_file and all(option.load_mode == "mmap" for option in options):
+        total -= min(need.weights - need.reclaimable for need in needs)
+    n_ctx = min(need.n_ctx for need in needs)
+    if total <= available:
+        return n_ctx, ""
+    return n_ctx, (
+        f"The two need {gigabytes(total)} GB together and {gigabytes(available)} GB are available: loaded in turn."
+    )

@@ -1,0 +1,226 @@
+"""A comparison in words: the table, the sentence that says why, and JSON; for app and command line alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cpuchat.compare.comparison import Comparison
+from cpuchat.compare.difference import Difference
+from cpuchat.compare.figures import MIN_ROUNDS, Figures, Name, Row, Value, Verdict, figures_of
+from cpuchat.compare.memory import MemoryTogether
+from cpuchat.compare.rounds import Round, SideAnswer, Turn
+from cpuchat.present.answers import roofline_json, stop_reason, timings_json
+from cpuchat.telemetry import units
+from cpuchat.telemetry.machine import Peak
+
+LABELS: dict[Name, str] = {
+    "tok_s": "decode",
+    "first_s": "first token",
+    "prefill": "prefill",
+    "tokens": "tokens",
+    "acceptance": "acceptance",
+    "per_pass": "tokens per pass",
+    "memory": "memory",
+    "bytes": "bytes per token",
+    "bandwidth": "bandwidth",
+    "utilization": "utilization",
+    "joules": "J/token",
+}
+RACE_NOTE = (
+    "Race: both share the memory bus and have half of the cores each. Compare nothing but who was faster; decode, "
+    "first token and bandwidth would be others on the whole machine."
+)
+
+
+def figure(name: Name, value: float) -> str:
+    """One figure with its unit."""
+    match name:
+        case "tok_s" | "prefill":
+            return f"{units.rate(value)} tok/s"
+        case "first_s":
+            return " ".join(units.duration(value))
+        case "tokens":
+            return f"{value:,.0f}"
+        case "acceptance" | "utilization":
+            return f"{100 * value:.0f} %"
+        case "per_pass":
+            return f"{value:.1f}"
+        case "memory" | "bytes":
+            return units.size(round(value))
+        case "bandwidth":
+            return f"{units.bandwidth(value)} GB/s"
+        case "joules":
+            return f"{value:.2f} J"
+
+
+def cell(row: Row, value: Value | None, *, spread: bool) -> str:
+    """A figure with the range of its rounds: `46.2 tok/s (45.9–46.7)`."""
+    if value is None:
+        return "n/a"
+    text = figure(row.name, value.median)
+    if not spread or value.n < MIN_ROUNDS or value.low == value.high:
+        return text
+    low, high = (figure(row.name, one).split(" ")[0] for one in (value.low, value.high))
+    return f"{text} ({low}–{high})"
+
+
+def rows(figures: Figures, names: Sequence[str]) -> list[tuple[str, str, str, str]]:
+    """Return the table with its headings: label, A, B, B ÷ A."""
+    found = [("", *(clean for clean in names), "B ÷ A")]
+    for name, row in figures.rows.items():
+        ratio = units.factor(row.ratio) if row.ratio is not None and name not in ("tokens", "acceptance") else ""
+        sides = [cell(row, value, spread=figures.medians) for value in (row.a, row.b)]
+        found.append((LABELS[name], sides[0], sides[1], ratio))
+    return found  # type: ignore[return-value]
+
+
+def verdict(found: Verdict, names: Sequence[str]) -> str:
+    """Say in one or two sentences which side is faster, and why."""
+    a, b = names
+    if found.kind == "incomplete":
+        return ""
+    faster = f"{b} is {units.factor(found.speed)} as fast"
+    match found.kind:
+        case "noise":
+            why = (
+                f"within the spread of {found.n_rounds} rounds ({100 * found.noise:.0f} %)"
+                if found.n_rounds >= MIN_ROUNDS
+                else "within what single rounds differ by; repeat to know"
+            )
+            return f"No significant difference: {units.factor(found.speed)}, {why}."
+        case "cached":
+            read = f"reads {found.bytes:.2f} of the bytes and " if found.bytes else ""
+            return (
+                f"{b} {read}is {units.factor(found.speed)} as fast. Both fit in the L3 cache: bytes do not decide here."
+            )
+        case "unknown":
+            return f"{faster} as {a}. The bytes per token of these models are not known."
+        case "settings":
+            return f"{faster} as {a}."
+        case "other limit":
+            limit = "Compute" if found.compute_bound else "Something other than memory"
+            read = f"{b} reads {found.bytes:.2f} of the bytes"
+            return f"{read} but is {units.factor(found.speed)} as fast. {limit} limits it."
+    return (
+        f"{b} reads {found.bytes:.2f} of the bytes and is {units.factor(found.speed)} as fast: "
+        f"{100 * found.reached:.0f} % of what the bytes allow."
+    )
+
+
+def difference(found: Difference | None, done: Round) -> str:
+    """Say where the texts part."""
+    a, b = done.answers
+    if not a.written.n_tokens or not b.written.n_tokens:
+        return ""
+    if found is not None:
+        at = f"token {found.a}" if found.a == found.b else f"token {found.a} of A, {found.b} of B"
+        return f"First difference at {at}."
+    if not done.complete:
+        return ""
+    if a.written.text == b.written.text:
+        return f"Same text ({units.plural(a.written.n_tokens, 'token')})."
+    return "Same text as far as both go."
+
+
+def shared_memory(found: MemoryTogether | None) -> str:
+    """`Together 1.2 GB, of which 0.8 GB of weights are mapped by both and counted once.`"""
+    if found is None:
+        return ""
+    total = f"Together {units.size(found.total)}"
+    if not found.shared:
+        return f"{total}."
+    return f"{total}; {units.size(found.shared)} of weights are shared by both and counted once."
+
+
+def race_bandwidth(bytes_per_s: float | None, peak: Peak | None) -> str:
+    """What both read together, against the probe: `both 43 of 51 GB/s (84 %)`."""
+    if bytes_per_s is None:
+        return ""
+    if peak is None:
+        return f"both {units.bandwidth(bytes_per_s)} GB/s"
+    share = 100 * bytes_per_s / peak.bytes_per_s
+    return f"both {units.bandwidth(bytes_per_s)} of {units.bandwidth(peak.bytes_per_s)} GB/s ({share:.0f} %)"
+
+
+def failures(done: Round, names: Sequence[str]) -> list[str]:
+    """Say which side failed, and why."""
+    found = zip(names, done.answers, strict=True)
+    return [f"{name}: {one.failed.message} {one.failed.hint}".rstrip() for name, one in found if one.failed is not None]
+
+
+def sentences(comparison: Comparison, turn: Turn) -> list[str]:
+    """Return everything that stands under the table of a turn."""
+    if not turn.rounds:
+        return []
+    last, figures = turn.rounds[-1], figures_of(turn.comparable() or turn.rounds[-1:])
+    race = race_bandwidth(sum(last.race_bytes), comparison.peak) if last.race_bytes is not None else ""
+    found = [
+        *failures(last, comparison.names),
+        verdict(figures.verdict, comparison.names),
+        difference(last.difference(), last),
+        f"While both wrote: {race.removeprefix('both ')}." if race else "",
+        RACE_NOTE if last.race else "",
+        shared_memory(last.memory),
+        comparison.in_turn,
+    ]
+    return [one for one in found if one]
+
+
+def side_status(answer: SideAnswer) -> str:
+    """How one answer ended, in a few words; "" when it is simply complete."""
+    return "failed" if answer.failed is not None else stop_reason(answer.stop_reason)
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Return everything that was measured."""
+    return {
+        "sides": [
+            {"name": name, "path": side.path, "model": side.model, "quantization": side.quantization,
+             "settings": side.changes}
+            for name, side in zip(comparison.names, comparison.sides, strict=True)
+        ],
+        "in_turn": bool(comparison.in_turn),
+        "turns": [_turn_json(comparison, turn) for turn in comparison.turns],
+    }  # fmt: skip
+
+
+def _turn_json(comparison: Comparison, turn: Turn) -> dict[str, Any]:
+    figures = figures_of(turn.comparable() or turn.rounds[-1:])
+    found = turn.rounds[-1].difference() if turn.rounds else None
+    return {
+        "prompt": turn.prompt,
+        "rounds": [_round_json(one) for one in turn.rounds],
+        "figures": {
+            name: {"a": _value_json(row.a), "b": _value_json(row.b), "ratio": row.ratio}
+            for name, row in figures.rows.items()
+        },
+        "verdict": verdict(figures.verdict, comparison.names),
+        "first_difference": {"a": found.a, "b": found.b} if found is not None else None,
+    }
+
+
+def _value_json(value: Value | None) -> dict[str, float] | None:
+    return None if value is None else {"median": value.median, "low": value.low, "high": value.high, "n": value.n}
+
+
+def _round_json(one: Round) -> dict[str, Any]:
+    return {
+        "first": "AB"[one.first],
+        "mode": "concurrent" if one.race else "sequential",
+        "race_bytes_per_s": list(one.race_bytes) if one.race_bytes is not None else None,
+        "memory": {"total": one.memory.total, "shared": one.memory.shared} if one.memory is not None else None,
+        "answers": [_answer_json(answer) for answer in one.answers],
+    }
+
+
+def _answer_json(answer: SideAnswer) -> dict[str, Any]:
+    return {
+        "text": answer.content,
+        "reasoning": answer.reasoning,
+        "stop_reason": answer.stop_reason or None,
+        "error": {"code": answer.failed.code, "message": answer.failed.message} if answer.failed is not None else None,
+        "memory": answer.memory.total if answer.memory is not None else None,
+        "timings": timings_json(answer.timings) if answer.timings is not None else None,
+        "roofline": roofline_json(answer.roofline) if answer.roofline is not None else None,
+    }

@@ -1,0 +1,174 @@
+"""Comparisons with real workers and the demo pair."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.compare.comparison import Comparison
+from cpuchat.compare.side import Side
+from cpuchat.errors import UsageError
+from cpuchat.models.library.library import Library
+from cpuchat.protocol import AnyEvent, GenerationFinished, LoadProgress, TextDelta
+from cpuchat.settings import Settings
+
+pytestmark = pytest.mark.slow
+
+PROMPT = "Why does a CPU write slower than it reads the prompt?"
+
+
+@pytest.fixture(autouse=True)
+def on_a_measured_machine(measured_machine: None) -> None:
+    """Every test here loads models."""
+
+
+def demo(name: str = "demo", **changes: str) -> Side:
+    return Side.of(Library([]).resolve(name), {key.replace("_", "-"): value for key, value in changes.items()})
+
+
+class Watched:
+    """A comparison and every event of its sides, in order."""
+
+    def __init__(self, a: Side, b: Side, max_tokens: int = 48) -> None:
+        settings = Settings()
+        settings.chat.max_tokens = max_tokens
+        self.events: list[tuple[int, AnyEvent]] = []
+        self.comparison = Comparison((a, b), settings)
+        self.comparison.tell = lambda side, event: self.events.append((side, event))
+
+    def order(self, kind: type) -> list[int]:
+        """The sides of these events, each stretch once."""
+        sides = [side for side, event in self.events if isinstance(event, kind)]
+        return [side for n, side in enumerate(sides) if n == 0 or sides[n - 1] != side]
+
+
+@pytest.fixture
+async def watched(request: pytest.FixtureRequest) -> AsyncIterator[Watched]:
+    found = Watched(*getattr(request, "param", (demo(), demo("demo-q4"))))
+    yield found
+    await found.comparison.close()
+
+
+async def test_one_answers_after_the_other_and_a_repeat_swaps_them(watched: Watched) -> None:
+    comparison = watched.comparison
+    first = await comparison.ask(PROMPT)
+    assert watched.order(TextDelta) == [0, 1]
+    a, b = first.answers
+    assert first.complete and not first.race
+    assert a.content and b.content and a.model is not None and b.model is not None
+    assert (a.model.quantization, b.model.quantization) == ("Q8_0", "Q4_K_M")
+    assert a.written.text == a.content and a.timings is not None
+    assert a.written.n_tokens == a.timings.predicted_n
+
+    watched.events.clear()
+    second = await comparison.repeat()
+    assert watched.order(TextDelta) == [1, 0]
+    assert watched.order(LoadProgress) == []
+    assert second.answers[0].content == a.content  # greedy
+    assert second.answers[0].timings is not None
+    assert second.answers[0].timings.prompt_n == a.timings.prompt_n  # nothing is reused
+
+    third = await comparison.ask("How do I stop an answer?")
+    assert third.answers[1].timings is not None
+    assert third.answers[1].timings.prompt_n > a.timings.prompt_n  # it continues
+    assert [len(turn.rounds) for turn in comparison.turns] == [2, 1]
+
+
+@pytest.mark.parametrize("watched", [(demo(), demo(threads="1"))], indirect=True)
+async def test_weights_that_both_map_are_counted_once(watched: Watched) -> None:
+    found = await watched.comparison.ask(PROMPT)
+    a, b = (answer.memory for answer in found.answers)
+    assert a is not None and b is not None and found.memory is not None
+    assert 0 < found.memory.shared <= Path(watched.comparison.sides[0].path).stat().st_size + 4096
+    assert found.memory.total == a.total + b.total - found.memory.shared
+    assert found.answers[1].model is not None and found.answers[1].model.n_threads == 1
+
+
+async def test_a_race_is_on_disjoint_cores(watched: Watched) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    found = await watched.comparison.ask(PROMPT, race=True)
+    assert found.race and found.complete
+    cpus = [set(answer.model.cpus) for answer in found.answers if answer.model is not None]
+    assert len(cpus) == 2 and not cpus[0] & cpus[1]
+    again = await watched.comparison.repeat(race=True)
+    swapped = [set(answer.model.cpus) for answer in again.answers if answer.model is not None]
+    assert swapped == [cpus[1], cpus[0]]
+
+
+async def test_a_side_that_is_killed_in_a_race_keeps_the_other(watched: Watched) -> None:
+    comparison = watched.comparison
+    comparison.tell = lambda side, event: side == 0 and isinstance(event, TextDelta) and _kill(comparison, 0)
+    found = await comparison.ask(PROMPT, race=len(os.sched_getaffinity(0)) > 1)
+    a, b = found.answers
+    assert a.failed is not None and a.failed.code == "worker_died"
+    assert a.content  # what it wrote stays
+    assert b.failed is None and b.timings is not None and b.content
+    assert not found.complete
+
+    comparison.tell = lambda side, event: None
+    assert (await comparison.repeat()).complete  # its worker is started again
+
+
+def _kill(comparison: Comparison, side: int) -> None:
+    pid = comparison.runners[side].conversation.backend.pid
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_side_that_does_not_load_keeps_the_other(tmp_path: Path) -> None:
+    broken = tmp_path / "broken-Q4_K_M.gguf"
+    broken.write_bytes(b"GGUF nonsense")
+    watched = Watched(demo(), Side.of(broken))
+    try:
+        found = await watched.comparison.ask(PROMPT)
+        assert found.answers[0].timings is not None
+        assert found.answers[1].failed is not None and found.answers[1].failed.code == "model_damaged"
+    finally:
+        await watched.comparison.close()
+
+
+async def test_what_does_not_fit_together_is_loaded_in_turn(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuchat.compare.comparison.fit_together", lambda *_: (512, "Loaded in turn."))
+    comparison = watched.comparison
+    running: list[int] = []
+
+    def count(side: int, event: AnyEvent) -> None:
+        if isinstance(event, GenerationFinished):
+            running.append(sum(runner.conversation.backend.pid is not None for runner in comparison.runners))
+
+    comparison.tell = count
+    found = await comparison.ask(PROMPT)
+    assert found.complete and running == [1, 1]
+    assert comparison.in_turn
+    with pytest.raises(UsageError, match="not enough memory"):
+        await comparison.repeat(race=True)
+    assert (await comparison.repeat()).complete
+
+
+async def test_stopping_keeps_what_is_written(watched: Watched) -> None:
+    comparison = watched.comparison
+    stops: list[object] = []
+
+    def stop(side: int, event: AnyEvent) -> None:
+        if isinstance(event, TextDelta) and not stops:
+            import asyncio
+
+            stops.append(asyncio.ensure_future(comparison.stop()))
+
+    comparison.tell = stop
+    found = await comparison.ask(PROMPT)
+    assert comparison.stopped and not found.complete
+    assert found.answers[0].content and not found.answers[1].content
+
+
+async def test_speeds_of_a_comparison_are_not_remembered_as_those_of_the_model(watched: Watched) -> None:
+    await watched.comparison.ask(PROMPT)
+    models = [model for model in Library([]).local_models() if model.source == "demo"]
+    assert models and all(model.measured_tok_s == 0 for model in models)
+    assert paths.usage_file().exists()  # but that they were loaded

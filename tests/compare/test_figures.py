@@ -1,0 +1,139 @@
+"""The figures of both sides against values computed by hand, and the sentence that says why."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cpuchat.compare.figures import Value, figures_of
+from cpuchat.compare.memory import MemoryTogether, WorkerMemory
+from cpuchat.compare.rounds import Round, SideAnswer
+from cpuchat.present import compare
+from cpuchat.protocol import Failed, ModelInfo, TextDelta, Traffic
+from cpuchat.telemetry.machine import Peak
+from cpuchat.telemetry.roofline import after_answer
+from cpuchat.timings import SpeculationFigures, Timings
+from tests.support.scripted_backend import MODEL
+
+NAMES = ("Q8_0", "Q4_K_M")
+Q8 = msgspec.structs.replace(MODEL, traffic=Traffic(weights=1_600_000_000), peak_read=51e9)
+Q4 = msgspec.structs.replace(Q8, quantization="Q4_K_M", traffic=Traffic(weights=960_000_000))
+
+
+def answered(
+    model: ModelInfo, tok_s: float, *, text: str = "word " * 50, stop: str = "end", **more: object
+) -> SideAnswer:
+    timings = Timings(
+        prompt_n=100, prompt_ms=400.0, predicted_n=51, predicted_ms=50e3 / tok_s, ttft_ms=220.0, n_past=151, n_ctx=8192
+    )
+    timings = msgspec.structs.replace(timings, **more)
+    answer = SideAnswer(content=text, stop_reason=stop, timings=timings, model=model)
+    answer.written.add(TextDelta(request_id=1, text=text, n_tokens=51))
+    answer.roofline = after_answer(model, timings)
+    return answer
+
+
+def a_round(a: SideAnswer, b: SideAnswer, *, race: bool = False) -> Round:
+    return Round(race=race, answers=(a, b))
+
+
+def said(*rounds: Round) -> str:
+    return compare.verdict(figures_of(rounds).verdict, NAMES)
+
+
+def test_the_figures_by_hand() -> None:
+    rows = figures_of([a_round(answered(Q8, 25.0), answered(Q4, 37.0))]).rows
+    assert rows["tok_s"].a == Value(25.0, 25.0, 25.0, 1)
+    assert rows["tok_s"].ratio == pytest.approx(1.48)
+    assert rows["prefill"].a is not None and rows["prefill"].a.median == pytest.approx(250.0)
+    assert rows["bytes"].a is not None and rows["bytes"].a.median == pytest.approx(1.6e9)
+    assert rows["bytes"].ratio == pytest.approx(0.6)
+    assert rows["bandwidth"].b is not None and rows["bandwidth"].b.median == pytest.approx(37 * 0.96e9)
+    assert rows["utilization"].a is not None and rows["utilization"].a.median == pytest.approx(25 * 1.6 / 51)
+    assert "joules" not in rows and "acceptance" not in rows
+
+
+def test_the_sentence_says_how_much_of_what_the_bytes_allow_is_reached() -> None:
+    assert said(a_round(answered(Q8, 25.0), answered(Q4, 37.0))) == (
+        "Q4_K_M reads 0.60 of the bytes and is 1.48× as fast: 89 % of what the bytes allow."
+    )
+
+
+def test_fewer_bytes_that_are_not_faster_have_another_limit() -> None:
+    assert "is 0.90× as fast. Something other than memory limits it." in said(
+        a_round(answered(Q8, 25.0), answered(Q4, 22.5))
+    )
+
+
+def test_the_same_bytes_are_not_given_as_a_reason() -> None:
+    assert said(a_round(answered(Q8, 25.0), answered(Q8, 37.5))) == "Q4_K_M is 1.50× as fast as Q8_0."
+
+
+def test_in_the_cache_bytes_do_not_decide() -> None:
+    small = [msgspec.structs.replace(one, cache_bytes=2_000_000_000) for one in (Q8, Q4)]
+    text = said(a_round(answered(small[0], 25.0), answered(small[1], 30.0)))
+    assert "L3 cache" in text and "allow" not in text
+
+
+def test_a_difference_within_the_noise_is_none() -> None:
+    assert said(a_round(answered(Q8, 25.0), answered(Q4, 25.5))).startswith("No significant difference")
+    rounds = [a_round(answered(Q8, rate), answered(Q4, rate + 2)) for rate in (20.0, 25.0, 30.0)]
+    assert said(*rounds) == "No significant difference: 1.08×, within the spread of 3 rounds (40 %)."
+
+
+def test_three_rounds_give_medians_and_their_range() -> None:
+    rounds = [a_round(answered(Q8, rate), answered(Q4, 2 * rate)) for rate in (24.0, 25.0, 25.5)]
+    figures = figures_of(rounds)
+    assert figures.medians and figures.rows["tok_s"].a == Value(25.0, 24.0, 25.5, 3)
+    assert figures.rows["tok_s"].a is not None and figures.rows["tok_s"].a.spread == pytest.approx(1.5)
+    assert compare.rows(figures, NAMES)[1] == ("decode", "25.0 tok/s (24.0–25.5)", "50.0 tok/s (48.0–51.0)", "2.00×")
+
+
+def test_two_rounds_show_the_last_one() -> None:
+    figures = figures_of([a_round(answered(Q8, rate), answered(Q4, 2 * rate)) for rate in (20.0, 25.0)])
+    assert compare.rows(figures, NAMES)[1][1] == "25.0 tok/s"
+
+
+def test_drafts_show_acceptance_and_are_not_explained_by_bytes() -> None:
+    drafted = SpeculationFigures(passes=20, draft_n=60, draft_n_accepted=30)
+    fast = answered(Q8, 40.0, draft_n=60, draft_n_accepted=30, speculation=drafted)
+    figures = figures_of([a_round(answered(Q8, 25.0), fast)])
+    assert figures.rows["acceptance"].a is None
+    assert figures.rows["acceptance"].b is not None and figures.rows["acceptance"].b.median == 0.5
+    assert figures.rows["per_pass"].b is not None and figures.rows["per_pass"].b.median == 2.5
+    assert "bytes" not in said(a_round(answered(Q8, 25.0), fast))
+
+
+def test_a_race_tells_no_utilization() -> None:
+    figures = figures_of([a_round(answered(Q8, 25.0), answered(Q4, 37.0), race=True)])
+    assert "utilization" not in figures.rows and figures.race
+
+
+def test_a_side_that_failed_leaves_the_figures_of_the_other() -> None:
+    failed = SideAnswer(failed=Failed(code="worker_died", message="The worker crashed.", hint="Try again."))
+    done = a_round(answered(Q8, 25.0), failed)
+    figures = figures_of([done])
+    assert figures.rows["tok_s"].b is None and compare.verdict(figures.verdict, NAMES) == ""
+    assert compare.rows(figures, NAMES)[1] == ("decode", "25.0 tok/s", "n/a", "")
+    assert compare.failures(done, NAMES) == ["Q4_K_M: The worker crashed. Try again."]
+
+
+def test_where_the_texts_part() -> None:
+    same = a_round(answered(Q8, 25.0), answered(Q4, 37.0))
+    assert compare.difference(same.difference(), same) == "Same text (51 tokens)."
+    other = a_round(answered(Q8, 25.0), answered(Q4, 37.0, text="word " * 25 + "else " * 25))
+    assert compare.difference(other.difference(), other) == "First difference at token 26."
+
+
+def test_shared_memory_and_the_bandwidth_of_a_race_in_words() -> None:
+    assert compare.shared_memory(MemoryTogether(1_200_000_000, 800_000_000)) == (
+        "Together 1.2 GB; 800 MB of weights are shared by both and counted once."
+    )
+    assert compare.race_bandwidth(43e9, Peak(51e9, "measured, 8 cores")) == "both 43 of 51 GB/s (84 %)"
+    assert compare.race_bandwidth(None, None) == ""
+
+
+def test_memory_is_that_of_the_worker_alone() -> None:
+    a, b = answered(Q8, 25.0), answered(Q4, 37.0)
+    a.memory, b.memory = WorkerMemory(400_000_000, {"/m": 1_600_000_000}, 0), WorkerMemory(200_000_000, {}, 0)
+    assert figures_of([a_round(a, b)]).rows["memory"].ratio == pytest.approx(0.1)

@@ -1,0 +1,154 @@
+"""Sides, halves of the cores, first difference and memory of two workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat.compare.difference import Difference, TokenText, first_difference
+from cpuchat.compare.halves import halves
+from cpuchat.compare.memory import together, worker_memory
+from cpuchat.compare.side import Side, parse_side, short_names
+from cpuchat.errors import UsageError
+from cpuchat.hardware.lists import parse_cpu_list
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.library.library import Library
+from cpuchat.protocol import TextDelta
+from cpuchat.settings import Settings
+from tests.hardware.trees import make_tree
+
+resolve = Library([]).resolve
+
+
+def test_a_side_is_a_model_and_settings() -> None:
+    side = parse_side("demo-q4,drafters=off,threads=2,cores=0,1", resolve)
+    assert side.quantization == "Q4_K_M"
+    assert side.changes == {"drafters": "off", "threads": "2", "cores": "0,1"}
+    settings = side.settings(Settings())
+    assert (settings.engine.threads, settings.engine.cores) == (2, "0,1")
+    assert settings.sampling.temperature == 0
+
+
+def test_a_kv_type_is_that_of_both_halves_of_the_cache() -> None:
+    engine = parse_side("demo,kv=q8_0", resolve).settings(Settings()).engine
+    assert (engine.cache_type_k, engine.cache_type_v) == ("q8_0", "q8_0")
+
+
+def test_a_comparison_is_greedy_and_without_drafters_unless_a_side_says_otherwise() -> None:
+    base = Settings()
+    base.sampling.temperature = 0.8
+    plain = parse_side("demo", resolve).settings(base)
+    assert plain.sampling.temperature == 0 and plain.speculation.drafters == "off"
+    other = parse_side("demo,drafters=auto,temperature=0.5", resolve).settings(base)
+    assert other.sampling.temperature == 0.5 and other.speculation.drafters == "auto"
+    assert base.sampling.temperature == 0.8
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("demo,bogus=1", "no setting 'bogus'"), ("demo,threads=many", "threads"), ("demo,kv=q9", "q9")],
+)
+def test_a_wrong_side_is_a_usage_error(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_side(text, resolve).settings(Settings())
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "names"),
+    [
+        ("demo", "demo-q4", ("Q8_0", "Q4_K_M")),
+        ("demo,threads=1", "demo,threads=2", ("Q8_0 · threads 1", "Q8_0 · threads 2")),
+        ("demo,threads=2", "demo-q4,threads=2", ("Q8_0", "Q4_K_M")),
+    ],
+)
+def test_names_tell_only_what_differs(a: str, b: str, names: tuple[str, str]) -> None:
+    assert short_names(parse_side(a, resolve), parse_side(b, resolve)) == names
+
+
+def test_two_files_of_one_quantization_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    copy = tmp_path / "mine.gguf"
+    copy.write_bytes(resolve("demo").read_bytes())
+    assert short_names(Side.of(resolve("demo")), Side.of(copy))[1] == "mine"
+
+
+def test_halves_are_whole_l3_groups(tmp_path: Path) -> None:
+    topology = read_topology(make_tree(tmp_path, "epyc-9354"))
+    first, second = (parse_cpu_list(words) for words in halves(topology))
+    groups = [{group.index for cpu in half if (group := topology.l3_of(cpu))} for half in (first, second)]
+    assert len(first) == len(second) == 16
+    assert not groups[0] & groups[1]
+
+
+def test_halves_have_as_many_cores_each(tmp_path: Path) -> None:
+    first, second = (parse_cpu_list(words) for words in halves(read_topology(make_tree(tmp_path, "hybrid-desktop"))))
+    assert len(first) == len(second) and not set(first) & set(second)
+
+
+def test_one_core_has_no_halves(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one core"):
+        halves(read_topology(make_tree(tmp_path, "epyc-9354")), "0")
+
+
+def written(*deltas: tuple[str, tuple[int, ...]]) -> TokenText:
+    text = TokenText()
+    for part, lengths in deltas:
+        text.add(TextDelta(request_id=1, text=part, n_tokens=len(lengths), lengths=lengths))
+    return text
+
+
+def test_the_first_difference_is_told_by_token() -> None:
+    a = written(("The answer", (3, 7)), (" is 42.", (3, 3, 1)))
+    b = written(("The answer", (3, 7)), (" is 41!", (3, 3, 1)))
+    assert first_difference(a, b, complete=True) == Difference(15, 4, 4)
+
+
+def test_tokens_without_text_count() -> None:
+    a = written(("é!", (0, 1, 1)))
+    b = written(("é?", (1, 1)))
+    assert first_difference(a, b, complete=True) == Difference(1, 3, 2)
+
+
+def test_a_shorter_answer_differs_only_when_both_ended() -> None:
+    a, b = written(("One", (3,))), written(("One two", (3, 4)))
+    assert first_difference(a, b, complete=False) is None
+    assert first_difference(a, b, complete=True) == Difference(3, 2, 2)
+    assert first_difference(a, a, complete=True) is None
+
+
+def test_without_lengths_the_tokens_of_a_delta_are_spread_over_it() -> None:
+    text = TokenText()
+    text.add(TextDelta(request_id=1, text="abcdef", n_tokens=3))
+    assert [text.token_at(n) for n in range(7)] == [1, 1, 2, 2, 3, 3, 4]
+
+
+ROLLUP = "55-7ff ---p 00000000 00:00 0 [rollup]\nRss: {rss} kB\nPss: {pss} kB\n"
+SMAPS = """7f0000000000-7f0000400000 r--s 00000000 08:01 42 {file}
+Size: 4096 kB
+Rss: {mapped} kB
+Pss: 2048 kB
+7f0000400000-7f0000500000 rw-p 00000000 00:00 0
+Rss: 1000 kB
+"""
+
+
+def process(root: Path, pid: int, file: Path, rss: int, mapped: int) -> None:
+    folder = root / "proc" / str(pid)
+    folder.mkdir(parents=True)
+    (folder / "smaps_rollup").write_text(ROLLUP.format(rss=rss, pss=rss - mapped // 2))
+    (folder / "smaps").write_text(SMAPS.format(file=file, mapped=mapped))
+
+
+def test_what_both_map_is_counted_once(tmp_path: Path) -> None:
+    file, other = tmp_path / "m.gguf", tmp_path / "n.gguf"
+    for one in (file, other):
+        one.touch()
+    process(tmp_path, 1, file, 5000, 4000)
+    process(tmp_path, 2, file, 6000, 3000)
+    process(tmp_path, 3, other, 6000, 3000)
+    a, b, c = (worker_memory(pid, [file, other], tmp_path) for pid in (1, 2, 3))
+    assert a is not None and b is not None and c is not None
+    assert (a.own, a.total, a.pss) == (1000 << 10, 5000 << 10, 3000 << 10)
+    assert (together(a, b).total, together(a, b).shared) == (8000 << 10, 3000 << 10)
+    assert (together(a, c).total, together(a, c).shared) == (11000 << 10, 0)
+    assert worker_memory(4, [file], tmp_path) is None
