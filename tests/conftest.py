@@ -1,4 +1,4 @@
-"""Fixtures that every room may use."""
+"""Fixtures for all packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cpuchat doctor`: on this machine as a user runs it, and on made-up ones."""
+"""`cpuchat doctor`: on this machine as a user runs it, and on simulated ones."""
 
 from __future__ import annotations
 

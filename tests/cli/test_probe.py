@@ -1,4 +1,4 @@
-"""`cpuchat probe`: what it prints of real and of made-up machines."""
+"""`cpuchat probe`: what it prints of real and of simulated machines."""
 
 from __future__ import annotations
 

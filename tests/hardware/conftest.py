@@ -1,4 +1,4 @@
-"""Made-up machines that several tests look at without changing them."""
+"""Simulated machines that several tests read without changing them."""
 
 from __future__ import annotations
 

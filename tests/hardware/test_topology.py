@@ -1,4 +1,4 @@
-"""What a machine is made of, read from made-up trees of real machines, and from this one."""
+"""What a machine is made of, read from simulated trees of real machines, and from this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up machines: the sysfs and proc files of servers and desktops that are not here, below a temporary root.
+"""Simulated machines: the sysfs and proc files of servers and desktops that are not here, below a temporary root.
 
 `make_tree(tmp_path, "epyc-9354")` writes one and returns its root; `NAMES` are all of them. How CPUs are numbered,
 which L3 groups there are and how large they are is as on the real machines; "VM", "container" and "offline" are the

@@ -1,4 +1,4 @@
-"""Machines for the hardware screen: made-up topologies with figures that somebody could have measured there."""
+"""Machines for the hardware screen: simulated topologies with figures that somebody could have measured there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every finding, on made-up machines that are gathered like a real one: its level, its figure, what to do."""
+"""Every finding, on simulated machines that are read like a real one: its level, its figure, what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to divide each made-up machine, which one is recommended and why."""
+"""Ways to divide each simulated machine, which one is recommended and why."""
 
 from __future__ import annotations
 

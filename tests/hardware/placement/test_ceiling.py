@@ -1,4 +1,4 @@
-"""What each placement would reach on made-up machines."""
+"""What each placement would reach on simulated machines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_predictions_against_the_worked_example(machine: Machine) -> None:
     topology = machine("epyc-9354")
     plain = reached(topology, SHARED, tokens_per_pass=1, depth=0)
     assert plain.tok_s == pytest.approx(8.6, abs=0.1) and plain.tok_s == pytest.approx(plain.plain_tok_s)
-    assert plain.limit == "the target model, by the memory"
+    assert plain.limit == "the target model, by memory bandwidth"
     apart = reached(topology, OWN_L3)
     assert apart.tok_s == pytest.approx(19.9, rel=0.02)
     assert apart.limit == "the draft model, by the links of its L3 groups"

@@ -1,4 +1,4 @@
-"""From words to CPUs: which cores compute on each made-up machine, and what is said when that cannot be."""
+"""From words to CPUs: which cores compute on each simulated machine, and what is said when that cannot be."""
 
 from __future__ import annotations
 

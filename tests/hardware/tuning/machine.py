@@ -1,4 +1,4 @@
-"""A made-up server below a temporary root, whose files the scripts of a plan really change.
+"""A simulated server below a temporary root, whose files the scripts of a plan really change.
 
 The kernel's part is played after each script: files that hold a choice show all words again with the chosen one in
 brackets, and `mkdir` and `rmdir` below resctrl make and remove a group with its files, as that file system does.

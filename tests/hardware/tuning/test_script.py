@@ -1,4 +1,4 @@
-"""The scripts of a plan, really run against a made-up machine."""
+"""The scripts of a plan, really run against a simulated machine."""
 
 from __future__ import annotations
 
