@@ -4,7 +4,10 @@ environment."""
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
+from typing import IO
 
 _NAMES = frozenset({
     "PATH", "HOME", "USER", "LOGNAME", "TZ", "LANG", "LANGUAGE", "TMPDIR", "TEMP", "TMP",
@@ -14,6 +17,8 @@ _NAMES = frozenset({
 _PREFIXES = (
     "LC_", "XDG_", "PYTHON", "DYLD_", "MALLOC_", "CPUCHAT_", "GGML_", "LLAMA_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_",
 )  # fmt: skip
+_TAIL_BYTES = 16_384
+_ASSERTION = re.compile(r"CPUCHAT-ABORT: *(.+)")
 _SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 
 
@@ -37,3 +42,30 @@ def _is_needed(name: str) -> bool:
     if name in _NAMES:
         return True
     return name.startswith(_PREFIXES) and not any(word in name for word in _SECRET)
+
+
+def last_output(log: IO[bytes]) -> str:
+    """Return the end of what a child wrote to `log`. Raises OSError."""
+    log.seek(max(log.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
+    return log.read(_TAIL_BYTES).decode("utf-8", "replace").strip()
+
+
+def exit_reason(status: int, output: str, known: str = "") -> str:
+    """Return why a child ended: llama.cpp's assertion if `output` has one, else `known`, the signal or the status."""
+    if assertion := _ASSERTION.findall(output):
+        return f"assertion failed in llama.cpp: {assertion[-1].strip()}"
+    if known:
+        return known
+    if status == -signal.SIGKILL:
+        return "killed by SIGKILL, probably by the OOM killer"
+    if status < 0:
+        return f"killed by {signal_name(-status)}"
+    return f"exit status {status}"
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGTERM` for 15; `signal 40` for one without a name, as most real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -14,12 +12,10 @@ from typing import IO, Any, Generic, Self, TypeVar
 
 import msgspec
 
-from cpuchat.children import child_environment
+from cpuchat.children import child_environment, exit_reason, last_output
 from cpuchat.errors import CpuchatError, from_code
 
 _LINE_LIMIT = 64 << 20
-_TAIL_BYTES = 16_384
-_ASSERTION = re.compile(r"CPUCHAT-ABORT: *(.+)")
 
 A = TypeVar("A")
 
@@ -117,10 +113,5 @@ class LineProcess(Generic[A]):
         """Return why it ended: llama.cpp's assertion if there is one, else the signal or the last line of its log."""
         assert self._process is not None and self._errors is not None
         status = await self._process.wait()
-        self._errors.seek(max(self._errors.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
-        said = self._errors.read().decode("utf-8", "replace").strip()
-        if assertion := _ASSERTION.findall(said):
-            return f"assertion failed in llama.cpp: {assertion[-1].strip()}"
-        if status == -signal.SIGKILL:
-            return "killed (kill -9, or by the OOM killer)"
-        return said.splitlines()[-1] if said else f"exit status {status}"
+        said = last_output(self._errors)
+        return exit_reason(status, said, said.splitlines()[-1] if said and status != -signal.SIGKILL else "")

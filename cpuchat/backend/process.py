@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.children import child_environment, python_command
+from cpuchat.children import child_environment, exit_reason, last_output, python_command
 from cpuchat.errors import Interrupted
 from cpuchat.hardware.numa.launch import launch_command
 from cpuchat.protocol import (
@@ -39,8 +38,6 @@ SHUTDOWN_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
 """Seconds after which a worker that has not confirmed the shutdown counts as hung (stopped, or waiting for a disk)."""
 _DYING_SECONDS = 3.0
-_TAIL_BYTES = 16_384
-_ASSERTION = re.compile(r"CPUCHAT-ABORT: *(.+)")
 
 
 class Spawner:
@@ -210,30 +207,12 @@ class WorkerProcess:
         """Describe how the worker ended: by llama.cpp's assertion if it logged one, else by its exit status."""
         tail = ""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
-            tail = file.read(_TAIL_BYTES).decode("utf-8", "replace")
-        if assertion := _ASSERTION.findall(tail):
-            reason = f"assertion failed in llama.cpp: {assertion[-1].strip()}"
-        elif broken:
-            reason = broken
-        elif status == -signal.SIGKILL:
-            reason = "killed by SIGKILL, probably by the OOM killer"
-        elif status < 0:
-            reason = f"killed by {_signal_name(-status)}"
-        else:
-            reason = f"exit status {status}"
+            tail = last_output(file)
         return Failed(
             code="worker_died",
-            message=f"The inference worker crashed: {reason}.",
+            message=f"The inference worker crashed: {exit_reason(status, tail, broken)}.",
             hint=f"Log: {self.log}",
         )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # most real-time signals have no name
-        return f"signal {number}"
 
 
 def _environment() -> dict[str, str]:

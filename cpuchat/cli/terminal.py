@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from typing import TextIO
+
+import click
 
 from cpuchat.cli.output import cleaned
 from cpuchat.errors import CpuchatError
+from cpuchat.present.table import table
 from cpuchat.protocol import LoadProgress, PrefillProgress
 from cpuchat.text import clean
 
@@ -157,6 +161,18 @@ def paragraph(text: str, first: str = "", rest: str = "") -> list[str]:
     import textwrap
 
     return textwrap.wrap(text, columns(), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
+def echo_paragraph(text: str, first: str = "", rest: str = "") -> None:
+    """Print `text` as `paragraph` wraps it."""
+    for line in paragraph(text, first, rest):
+        click.echo(line)
+
+
+def echo_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+    """Print `rows` as `present.table` aligns them."""
+    for line in table(rows, right):
+        click.echo(line)
 
 
 def columns() -> int:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.cli.options import cores_option, laid_over, memory_option, model_option, overridden, threads_option
-from cpuchat.cli.terminal import paragraph
+from cpuchat.cli.terminal import echo_paragraph, echo_table
 from cpuchat.errors import UsageError
-from cpuchat.present.table import table
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def show_state(as_json: bool) -> int:
         return 0
     rows = [("SETTING", "NOW", "EXPECTED EFFECT")]
     rows += [(one.name, one.value or "n/a", "unavailable" if one.refusal else one.verdict) for one in states]
-    _print_table(rows)
+    echo_table(rows)
     _print_refusals([one.refusal for one in states if one.refusal])
     click.echo("\nRead-only:")
     for one in states:
@@ -110,7 +109,7 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
     else:
         rows = _change_rows(made)
         click.echo(f"Plan {saved.name}. Nothing has been changed yet.\n")
-        _print_table([row[:-1] for row in rows])
+        echo_table([row[:-1] for row in rows])
         for row in dict.fromkeys((row[0].strip(), row[-1]) for row in rows):
             _echo(": ".join(row))
     for note in made.notes:
@@ -120,7 +119,7 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
         click.echo(f"\n{saved.revert} reverts everything.\n{saved.apply}:\n")
         click.echo("".join(f"    {line}".rstrip() + "\n" for line in saved.apply.read_text().splitlines()))
         click.echo("Next steps:")
-        _print_table([
+        echo_table([
             ("  1. measure", "cpuchat tune measure"),
             ("  2. apply", saved.command(saved.apply)),
             ("  3. measure again", "cpuchat tune measure"),
@@ -168,8 +167,7 @@ def _print_refusals(refusals: Sequence[KnobRefusal]) -> None:
 
 def _echo(text: str) -> None:
     """Format a paragraph as a list item."""
-    for line in paragraph(clean_line(text), "  ", "    "):
-        click.echo(line)
+    echo_paragraph(clean_line(text), "  ", "    ")
 
 
 @tune.command(short_help="Measure decode speed before and after.")
@@ -333,8 +331,3 @@ def revert(name: str) -> int:
         click.echo(f"Plan {saved.name} is in effect: {_effect_words(counts)}. To revert:", err=True)
     click.echo(saved.command(saved.revert))
     return 0
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    for line in table(rows):
-        click.echo(line)

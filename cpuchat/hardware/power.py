@@ -6,12 +6,13 @@ only administrators may read the energy. HSMP: hardware.counters.hsmp and driver
 
 from __future__ import annotations
 
+import abc
 import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.cgroups import read_number, read_text
-from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount
+from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Patience
 from cpuchat.hardware.counters.hsmp import (
     GET_SOCKET_POWER,
     PLATFORM_DRIVER,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 _MOST_WATTS = 2000.0
 """Maximum plausible watts of a package: a higher figure means that the count was reset, or wrapped more than once."""
-_FAILURES = 4
 
 
 class Rapl:
@@ -124,7 +124,7 @@ class PackageEnergy:
         self._events.close()
 
 
-class _Watts:
+class _Watts(abc.ABC):
     """A source of watts alone: joules are watts integrated over time."""
 
     name = "hsmp"
@@ -133,21 +133,16 @@ class _Watts:
     def __init__(self) -> None:
         self._time: float | None = None
         self._joules = 0.0
-        self._failures = 0
+        self._patience = Patience()
 
+    @abc.abstractmethod
     def _read(self) -> float:
         """Return the watts of all sockets. Raises OSError."""
-        raise NotImplementedError
 
     def sample(self, now: float) -> Power | None:
-        try:
-            watts = self._read()
-        except OSError:
-            self._failures += 1
-            if self._failures >= _FAILURES:
-                raise
+        watts = self._patience.read(self._read, OSError)
+        if watts is None:
             return None
-        self._failures = 0
         if self._time is not None and now > self._time:
             self._joules += watts * (now - self._time)
         self._time = now

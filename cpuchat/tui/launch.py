@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from cpuchat.children import signal_name
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.text import clean
 from cpuchat.tui.app import ChatApp, Resume
 from cpuchat.tui.terminal import crash
-from cpuchat.tui.terminal.guarded import GuardedApp, signal_name
+from cpuchat.tui.terminal.guarded import GuardedApp
 from cpuchat.tui.terminal.last_resort import LastResort
 
 _ENDING = [

@@ -62,10 +62,9 @@ def _complain(text: str) -> None:
 
 
 def _print_all(found: list[CatalogModel], known: Catalog, here: Collection[str], machine: Machine) -> None:
-    from cpuchat.cli.terminal import paragraph
+    from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.models.fit import gigabytes
     from cpuchat.models.shortlist import ranked
-    from cpuchat.present.table import table
 
     expected = {model.id: one for model in known.models if (one := _expected(model, machine)) is not None}
     recommended = [model.id for model in ranked(known.models, expected).suits]
@@ -74,10 +73,9 @@ def _print_all(found: list[CatalogModel], known: Catalog, here: Collection[str],
     ]
 
     headings = ("ID", "PARAMS", "SIZE", "FIT", "TOK/S")
-    for line in table(
+    echo_table(
         [headings, *(_row(model, expected.get(model.id), here, recommended) for model in found)], right=(1, 2, 4)
-    ):
-        click.echo(line)
+    )
     free = gigabytes(machine.available)
     footnotes = [
         f"FIT and TOK/S are estimated from the file size, for the {free} GB that are free now.",
@@ -88,8 +86,7 @@ def _print_all(found: list[CatalogModel], known: Catalog, here: Collection[str],
         footnotes.append(f"No TOK/S: {machine.peak_source}.")
     click.echo()
     for note in footnotes:
-        for line in paragraph(note):
-            click.echo(line)
+        echo_paragraph(note)
 
 
 def _row(
@@ -137,7 +134,7 @@ def _parameters(model: CatalogModel) -> str:
 
 
 def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], machine: Machine) -> None:
-    from cpuchat.cli.terminal import paragraph
+    from cpuchat.cli.terminal import echo_paragraph
     from cpuchat.present.prediction import purpose
     from cpuchat.text import clean_line
 
@@ -163,8 +160,7 @@ def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], machi
     )
     for label, text in facts:
         if text:
-            for line in paragraph(clean_line(text), f"{label:<14}" if label else "", " " * 14 if label else ""):
-                click.echo(line)
+            echo_paragraph(clean_line(text), f"{label:<14}" if label else "", " " * 14 if label else "")
 
 
 def _gigabytes(model: CatalogModel, quantization: str) -> str:

@@ -77,7 +77,7 @@ def _predicted(
 
 
 def _print(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
-    from cpuchat.present.table import table
+    from cpuchat.cli.terminal import echo_table
     from cpuchat.telemetry.units import size
     from cpuchat.text import clean_line
 
@@ -90,8 +90,7 @@ def _print(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
         rows = [_row(repository, model, found.get(model.files[0].path), names) for model in models]
         headings = ("MODEL", "SIZE", "FIT", "NEEDS", "TOK/S", "FILES", "HERE")
         click.echo("")
-        for line in table([headings, *rows], right=(1, 3, 4, 5)):
-            click.echo(line)
+        echo_table([headings, *rows], right=(1, 3, 4, 5))
     else:
         click.echo("cpuchat: This repository has no GGUF models.", err=True)
     for model in others:

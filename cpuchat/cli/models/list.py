@@ -30,9 +30,9 @@ def list_models(as_json: bool) -> int:
 
     from cpuchat import settings
     from cpuchat.cli.output import json_line
+    from cpuchat.cli.terminal import echo_table
     from cpuchat.models.library.library import Library
     from cpuchat.models.machine import this_machine
-    from cpuchat.present.table import table
 
     chosen = settings.load()
     found = Library(chosen.model.folders).local_models()
@@ -49,8 +49,7 @@ def list_models(as_json: bool) -> int:
         return 0
     machine = this_machine(chosen)
     rows = [_row(model, spec, machine) for model, spec in zip(found, specs, strict=True)]
-    for line in table([_HEADINGS, *rows], right=(2, 4, 5, 6)):
-        click.echo(line)
+    echo_table([_HEADINGS, *rows], right=(2, 4, 5, 6))
     if not machine.peak:
         click.echo(f"cpuchat: No predicted speed: {machine.peak_source}.", err=True)
     return 0

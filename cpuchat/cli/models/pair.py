@@ -127,17 +127,15 @@ def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> li
 def _print_tables(
     target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None
 ) -> None:
-    from cpuchat.cli.terminal import paragraph
+    from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.models.drafts.pairing import suggestion
-    from cpuchat.present.table import table
     from cpuchat.telemetry.units import size
     from cpuchat.text import clean_line
 
     headings = ("DRAFT MODEL", "SIZE", "EXPECTED", "")
     if here:
         rows = [(spec, size(one.size), _gain(one), _mark(one, best)) for spec, one in here.items()]
-        for line in table([headings, *rows], right=(1,)):
-            click.echo(line)
+        echo_table([headings, *rows], right=(1,))
     else:
         click.echo(f"cpuchat: No smaller local model can draft for {clean_line(target.name)}.", err=True)
         if not on_hub:
@@ -147,15 +145,13 @@ def _print_tables(
             click.echo()
         click.echo("On Hugging Face, recommended by the catalog:")
         rows = [(spec, _size(one), _gain(one), f"{_state(one)} {_mark(one, best)}") for spec, one in on_hub.items()]
-        for line in table([headings, *rows], right=(1,)):
-            click.echo(line)
+        echo_table([headings, *rows], right=(1,))
     notes = [_note(spec, one) for spec, one in on_hub.items()]
     shown = [one for one in (*here.values(), *on_hub.values()) if one.fits is not False]
     notes += [f"No speed-up predicted: {one.expected.why}." for one in shown if not one.expected.gains]
     for note in dict.fromkeys(filter(None, notes)):
         click.echo()
-        for line in paragraph(clean_line(note)):
-            click.echo(line)
+        echo_paragraph(clean_line(note))
 
 
 def _size(candidate: Candidate) -> str:

@@ -141,10 +141,9 @@ def _repacking(kind: QuantType) -> str:
 
 def _list_types(spec: str | None, *, as_json: bool) -> int:
     from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import paragraph
+    from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.hardware.instructions import instructions
     from cpuchat.models.repack import advice
-    from cpuchat.present.table import table
 
     cpu = instructions()
     rows = asyncio.run(_forecasts(_library().resolve(spec), cpu)) if spec is not None else _types(cpu)
@@ -152,14 +151,13 @@ def _list_types(spec: str | None, *, as_json: bool) -> int:
         click.echo(json_line(rows))
         return 0
     headings = [("TYPE", "BITS", "SIZE", "FIT", "SPEED", "tok/s", "AT LOAD", "")]
-    for line in table(headings + [_cells(row) for row in rows], right=(1, 2, 4, 5)):
-        click.echo(line)
+    echo_table(headings + [_cells(row) for row in rows], right=(1, 2, 4, 5))
     click.echo()
     notes = [advice(cpu)]
     if spec is not None:
         notes.append("SPEED is relative to SOURCE, where decoding is memory-bound.")
     for note in notes:
-        click.echo("\n".join(paragraph(note)))
+        echo_paragraph(note)
     return 0
 
 

@@ -33,8 +33,8 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
     import msgspec
 
     from cpuchat.cli.output import json_line
+    from cpuchat.cli.terminal import echo_table
     from cpuchat.models.hub.client import Hub
-    from cpuchat.present.table import table
     from cpuchat.text import clean_line
 
     query = " ".join(words)
@@ -47,8 +47,7 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
         click.echo("  Use fewer words: a repository's name must contain all of them.", err=True)
         return 0
     headings = ("REPOSITORY", "PARAMS", "ARCH", "DOWNLOADS", "UPDATED", "ACCESS")
-    for line in table([headings, *map(_row, found)], right=(1, 3)):
-        click.echo(line)
+    echo_table([headings, *map(_row, found)], right=(1, 3))
     return 0
 
 

@@ -94,10 +94,9 @@ def _print(found: Inspection, header: GGUFHeader, *, tensors: bool, metadata: bo
 
 
 def _print_tensors(header: GGUFHeader) -> None:
-    from cpuchat.present.table import table
+    from cpuchat.cli.terminal import echo_table
     from cpuchat.telemetry.units import size
 
     rows = [(t.name, t.type, " × ".join(map(str, t.shape)), size(t.nbytes)) for t in header.tensors]
     click.echo("")
-    for line in table([("TENSOR", "TYPE", "SHAPE", "SIZE"), *rows], right=(3,)):
-        click.echo(line)
+    echo_table([("TENSOR", "TYPE", "SHAPE", "SIZE"), *rows], right=(3,))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cpuchat.telemetry.machine import Bandwidth, Power, Scope
 
 ROOT = Path("/")
+T = TypeVar("T")
 UNIT_COMMAND = "cpuchat counters unit"
 """Command that prints how to install the collector."""
 
@@ -86,3 +87,23 @@ class Deltas:
             return None
         grown = [new - was for was, new in zip(old, self.counts, strict=True)]
         return None if any(value < 0 for value in grown) else (now - before, grown)
+
+
+class Patience:
+    """Forgives a few failures in a row: a source may be busy, lent to others or starting again for a moment."""
+
+    def __init__(self, most: int = 4) -> None:
+        self._most = most
+        self._failures = 0
+
+    def read(self, source: Callable[[], T], failure: type[Exception]) -> T | None:
+        """Return what `source` returns, None where it fails with `failure`; the `most`-th in a row is raised."""
+        try:
+            value = source()
+        except failure:
+            self._failures += 1
+            if self._failures >= self._most:
+                raise
+            return None
+        self._failures = 0
+        return value

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount
+from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Patience
 from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power, Scope
 
@@ -29,7 +29,6 @@ _MOST_BYTES_PER_S, _MOST_WATTS = 1e15, 1e6
 """Upper limits of plausible figures."""
 _MOST_GROUPS = 1024
 _INSTALL = f"`{UNIT_COMMAND}` prints how to install it"
-_MISSED = 4
 
 
 def place(root: Path = ROOT) -> Path:
@@ -95,7 +94,7 @@ class _File:
     def __init__(self, root: Path, kernel: Kernel | None) -> None:
         self._path = place(root)
         self._kernel = kernel or Kernel()
-        self._missed = 0
+        self._patience = Patience()
 
     def _content(self) -> Mapping[str, Any]:
         """Return the content. Raises CannotCount if the file is missing, stale or malformed."""
@@ -119,15 +118,7 @@ class _File:
 
     def _patiently(self, found: Callable[[Mapping[str, Any]], V]) -> V | None:
         """Apply `found` to the content; returns None for the first few failures, as while the collector restarts."""
-        try:
-            value = found(self._content())
-        except CannotCount:
-            self._missed += 1
-            if self._missed >= _MISSED:
-                raise
-            return None
-        self._missed = 0
-        return value
+        return self._patience.read(lambda: found(self._content()), CannotCount)
 
     def close(self) -> None:
         pass

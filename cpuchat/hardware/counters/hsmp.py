@@ -9,13 +9,14 @@ Sources disagree on the unit: the header says Gbit/s, the kernel's documentation
 
 from __future__ import annotations
 
+import abc
 import errno
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.cgroups import read_number, read_text
-from cpuchat.hardware.counters.base import ROOT, CannotCount
+from cpuchat.hardware.counters.base import ROOT, CannotCount, Patience
 from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
@@ -34,7 +35,6 @@ _LOAD = "`sudo modprobe amd_hsmp` (on some kernels hsmp_acpi), with HSMP enabled
 _GB = 1e9
 _LARGEST_SOCKET_GB = 1000
 _SUSPICIOUS = 1.5
-_FAILURES = 4
 
 
 def require_epyc(topology: Topology) -> None:
@@ -62,7 +62,7 @@ def unit_of(largest: float, theoretical: float | None) -> float:
     return _GB / 8 if largest > most else _GB
 
 
-class _Sockets:
+class _Sockets(abc.ABC):
     """Adds up the sockets. HSMP averages over about a second, so every reading is a figure."""
 
     name = "hsmp"
@@ -71,25 +71,20 @@ class _Sockets:
 
     def __init__(self, topology: Topology, theoretical: float | None) -> None:
         self._per_socket = theoretical / len(topology.packages) if theoretical is not None else None
-        self._failures = 0
+        self._patience = Patience()
 
+    @abc.abstractmethod
     def _read(self) -> list[tuple[int, int]]:
         """(maximum, used) of each socket. Raises OSError."""
-        raise NotImplementedError
 
     def _check(self) -> None:
         if not all(largest > 0 for largest, _ in self._read()):
             raise CannotCount("the firmware does not report memory bandwidth")
 
     def sample(self, now: float) -> Bandwidth | None:
-        try:
-            sockets = self._read()
-        except OSError:
-            self._failures += 1  # the mailbox is shared: it may be busy once
-            if self._failures >= _FAILURES:
-                raise
+        sockets = self._patience.read(self._read, OSError)  # the mailbox is shared: it may be busy once
+        if sockets is None:
             return None
-        self._failures = 0
         total = sum(used * unit_of(largest, self._per_socket) for largest, used in sockets)
         return Bandwidth(total, self.name, self.scope)
 

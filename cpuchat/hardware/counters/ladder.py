@@ -123,24 +123,9 @@ def power_openers(
     return own if collecting else [("collector", lambda: CollectedPower(root, calls)), *own]
 
 
-def open_counter(
-    topology: Topology,
-    pid: int | None,
-    root: Path = ROOT,
-    *,
-    kernel: Kernel | None = None,
-    theoretical: float | None = None,
-) -> tuple[Counter | None, tuple[CounterRefusal, ...]]:
-    """Open the best available counter of memory traffic; also returns why better ones failed. Never raises."""
-    ladder = Ladder(counter_openers(topology, pid, root, kernel=kernel, theoretical=theoretical))
-    return ladder.next(), tuple(ladder.refusals)
-
-
-def open_power(
-    topology: Topology, root: Path = ROOT, *, kernel: Kernel | None = None
-) -> tuple[PowerMeter | None, tuple[CounterRefusal, ...]]:
-    """Open the best available source of power; also returns why better ones failed. Never raises."""
-    ladder = Ladder(power_openers(topology, root, kernel=kernel))
+def open_best(openers: Sequence[Opener[S]]) -> tuple[S | None, tuple[CounterRefusal, ...]]:
+    """Return the first source that opens, and why those before it do not. Never raises."""
+    ladder = Ladder(openers)
     return ladder.next(), tuple(ladder.refusals)
 
 

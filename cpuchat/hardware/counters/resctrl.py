@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.cgroups import read_text
-from cpuchat.hardware.counters.base import ROOT, CannotCount, Deltas
+from cpuchat.hardware.counters.base import ROOT, CannotCount, Deltas, Patience
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class MemoryBandwidthMonitoring:
         order = [group.id for group in topology.l3_groups]
         self._order = [number for number in order if number is not None] if set(order) == numbers else []
         self._grown = Deltas()
-        self._failures = 0
+        self._patience = Patience(_FAILURES)
         self._counts()
 
     def _counts(self) -> dict[int, int]:
@@ -65,15 +65,10 @@ class MemoryBandwidthMonitoring:
         return sums
 
     def sample(self, now: float) -> Bandwidth | None:
-        try:
-            counts = self._counts()
-        except CannotCount:
-            self._failures += 1  # a counter that was lent to another group comes back, from zero
+        counts = self._patience.read(self._counts, CannotCount)
+        if counts is None:  # a counter that was lent to another group comes back, from zero
             self._grown = Deltas()
-            if self._failures >= _FAILURES:
-                raise
             return None
-        self._failures = 0
         step = self._grown.step(now, counts.values())
         if step is None:
             return None

@@ -18,7 +18,7 @@ from cpuchat.hardware.bandwidth.survey import Survey, cached_survey
 from cpuchat.hardware.cgroups import read_number, read_text
 from cpuchat.hardware.counters.base import CounterRefusal
 from cpuchat.hardware.counters.kernel import Kernel
-from cpuchat.hardware.counters.ladder import open_counter, open_power
+from cpuchat.hardware.counters.ladder import counter_openers, open_best, power_openers
 from cpuchat.hardware.memory import available_bytes, meminfo
 from cpuchat.hardware.numa.launch import MEMORY_REFUSED, launch_command
 from cpuchat.hardware.numa.mempolicy import choose_policy
@@ -182,8 +182,9 @@ def _counters(
     topology: Topology, pid: int | None, root: Path, kernel: Kernel | None, theoretical: float | None
 ) -> dict[str, Any]:
     """Return names of the counters that open, and why better ones do not; each is closed again."""
-    counter, counter_refusals = open_counter(topology, pid, root, kernel=kernel, theoretical=theoretical)
-    power, power_refusals = open_power(topology, root, kernel=kernel)
+    openers = counter_openers(topology, pid, root, kernel=kernel, theoretical=theoretical)
+    counter, counter_refusals = open_best(openers)
+    power, power_refusals = open_best(power_openers(topology, root, kernel=kernel))
     names = [source.name if source is not None else "" for source in (counter, power)]
     for source in (counter, power):
         if source is not None:

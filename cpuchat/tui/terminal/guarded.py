@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from typing import Any, Generic, TypeVar
 
@@ -87,7 +86,3 @@ class GuardedApp(App[R], Generic[R]):
         restore = getattr(self._driver, "restore", None)
         if restore is not None:
             restore()
-
-
-def signal_name(number: int) -> str:
-    return signal.Signals(number).name

@@ -10,7 +10,15 @@ import pytest
 
 from cpuchat.hardware.counters.base import CannotCount, CounterRefusal
 from cpuchat.hardware.counters.collector_file import CollectorFile
-from cpuchat.hardware.counters.ladder import Ladder, advice, open_counter, open_power, refusal, theoretical_bandwidth
+from cpuchat.hardware.counters.ladder import (
+    Ladder,
+    advice,
+    counter_openers,
+    open_best,
+    power_openers,
+    refusal,
+    theoretical_bandwidth,
+)
 from cpuchat.hardware.topology import Topology, read_topology
 from tests.hardware.counters.simulated import Simulated, old_fabric, refused, umc
 from tests.hardware.trees import NAMES, make_tree, write
@@ -39,7 +47,7 @@ def test_the_best_that_opens_wins(tmp_path: Path) -> None:
     machine = Simulated(answers={(0x14, 0): 460 << 20 | 100 << 8 | 22})
 
     def best() -> tuple[str | None, int]:
-        counter, refusals = open_counter(topology, 9, root, kernel=machine.calls, theoretical=GENOA)
+        counter, refusals = open_best(counter_openers(topology, 9, root, kernel=machine.calls, theoretical=GENOA))
         return (counter.name if counter is not None else None), len(refusals)
 
     assert best() == ("core counters, estimated", 7)
@@ -59,7 +67,9 @@ def test_the_old_fabric_has_its_place(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "2x-epyc-7543")
     old_fabric(root, "0,32")
     mbm(root)
-    counter, refusals = open_counter(read_topology(root), None, root, kernel=Simulated().calls, theoretical=GENOA)
+    counter, refusals = open_best(
+        counter_openers(read_topology(root), None, root, kernel=Simulated().calls, theoretical=GENOA)
+    )
     assert counter is not None
     assert counter.name == "amd_df"
     assert [one.name for one in refusals] == ["collector", "HSMP files", "HSMP mailbox", "AMD memory controllers"]
@@ -69,8 +79,8 @@ def test_the_old_fabric_has_its_place(tmp_path: Path) -> None:
 def test_a_machine_without_counters_says_why_for_each(tmp_path: Path, name: str) -> None:
     root = make_tree(tmp_path, name)
     topology = read_topology(root)
-    counter, refusals = open_counter(topology, None, root, kernel=Simulated().calls, theoretical=None)
-    meter, no_power = open_power(topology, root, kernel=Simulated().calls)
+    counter, refusals = open_best(counter_openers(topology, None, root, kernel=Simulated().calls, theoretical=None))
+    meter, no_power = open_best(power_openers(topology, root, kernel=Simulated().calls))
     assert counter is None and meter is None
     assert len(refusals) == 8 and len(no_power) == 5
     assert all(one.why for one in (*refusals, *no_power))
@@ -89,7 +99,7 @@ def test_a_machine_without_counters_says_why_for_each(tmp_path: Path, name: str)
 def test_only_what_can_help_is_advised(tmp_path: Path, name: str, words: str) -> None:
     root = make_tree(tmp_path, name)
     topology = read_topology(root)
-    refusals = open_counter(topology, None, root, kernel=Simulated().calls, theoretical=None)[1]
+    refusals = open_best(counter_openers(topology, None, root, kernel=Simulated().calls, theoretical=None))[1]
     assert words in advice(refusals, topology)
     assert ("modprobe" in words) == ("modprobe" in advice(refusals, topology))
 
