@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cpuchat.models.catalog import CatalogModel
-from cpuchat.models.prediction import Prediction
+from cpuchat.models.machine import Machine
+from cpuchat.models.prediction import Prediction, estimate
 
 PACE = 5.0
 """tok/s at about reading speed: 225 words per minute at three words per four tokens; people read about 240 (Brysbaert
@@ -38,6 +39,15 @@ class Ranked:
 
 
 NOTHING = Ranked()
+
+
+def estimates(models: Iterable[CatalogModel], machine: Machine) -> dict[str, Prediction]:
+    """Return predictions by id, from the file sizes of the default quantizations; none where that is not known."""
+    return {
+        model.id: estimate(model.size, machine, active=model.active_share, quantization=model.quantization)
+        for model in models
+        if model.size
+    }
 
 
 def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]) -> Ranked:

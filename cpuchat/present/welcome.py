@@ -24,8 +24,7 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
     from cpuchat.hardware.topology import read_topology
     from cpuchat.models.catalog import load_catalog
     from cpuchat.models.machine import this_machine
-    from cpuchat.models.prediction import estimate
-    from cpuchat.models.shortlist import ranked
+    from cpuchat.models.shortlist import estimates, ranked
 
     machine = this_machine(settings, loaded=loaded)
     parts = [units.plural(len(read_topology().allowed_cores), "core")]
@@ -36,11 +35,7 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
     else:
         parts.append("F12 measures the read bandwidth")
     models = load_catalog().models
-    predictions = {
-        model.id: estimate(model.size, machine, active=model.active_share, quantization=model.quantization)
-        for model in models
-        if model.size
-    }
+    predictions = estimates(models, machine)
     best = next(iter(ranked(models, predictions).suits), None)
     if best is None:
         return Welcome(" · ".join(parts))

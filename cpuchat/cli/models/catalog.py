@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,6 +32,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> int:
     from cpuchat.models.catalog import load_catalog, match_local
     from cpuchat.models.library.library import Library
     from cpuchat.models.machine import this_machine
+    from cpuchat.models.shortlist import estimates
 
     known = load_catalog()
     for problem in known.problems:
@@ -43,15 +44,16 @@ def catalog(words: tuple[str, ...], as_json: bool) -> int:
     matches = (match_local(known, model) for model in Library(chosen.model.folders).local_models())
     here = {entry.id for entry in matches if entry is not None}
     machine = this_machine(chosen)
+    expected = estimates(known.models, machine)
     if as_json:
-        return _print_json(found, here, machine)
+        return _print_json(found, here, expected)
     if not found:
         _complain(f"No catalog entry matches {wanted!r}.")
         click.echo("  Search Hugging Face: cpuchat models search WORDS.", err=True)
     elif len(found) == 1:
-        _print_one(found[0], known, here, machine)
+        _print_one(found[0], known, here, expected.get(found[0].id))
     else:
-        _print_all(found, known, here, machine)
+        _print_all(found, known, here, machine, expected)
     return 0
 
 
@@ -61,12 +63,17 @@ def _complain(text: str) -> None:
     click.echo(f"cpuchat: {clean_line(text)}", err=True)
 
 
-def _print_all(found: list[CatalogModel], known: Catalog, here: Collection[str], machine: Machine) -> None:
+def _print_all(
+    found: list[CatalogModel],
+    known: Catalog,
+    here: Collection[str],
+    machine: Machine,
+    expected: Mapping[str, Prediction],
+) -> None:
     from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.models.fit import gigabytes
     from cpuchat.models.shortlist import ranked
 
-    expected = {model.id: one for model in known.models if (one := _expected(model, machine)) is not None}
     recommended = [model.id for model in ranked(known.models, expected).suits]
     found = [model for id in recommended for model in found if model.id == id] + [
         model for model in found if model.id not in recommended
@@ -110,15 +117,6 @@ def _row(
     )
 
 
-def _expected(model: CatalogModel, machine: Machine) -> Prediction | None:
-    """Return the prediction; None when the size is not known."""
-    from cpuchat.models.prediction import estimate
-
-    if not model.size:
-        return None
-    return estimate(model.size, machine, active=model.active_share, quantization=model.quantization)
-
-
 def _speed(expected: Prediction | None) -> str:
     from cpuchat.telemetry import units
 
@@ -133,7 +131,7 @@ def _parameters(model: CatalogModel) -> str:
     return f"{total} ({units.parameters(round(1e9 * model.active_params))})" if model.is_moe else total
 
 
-def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], machine: Machine) -> None:
+def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], expected: Prediction | None) -> None:
     from cpuchat.cli.terminal import echo_paragraph
     from cpuchat.present.prediction import purpose
     from cpuchat.text import clean_line
@@ -141,7 +139,6 @@ def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], machi
     drafts = [
         f"{draft.name} ({draft.id}{', downloaded' if draft.id in here else ''})" for draft in known.drafts_of(model)
     ]
-    expected = _expected(model, machine)
     speed = _speed(expected)
     prediction = f"{expected.explained}{f'; ≈ {speed} tok/s' if speed else ''}" if expected is not None else ""
     facts = (
@@ -169,7 +166,7 @@ def _gigabytes(model: CatalogModel, quantization: str) -> str:
     return f"{'' if quantization in model.verified else '≈ '}{size(round(1e9 * model.sizes[quantization]))}"
 
 
-def _print_json(found: list[CatalogModel], here: Collection[str], machine: Machine) -> int:
+def _print_json(found: list[CatalogModel], here: Collection[str], predictions: Mapping[str, Prediction]) -> int:
     import msgspec
 
     from cpuchat.cli.output import json_line
@@ -177,7 +174,7 @@ def _print_json(found: list[CatalogModel], here: Collection[str], machine: Machi
 
     rows: list[dict[str, Any]] = []
     for model in found:
-        expected = _expected(model, machine)
+        expected = predictions.get(model.id)
         rows.append(
             {
                 **msgspec.to_builtins(model),
