@@ -121,7 +121,7 @@ def ask(
         _require_text(text, name)
     if system is not None:
         chosen.chat.system_prompt = system
-    prompt = compose(" ".join(question), _standard_input(quiet), raw=raw)
+    prompt = compose(" ".join(question), standard_input(quiet), raw=raw)
     # One question does not pay for measuring the machine; what the app has measured is used.
     chosen.hardware.probe = False
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
@@ -178,7 +178,7 @@ def _require_text(text: str, what: str) -> None:
         raise UsageError(f"{what} is not valid UTF-8 text.", "Convert it, for example with iconv.") from None
 
 
-def _standard_input(quiet: bool) -> str:
+def standard_input(quiet: bool) -> str:
     """Return the text piped in; empty when standard input is a terminal, closed or empty.
 
     Raises:

@@ -26,6 +26,7 @@ _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
     "demo": ("cpuchat.cli.demo", "demo", "Try cpuchat with the bundled demo model."),
     "models": ("cpuchat.cli.models.group", "models", "Find, download, inspect, quantize and delete models."),
+    "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
     "quality": ("cpuchat.cli.quality", "quality", "Measure the quality loss of quantized models."),
     "doctor": ("cpuchat.cli.doctor", "doctor", "Check what limits inference speed on this machine."),
     "probe": ("cpuchat.cli.probe", "probe", "Measure the read bandwidth of this machine."),

@@ -61,7 +61,9 @@ def cell(row: Row, value: Value | None, *, spread: bool) -> str:
     text = figure(row.name, value.median)
     if not spread or value.n < MIN_ROUNDS or value.low == value.high:
         return text
-    low, high = (figure(row.name, one).split(" ")[0] for one in (value.low, value.high))
+    low, high = figure(row.name, value.low), figure(row.name, value.high)
+    if len({one.partition(" ")[2] for one in (text, low, high)}) == 1:  # one unit
+        low, high = low.partition(" ")[0], high.partition(" ")[0]
     return f"{text} ({low}–{high})"
 
 

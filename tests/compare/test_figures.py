@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cpuchat.compare.figures import Value, figures_of
+from cpuchat.compare.figures import Row, Value, figures_of
 from cpuchat.compare.memory import MemoryTogether, WorkerMemory
 from cpuchat.compare.rounds import Round, SideAnswer
 from cpuchat.present import compare
@@ -87,6 +87,11 @@ def test_three_rounds_give_medians_and_their_range() -> None:
     assert figures.medians and figures.rows["tok_s"].a == Value(25.0, 24.0, 25.5, 3)
     assert figures.rows["tok_s"].a is not None and figures.rows["tok_s"].a.spread == pytest.approx(1.5)
     assert compare.rows(figures, NAMES)[1] == ("decode", "25.0 tok/s (24.0–25.5)", "50.0 tok/s (48.0–51.0)", "2.00×")
+
+
+def test_a_range_in_other_units_names_them() -> None:
+    row = Row("first_s", Value(0.06, 0.006, 0.12, 3), None)
+    assert compare.cell(row, row.a, spread=True) == "60 ms (6 ms–0.12 s)"
 
 
 def test_two_rounds_show_the_last_one() -> None:

@@ -1,0 +1,85 @@
+"""`cpuchat compare` with real workers and the demo pair."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import HANG_GUARD, run, start
+
+pytestmark = [pytest.mark.usefixtures("measured_machine"), pytest.mark.slow]
+
+PROMPT = "How do I stop an answer?"
+
+
+def test_both_answers_the_table_and_the_reason(tmp_path: Path) -> None:
+    report = tmp_path / "report.md"
+    done = run("compare", "demo", "demo-q4", PROMPT, "--export", str(report))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines.index("── A Q8_0 ──") < lines.index("── B Q4_K_M ──")
+    assert any(line.split() == ["Q8_0", "Q4_K_M", "B", "÷", "A"] for line in lines)
+    for label in ("decode", "first token", "prefill", "memory", "bytes per token"):
+        assert any(line.startswith(label) for line in lines), label
+    assert "First difference at" in done.stdout or "Same text" in done.stdout
+    text = report.read_text()
+    assert text.startswith("# Q8_0 against Q4_K_M\n")
+    assert f"> {PROMPT}" in text and "| decode |" in text and "greedy" in text
+
+
+def test_json_of_three_rounds_has_medians() -> None:
+    done = run("compare", "demo", "demo,threads=1", "--rounds", "3", "--max-tokens", "8", "--json", stdin=PROMPT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [side["name"] for side in found["sides"]] == ["Q8_0", "Q8_0 · threads 1"]
+    assert found["sides"][1]["settings"] == {"threads": "1"}
+    (turn,) = found["turns"]
+    assert turn["prompt"] == PROMPT
+    assert [one["first"] for one in turn["rounds"]] == ["A", "B", "A"]
+    speed = turn["figures"]["tok_s"]
+    rates = sorted(one["answers"][0]["timings"]["predicted_per_second"] for one in turn["rounds"])
+    assert speed["a"] == {"median": rates[1], "low": rates[0], "high": rates[2], "n": 3}
+    assert speed["ratio"] == pytest.approx(speed["b"]["median"] / speed["a"]["median"])
+    assert turn["rounds"][0]["memory"]["shared"] > 0
+    assert turn["first_difference"] is None
+
+
+def test_a_side_that_does_not_load_leaves_the_other(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF and nothing else")
+    done = run("compare", "demo", str(broken), PROMPT, "--max-tokens", "8")
+    assert done.returncode == 4
+    assert "── A" in done.stdout and "n/a" in done.stdout
+    assert "broken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("demo", "no-such-model", PROMPT), 3, "There is no model"),
+        (("demo", "demo,depth=3", PROMPT), 2, "no setting 'depth'"),
+        (("demo", "demo,threads=none", PROMPT), 2, "threads"),
+        (("demo", "demo-q4"), 2, "No question given"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_loaded(arguments: tuple[str, ...], code: int, message: str) -> None:
+    done = run("compare", *arguments)
+    assert done.returncode == code
+    assert message in done.stderr
+
+
+def test_ctrl_c_stops_and_shows_what_there_is(tmp_path: Path) -> None:
+    process = start("compare", "demo", "demo-q4", "--rounds", "100", PROMPT)
+    try:
+        assert process.stdout is not None
+        while b"B Q4_K_M" not in process.stdout.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=HANG_GUARD)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "decode" in output.decode()
