@@ -46,7 +46,7 @@ VALUES = (
     "printf('%.*c', 90000, '[')",
 )  # fmt: skip
 COLUMNS = {
-    "chats": ("id", "title", "created", "updated", "model", "system_prompt", "version"),
+    "chats": ("id", "title", "created", "updated", "model", "system_prompt", "version", "sides"),
     "messages": ("chat_id", "position", "role", "content", "reasoning", "model", "stop_reason", "timings", "created"),
 }
 SCHEMAS = (

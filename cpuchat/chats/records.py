@@ -23,7 +23,10 @@ _LARGEST = 1e18  # of a figure in timings
 
 
 class Chat(msgspec.Struct, frozen=True, kw_only=True):
-    """One conversation. Times in seconds since the epoch. `version` changes whenever its messages do."""
+    """One conversation. Times in seconds since the epoch. `version` changes whenever its messages do.
+
+    `sides` of a comparison (`compare.kept`): each prompt has two answers, A's first. "" for a chat.
+    """
 
     id: str
     title: str
@@ -32,6 +35,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     system_prompt: str
     version: int = 0
+    sides: str = ""
 
 
 class SearchHit(Chat, frozen=True, kw_only=True):
@@ -79,6 +83,7 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
         "model": _text(row["model"]),
         "system_prompt": _text(row["system_prompt"]),
         "version": version if isinstance(version, int) and 0 <= version < 1 << 53 else 0,
+        "sides": _text(row["sides"]),
     }
 
 

@@ -54,6 +54,8 @@ UPGRADES: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    # The two sides of a comparison, as JSON (compare.kept); '' for a chat.
+    ("ALTER TABLE chats ADD COLUMN sides TEXT NOT NULL DEFAULT ''",),
 )
 TABLES = ("chats", "messages", "quarantine")
 _OUR_COLUMNS = {

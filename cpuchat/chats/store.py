@@ -115,7 +115,7 @@ class ChatStore:
 
     # --- chats ---
 
-    def create_chat(self, model: str, system_prompt: str = "", title: str = "") -> Chat:
+    def create_chat(self, model: str, system_prompt: str = "", title: str = "", sides: str = "") -> Chat:
         now = time.time()
         chat = Chat(
             id=new_chat_id(),
@@ -124,6 +124,7 @@ class ChatStore:
             updated=now,
             model=storable(model),
             system_prompt=storable(system_prompt),
+            sides=storable(sides),
         )
         with self.transaction():
             values = msgspec.structs.astuple(chat)

@@ -1,0 +1,97 @@
+"""Comparisons in the chat database, and files that an earlier version wrote."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from cpuchat.chats import schema
+from cpuchat.chats.store import ChatStore
+from cpuchat.compare.kept import KeptComparison, sides_of, turns_of
+from cpuchat.compare.rounds import Round, SideAnswer, Turn
+from cpuchat.compare.side import Side
+from cpuchat.errors import ChatsChanged, ChatsError
+from tests.support.scripted_backend import timings
+
+SIDES = (
+    Side(path="/m/q8.gguf", model="Qwen", quantization="Q8_0"),
+    Side(path="/m/q4.gguf", changes={"threads": "2"}, model="Qwen", quantization="Q4_K_M"),
+)
+
+
+def a_round(a: str, b: str) -> Round:
+    answers = [SideAnswer(content=text, stop_reason="end", timings=timings(len(text.split()))) for text in (a, b)]
+    return Round(answers=(answers[0], answers[1]))
+
+
+def test_a_comparison_is_a_chat_with_two_answers_to_each_prompt(tmp_path: Path) -> None:
+    store = ChatStore(tmp_path / "chats.db")
+    kept = KeptComparison(store, SIDES)
+    turns = [Turn("Why is it slow?", [a_round("Bytes.", "Because of bytes.")])]
+    kept.keep(turns)
+    turns.append(Turn("And now?", [a_round("Still.", "Yet.")]))
+    kept.keep(turns)
+    turns[-1].rounds.append(a_round("Still again.", "Yet again."))
+    kept.keep(turns)
+
+    (chat,) = store.chats()
+    assert chat.title == "Q8_0 against Q4_K_M · threads 2: Why is it slow?"
+    assert sides_of(chat) == SIDES
+    messages = store.messages(chat.id)
+    assert [message.content for message in messages] == [
+        "Why is it slow?", "Bytes.", "Because of bytes.", "And now?", "Still again.", "Yet again.",
+    ]  # fmt: skip
+    assert messages[2].model == "Qwen Q4_K_M · threads 2"
+    read = turns_of(messages)
+    assert [turn.prompt for turn in read] == ["Why is it slow?", "And now?"]
+    assert [answer.content for answer in read[1].rounds[0].answers] == ["Still again.", "Yet again."]
+    assert read[0].rounds[0].answers[0].timings == timings(1)
+    assert store.search("again") and store.search("against")
+
+    more = KeptComparison(store, SIDES, chat.id, len(read))
+    more.keep([*read, Turn("Third", [a_round("A", "B")])])
+    assert len(store.messages(chat.id)) == 9
+
+
+def test_a_side_without_an_answer_keeps_its_place(tmp_path: Path) -> None:
+    store = ChatStore(tmp_path / "chats.db")
+    kept = KeptComparison(store, SIDES)
+    kept.keep([Turn("Why?", [Round(answers=(SideAnswer(), a_round("x", "Because.").answers[1]))])])
+    (turn,) = turns_of(store.messages(kept.chat_id))
+    assert [answer.content for answer in turn.rounds[0].answers] == ["", "Because."]
+    assert not turn.rounds[0].complete
+
+
+def test_one_that_was_deleted_meanwhile_is_not_kept_silently(tmp_path: Path) -> None:
+    store = ChatStore(tmp_path / "chats.db")
+    kept = KeptComparison(store, SIDES)
+    turns = [Turn("Why?", [a_round("a", "b")])]
+    kept.keep(turns)
+    store.delete(kept.chat_id)
+    with pytest.raises(ChatsChanged):
+        kept.keep([*turns, Turn("And?", [a_round("a", "b")])])
+
+
+def test_damaged_sides_are_an_error_with_what_to_do(tmp_path: Path) -> None:
+    store = ChatStore(tmp_path / "chats.db")
+    chat = store.create_chat("m", sides="[{]")
+    with pytest.raises(ChatsError, match="Delete it"):
+        sides_of(chat)
+
+
+def test_chats_of_the_version_before_are_chats(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    with sqlite3.connect(path) as db:
+        for step in schema.UPGRADES[:2]:
+            for statement in step:
+                db.execute(statement)
+        db.execute("INSERT INTO chats (id, title, created, updated) VALUES ('a', 'Old one', 1, 2)")
+        db.execute("INSERT INTO messages (chat_id, position, role, content, created) VALUES ('a', 0, 'user', 'Hi', 1)")
+        db.execute("PRAGMA user_version = 2")
+    store = ChatStore(path)
+    (chat,) = store.chats()
+    assert (chat.title, chat.sides) == ("Old one", "")
+    assert [message.content for message in store.messages("a")] == ["Hi"]
+    assert not store.take_notices()
