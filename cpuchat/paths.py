@@ -127,6 +127,11 @@ def quality_dir() -> Path:
     return cache_dir() / "quality"
 
 
+def bench_dir() -> Path:
+    """Journals of benchmarks, to resume them."""
+    return cache_dir() / "bench"
+
+
 def pairs_file() -> Path:
     """Return the file of results of comparing draft models with targets."""
     return cache_dir() / "pairs.json"

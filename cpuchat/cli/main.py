@@ -28,6 +28,7 @@ _COMMANDS = {
     "models": ("cpuchat.cli.models.group", "models", "Find, download, inspect, quantize and delete models."),
     "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
     "quality": ("cpuchat.cli.quality", "quality", "Measure the quality loss of quantized models."),
+    "bench": ("cpuchat.cli.bench", "bench", "Measure speed over models, drafters, depths and settings."),
     "doctor": ("cpuchat.cli.doctor", "doctor", "Check what limits inference speed on this machine."),
     "probe": ("cpuchat.cli.probe", "probe", "Measure the read bandwidth of this machine."),
     "counters": ("cpuchat.cli.counters", "counters", "List hardware counters of memory traffic and power."),

@@ -1,0 +1,287 @@
+"""What is measured: the product of models, quantizations, drafters, threads, cores, memory policies, KV types and flash
+attention, each with every test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, cast, get_args
+
+import msgspec
+
+from cpuchat import paths, toml
+from cpuchat.bench.prompts import Kind
+from cpuchat.errors import UsageError
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.drafts.choice import choose_draft
+from cpuchat.models.file_names import without_prefix
+from cpuchat.models.library.library import Library
+from cpuchat.protocol import CacheType, FlashAttention
+from cpuchat.settings import WANTED, Cores, Drafters, MemoryPolicy, Section, Settings, explained
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=4096)]
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+WorkloadKind = Literal["prompts", "pp", "tg"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+OFF: Final[Drafters] = "off"
+MIN_ROUNDS = 3
+_MAX_DEPTH = 31
+_WITH_DRAFT_MODEL = ("auto", "draft")
+_UNQUANTIZED = ("f32", "f16", "bf16")
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """`name` as shown: a kind of prompts, or llama-bench's `pp512`, `tg128 @ d4096`. `depth`: tokens in the KV cache
+    before."""
+
+    kind: WorkloadKind
+    name: str
+    n_prompt: int = 0
+    n_gen: int = 0
+    depth: int = 0
+
+    @classmethod
+    def of_prompts(cls, kind: Kind, tokens: int) -> Workload:
+        return cls(kind="prompts", name=kind, n_gen=tokens)
+
+    @classmethod
+    def random(cls, kind: Literal["pp", "tg"], tokens: int, depth: int) -> Workload:
+        name = f"{kind}{tokens}" + (f" @ d{depth}" if depth else "")
+        return cls(
+            kind=kind,
+            name=name,
+            n_prompt=tokens if kind == "pp" else 0,
+            n_gen=tokens if kind == "tg" else 0,
+            depth=depth,
+        )
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model is loaded: cells with the same are measured without loading again. `draft` "": none is loaded."""
+
+    model: str
+    draft: str = ""
+    threads: int = 0
+    cores: str = "auto"
+    memory: str = "auto"
+    cache_type_k: CacheType = "f16"
+    cache_type_v: CacheType = "f16"
+    flash_attn: FlashAttention = "auto"
+
+    def placement(self, chosen: Settings) -> PlacementSpec:
+        """Return where it computes; the draft model's cores are those of the settings."""
+        return PlacementSpec(self.cores, chosen.speculation.draft_cores, self.memory, self.threads)
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One setup, who drafts, and what is run. `draft_depth` 0: adaptive."""
+
+    setup: Setup
+    test: Workload
+    drafters: Drafters = OFF
+    draft_depth: int = 0
+
+    @property
+    def drafting(self) -> str:
+        """The drafters as they are given: `off`, `auto`, `draft:4`."""
+        return f"{self.drafters}:{self.draft_depth}" if self.draft_depth else self.drafters
+
+    @property
+    def words(self) -> str:
+        """Name it in a progress line."""
+        return f"{Path(self.setup.model).stem} · {self.drafting} · {self.test.name}"
+
+    @property
+    def plain(self) -> Cell:
+        """The cell that this one's speed-up refers to."""
+        return msgspec.structs.replace(self, drafters=OFF, draft_depth=0)
+
+
+class Matrix(Section):
+    """What a user asks for, on the command line or in a TOML file. An empty list: the value of the settings.
+
+    `drafters` are names with an optional draft depth (`draft:4`); `kv_types` one type, or those of K and V
+    (`q8_0/f16`). `pp` and `tg` are numbers of random tokens, measured at each `depth`; without them `prompts` are
+    run, by default all kinds, `tokens` tokens each.
+    """
+
+    models: list[str] = []
+    quantizations: list[str] = []
+    drafters: list[str] = []
+    draft_models: list[str] = []
+    threads: list[Count] = []
+    cores: list[Cores] = []
+    memory_policies: list[MemoryPolicy] = []
+    kv_types: list[str] = []
+    flash_attn: list[FlashAttention] = []
+    prompts: list[Kind] = []
+    tokens: Tokens = 128
+    pp: list[Tokens] = []
+    tg: list[Tokens] = []
+    depth: list[Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]] = msgspec.field(default_factory=lambda: [0])
+    rounds: Annotated[int, msgspec.Meta(ge=MIN_ROUNDS, le=1000)] = MIN_ROUNDS
+
+    def tests(self) -> list[Workload]:
+        """Return all tests."""
+        found: list[Workload] = []
+        for depth in dict.fromkeys(self.depth):
+            found += [Workload.random("pp", n, depth) for n in dict.fromkeys(self.pp)]
+            found += [Workload.random("tg", n, depth) for n in dict.fromkeys(self.tg)]
+        kinds = self.prompts or ([] if found else KINDS)
+        return [*found, *(Workload.of_prompts(kind, self.tokens) for kind in dict.fromkeys(kinds))]
+
+
+def read_matrix(values: Mapping[str, Any], file: Path | None = None) -> Matrix:
+    """Return what the options say over what the TOML `file` says.
+
+    Raises:
+        UsageError: the file cannot be read, or a key or value is not valid; the message names it.
+    """
+    tables = _read(file) if file is not None else {}
+    tables |= {key: value for key, value in values.items() if value not in (None, ())}
+    origin = f"{paths.shown(file)}: " if file is not None else ""
+    try:
+        return msgspec.convert(tables, Matrix, strict=False)
+    except msgspec.ValidationError as error:
+        key, reason = explained(error)
+        name = re.sub(r"\[.*", "", key)
+        if "matching regex" in reason:
+            words = {"cores": "engine.cores", "memory_policies": "engine.memory"}
+            reason = WANTED[words[name]]
+        option = f"--{name.replace('_', '-')}: " if name and name in values else f"{name}: " if name else ""
+        raise UsageError(f"{'' if name in values else origin}{option}{reason}.", "See cpuchat bench --help.") from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return toml.loads(paths.read_text(file))
+    except OSError as error:
+        raise UsageError(f"Cannot read {paths.shown(file)}: {error.strerror}.", "Give a TOML file.") from None
+    except ValueError as error:
+        raise UsageError(f"{paths.shown(file)} is not valid TOML: {error}.", "Fix that line.") from None
+
+
+def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[Cell]:
+    """Return all cells, those of one setup together. Where something drafts there is a plain cell as well.
+
+    Raises:
+        UsageError: values that are not valid, or do not go together.
+        ModelNotFound, DraftMismatch, ModelDamaged: as `Library.resolve` and `choose_draft`.
+    """
+    default: list[tuple[Drafters, int]] = [(OFF, 0), ("auto", 0)]
+    drafters = [_drafters(text) for text in matrix.drafters] or default
+    tests, plain = matrix.tests(), default[:1]
+    cells: dict[Cell, None] = {}
+    for setup in _setups(matrix, chosen, library):
+        for draft in _drafts(matrix, chosen, library, setup, drafters, tests):
+            loaded = msgspec.structs.replace(setup, draft=draft)
+            for test in tests:
+                several = test.kind == "prompts" and any(name != OFF for name, _ in drafters)
+                for name, depth in [*plain, *drafters] if several else plain:
+                    cells[Cell(setup=loaded, test=test, drafters=name, draft_depth=depth)] = None
+    return list(cells)
+
+
+def check_placements(cells: Iterable[Cell], chosen: Settings) -> None:
+    """Raises UsageError for threads, cores or memory policies that this machine does not have."""
+    topology = read_topology()
+    for setup in dict.fromkeys(cell.setup for cell in cells):
+        place(topology, setup.placement(chosen), with_draft=bool(setup.draft))
+
+
+def _setups(matrix: Matrix, chosen: Settings, library: Library) -> list[Setup]:
+    engine = chosen.engine
+    models = matrix.models or [chosen.model.last or "demo"]
+    files = dict.fromkeys(
+        _file(library, spec, quantization)
+        for spec in models
+        for quantization in (matrix.quantizations or [""])
+    )  # fmt: skip
+    flash: list[FlashAttention] = matrix.flash_attn or [engine.flash_attn]
+    kv_types = [_kv_types(text) for text in matrix.kv_types] or [(engine.cache_type_k, engine.cache_type_v)]
+    found = [
+        Setup(
+            model=str(file), threads=threads, cores=cores, memory=memory,
+            cache_type_k=kv[0], cache_type_v=kv[1], flash_attn=flash_attn,
+        )
+        for file, threads, cores, memory, kv, flash_attn in itertools.product(
+            files,
+            matrix.threads or [engine.threads],
+            matrix.cores or [engine.cores],
+            matrix.memory_policies or [engine.memory],
+            kv_types,
+            flash,
+        )
+    ]  # fmt: skip
+    possible = [one for one in found if one.flash_attn != "off" or one.cache_type_v in _UNQUANTIZED]
+    if not possible:
+        raise UsageError("A quantized V cache needs flash attention, which is off.", "Use --kv-types q8_0/f16.")
+    return list(dict.fromkeys(possible))
+
+
+def _drafters(text: str) -> tuple[Drafters, int]:
+    """Parse `auto`, `draft:4`. Raises UsageError."""
+    name, colon, depth = text.partition(":")
+    valid = not colon or (depth.isdecimal() and 1 <= int(depth) <= _MAX_DEPTH and name != OFF)
+    if name not in get_args(Drafters) or not valid:
+        raise UsageError(
+            f"drafters: {text!r} is not one of {', '.join(get_args(Drafters))}.",
+            f"A fixed draft depth follows after a colon, 1 to {_MAX_DEPTH}: draft:4.",
+        )
+    return cast(Drafters, name), int(depth or 0)
+
+
+def _kv_types(text: str) -> tuple[CacheType, CacheType]:
+    """Parse `q8_0` or `q8_0/f16`. Raises UsageError."""
+    k, _, v = text.partition("/")
+    for one in (k, v or k):
+        if one not in get_args(CacheType):
+            raise UsageError(f"kv_types: {one!r} is not one of {', '.join(get_args(CacheType))}.")
+    return cast(CacheType, k), cast(CacheType, v or k)
+
+
+def _file(library: Library, spec: str, quantization: str) -> Path:
+    """Return the file of a model, or of the same model in another quantization. Raises ModelNotFound, UsageError."""
+    path = library.resolve(spec)
+    known = library.at(path) if quantization else None
+    wanted = quantization.upper()
+    if known is None or known.quantization.upper() == wanted:
+        return path
+    alike = [one for one in library.local_models() if _same_model(one.name, known.name) and not one.damaged]
+    alike = [one for one in alike if (one.n_params, one.architecture) == (known.n_params, known.architecture)]
+    alike.sort(key=lambda one: one.path.parent != path.parent)
+    for one in alike:
+        if wanted in (one.quantization.upper(), without_prefix(one.quantization.upper())):
+            return one.path
+    names = ", ".join(sorted({one.quantization for one in alike} | {known.quantization}))
+    raise UsageError(f"{spec} is not on this machine as {quantization}.", f"Available: {names}.")
+
+
+def _same_model(one: str, other: str) -> bool:
+    return one.casefold() == other.casefold()
+
+
+def _drafts(
+    matrix: Matrix,
+    chosen: Settings,
+    library: Library,
+    setup: Setup,
+    drafters: list[tuple[Drafters, int]],
+    tests: list[Workload],
+) -> list[str]:
+    """Return the draft models to measure with this setup, "" for none. Raises as `choose_draft`."""
+    names = [name for name, _ in drafters if name in _WITH_DRAFT_MODEL]
+    if not names or all(test.kind != "prompts" for test in tests):
+        return [""]
+    found: list[str] = []
+    for wanted in matrix.draft_models or [chosen.speculation.draft_model]:
+        path, _ = choose_draft(Path(setup.model), wanted, library, strict=bool(matrix.draft_models))
+        if path is None and "draft" in names:
+            raise UsageError(f"There is no draft model for {Path(setup.model).name}.", "Give one with --draft-models.")
+        found.append(str(path) if path is not None else "")
+    return list(dict.fromkeys(found))

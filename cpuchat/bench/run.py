@@ -1,0 +1,237 @@
+"""Runs a benchmark: one load per setup, its cells by the protocol, every measurement into the journal."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+
+from cpuchat.backend.local import LocalBackend
+from cpuchat.bench.environment import read_environment
+from cpuchat.bench.journal import Finished, Header, Journal, Loaded, Measurement, benchmark_key, cached_journal
+from cpuchat.bench.matrix import OFF, Cell
+from cpuchat.bench.prompts import Prompt, load
+from cpuchat.bench.protocol import Protocol, measurements
+from cpuchat.bench.sample import Sample, measure_cell
+from cpuchat.errors import CpuchatError, Interrupted, MeasureFailed, UsageError, WorkerDied, from_code
+from cpuchat.hardware.monitor import Monitor
+from cpuchat.hardware.topology import read_topology
+from cpuchat.paths import shown
+from cpuchat.protocol import Failed, LoadCancelled, LoadProgress, ModelLoaded
+from cpuchat.settings import Settings
+
+_CTX_STEP = 256
+_TEMPLATE_TOKENS = 256
+
+
+@dataclass
+class Progress:
+    """How far a benchmark is. `what` is under way, `note` something to be told once; `done` of `total` measurements,
+    `seconds_left` from those of the same cell so far (None: not known yet)."""
+
+    what: str = ""
+    note: str = ""
+    done: int = 0
+    total: int = 0
+    seconds_left: float | None = None
+    took: dict[int, float] = field(default_factory=dict)
+
+
+class Bench:
+    """Measures `cells`. `failed` are the reasons of the cells that could not be measured.
+
+    Args:
+        file: the journal; None: one in `folder`, by what is measured.
+        fresh: forget what an earlier run has measured.
+        tell: called whenever something changed.
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        rounds: int,
+        chosen: Settings,
+        *,
+        folder: Path,
+        file: Path | None = None,
+        fresh: bool = False,
+        prompts: Sequence[Prompt] | None = None,
+        tell: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.cells = list(cells)
+        self.rounds = rounds
+        self.progress = Progress()
+        self.failed: dict[int, str] = {}
+        self.journal: Journal
+        self._chosen = chosen
+        self._folder, self._file, self._fresh = folder, file, fresh
+        self._prompts = load() if prompts is None else list(prompts)
+        self._tell = tell
+        self._backend = LocalBackend()
+        self._stopped = False
+        self._numbers = {cell: number for number, cell in enumerate(self.cells)}
+
+    async def stop(self, *, kill: bool = False) -> None:
+        """Stop as soon as possible; `run` raises Interrupted then."""
+        self._stopped = True
+        if kill:
+            self._backend.kill()
+        else:
+            await self._backend.cancel()
+
+    async def run(self) -> None:
+        """Measure what the journal does not have yet. A setup that fails does not keep others from being measured.
+
+        Raises:
+            Interrupted: stopped; the journal has what was measured.
+            UsageError: the journal belongs to another benchmark, or cannot be written.
+            EngineMismatch, WorkerDied, ModelNotFound: nothing can be measured.
+        """
+        try:
+            await self._open_journal()
+            if not self.journal.finished:
+                await self._run()
+                if not self.failed:
+                    self.journal.append(Finished())
+        finally:
+            await self._backend.close()
+
+    async def _open_journal(self) -> None:
+        failure = await self._backend.start()
+        if self._stopped:
+            raise Interrupted("Stopped.")
+        if failure is not None or self._backend.engine is None:
+            raise from_code(failure.code, failure.message, failure.hint) if failure else WorkerDied("No engine.")
+        models = [path for cell in self.cells for path in (cell.setup.model, cell.setup.draft)]
+        environment = read_environment(self._backend.engine, models, self._chosen)
+        key = benchmark_key(self.cells, self.rounds, self._prompts, environment)
+        journal = self.journal = Journal(self._file or cached_journal(self._folder, key))
+        header = Header(key=key, cells=tuple(self.cells), rounds=self.rounds, environment=environment)
+        if self._file is not None and self._file.exists() and not self._fresh:
+            if journal.header is None and self._file.stat().st_size:
+                raise UsageError(f"{shown(self._file)} is not a benchmark's journal.", "Name another file.")
+            if journal.header is not None and journal.header.key != key:
+                raise UsageError(
+                    f"{shown(self._file)} belongs to another benchmark: other settings, files or engine.",
+                    "Name another file, or add --fresh to overwrite it.",
+                )
+        if self._fresh or journal.header is None or (journal.finished and self._file is None):
+            journal.begin(header)
+        elif journal.measurements:
+            found = len(journal.measurements)
+            self.progress.note = (
+                f"Resuming: {found} of {len(self.cells) * self.rounds} measurements are in the journal."
+            )
+
+    async def _run(self) -> None:
+        monitor = Monitor(read_topology()) if self._chosen.hardware.counters else None
+        setups = [list(cells) for _, cells in groupby(self.cells, lambda cell: cell.setup)]
+        for cells in setups:
+            self.progress.total += measurements(len(self._open(cells)), self.rounds)
+        try:
+            for cells in setups:
+                if not self._open(cells):
+                    continue
+                try:
+                    await self._measure_setup(cells, monitor)
+                except Interrupted:
+                    raise
+                except CpuchatError as error:
+                    if self._stopped:
+                        raise Interrupted("Stopped.") from None
+                    for cell in self._open(cells):
+                        self.failed[self._numbers[cell]] = str(error)
+                    self._tell()
+        finally:
+            if monitor is not None:
+                monitor.close()
+
+    def _open(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return the cells that have rounds left."""
+        known = self.journal.measurements
+        rounds = range(1, self.rounds + 1)
+        return [cell for cell in cells if any((self._numbers[cell], number) not in known for number in rounds)]
+
+    async def _measure_setup(self, cells: list[Cell], monitor: Monitor | None) -> None:
+        await self._load(cells)
+
+        async def measure(cell: Cell) -> Sample:
+            return await self._measure(cell, monitor)
+
+        def keep(cell: Cell, number: int, sample: Sample, noisy: bool) -> None:
+            line = Measurement(cell=self._numbers[cell], round=number, sample=sample, noisy=noisy)
+            self.journal.append(line)
+            self._tell()
+
+        done = {(self.cells[number], r) for number, r in self.journal.measurements}
+        await Protocol(self.rounds, measure, lambda sample: sample.rate, keep).run(cells, done)
+
+    async def _load(self, cells: list[Cell]) -> None:
+        setup = cells[0].setup
+        self.progress.what = f"loading {Path(setup.model).name}"
+        self._tell()
+        engine = self._chosen.engine
+        options = msgspec.structs.replace(
+            self._chosen.load_options(setup.draft),
+            n_ctx=engine.ctx or self._context(cells),
+            type_k=setup.cache_type_k,
+            type_v=setup.cache_type_v,
+            flash_attn=setup.flash_attn,
+            calibrate=any(cell.drafters != OFF for cell in cells),
+        )
+        async with contextlib.aclosing(
+            self._backend.load(Path(setup.model), options, setup.placement(self._chosen))
+        ) as events:
+            async for event in events:
+                match event:
+                    case LoadProgress():
+                        share = f" {100 * event.done // event.total} %" if event.total else ""
+                        self.progress.what = f"{event.phase} {Path(setup.model).name}{share}"
+                        self._tell()
+                        if self._stopped:
+                            await self._backend.cancel()
+                    case ModelLoaded():
+                        self.journal.append(Loaded(cell=self._numbers[cells[0]], model=event.model))
+                    case Failed() if not self._stopped:
+                        raise from_code(event.code, event.message, event.hint)
+                    case Failed() | LoadCancelled():
+                        raise Interrupted("Stopped.")
+                    case _:
+                        pass
+
+    def _context(self, cells: Sequence[Cell]) -> int:
+        """Return the tokens that the longest test needs; a token has two bytes of a prompt at least."""
+        random = [cell.test.depth + cell.test.n_prompt + cell.test.n_gen for cell in cells]
+        kinds = {cell.test.name for cell in cells if cell.test.kind == "prompts"}
+        longest = max((len(one.text.encode()) // 2 for one in self._prompts if one.kind in kinds), default=0)
+        needed = max([*random, longest + _TEMPLATE_TOKENS + max(cell.test.n_gen for cell in cells) if kinds else 0])
+        return -(-needed // _CTX_STEP) * _CTX_STEP
+
+    async def _measure(self, cell: Cell, monitor: Monitor | None) -> Sample:
+        if self._stopped:
+            raise Interrupted("Stopped.")
+        progress, number = self.progress, self._numbers[cell]
+        progress.what = cell.words
+        self._tell()
+        start = time.monotonic()
+        try:
+            prompts = [one for one in self._prompts if one.kind == cell.test.name]
+            sample = await measure_cell(self._backend, cell, prompts, monitor)
+        except MeasureFailed:
+            if self._stopped:
+                raise Interrupted("Stopped.") from None
+            raise
+        if self._stopped:  # it may have been cut short
+            raise Interrupted("Stopped.")
+        progress.took[number] = time.monotonic() - start
+        progress.done += 1
+        progress.total = max(progress.total, progress.done)
+        mean = sum(progress.took.values()) / len(progress.took)
+        progress.seconds_left = mean * (progress.total - progress.done)
+        self._tell()
+        return sample

@@ -1,0 +1,201 @@
+"""One measurement of one cell, with the loaded model."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from cpuchat.backend.local import LocalBackend
+from cpuchat.bench.matrix import Cell
+from cpuchat.bench.prompts import Prompt
+from cpuchat.errors import MeasureFailed
+from cpuchat.hardware.monitor import Monitor
+from cpuchat.protocol import (
+    Failed,
+    Generate,
+    GenerationFinished,
+    Measure,
+    Message,
+    ModelInfo,
+    Sampling,
+    Speculation,
+    TextDelta,
+)
+from cpuchat.settings import SpeculationSection
+from cpuchat.telemetry.process import process_memory
+from cpuchat.telemetry.roofline import after_answer
+from cpuchat.timings import Timings
+
+_PSS = re.compile(r"^Pss: +(\d+) kB", re.MULTILINE)
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement: a run of random tokens, or all prompts of a kind, one after the other.
+
+    Attributes:
+        seconds: timed, of all prompts together.
+        prefill, decode: tok/s over all prompts; None when not a part of the test.
+        ttft_ms: mean of the prompts.
+        passes: of the target while something was drafted; 0 otherwise.
+        bandwidth: bytes per second that decoding reads by the model's header; `utilization` of the measured peak.
+        memory: bytes of the worker (PSS: shared pages count in part).
+        joules: of the CPU packages, the prompts' prefill included; None without a counter.
+        text: hash of what was written.
+        short: fewer tokens than asked for were written.
+        no_drafts: why nothing was drafted.
+    """
+
+    seconds: float
+    prompt_n: int = 0
+    predicted_n: int = 0
+    prefill: float | None = None
+    decode: float | None = None
+    ttft_ms: float | None = None
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    passes: int = 0
+    bandwidth: float | None = None
+    utilization: float | None = None
+    memory: int | None = None
+    joules: float | None = None
+    text: str = ""
+    short: bool = False
+    no_drafts: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Return the tok/s that the test is about."""
+        return self.decode or self.prefill or 0.0
+
+
+async def measure_cell(
+    backend: LocalBackend, cell: Cell, prompts: Sequence[Prompt], monitor: Monitor | None = None
+) -> Sample:
+    """Measure a cell once.
+
+    Args:
+        prompts: of the cell's kind.
+        monitor: reads the energy counters.
+
+    Raises:
+        MeasureFailed: the engine failed, was stopped, or no model is loaded.
+    """
+    model = backend.model
+    if model is None:
+        raise MeasureFailed("No model is loaded.")
+    before = _joules(monitor)
+    sample = await (_prompts(backend, model, cell, prompts) if cell.test.kind == "prompts" else _random(backend, cell))
+    after = _joules(monitor)
+    joules = after - before if before is not None and after is not None and after > before else None
+    return msgspec.structs.replace(sample, joules=joules, memory=_memory(backend.pid))
+
+
+def _joules(monitor: Monitor | None) -> float | None:
+    if monitor is None:
+        return None
+    sample = monitor.sample()
+    return sample.power.joules if sample.power is not None else 0.0
+
+
+def _memory(pid: int | None) -> int | None:
+    if pid is None:
+        return None
+    with contextlib.suppress(OSError):
+        if found := _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")):
+            return int(found[1]) << 10
+    memory = process_memory(pid)
+    return memory.private + memory.shared if memory is not None else None
+
+
+async def _random(backend: LocalBackend, cell: Cell) -> Sample:
+    test, model = cell.test, backend.model
+    found = await backend.measure(Measure(n_prompt=test.n_prompt, n_gen=test.n_gen, depth=test.depth))
+    if isinstance(found, Failed):
+        raise _failed(found)
+    seconds = found.seconds
+    if test.kind == "pp" or model is None:
+        return Sample(seconds=seconds, prompt_n=test.n_prompt, prefill=test.n_prompt / seconds)
+    timings = Timings(predicted_n=test.n_gen + 1, predicted_ms=1e3 * seconds, n_past=test.depth + test.n_gen)
+    roofline = after_answer(model, timings)
+    return Sample(
+        seconds=seconds,
+        predicted_n=test.n_gen,
+        decode=test.n_gen / seconds,
+        bandwidth=roofline.estimate,
+        utilization=roofline.utilization,
+    )
+
+
+async def _prompts(backend: LocalBackend, model: ModelInfo, cell: Cell, prompts: Sequence[Prompt]) -> Sample:
+    section = SpeculationSection(drafters=cell.drafters, depth=cell.draft_depth)
+    digest, answers = hashlib.blake2b(digest_size=16), list[Timings]()
+    for prompt in prompts:
+        text, timings = await _answer(backend, prompt, cell.test.n_gen, section.speculation())
+        digest.update(text.encode() + b"\0")
+        answers.append(timings)
+    return _summed(model, answers, cell.test.n_gen, digest.hexdigest())
+
+
+async def _answer(backend: LocalBackend, prompt: Prompt, tokens: int, speculation: Speculation) -> tuple[str, Timings]:
+    """One greedy answer of exactly `tokens` tokens, with nothing known of earlier ones."""
+    await backend.forget("")  # neither KV cache nor drafters know the text of the round before
+    request = Generate(
+        messages=(Message(role="user", content=prompt.text),),
+        sampling=Sampling(temperature=0.0),
+        max_tokens=tokens,
+        speculation=speculation,
+        ignore_eos=True,
+    )
+    text: list[str] = []
+    async with contextlib.aclosing(backend.generate(request)) as events:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                text.append(event.text)
+            elif isinstance(event, Failed):
+                raise _failed(event)
+            elif isinstance(event, GenerationFinished):
+                if event.stop_reason == "cancelled":
+                    raise MeasureFailed("The measurement was cancelled.")
+                return "".join(text), event.timings
+    raise MeasureFailed("The measurement returned no figures.")
+
+
+def _failed(event: Failed) -> MeasureFailed:
+    return MeasureFailed(event.message, event.hint)
+
+
+def _summed(model: ModelInfo, answers: Sequence[Timings], tokens: int, text: str) -> Sample:
+    """Return the figures of all answers together; bandwidths are weighted with the time of decoding."""
+    prompt_ms, predicted_ms = sum(one.prompt_ms for one in answers), sum(one.predicted_ms for one in answers)
+    steps, prompt_n = sum(one.predicted_n - 1 for one in answers), sum(one.prompt_n for one in answers)
+    rooflines = [after_answer(model, one) for one in answers]
+    figures = [one.speculation for one in answers if one.speculation is not None]
+
+    def weighted(values: list[float | None]) -> float | None:
+        known = [(value, one.predicted_ms) for value, one in zip(values, answers, strict=True) if value is not None]
+        total = sum(ms for _, ms in known)
+        return sum(value * ms for value, ms in known) / total if total else None
+
+    return Sample(
+        seconds=(prompt_ms + predicted_ms) / 1e3,
+        prompt_n=prompt_n,
+        predicted_n=sum(one.predicted_n for one in answers),
+        prefill=1e3 * prompt_n / prompt_ms if prompt_ms else None,
+        decode=1e3 * steps / predicted_ms if predicted_ms else None,
+        ttft_ms=sum(one.ttft_ms for one in answers) / len(answers),
+        draft_n=sum(one.draft_n for one in answers),
+        draft_n_accepted=sum(one.draft_n_accepted for one in answers),
+        passes=sum(one.passes for one in figures) if any(one.draft_n for one in answers) else 0,
+        bandwidth=weighted([one.estimate for one in rooflines]),
+        utilization=weighted([one.utilization for one in rooflines]),
+        text=text,
+        short=any(one.predicted_n < tokens for one in answers),
+        no_drafts=""
+        if any(one.draft_n for one in answers)
+        else next((one.reason for one in figures if one.reason), ""),
+    )

@@ -1,0 +1,253 @@
+"""`cpuchat bench`: measures speed over a matrix of models and settings, and compares two measurements."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cpuchat.cli.options import laid_over
+from cpuchat.errors import Interrupted, MeasureFailed, UsageError
+
+if TYPE_CHECKING:
+    from cpuchat.bench.matrix import Cell
+    from cpuchat.bench.results import Report
+    from cpuchat.bench.run import Bench
+    from cpuchat.settings import Settings
+
+_EPILOG = f"""\b
+Examples:
+  cpuchat bench demo demo-q4
+  cpuchat bench big.gguf --drafters off,auto,draft:4 --prompts code,chat
+  cpuchat bench big.gguf --quantizations Q4_K_M,Q8_0 --pp 512 --tg 128 --depth 0,4096
+  cpuchat bench big.gguf --threads 4,8,16 --tg 64 --svg threads.svg
+  cpuchat bench --matrix matrix.toml --json > today.json
+  cpuchat bench --diff yesterday.json today.json
+  cpuchat bench --diff yesterday.json
+
+\b
+Lists are separated by commas; an option may be repeated. --matrix reads the same names from a TOML file:
+  models = ["demo", "demo-q4"]
+  kv_types = ["f16", "q8_0/f16"]
+
+Each cell is warmed up and measured in at least 3 rounds; every other round runs backwards. The first cell is measured
+again after every four measurements; when it drifted by over 10 %, these four are repeated. Progress is saved: the same
+command resumes after Ctrl+C or a crash. Markdown goes to standard output, progress to standard error.
+
+With --diff, NEW is a file that --json wrote; without NEW, the cells of OLD are measured again. A difference counts if
+it exceeds 2 % and the spread of the rounds.
+
+Exit codes: 1 slower than before (--diff), 2 invalid arguments, 3 no such model, {MeasureFailed.exit_code} some cells
+were not measured, {Interrupted.exit_code} stopped."""
+
+
+def _listed(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Split lists at commas."""
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+
+
+def _list(flag: str, metavar: str, help: str) -> Any:
+    return click.option(flag, multiple=True, callback=_listed, metavar=metavar, help=help)
+
+
+@click.command("bench", epilog=_EPILOG)
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option(
+    "--matrix",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Read the matrix from a TOML file; options replace its lists.",
+)
+@_list("--quantizations", "LIST", "Quantizations of each model, from this machine.")
+@_list(
+    "--drafters",
+    "LIST",
+    "off, auto, draft, lookup, suffix, free; with a fixed draft depth: draft:4. Default: off,auto.",
+)
+@_list("--draft-models", "LIST", "Draft models; default: the one that belongs to the model.")
+@_list("--threads", "LIST", "Compute threads; 0 = automatic.")
+@click.option("--cores", multiple=True, metavar="LIST", help="Compute cores, repeatable: auto, all, 0-7, l3:0, 4/l3.")
+@click.option(
+    "--memory-policies",
+    multiple=True,
+    metavar="POLICY",
+    help="NUMA memory policies, repeatable: auto, local, interleave, bind:0.",
+)
+@_list("--kv-types", "LIST", "KV cache types: f16, q8_0; K and V apart: q8_0/f16.")
+@_list("--flash-attn", "LIST", "auto, on, off.")
+@_list("--prompts", "LIST", "Kinds of built-in prompts: code, summary, maths, chat. Default: all.")
+@click.option("--tokens", type=int, metavar="N", help="Tokens of each answer. Default: 128.")
+@_list("--pp", "LIST", "Prefill of N random tokens, as llama-bench's -p.")
+@_list("--tg", "LIST", "Decoding of N random tokens, as llama-bench's -n.")
+@_list("--depth", "LIST", "Tokens in the KV cache before --pp and --tg. Default: 0.")
+@click.option("--rounds", type=int, metavar="N", help="Rounds, at least 3. Default: 3.")
+@click.option(
+    "--price-per-hour",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+    help="Price of the machine, for the cost per million tokens.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "journal",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Save each measurement to this file, to resume from; default: in the cache.",
+)
+@click.option("--fresh", is_flag=True, help="Measure anew what an earlier run has measured.")
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write plots as SVG.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with llama-bench's field names.")
+@click.option(
+    "--diff",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OLD [NEW]",
+    help="Compare with an earlier --json; exit code 1 if something became slower.",
+)
+def bench(
+    models: tuple[str, ...],
+    file: Path | None,
+    journal: Path | None,
+    fresh: bool,
+    price_per_hour: float | None,
+    svg: Path | None,
+    as_csv: bool,
+    as_json: bool,
+    diff: Path | None,
+    **values: Any,
+) -> int:
+    """Measure time to first token, prefill and decoding of MODEL (default: the one used last) over a matrix of
+    settings.
+    """
+    from cpuchat.bench.results import read_report
+
+    if as_csv and as_json:
+        raise UsageError("--csv and --json exclude each other.")
+    old = read_report(diff) if diff is not None else None
+    chosen = laid_over({})
+    if old is not None and len(models) == 1:
+        return _print_diff(old, read_report(Path(models[0])), as_json=as_json)
+    if old is not None:
+        if models or file or any(value not in (None, ()) for value in values.values()):
+            raise UsageError("--diff takes one other file, or measures the cells of OLD again.", _DIFF_HINT)
+        cells, rounds = list(dict.fromkeys(one.cell for one in old.results)), old.rounds
+    else:
+        cells, rounds = _cells(models, file, chosen, values)
+    found, failed = _measured(cells, rounds, chosen, journal, fresh)
+    if svg is not None:
+        _write_plots(svg, found)
+    if old is not None:
+        return _print_diff(old, found, as_json=as_json) or failed
+    _print(found, price_per_hour, as_csv=as_csv, as_json=as_json)
+    return failed
+
+
+_DIFF_HINT = "cpuchat bench --diff OLD.json NEW.json, or cpuchat bench --diff OLD.json."
+
+
+def _cells(
+    models: tuple[str, ...], file: Path | None, chosen: Settings, values: dict[str, Any]
+) -> tuple[list[Cell], int]:
+    from cpuchat.bench.matrix import cells_of, check_placements, read_matrix
+    from cpuchat.models.library.library import Library
+
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value}
+    matrix = read_matrix({"models": list(models), **given} if models else given, file)
+    cells = cells_of(matrix, chosen, Library(chosen.model.folders))
+    check_placements(cells, chosen)
+    return cells, matrix.rounds
+
+
+def _measured(cells: list[Cell], rounds: int, chosen: Settings, file: Path | None, fresh: bool) -> tuple[Report, int]:
+    """Run the benchmark with its progress on stderr; returns what was measured, and the exit code.
+
+    Raises:
+        Interrupted: Ctrl+C; the journal has what was measured.
+        MeasureFailed: no cell was measured.
+    """
+    from cpuchat import paths
+    from cpuchat.bench.results import report_of
+    from cpuchat.bench.run import Bench
+    from cpuchat.cli.live import LiveTable
+
+    live = LiveTable()
+    running = Bench(
+        cells, rounds, chosen, folder=paths.bench_dir(), file=file, fresh=fresh, tell=lambda: live.show(running)
+    )
+    try:
+        asyncio.run(_run(running))
+    except Interrupted:
+        live.clear()
+        raise Interrupted("Stopped.", "The same command resumes.") from None
+    finally:
+        live.clear()
+    if running.failed and len(running.failed) == len(cells):
+        raise MeasureFailed(next(iter(running.failed.values())))
+    return report_of(running.journal, running.failed), MeasureFailed.exit_code if running.failed else 0
+
+
+async def _run(running: Bench) -> None:
+    loop, presses = asyncio.get_running_loop(), 0
+    stopping: set[asyncio.Task[None]] = set()
+
+    def interrupt() -> None:
+        nonlocal presses
+        presses += 1
+        task = asyncio.ensure_future(running.stop(kill=presses > 1))
+        stopping.add(task)
+        task.add_done_callback(stopping.discard)
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        await running.run()
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def _write_plots(file: Path, found: Report) -> None:
+    from cpuchat.files import write_atomically
+    from cpuchat.paths import shown
+    from cpuchat.present.bench_plot import plots
+
+    try:
+        write_atomically(file, plots(found), mode=0o644)
+    except OSError as error:
+        raise UsageError(f"Cannot write {shown(file)}: {error.strerror}.", "Name another file.") from None
+
+
+def _print(found: Report, price_per_hour: float | None, *, as_csv: bool, as_json: bool) -> None:
+    from cpuchat.bench import results
+    from cpuchat.cli.output import json_line
+    from cpuchat.present.bench import markdown
+
+    if as_json:
+        click.echo(json_line(results.as_json(found, price_per_hour)))
+    elif as_csv:
+        click.echo(results.as_csv(found, price_per_hour), nl=False)
+    else:
+        click.echo("\n".join(markdown(found, price_per_hour)))
+
+
+def _print_diff(old: Report, new: Report, *, as_json: bool) -> int:
+    """Print what changed; returns the exit code."""
+    import msgspec
+
+    from cpuchat.bench.diff import REGRESSION, compare_reports
+    from cpuchat.cli.output import json_line
+    from cpuchat.present.bench import diff_lines
+
+    found = compare_reports(old, new)
+    if as_json:
+        facts = [
+            {**msgspec.to_builtins(one), "change": one.change, "verdict": one.verdict} for one in found.differences
+        ]
+        rest = {name: msgspec.to_builtins(getattr(found, name)) for name in ("only_old", "only_new")}
+        click.echo(json_line({"regressed": found.regressed, "differences": facts, **rest}))
+    else:
+        click.echo("\n".join(diff_lines(found, old.environment, new.environment)))
+    return REGRESSION if found.regressed else 0

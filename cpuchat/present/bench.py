@@ -1,0 +1,239 @@
+"""Benchmarks in words: the table of their results, where they were measured, and what changed between two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from cpuchat.bench.diff import Diff, Difference
+from cpuchat.bench.environment import Environment
+from cpuchat.bench.matrix import OFF, Setup
+from cpuchat.bench.results import Report, Result
+from cpuchat.present.table import table
+from cpuchat.telemetry import units
+from cpuchat.text import clean_line
+
+HEADINGS = (
+    "model", "settings", "drafters", "test", "first token", "prefill tok/s", "decode tok/s", "speed-up", "accepted",
+    "tokens/pass", "memory", "GB/s", "utilization", "J/token", "per 1M tokens", "",
+)  # fmt: skip
+RIGHT = tuple(range(4, len(HEADINGS) - 1))
+_SETTINGS = {
+    "threads": lambda setup: f"{setup.threads or 'auto'} threads",
+    "cores": lambda setup: f"cores {setup.cores}",
+    "memory": lambda setup: f"memory {setup.memory}",
+    "cache_type_k": lambda setup: f"K {setup.cache_type_k}",
+    "cache_type_v": lambda setup: f"V {setup.cache_type_v}",
+    "flash_attn": lambda setup: f"FA {setup.flash_attn}",
+    "draft": lambda setup: f"draft {Path(setup.draft).stem}" if setup.draft else "",
+}
+_BAR = 20
+
+
+def rows(results: Sequence[Result], price_per_hour: float | None = None) -> list[tuple[str, ...]]:
+    """Return a row for each cell; cells that are the same everywhere are empty (see `common`)."""
+    names = varying(results)
+    return [_row(one, names, price_per_hour) for one in results]
+
+
+def varying(results: Sequence[Result]) -> set[str]:
+    """Return the names of what differs between the setups."""
+    setups = [msgspec.structs.asdict(one.cell.setup) for one in results]
+    return {name for name in ("model", *_SETTINGS) if len({setup[name] for setup in setups}) > 1}
+
+
+def setting_words(setup: Setup, names: set[str]) -> str:
+    """Return those settings in words."""
+    return ", ".join(filter(None, (words(setup) for name, words in _SETTINGS.items() if name in names)))
+
+
+def _row(one: Result, names: set[str], price: float | None) -> tuple[str, ...]:
+    setup = one.cell.setup
+    cost = one.cost(price) if price is not None else None
+    return (
+        Path(one.model_filename).stem if "model" in names else "",
+        setting_words(setup, names),
+        one.drafters if one.cell.test.kind == "prompts" else "",
+        one.test,
+        " ".join(units.duration(one.ttft_ms / 1e3)) if one.ttft_ms is not None else "",
+        _rate(one.prefill_ts, one.prefill_samples_ts),
+        _rate(one.decode_ts, one.samples_ts if one.decode_ts is not None else ()),
+        units.factor(one.speed_up) if one.speed_up is not None else "",
+        f"{100 * one.acceptance:.0f} %" if one.acceptance is not None else "",
+        f"{one.tokens_per_pass:.2f}" if one.tokens_per_pass is not None else "",
+        units.size(one.memory_bytes) if one.memory_bytes is not None else "",
+        units.bandwidth(one.bandwidth) if one.bandwidth is not None else "",
+        f"{100 * one.utilization:.0f} %" if one.utilization is not None else "",
+        f"{one.joules_per_token:.2f}" if one.joules_per_token is not None else "",
+        f"{cost:,.2f}" if cost is not None else "",
+        _remark(one),
+    )
+
+
+def _rate(value: float | None, samples: Sequence[float]) -> str:
+    """Return a median with half of the range of its rounds: `41.3 ± 0.4`."""
+    if value is None:
+        return ""
+    return (
+        f"{units.rate(value)} ± {units.rate((max(samples) - min(samples)) / 2)}"
+        if len(samples) > 1
+        else units.rate(value)
+    )
+
+
+def _remark(one: Result) -> str:
+    remarks = [
+        "failed" if one.failure else "",
+        "noisy" if one.noisy else "",
+        "text differs" if one.same_text is False else "",
+        "ended early" if one.short else "",
+    ]
+    return ", ".join(filter(None, remarks))
+
+
+def common(report: Report) -> str:
+    """Return what all cells share."""
+    results = report.results
+    if not results:
+        return "Nothing was measured."
+    setup, names = results[0].cell.setup, {"model", *_SETTINGS} - varying(results)
+    model = f"{Path(setup.model).name} ({results[0].model_type})" if "model" in names and results[0].model_type else ""
+    words = [model or (Path(setup.model).name if "model" in names else ""), setting_words(setup, names)]
+    return ", ".join(filter(None, words))
+
+
+def notes(report: Report) -> list[str]:
+    """Return what is to be known beside the table, each in a sentence."""
+    found: list[str] = []
+    results = report.results
+    if any(one.noisy for one in results):
+        found.append("noisy: the anchor drifted by over 10 % each time; other programs are running.")
+    if any(one.same_text is False for one in results):
+        found.append(
+            "text differs: not the tokens of plain decoding; a pass over several tokens rounds differently and two "
+            "tokens were almost equally likely."
+        )
+    if any(one.drafters == OFF and one.cell.setup.draft for one in results):
+        found.append("Memory includes the draft model, also where it is not used.")
+    if any(one.joules_per_token is not None for one in results):
+        found.append("J/token: CPU packages, prefill included.")
+    reasons = dict.fromkeys(f"{one.drafters}: nothing was drafted: {one.no_drafts}" for one in results if one.no_drafts)
+    failures = dict.fromkeys(f"{Path(one.model_filename).name}: {one.failure}" for one in results if one.failure)
+    return [*found, *reasons, *failures]
+
+
+def environment_lines(environment: Environment) -> list[tuple[str, str]]:
+    """Return the reproducibility block as names and values."""
+    engine = environment.engine
+    settings = [
+        f"{name}.{key} = {value!r}" for name, keys in environment.settings.items() for key, value in keys.items()
+    ]
+    memory = units.size(environment.memory_bytes)
+    if environment.memory_modules:
+        memory += f", theoretical peak {environment.memory_modules}"
+    return [
+        ("date", environment.date),
+        ("machine", environment.machine),
+        ("memory", memory),
+        ("kernel", environment.kernel),
+        ("load average", f"{environment.load:.2f} before the first measurement"),
+        ("cpuchat", f"{environment.cpuchat}, Python {environment.python}"),
+        ("engine", f"llama-cpp-python {engine.version}, llama.cpp {engine.llama_commit}, {' '.join(engine.features)}"),
+        *(
+            ("model", f"{Path(one.path).name}, {one.size:,} bytes, fingerprint {one.fingerprint}")
+            for one in environment.files
+        ),
+        ("settings", ", ".join(settings)),
+    ]  # fmt: skip
+
+
+def markdown(report: Report, price_per_hour: float | None = None) -> list[str]:
+    """Return the whole report as Markdown."""
+    lines = [f"{common(report)}; {report.rounds} rounds: median ± half of the range.", ""]
+    lines += markdown_table([HEADINGS, *rows(report.results, price_per_hour)])
+    if price_per_hour is not None:
+        lines += ["", f"per 1M tokens: decoding alone, at {price_per_hour:g} per hour."]
+    found = notes(report)
+    if found:
+        lines += ["", *(f"- {clean_line(note)}" for note in found)]
+    block = [(name, clean_line(value)) for name, value in environment_lines(report.environment)]
+    return [*lines, "", "```", *table(block), "```"]
+
+
+def markdown_table(cells: Sequence[Sequence[str]], right: Sequence[int] = RIGHT) -> list[str]:
+    """Return an aligned Markdown table; columns that are empty in all rows are left out."""
+    used = [n for n in range(len(cells[0])) if any(row[n] for row in cells[1:])]
+    clean = [[clean_line(row[n]).replace("|", "\\|") for n in used] for row in cells]
+    widths = [max(3, *(len(row[n]) for row in clean)) for n in range(len(used))]
+
+    def line(row: Sequence[str]) -> str:
+        parts = [
+            text.rjust(width) if n in right else text.ljust(width)
+            for n, text, width in zip(used, row, widths, strict=True)
+        ]
+        return "| " + " | ".join(parts) + " |"
+
+    rule = ["-" * (width - 1) + (":" if n in right else "-") for n, width in zip(used, widths, strict=True)]
+    return [line(clean[0]), line(rule), *map(line, clean[1:])]
+
+
+def progress_bar(done: int, total: int, seconds_left: float | None, what: str) -> str:
+    """Return `[█████░░░] 12 of 48 · 3 min left · what`."""
+    filled = _BAR * done // total if total else 0
+    left = f" · {units.time_left(seconds_left)}" if seconds_left is not None else ""
+    return f"[{'█' * filled}{'░' * (_BAR - filled)}] {done} of {total}{left} · {clean_line(what)}"
+
+
+DIFF_HEADINGS = ("model", "settings", "drafters", "test", "figure", "before tok/s", "now tok/s", "change", "needed", "")
+
+
+def diff_rows(diff: Diff) -> list[tuple[str, ...]]:
+    """Return a row for each figure that was compared."""
+    names = varying([one.old for one in diff.differences])
+    return [_diff_row(one, names) for one in diff.differences]
+
+
+def _diff_row(one: Difference, names: set[str]) -> tuple[str, ...]:
+    old = one.old
+    return (
+        Path(old.model_filename).stem if "model" in names else "",
+        setting_words(old.cell.setup, names),
+        old.drafters if old.cell.test.kind == "prompts" else "",
+        old.test,
+        one.figure,
+        units.rate(one.before),
+        units.rate(one.after),
+        _percent(one.change),
+        f"{100 * one.needed:.1f} %",
+        "" if one.verdict == "same" else one.verdict,
+    )
+
+
+def _percent(share: float) -> str:
+    """Format as `+3.2 %`, `−1.0 %`; what rounds to zero has no sign."""
+    text = f"{100 * abs(share):.1f} %"
+    return text if text == "0.0 %" else f"{'+' if share > 0 else '−'}{text}"
+
+
+def diff_lines(diff: Diff, old: Environment, new: Environment) -> list[str]:
+    """Return the comparison as Markdown, with a verdict."""
+    lines = markdown_table([DIFF_HEADINGS, *diff_rows(diff)], right=(5, 6, 7, 8)) if diff.differences else []
+    counts = {word: sum(one.verdict == word for one in diff.differences) for word in ("slower", "faster")}
+    if not diff.differences:
+        verdict = "Nothing to compare: the two benchmarks have no cell in common."
+    elif not any(counts.values()):
+        verdict = f"No difference exceeds the spread of the rounds ({units.plural(len(diff.differences), 'figure')})."
+    else:
+        found = [f"{units.plural(n, 'figure')} {word}" for word, n in counts.items() if n]
+        verdict = f"{' and '.join(found)} by more than the spread, of {len(diff.differences)}."
+    lines += ["", verdict]
+    if old.build != new.build:
+        lines.append(f"Engine before: {old.build}; now: {new.build}.")
+    if old.cpu != new.cpu:
+        lines.append(f"Measured on different CPUs: {old.cpu} and {new.cpu}.")
+    for words, cells in (("before", diff.only_old), ("now", diff.only_new)):
+        if cells:
+            lines.append(f"Measured only {words}: {units.plural(len(cells), 'cell')}.")
+    return lines
