@@ -14,8 +14,8 @@ from cpuchat.errors import MeasureFailed
 from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, Message, Sampling, TextDelta
 from cpuchat.quality.questions import Question, is_right, mcnemar
 
-MAX_TOKENS = 256
-"""Of an answer; the questions ask for short ones, but models that reason first need room."""
+MAX_TOKENS = 128
+"""Of an answer; the questions ask for short ones, and a model that rambles must not take all day."""
 
 Answering = Callable[[Generate], AsyncGenerator[AnyEvent, None]]
 
