@@ -92,14 +92,14 @@ def verdicts(measurement: QualityMeasurement) -> list[str]:
     """Return sentences: what was measured, and which files must not be ranked."""
     found = [(label(one), summary) for one in measurement.comparisons if (summary := one.summary()) is not None]
     if not found:
-        return ["Nothing is measured yet."]
+        return ["No windows measured yet."]
     fewest = min(summary.n for _, summary in found)
     sentences = [
         f"{units.plural(fewest, 'position')} scored; base {measurement.header.quantization or measurement.base.stem}, "
         f"perplexity {found[0][1].ppl_base:.2f}."
     ]
     if fewest < MIN_POSITIONS:
-        sentences.append("Too few to tell: give a longer text.")
+        sentences.append("Too few positions for a reliable estimate: use a longer text.")
     for (first, a), (second, b) in combinations(found, 2):
         if indistinguishable(a, b):
             sentences.append(f"{first} and {second} are indistinguishable on this text.")

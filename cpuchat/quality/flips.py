@@ -91,7 +91,7 @@ async def _ask(answer: Answering, prompt: str) -> str:
                 case Failed():
                     raise MeasureFailed(f"A question could not be answered: {event.message}", event.hint)
                 case GenerationFinished(stop_reason="cancelled"):
-                    raise MeasureFailed("The questions were stopped.", "Ask them again.")
+                    raise MeasureFailed("Stopped while asking questions.", "Run it again.")
                 case _:
                     pass
     return "".join(parts)
