@@ -1,12 +1,11 @@
 """The messages between the UI process and a worker.
 
-Frames are a 4-byte little-endian length followed by msgpack of one `Command` (UI to worker) or one
-`Event` (worker to UI). Field names of the figures are llama-server's (`prompt_n`, `cache_n`, ...).
+Commands go from the UI to the worker, events back; `frames` has their bytes. Field names of the figures are
+llama-server's (`prompt_n`, `cache_n`, ...).
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Final, Literal
 
 import msgspec
@@ -19,8 +18,6 @@ StopReason = Literal["end", "stop_string", "max_tokens", "context", "cancelled"]
 FlashAttention = Literal["auto", "on", "off"]
 LoadMode = Literal["mmap", "read"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
-MAX_FRAME = 64 << 20
-_HEADER = struct.Struct("<I")
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True):
@@ -373,37 +370,3 @@ AnyEvent = (
     | Measured
     | Failed
 )
-
-_encoder = msgspec.msgpack.Encoder()
-_commands = msgspec.msgpack.Decoder(AnyCommand)
-_events = msgspec.msgpack.Decoder(AnyEvent)
-
-HEADER_SIZE = _HEADER.size
-
-
-def encode(message: Command | Event) -> bytes:
-    """Return one frame."""
-    body = _encoder.encode(message)
-    return _HEADER.pack(len(body)) + body
-
-
-def frame_length(header: bytes) -> int:
-    """Return the number of bytes that follow a frame's header.
-
-    Raises:
-        ValueError: the length is above `MAX_FRAME` (the stream is not ours or out of step).
-    """
-    (length,) = _HEADER.unpack(header)
-    if length > MAX_FRAME:
-        raise ValueError(f"frame of {length} bytes")
-    return length
-
-
-def decode_command(body: bytes) -> AnyCommand:
-    """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
-    return _commands.decode(body)
-
-
-def decode_event(body: bytes) -> AnyEvent:
-    """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
-    return _events.decode(body)

@@ -19,18 +19,9 @@ import msgspec
 
 from cpuchat.children import child_environment, exit_reason, last_output, python_command
 from cpuchat.errors import Interrupted
+from cpuchat.frames import HEADER_SIZE, decode_event, encode, frame_length
 from cpuchat.hardware.numa.launch import launch_command
-from cpuchat.protocol import (
-    HEADER_SIZE,
-    AnyEvent,
-    Command,
-    Failed,
-    Shutdown,
-    ShuttingDown,
-    decode_event,
-    encode,
-    frame_length,
-)
+from cpuchat.protocol import AnyEvent, Command, Failed, Shutdown, ShuttingDown
 
 KEPT_LOGS = 10
 SHUTDOWN_SECONDS = 10.0

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from cpuchat.errors import CpuchatError
+from cpuchat.frames import HEADER_SIZE, decode_command, encode, frame_length
 from cpuchat.hardware.numa.launch import in_effect
 from cpuchat.protocol import (
-    HEADER_SIZE,
     AnyCommand,
     Cancel,
     Event,
@@ -32,9 +32,6 @@ from cpuchat.protocol import (
     Shutdown,
     ShuttingDown,
     WorkerReady,
-    decode_command,
-    encode,
-    frame_length,
 )
 
 if TYPE_CHECKING:

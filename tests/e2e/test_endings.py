@@ -151,7 +151,8 @@ def test_a_second_signal_ends_an_app_that_is_stuck(tiny_model: Path, tmp_path: P
         members = family(terminal)
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(terminal.process.pid, number)
-        assert terminal.wait_for_end() == 128 + signal.SIGTERM
+        # Which of two signals at once comes second is the kernel's choice.
+        assert terminal.wait_for_end() in (128 + signal.SIGINT, 128 + signal.SIGTERM)
         check_given_back(terminal, modes)
         assert not psutil.wait_procs(members, timeout=60)[1]
 

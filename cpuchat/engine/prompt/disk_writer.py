@@ -56,7 +56,9 @@ class DiskWriter:
         self._engine_idle = threading.Event()
         self._engine_idle.set()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="disk", initializer=_lower_priority)
-        self._job: Future[None] = self._executor.submit(lambda: None)
+        self._executor.submit(lambda: None)  # starts the thread now
+        self._job: Future[None] = Future()
+        self._job.set_result(None)
 
     @property
     def is_busy(self) -> bool:

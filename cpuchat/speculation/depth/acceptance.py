@@ -13,6 +13,9 @@ from typing import Final
 
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, UNKNOWN
 
+DRAFT_PRIORS: Final = (0.62, 0.25, 0.4, 0.55, 0.7, 0.82, 0.92, 0.97)
+FREE_PRIORS: Final = (0.35, 0.12, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95)
+"""Prior acceptance by confidence bucket, of a draft model and of free drafters."""
 _STREAK_CLASS: Final = (0, 1, 2, 2, 3, 3, 3, 3)
 _N_STREAKS: Final = 5
 _LONGEST_STREAK: Final = 64

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import Final
 
-from cpuchat.speculation.depth.acceptance import Acceptance
+from cpuchat.speculation.depth.acceptance import DRAFT_PRIORS, FREE_PRIORS, Acceptance
 from cpuchat.speculation.depth.budgets import Budget, RegressionGuard
 from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.speculation.depth.current_costs import CurrentCosts
@@ -25,17 +25,14 @@ from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
 from cpuchat.speculation.pass_record import PassRecord
 from cpuchat.timings import DrafterName
 
-_DRAFT_PRIORS: Final = (0.62, 0.25, 0.4, 0.55, 0.7, 0.82, 0.92, 0.97)
-_FREE_PRIORS: Final = (0.35, 0.12, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95)
 _KEPT: Final = 160.0
 """Compared tokens of earlier answers that still count in the next."""
 
 _ON: Final = 1.03
-"""Speculation begins at this advantage over plain decoding..."""
-_SURE: Final = 0.7
-"""...if it is not by chance: standard deviations by which acceptance may be worse."""
 _OFF: Final = 1.0
-"""...and ends below this one."""
+"""Speculation begins at the advantage `_ON` over plain decoding and ends below `_OFF`."""
+_SURE: Final = 0.7
+"""It begins only if that is not by chance: standard deviations by which acceptance may be worse."""
 _FREE_ON: Final = 0.02
 _KNOWN: Final = 8
 """Number of compared tokens from which the draft model's acceptance counts as known."""
@@ -71,11 +68,11 @@ class DepthController:
         self._max_depth = max(0, min(max_depth, MAX_DEPTH))
         self._has_draft = has_draft_model
         self._plain = ObservedTime(0.0)
-        self._draft_acceptance = Acceptance(_DRAFT_PRIORS, 1.0, 240.0)
+        self._draft_acceptance = Acceptance(DRAFT_PRIORS, 1.0, 240.0)
         self._acceptance: dict[DrafterName, Acceptance] = {
             "draft": self._draft_acceptance,
-            "lookup": Acceptance(_FREE_PRIORS, 6.0, 64.0),
-            "suffix": Acceptance(_FREE_PRIORS, 6.0, 64.0),
+            "lookup": Acceptance(FREE_PRIORS, 6.0, 64.0),
+            "suffix": Acceptance(FREE_PRIORS, 6.0, 64.0),
         }
         self._guards: dict[DrafterName, RegressionGuard] = {name: RegressionGuard() for name in self._acceptance}
         plain = self.plain_ms or 0.0
