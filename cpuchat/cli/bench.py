@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +125,9 @@ def bench(
     """Measure time to first token, prefill and decoding of MODEL (default: the one used last) over a matrix of
     settings.
     """
+    from cpuchat import paths
     from cpuchat.bench.results import read_report
+    from cpuchat.bench.run import Bench
 
     if as_csv and as_json:
         raise UsageError("--csv and --json exclude each other.")
@@ -138,7 +141,9 @@ def bench(
         cells, rounds = list(dict.fromkeys(one.cell for one in old.results)), old.rounds
     else:
         cells, rounds = _cells(models, file, chosen, values)
-    found, failed = _measured(cells, rounds, chosen, journal, fresh)
+    found, failed = run_bench(
+        lambda tell: Bench(cells, rounds, chosen, folder=paths.bench_dir(), file=journal, fresh=fresh, tell=tell)
+    )
     if svg is not None:
         _write_plots(svg, found)
     if old is not None:
@@ -163,22 +168,21 @@ def _cells(
     return cells, matrix.rounds
 
 
-def _measured(cells: list[Cell], rounds: int, chosen: Settings, file: Path | None, fresh: bool) -> tuple[Report, int]:
-    """Run the benchmark with its progress on stderr; returns what was measured, and the exit code.
+def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]:
+    """Run a benchmark with its progress on stderr; returns what was measured, and the exit code.
+
+    Args:
+        make: makes it; it is to call the function that it is given.
 
     Raises:
         Interrupted: Ctrl+C; the journal has what was measured.
         MeasureFailed: no cell was measured.
     """
-    from cpuchat import paths
     from cpuchat.bench.results import report_of
-    from cpuchat.bench.run import Bench
     from cpuchat.cli.live import LiveTable
 
     live = LiveTable()
-    running = Bench(
-        cells, rounds, chosen, folder=paths.bench_dir(), file=file, fresh=fresh, tell=lambda: live.show(running)
-    )
+    running = make(lambda: live.show(running))
     try:
         asyncio.run(_run(running))
     except Interrupted:
@@ -186,7 +190,7 @@ def _measured(cells: list[Cell], rounds: int, chosen: Settings, file: Path | Non
         raise Interrupted("Stopped.", "The same command resumes.") from None
     finally:
         live.clear()
-    if running.failed and len(running.failed) == len(cells):
+    if running.failed and len(running.failed) == len(running.cells):
         raise MeasureFailed(next(iter(running.failed.values())))
     return report_of(running.journal, running.failed), MeasureFailed.exit_code if running.failed else 0
 

@@ -10,6 +10,7 @@ import msgspec
 from cpuchat.bench.diff import Diff, Difference
 from cpuchat.bench.environment import Environment
 from cpuchat.bench.matrix import OFF, Setup
+from cpuchat.bench.pair import PairResult
 from cpuchat.bench.results import Report, Result
 from cpuchat.present.table import table
 from cpuchat.telemetry import units
@@ -184,6 +185,35 @@ def progress_bar(done: int, total: int, seconds_left: float | None, what: str) -
     filled = _BAR * done // total if total else 0
     left = f" · {units.time_left(seconds_left)}" if seconds_left is not None else ""
     return f"[{'█' * filled}{'░' * (_BAR - filled)}] {done} of {total}{left} · {clean_line(what)}"
+
+
+PAIR_HEADINGS = ("prompts", "plain tok/s", "best depth", "accepted", "tokens/pass", "speed-up", "adaptive")
+
+
+def pair_rows(found: PairResult) -> list[tuple[str, ...]]:
+    """Return a row for each kind of prompts, for a table with `PAIR_HEADINGS`."""
+    return [
+        (
+            one.kind,
+            units.rate(one.plain),
+            str(one.depth or "adaptive"),
+            f"{100 * one.acceptance:.0f} %" if one.acceptance is not None else "n/a",
+            f"{one.tokens_per_pass:.2f}" if one.tokens_per_pass is not None else "n/a",
+            units.factor(one.speed_up),
+            units.factor(one.speed_ups[0]) if 0 in one.speed_ups else "n/a",
+        )
+        for one in found.kinds
+    ]
+
+
+def pair_verdict(found: PairResult) -> str:
+    """Return whether the draft model is worth keeping, in a sentence or two."""
+    if not found.kinds:
+        return "Nothing was measured."
+    reason = f" Adaptive depth is {found.reason}." if found.reason else ""
+    depth = f"draft depth {found.depth}" if found.depth else "adaptive depth"
+    words = f"{units.factor(found.speed_up)} vs plain with {depth} (geometric mean of the prompts)."
+    return ("Worth keeping: " if found.worth_keeping else "Not worth keeping: ") + words + reason
 
 
 DIFF_HEADINGS = ("model", "settings", "drafters", "test", "figure", "before tok/s", "now tok/s", "change", "needed", "")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cpuchat.cli.models.specs import specs_of
-from cpuchat.errors import DraftMismatch
+from cpuchat.errors import DraftMismatch, UsageError
 
 if TYPE_CHECKING:
     from cpuchat.models.drafts.candidates import Candidate
@@ -22,21 +23,27 @@ Examples:
   cpuchat models pair demo demo-draft
   cpuchat models pair ~/models/big.gguf
   cpuchat models pair ~/models/big.gguf --hub
+  cpuchat models pair ~/models/big.gguf small.gguf --measure
 
 TARGET and DRAFT are what --model takes. The speed-up is predicted from the pass costs of the target on this machine,
 which are measured when it is loaded with drafting on. Exit codes: 0 the draft fits (without DRAFT: at least one does),
-{DraftMismatch.exit_code} it does not, 3 no such model, 4 damaged model."""
+{DraftMismatch.exit_code} it does not, 3 no such model, 4 damaged model, 13 not measured, 130 stopped.
+
+--measure answers prompts of four kinds without drafts, with adaptive depth and with fixed depths, and tells acceptance,
+tokens per pass, best depth and speed-up. --keep makes DRAFT the draft model in the settings if it is worth it."""
 
 
 @click.command("pair", epilog=_PAIR_EPILOG)
 @click.argument("target")
 @click.argument("draft", required=False)
 @click.option("--hub", "ask_hub", is_flag=True, help="Also check those on Hugging Face: reads a few MB of each.")
+@click.option("--measure", is_flag=True, help="Measure acceptance and speed-up of the pair; takes minutes.")
+@click.option("--keep", is_flag=True, help="With --measure: use DRAFT from now on if it is worth it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def pair(target: str, draft: str | None, ask_hub: bool, as_json: bool) -> int:
+def pair(target: str, draft: str | None, ask_hub: bool, measure: bool, keep: bool, as_json: bool) -> int:
     """Check whether DRAFT can draft for TARGET; without DRAFT, list all draft models that can, the catalog's too.
 
-    A draft model must have the target's vocabulary. Only headers are read.
+    A draft model must have the target's vocabulary. Without --measure only headers are read.
     """
     from cpuchat import settings
     from cpuchat.models.library.library import Library
@@ -44,6 +51,12 @@ def pair(target: str, draft: str | None, ask_hub: bool, as_json: bool) -> int:
     chosen = settings.load()
     library = Library(chosen.model.folders)
     path = library.resolve(target)
+    if measure and draft is None:
+        raise UsageError("--measure needs a DRAFT.", "cpuchat models pair TARGET lists those that fit.")
+    if keep and not measure:
+        raise UsageError("--keep needs --measure.", "Or set it: cpuchat --draft-model DRAFT.")
+    if measure and draft is not None:
+        return _measure(path, library.resolve(draft), library, chosen, keep=keep, as_json=as_json)
     if draft is None:
         return _print_candidates(path, library, chosen, ask_hub=ask_hub, as_json=as_json)
     return _print_verdict(path, library.resolve(draft), library, chosen, as_json=as_json)
@@ -69,6 +82,53 @@ def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings
         if line and not as_json:
             click.echo(f"  {line}")
     return 0 if verdict.ok else DraftMismatch.exit_code
+
+
+def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, keep: bool, as_json: bool) -> int:
+    """Measure a pair and offer to keep the draft model.
+
+    Raises:
+        DraftMismatch, Interrupted, MeasureFailed: as their names say.
+    """
+    import msgspec
+
+    from cpuchat import paths, settings
+    from cpuchat.bench.pair import keep_changes, pair_bench, pair_result
+    from cpuchat.cli.bench import run_bench
+    from cpuchat.cli.output import json_line
+    from cpuchat.models.drafts.pairing import require_pair
+    from cpuchat.present import bench as words
+    from cpuchat.present.table import table
+
+    require_pair(target, draft, library)
+    report, _ = run_bench(lambda tell: pair_bench(target, draft, chosen, paths.bench_dir(), tell))
+    found = pair_result(report)
+    kept = found.worth_keeping and (keep or (not as_json and _asked(draft)))
+    if kept:
+        settings.update(keep_changes(str(draft), found.depth))
+    if as_json:
+        facts = {**msgspec.to_builtins(found), "depth": found.depth, "speed_up": found.speed_up}
+        facts["worth_keeping"] = found.worth_keeping
+        click.echo(json_line({"target": str(target), "draft": str(draft), **facts, "kept": kept}))
+        return 0
+    for line in table([words.PAIR_HEADINGS, *words.pair_rows(found)], right=(1, 2, 3, 4, 5, 6)):
+        click.echo(line)
+    click.echo(f"\n{words.pair_verdict(found)}")
+    if kept:
+        depth = f", with draft depth {found.depth}" if found.depth else ""
+        click.echo(f"{draft.name} is now the draft model{depth}.")
+    elif found.worth_keeping:
+        click.echo("Add --keep to make it the draft model.")
+    return 0
+
+
+def _asked(draft: Path) -> bool:
+    """Ask on a terminal whether to keep the draft model; False elsewhere."""
+    from cpuchat.cli.terminal import is_terminal
+
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
+        return False
+    return click.confirm(f"Make {draft.name} the draft model?", err=True)
 
 
 def _expectation(target: Path, draft: Path, chosen: Settings) -> Expectation:
