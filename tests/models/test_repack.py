@@ -110,7 +110,7 @@ def test_the_head_of_a_tied_model_is_its_embedding_table() -> None:
 @pytest.mark.parametrize(
     ("cpu", "words"),
     [
-        (AVX512, "Q4_0 and Q4_K are repacked 8×8 for AVX-512 VNNI; Q8_0 is used as it is."),
+        (AVX512, "Q4_0 and Q4_K are repacked 8×8 for AVX-512 VNNI; Q8_0 is used as is."),
         (AMX, "Q4_0, Q4_K and Q8_0 are repacked into tiles for AMX."),
         (DOTPROD, "Q4_0 and Q8_0 are repacked 4×4 for dotprod; Q4_K is repacked 8×4 for dotprod."),
         (I8MM, "Q4_0 and Q8_0 are repacked 4×8 for i8mm; Q4_K is repacked 8×8 for i8mm."),

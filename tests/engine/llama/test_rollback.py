@@ -322,7 +322,7 @@ def test_without_snapshots_or_a_second_sequence_nothing_is_drafted(contexts: Cal
     sequence.rollback = detect_rollback(sequence)
     assert isinstance(sequence.rollback, NoRollback)
     assert sequence.max_draft == 0
-    assert "nothing is drafted" in sequence.rollback.note
+    assert "drafting is off" in sequence.rollback.note
     with pytest.raises(ValueError, match="roll back"):
         sequence.checkpoint()
 
