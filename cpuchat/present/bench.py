@@ -187,7 +187,7 @@ def progress_bar(done: int, total: int, seconds_left: float | None, what: str) -
     return f"[{'█' * filled}{'░' * (_BAR - filled)}] {done} of {total}{left} · {clean_line(what)}"
 
 
-PAIR_HEADINGS = ("prompts", "plain tok/s", "best depth", "accepted", "tokens/pass", "speed-up", "adaptive")
+PAIR_HEADINGS = ("prompts", "plain tok/s", "depth", "accepted", "tokens/pass", "speed-up", "adaptive")
 
 
 def pair_rows(found: PairResult) -> list[tuple[str, ...]]:

@@ -142,6 +142,8 @@ KEYS: tuple[Key, ...] = (
         palette=False),
     Key("draft_models", "draft_models.use", "enter", "use", "use",
         "Use this draft model; downloads it first if needed", MODELS, footer=True, priority=True),
+    Key("draft_models", "draft_models.measure", "m", "measure", "measure",
+        "Measure this draft model: acceptance, best depth and speed-up", MODELS, footer=True),
     Key("draft_models", "draft_models.close", "escape", "close", "back", "Back to the models", MODELS, footer=True),
     Key("repository", "repository.choose", "enter", "choose", "download, load",
         "Download the model, or load it", DOWNLOADS, footer=True, priority=True),
@@ -188,6 +190,10 @@ KEYS: tuple[Key, ...] = (
         SETTINGS, priority=True, palette=False),
     Key("settings", "settings.close", "escape", "close", "back", "Back to the chat", SETTINGS, footer=True),
     Key("help", "help.close", "escape,f1,q", "close", "back", "Back", DIALOG, footer=True, palette=False),
+    Key("measure_pair", "measure_pair.keep", "enter", "keep", "use", "Use the measured draft model", DIALOG,
+        palette=False),
+    Key("measure_pair", "measure_pair.cancel", "escape", "cancel", "close", "Stop measuring, or close", DIALOG,
+        palette=False),
     Key("dialog", "dialog.cancel", "escape", "cancel", "cancel", "Close the dialog", DIALOG, palette=False),
 )  # fmt: skip
 

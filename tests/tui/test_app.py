@@ -15,6 +15,7 @@ from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.models.downloads.screen import DownloadsScreen
+from cpuchat.tui.models.drafts.measure import MeasurePairScreen
 from cpuchat.tui.models.drafts.screen import DraftModelsScreen
 from cpuchat.tui.models.inspection import InspectionScreen
 from cpuchat.tui.models.quantize import QuantizeScreen
@@ -42,7 +43,8 @@ def test_ids_and_keys_are_unique() -> None:
 def test_every_action_of_the_table_exists() -> None:
     owners = {"app": ChatApp, "chat": ChatScreen, "prompt": Prompt, "chats": Chats, "models": ModelsScreen,
               "repository": RepositoryScreen, "downloads": DownloadsScreen, "inspection": InspectionScreen,
-              "draft_models": DraftModelsScreen, "list": ListScreen, "details": DetailsScreen,
+              "draft_models": DraftModelsScreen, "measure_pair": MeasurePairScreen, "list": ListScreen,
+              "details": DetailsScreen,
               "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
               "dialog": ConfirmScreen, "transcript": Transcript}  # fmt: skip
     for key in keys.KEYS:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from cpuchat.models.downloads.state import Download
 
 
-def use(services: Services, wanted: str) -> None:
+def use(services: Services, wanted: str, depth: int | None = None) -> None:
     """Make `wanted` (the path of a file, drafts.AUTO or NONE) the draft model from the next load on.
 
-    Drafting with a model is turned on if the settings have it off.
+    Drafting with a model is turned on if the settings have it off. `depth` None leaves the draft depth.
     """
     conversation = services.conversation
     changes: Changes = {
@@ -29,6 +29,8 @@ def use(services: Services, wanted: str) -> None:
     }  # fmt: skip
     if wanted != drafts.NONE and conversation.settings.speculation.drafters not in ("auto", "draft"):
         changes["speculation"]["drafters"] = "auto"
+    if depth is not None:
+        changes["speculation"]["depth"] = depth
     conversation.settings = with_changes(conversation.settings, changes)
     services.save_settings(changes)
 

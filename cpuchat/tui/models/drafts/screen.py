@@ -20,6 +20,7 @@ from cpuchat.present.rows import ListRow
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.models.drafts import choice as draft_choice
+from cpuchat.tui.models.drafts.measure import MeasurePairScreen
 from cpuchat.tui.models.drafts.reader import DraftReader
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
@@ -123,8 +124,23 @@ class DraftModelsScreen(ListScreen[Path | None]):
         else:
             self._fetch(one)
 
-    def _use(self, wanted: str) -> None:
-        draft_choice.use(self._services, wanted)
+    @work(exclusive=True, group="measure")
+    async def action_measure(self) -> None:
+        one = (self._found or {}).get(self.query_one(ModelList).marked)
+        if one is None or one.path is None:
+            self._warn("Only a downloaded draft model can be measured.")
+        elif one.verdict is None or not one.verdict.ok:
+            self._warn(f"{one.name} is incompatible." if one.verdict else f"{one.name} is still being checked.")
+        elif self._services.chat.busy:
+            self._warn("Measure it when the answer is done: Esc in the chat stops it.")
+        else:
+            screen = MeasurePairScreen(self._services, Path(self._reader.loaded.path), one.path)
+            depth = await self.app.push_screen_wait(screen)
+            if depth is not None:
+                self._use(str(one.path), depth)
+
+    def _use(self, wanted: str, depth: int | None = None) -> None:
+        draft_choice.use(self._services, wanted, depth)
         self.dismiss(Path(self._reader.loaded.path))
 
     @work(exclusive=True, group="fetch")

@@ -1,0 +1,73 @@
+"""Measuring a draft model from the list of draft models, with the real worker and the demo pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat import settings
+from cpuchat.bench import pair
+from cpuchat.bench.pair import KindResult, PairResult
+from cpuchat.tui.models.drafts.measure import MeasurePairScreen
+from cpuchat.tui.models.drafts.screen import DraftModelsScreen
+from tests.support.chat_app import SMALL, RunningApp, running
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.tui.models.test_draft_models_screen import DRAFT, TARGET, backend, mark, opened
+
+
+@pytest.fixture(autouse=True)
+def lean(measured_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tokens of few prompts, on one thread, without a hub."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(pair, "KINDS", ("maths", "chat"))
+    monkeypatch.setattr(pair, "DEPTHS", (4,))
+    monkeypatch.setattr(pair, "TOKENS", 8)
+    settings.update({"engine": {"threads": 1}})
+
+
+async def measuring(app: RunningApp) -> MeasurePairScreen:
+    await opened(app)
+    await mark(app, str(DRAFT))
+    await app.press("m")
+    await app.until(lambda: isinstance(app.app.screen, MeasurePairScreen))
+    screen = app.app.screen
+    assert isinstance(screen, MeasurePairScreen)
+    return screen
+
+
+@pytest.mark.parametrize("size", [SMALL, (120, 40)])
+async def test_measured_then_used_with_the_best_depth(size: tuple[int, int]) -> None:
+    async with running(backend(), model=TARGET, size=size) as app:
+        screen = await measuring(app)
+        await app.until(lambda: screen.result is not None and "orth keeping: " in app.screen_text)
+        for words in ("prompts", "speed-up  adaptive", "maths", "chat", "Enter uses it"):
+            assert words in app.screen_text
+        one = KindResult(
+            kind="chat", plain=9, depth=4, speed_up=2, speed_ups={0: 1, 4: 2}, acceptance=0.8, tokens_per_pass=3
+        )
+        screen.result = PairResult(kinds=(one,))
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2 and app.app.screen is app.chat and not app.chat.busy)
+        await app.until(lambda: settings.load().speculation.draft_model == str(DRAFT))
+        assert settings.load().speculation.depth == 4
+
+
+async def test_stopped_and_closed_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair, "TOKENS", 200)
+    async with running(backend(), model=TARGET) as app:
+        await measuring(app)
+        await app.until(lambda: " of " in app.screen_text and "chat" in app.screen_text)
+        await app.press("escape")
+        await app.until(lambda: isinstance(app.app.screen, DraftModelsScreen))
+        assert settings.load().speculation.draft_model == "" and len(app.backend.loads) == 1
+
+
+async def test_one_that_does_not_fit_is_not_measured(tmp_path: Path) -> None:
+    other = write_tiny_gguf(tmp_path / "other.gguf")
+    async with running(backend(), model=TARGET, folders=(tmp_path,)) as app:
+        screen = await opened(app)
+        await mark(app, str(other))
+        await app.press("m")
+        await app.until(lambda: any("incompatible" in notice for notice in app.notices))
+        assert app.app.screen is screen
