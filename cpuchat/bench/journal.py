@@ -104,7 +104,7 @@ class Journal:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.file.write_bytes(msgspec.json.encode(header) + b"\n")
         except OSError as error:
-            raise UsageError(f"Cannot write {shown(self.file)}: {error.strerror}.", "Name another file.") from None
+            raise UsageError(f"Cannot write {shown(self.file)}: {error.strerror}.", "Choose another file.") from None
 
     def append(self, line: Line) -> None:
         """Write a line. A disk that has become full costs the resumption, not the benchmark."""

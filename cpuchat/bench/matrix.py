@@ -231,7 +231,7 @@ def _drafters(text: str) -> tuple[Drafters, int]:
     if name not in get_args(Drafters) or not valid:
         raise UsageError(
             f"drafters: {text!r} is not one of {', '.join(get_args(Drafters))}.",
-            f"A fixed draft depth follows after a colon, 1 to {_MAX_DEPTH}: draft:4.",
+            f"A fixed draft depth is given after a colon, 1 to {_MAX_DEPTH}: draft:4.",
         )
     return cast(Drafters, name), int(depth or 0)
 
@@ -259,7 +259,7 @@ def _file(library: Library, spec: str, quantization: str) -> Path:
         if wanted in (one.quantization.upper(), without_prefix(one.quantization.upper())):
             return one.path
     names = ", ".join(sorted({one.quantization for one in alike} | {known.quantization}))
-    raise UsageError(f"{spec} is not on this machine as {quantization}.", f"Available: {names}.")
+    raise UsageError(f"There is no {quantization} of {spec} on this machine.", f"Available: {names}.")
 
 
 def _same_model(one: str, other: str) -> bool:
@@ -282,6 +282,8 @@ def _drafts(
     for wanted in matrix.draft_models or [chosen.speculation.draft_model]:
         path, _ = choose_draft(Path(setup.model), wanted, library, strict=bool(matrix.draft_models))
         if path is None and "draft" in names:
-            raise UsageError(f"There is no draft model for {Path(setup.model).name}.", "Give one with --draft-models.")
+            raise UsageError(
+                f"There is no draft model for {Path(setup.model).name}.", "Choose one with --draft-models."
+            )
         found.append(str(path) if path is not None else "")
     return list(dict.fromkeys(found))

@@ -106,7 +106,11 @@ class Bench:
         if self._stopped:
             raise Interrupted("Stopped.")
         if failure is not None or self._backend.engine is None:
-            raise from_code(failure.code, failure.message, failure.hint) if failure else WorkerDied("No engine.")
+            raise (
+                from_code(failure.code, failure.message, failure.hint)
+                if failure
+                else WorkerDied("The inference worker did not start.", "Run the command again.")
+            )
         models = [path for cell in self.cells for path in (cell.setup.model, cell.setup.draft)]
         environment = read_environment(self._backend.engine, models, self._chosen)
         key = benchmark_key(self.cells, self.rounds, self._prompts, environment)
@@ -114,7 +118,7 @@ class Bench:
         header = Header(key=key, cells=tuple(self.cells), rounds=self.rounds, environment=environment)
         if self._file is not None and self._file.exists() and not self._fresh:
             if journal.header is None and self._file.stat().st_size:
-                raise UsageError(f"{shown(self._file)} is not a benchmark's journal.", "Name another file.")
+                raise UsageError(f"{shown(self._file)} is not a benchmark's journal.", "Choose another file.")
             if journal.header is not None and journal.header.key != key:
                 raise UsageError(
                     f"{shown(self._file)} belongs to another benchmark: other settings, files or engine.",

@@ -47,7 +47,6 @@ Options default to config.toml. The answer goes to standard output, everything e
 stops and keeps the partial answer. Control characters in the answer are replaced by visible ones, also in pipes
 and files (not with --raw-output); --json escapes them.
 
-\b
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,
 9 unsupported llama.cpp version, 10 generation failed, 12 draft model mismatch, 130 stopped by Ctrl+C,

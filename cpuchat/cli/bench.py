@@ -29,20 +29,21 @@ Examples:
   cpuchat bench --diff yesterday.json today.json
   cpuchat bench --diff yesterday.json
 
-\b
 Lists are separated by commas; an option may be repeated. --matrix reads the same names from a TOML file:
+
+\b
   models = ["demo", "demo-q4"]
   kv_types = ["f16", "q8_0/f16"]
 
-Each cell is warmed up and measured in at least 3 rounds; every other round runs backwards. The first cell is measured
-again after every four measurements; when it drifted by over 10 %, these four are repeated. Progress is saved: the same
-command resumes after Ctrl+C or a crash. Markdown goes to standard output, progress to standard error.
+Each cell is warmed up and measured in at least 3 rounds; every other round runs in reverse order. The first cell is
+measured again after every four measurements; if it drifted by over 10 %, these four are repeated. Progress is saved:
+the same command resumes after Ctrl+C or a crash. Markdown goes to standard output, progress to standard error.
 
 With --diff, NEW is a file that --json wrote; without NEW, the cells of OLD are measured again. A difference counts if
 it exceeds 2 % and the spread of the rounds.
 
-Exit codes: 1 slower than before (--diff), 2 invalid arguments, 3 no such model, {MeasureFailed.exit_code} some cells
-were not measured, {Interrupted.exit_code} stopped."""
+Exit codes: 1 slower than before (--diff), 2 wrong usage or settings, 3 no such model, {MeasureFailed.exit_code} some
+cells were not measured, {Interrupted.exit_code} stopped by Ctrl+C."""
 
 
 def _listed(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -90,7 +91,7 @@ def _list(flag: str, metavar: str, help: str) -> Any:
     "--price-per-hour",
     type=click.FloatRange(min=0, min_open=True),
     metavar="X",
-    help="Price of the machine, for the cost per million tokens.",
+    help="Price of the machine per hour, to show the cost per million tokens.",
 )
 @click.option(
     "-o",
@@ -100,7 +101,7 @@ def _list(flag: str, metavar: str, help: str) -> Any:
     metavar="FILE",
     help="Save each measurement to this file, to resume from; default: in the cache.",
 )
-@click.option("--fresh", is_flag=True, help="Measure anew what an earlier run has measured.")
+@click.option("--fresh", is_flag=True, help="Ignore the results of earlier runs.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write plots as SVG.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with llama-bench's field names.")
@@ -108,7 +109,7 @@ def _list(flag: str, metavar: str, help: str) -> Any:
     "--diff",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="OLD [NEW]",
-    help="Compare with an earlier --json; exit code 1 if something became slower.",
+    help="Compare with an earlier --json file; exit code 1 if a figure is slower.",
 )
 def bench(
     models: tuple[str, ...],
@@ -130,14 +131,14 @@ def bench(
     from cpuchat.bench.run import Bench
 
     if as_csv and as_json:
-        raise UsageError("--csv and --json exclude each other.")
+        raise UsageError("--csv and --json are mutually exclusive.", "Omit one of them.")
     old = read_report(diff) if diff is not None else None
     chosen = laid_over({})
     if old is not None and len(models) == 1:
         return _print_diff(old, read_report(Path(models[0])), as_json=as_json)
     if old is not None:
         if models or file or any(value not in (None, ()) for value in values.values()):
-            raise UsageError("--diff takes one other file, or measures the cells of OLD again.", _DIFF_HINT)
+            raise UsageError("--diff takes at most one other file and no list.", _DIFF_HINT)
         cells, rounds = list(dict.fromkeys(one.cell for one in old.results)), old.rounds
     else:
         cells, rounds = _cells(models, file, chosen, values)
@@ -152,7 +153,7 @@ def bench(
     return failed
 
 
-_DIFF_HINT = "cpuchat bench --diff OLD.json NEW.json, or cpuchat bench --diff OLD.json."
+_DIFF_HINT = "Run `cpuchat bench --diff OLD.json NEW.json`, or without NEW to measure the cells of OLD again."
 
 
 def _cells(
@@ -221,7 +222,7 @@ def _write_plots(file: Path, found: Report) -> None:
     try:
         write_atomically(file, plots(found), mode=0o644)
     except OSError as error:
-        raise UsageError(f"Cannot write {shown(file)}: {error.strerror}.", "Name another file.") from None
+        raise UsageError(f"Cannot write {shown(file)}: {error.strerror}.", "Choose another file.") from None
 
 
 def _print(found: Report, price_per_hour: float | None, *, as_csv: bool, as_json: bool) -> None:

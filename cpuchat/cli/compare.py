@@ -26,14 +26,13 @@ Examples:
   cpuchat compare demo,threads=1 demo,threads=2 "Hello"
   cpuchat compare demo demo,drafters=draft --json "Hello"
 
-A and B are values for --model, each with settings of its own behind commas: drafters, draft-model, draft-depth,
-threads, cores, memory, kv (cache type), flash-attn, temperature. Both answer greedily and without drafters unless a
-side says otherwise. One answers after the other, each on the whole machine; where memory is not enough for both, they
-are loaded in turn. Rounds swap the order; from three on, medians and ranges are shown.
+A and B are values for --model, each optionally followed by its own settings: drafters, draft-model, draft-depth,
+threads, cores, memory, kv (cache type), flash-attn, temperature. Both answer greedily and without drafters unless their
+settings say otherwise. One answers after the other, each on the whole machine; where memory is too small for both, they
+are loaded in turn. Each round swaps the order; from three rounds on, medians and ranges are shown.
 
-\b
-Exit codes: 0 both answered, 2 wrong usage or settings, 3 no such model, {Interrupted.exit_code} stopped by Ctrl+C,
-else that of the side that failed, as of `cpuchat ask`; the other side is shown."""
+Exit codes: 0 both answered, 2 wrong usage or settings, 3 no such model, {Interrupted.exit_code} stopped by Ctrl+C;
+if one side failed, its exit code as in `cpuchat ask --help`, and the other side is still shown."""
 
 
 @click.command(epilog=_EPILOG, short_help="Compare two models, or two settings, on one prompt.")
@@ -42,7 +41,7 @@ else that of the side that failed, as of `cpuchat ask`; the other side is shown.
 @click.argument("prompt", nargs=-1)
 @click.option(
     "--concurrent", is_flag=True,
-    help="Let both answer at the same time, each on half of the cores; both share the memory bus.",
+    help="Race: both answer at the same time, each on half of the cores, sharing the memory bus.",
 )  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1, 100), default=1, metavar="N", help="Rounds, 1 to 100. Default: 1.")
 @setting("--max-tokens", "chat.max_tokens", "Stop after N tokens; 0 = no limit.")

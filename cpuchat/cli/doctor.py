@@ -26,7 +26,7 @@ Examples:
 
 Nothing is changed; without --probe nothing is measured.
 
-Exit codes: 0 nothing worse than advice, 1 warnings or problems found, 2 usage or settings error, 14 --probe failed."""
+Exit codes: 0 nothing worse than advice, 1 warnings or problems found, 2 wrong usage or settings, 14 --probe failed."""
 
 
 @click.command(epilog=_EPILOG, short_help="Check what limits inference speed on this machine.")

@@ -43,8 +43,8 @@ Examples:
   cat notes.md | cpuchat ask "Sum this up:"   standard input as context
   cpuchat demo --plain                        three answers with their figures
 
-Models are GGUF files: give a path, or the name of a repository in the local Hugging Face cache. Without one, the
-bundled demo model is used."""
+Models are GGUF files: give a path, or the name of a repository in the local Hugging Face cache. Until one
+has been chosen, the bundled demo model is used."""
 
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 

@@ -28,7 +28,7 @@ Examples:
 Takes up to 15 seconds and up to 4 GB of free memory. The result is saved as the denominator of bandwidth utilization.
 Run it on an idle machine.
 
-Exit codes: 0 success, 2 usage error, 14 measurement failed, 130 interrupted by Ctrl+C."""
+Exit codes: 0 success, 2 wrong usage or settings, 14 measurement failed, 130 stopped by Ctrl+C."""
 
 _STEADY = 0.9
 """Ratio of the slowest round to the best below which other programs disturbed the measurement."""

@@ -30,8 +30,8 @@ BASE and OTHER are values for --model; BASE is the best file of the model that y
 vocabulary. Both models read the same windows of text, and their predictions of each next token are compared.
 Ctrl+C stops and prints the estimate so far; the same command resumes.
 
-Exit codes: 2 invalid arguments, 3 no such model, 5 not enough memory, {MeasureFailed.exit_code} not measured,
-{VocabularyMismatch.exit_code} different vocabularies, {Interrupted.exit_code} stopped."""
+Exit codes: 2 wrong usage or settings, 3 no such model, 5 not enough memory, {MeasureFailed.exit_code} not measured,
+{VocabularyMismatch.exit_code} different vocabularies, {Interrupted.exit_code} stopped by Ctrl+C."""
 
 
 @click.command("quality", epilog=_EPILOG)

@@ -150,7 +150,7 @@ def _change_rows(made: TuningPlan) -> list[tuple[str, ...]]:
         for (knob, old, new), n in counts.items()
     ]
     if made.group is not None:
-        rows.append(("  l3", made.group.schemata, f"CPUs {made.group.cpus}", "experimental, expected about 0"))
+        rows.append(("  l3", made.group.schemata, f"CPUs {made.group.cpus}", "experimental, gain about 0"))
     return rows
 
 

@@ -299,7 +299,7 @@ class Comparison:
             UsageError: a race is not possible.
         """
         if self.in_turn:
-            raise UsageError("There is not enough memory for both sides at the same time.", self.in_turn)
+            raise UsageError("Not enough memory to load both models at the same time.", self.in_turn)
         topology = read_topology()
         own = self._own_specs()
         cores = (own[0].cores, own[1].cores)

@@ -71,7 +71,7 @@ def sides_of(chat: Chat) -> Sides:
     try:
         return msgspec.json.decode(chat.sides, type=Sides)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise ChatsError("This comparison is damaged: its models are not known.", "Delete it.") from None
+        raise ChatsError("This comparison is damaged: its models are unknown.", "Delete it.") from None
 
 
 def turns_of(messages: list[StoredMessage]) -> list[Turn]:

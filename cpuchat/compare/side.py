@@ -64,7 +64,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.convert(tables, Settings, strict=False)
         except msgspec.ValidationError as error:
             _, reason = explained(error)
-            raise UsageError(f"{self.label}: {reason}.", f"A side may set {', '.join(KEYS)}.") from None
+            raise UsageError(f"{self.label}: {reason}.", f"Available settings: {', '.join(KEYS)}.") from None
 
     @property
     def name(self) -> str:
@@ -118,5 +118,5 @@ def parse_side(text: str, resolve: Callable[[str], Path]) -> Side:
         elif number == 0 or (not last and not equals):
             spec = f"{spec},{part}" if number else part
         else:
-            raise UsageError(f"A side has no setting {key!r}.", f"It may set {', '.join(KEYS)}.")
+            raise UsageError(f"Unknown setting {key!r}.", f"Available settings: {', '.join(KEYS)}.")
     return Side.of(resolve(spec), changes)

@@ -35,5 +35,5 @@ def fit_together(sides: Sequence[Side], settings: Sequence[Settings]) -> tuple[i
     if total <= available:
         return n_ctx, ""
     return n_ctx, (
-        f"The two need {gigabytes(total)} GB together and {gigabytes(available)} GB are available: loaded in turn."
+        f"Both models need {gigabytes(total)} GB, and {gigabytes(available)} GB are available: they are loaded in turn."
     )

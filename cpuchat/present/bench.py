@@ -110,14 +110,16 @@ def notes(report: Report) -> list[str]:
     found: list[str] = []
     results = report.results
     if any(one.noisy for one in results):
-        found.append("noisy: the anchor drifted by over 10 % each time; other programs are running.")
+        found.append(
+            "noisy: the repeated first cell drifted by over 10 % each time, probably because other programs ran."
+        )
     if any(one.same_text is False for one in results):
         found.append(
-            "text differs: not the tokens of plain decoding; a pass over several tokens rounds differently and two "
-            "tokens were almost equally likely."
+            "text differs from plain decoding: a batch over several tokens rounds differently, which decides between "
+            "tokens of almost equal probability."
         )
     if any(one.drafters == OFF and one.cell.setup.draft for one in results):
-        found.append("Memory includes the draft model, also where it is not used.")
+        found.append("Memory includes the draft model even where it is not used.")
     if any(one.joules_per_token is not None for one in results):
         found.append("J/token: CPU packages, prefill included.")
     reasons = dict.fromkeys(f"{one.drafters}: nothing was drafted: {one.no_drafts}" for one in results if one.no_drafts)
@@ -155,7 +157,7 @@ def markdown(report: Report, price_per_hour: float | None = None) -> list[str]:
     lines = [f"{common(report)}; {report.rounds} rounds: median ± half of the range.", ""]
     lines += markdown_table([HEADINGS, *rows(report.results, price_per_hour)])
     if price_per_hour is not None:
-        lines += ["", f"per 1M tokens: decoding alone, at {price_per_hour:g} per hour."]
+        lines += ["", f"per 1M tokens: cost of decoding alone, at {price_per_hour:g} per hour."]
     found = notes(report)
     if found:
         lines += ["", *(f"- {clean_line(note)}" for note in found)]
@@ -216,7 +218,18 @@ def pair_verdict(found: PairResult) -> str:
     return ("Worth keeping: " if found.worth_keeping else "Not worth keeping: ") + words + reason
 
 
-DIFF_HEADINGS = ("model", "settings", "drafters", "test", "figure", "before tok/s", "now tok/s", "change", "needed", "")
+DIFF_HEADINGS = (
+    "model",
+    "settings",
+    "drafters",
+    "test",
+    "figure",
+    "before tok/s",
+    "now tok/s",
+    "change",
+    "threshold",
+    "",
+)
 
 
 def diff_rows(diff: Diff) -> list[tuple[str, ...]]:
@@ -256,8 +269,9 @@ def diff_lines(diff: Diff, old: Environment, new: Environment) -> list[str]:
     elif not any(counts.values()):
         verdict = f"No difference exceeds the spread of the rounds ({units.plural(len(diff.differences), 'figure')})."
     else:
-        found = [f"{units.plural(n, 'figure')} {word}" for word, n in counts.items() if n]
-        verdict = f"{' and '.join(found)} by more than the spread, of {len(diff.differences)}."
+        found = [f"{n} {'is' if n == 1 else 'are'} {word}" for word, n in counts.items() if n]
+        total = units.plural(len(diff.differences), "figure")
+        verdict = f"Of {total}, {' and '.join(found)} by more than the spread of the rounds."
     lines += ["", verdict]
     if old.build != new.build:
         lines.append(f"Engine before: {old.build}; now: {new.build}.")

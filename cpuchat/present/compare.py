@@ -28,8 +28,8 @@ LABELS: dict[Name, str] = {
     "joules": "J/token",
 }
 RACE_NOTE = (
-    "Race: both share the memory bus and have half of the cores each. Compare nothing but who was faster; decode, "
-    "first token and bandwidth would be others on the whole machine."
+    "Race: each side has half of the cores, and both share the memory bus. Compare only which one is faster; decode, "
+    "first token and bandwidth would differ on the whole machine."
 )
 
 
@@ -88,16 +88,15 @@ def verdict(found: Verdict, names: Sequence[str]) -> str:
             why = (
                 f"within the spread of {found.n_rounds} rounds ({100 * found.noise:.0f} %)"
                 if found.n_rounds >= MIN_ROUNDS
-                else "within what single rounds differ by; repeat to know"
+                else f"single rounds vary by {100 * found.noise:.0f} %; repeat it for medians of {MIN_ROUNDS} rounds"
             )
             return f"No significant difference: {units.factor(found.speed)}, {why}."
         case "cached":
             read = f"reads {found.bytes:.2f} of the bytes and " if found.bytes else ""
-            return (
-                f"{b} {read}is {units.factor(found.speed)} as fast. Both fit in the L3 cache: bytes do not decide here."
-            )
+            limit = "Both fit in the L3 cache: memory bandwidth is not the limit."
+            return f"{b} {read}is {units.factor(found.speed)} as fast. {limit}"
         case "unknown":
-            return f"{faster} as {a}. The bytes per token of these models are not known."
+            return f"{faster} as {a}. The bytes per token of these models are unknown."
         case "settings":
             return f"{faster} as {a}."
         case "other limit":
@@ -122,7 +121,7 @@ def difference(found: Difference | None, done: Round) -> str:
         return ""
     if a.written.text == b.written.text:
         return f"Same text ({units.plural(a.written.n_tokens, 'token')})."
-    return "Same text as far as both go."
+    return "Same text up to the end of the shorter answer."
 
 
 def shared_memory(found: MemoryTogether | None) -> str:
@@ -161,7 +160,7 @@ def sentences(comparison: Comparison, turn: Turn) -> list[str]:
         *failures(last, comparison.names),
         verdict(figures.verdict, comparison.names),
         difference(last.difference(), last),
-        f"While both wrote: {race.removeprefix('both ')}." if race else "",
+        f"While both decoded: {race.removeprefix('both ')}." if race else "",
         RACE_NOTE if last.race else "",
         shared_memory(last.memory),
         comparison.in_turn,

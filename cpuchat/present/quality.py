@@ -161,10 +161,10 @@ def as_json(measurement: QualityMeasurement) -> dict[str, Any]:
 
 
 def flips(found: Flips) -> str:
-    """`60 questions: 41 right in both, 2 only in the base, 1 only here, 16 wrong in both; McNemar p = 1.00.`"""
+    """`60 questions: 41 right in both, 2 only in the base, 1 only in the other, 16 wrong in both; McNemar p = 1.00.`"""
     return (
         f"{units.plural(found.n, 'question')}: {found.both_right} right in both, {found.only_base} only in the base, "
-        f"{found.only_other} only here, {found.both_wrong} wrong in both; McNemar p = {found.p:.2f}"
+        f"{found.only_other} only in the other, {found.both_wrong} wrong in both; McNemar p = {found.p:.2f}"
         f"{' (significant)' if found.p < _SIGNIFICANT else ' (no significant difference)'}."
     )
 

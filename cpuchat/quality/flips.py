@@ -89,7 +89,7 @@ async def _ask(answer: Answering, prompt: str) -> str:
                 case TextDelta(channel="answer"):
                     parts.append(event.text)
                 case Failed():
-                    raise MeasureFailed(f"A question could not be answered: {event.message}", event.hint)
+                    raise MeasureFailed(f"Asking the questions failed: {event.message}", event.hint)
                 case GenerationFinished(stop_reason="cancelled"):
                     raise MeasureFailed("Stopped while asking questions.", "Run it again.")
                 case _:

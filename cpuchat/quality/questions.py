@@ -66,7 +66,7 @@ def load(path: Path | None = None) -> list[Question]:
     try:
         text = paths.read_text(path, MAX_BYTES)
     except OSError as error:
-        raise UsageError(f"{shown}: cannot be read: {error.strerror}.", "Choose another file of questions.") from None
+        raise UsageError(f"{shown}: cannot be read: {error.strerror}.", "Choose another file.") from None
     except UnicodeDecodeError:
         raise UsageError(f"{shown}: not UTF-8.", "Save it as UTF-8.") from None
     questions = list(_questions(text, shown))
@@ -91,7 +91,7 @@ def _questions(text: str, file: str) -> Iterator[Question]:
         if question.id in lines:
             raise UsageError(
                 f"{file}, line {number}, id: {question.id!r} is also in line {lines[question.id]}.",
-                "Give every question an id of its own.",
+                "Give each question a unique id.",
             )
         lines[question.id] = number
         yield question

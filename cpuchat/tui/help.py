@@ -33,15 +33,15 @@ DRAFTING = (
     ("acceptance", "share of drafted tokens that were accepted: in the last passes, and on average"),
     ("per pass", "tokens per pass; 1.0 is plain decoding"),
     ("by position", "acceptance of the first, second, … drafted token"),
-    ("no drafts", "plain decoding speed here; 1.64× beside tok/s is the speed-up over it"),
+    ("plain", "plain decoding speed here; 1.64× beside tok/s is the speed-up over it"),
     ("% time", "share of the decoding time spent waiting for drafts"),
 )  # fmt: skip
 MACHINE = (
     ("bandwidth", "weights and KV cache read per second, of the read bandwidth of these cores. ≈ is computed from the "
      "model; otherwise the name of the hardware counter"),
     ("peak", "read bandwidth of the cores in use, measured at the first load; ╎ marks it on the bar"),
-    ("no drafts ≤", "ceiling without drafts: peak bandwidth ÷ bytes per token"),
-    ("this acc. ≤", "ceiling at the current acceptance and depth"),
+    ("plain     ≤", "ceiling of plain decoding: peak bandwidth ÷ bytes per token"),
+    ("drafting  ≤", "ceiling of drafting at the current acceptance and depth"),
     ("compute   ≤", "ceiling if only compute took time, from the prefill speed"),
     ("peak too low", "the bandwidth exceeds 105 % of the measured peak, because other programs ran during that "
      "measurement. `cpuchat probe` repeats it"),

@@ -153,7 +153,7 @@ class _EngineThread(threading.Thread):
                 Failed(
                     code="engine_mismatch",
                     message=f"Cannot load the inference engine: {error}.",
-                    hint="Rebuild it with `make setup`.",
+                    hint="Rebuild it with `make setup`, or reinstall cpuchat.",
                 )
             )
             return

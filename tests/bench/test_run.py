@@ -169,7 +169,7 @@ def test_the_command_prints_markdown_csv_plots_and_differences(tmp_path: Path) -
             row[name] = [1000 * max(row[name])] * 3 if row[name] else []
     old.write_text(json.dumps(content))
     done = run("bench", "--diff", str(old))  # measured again
-    assert done.returncode == REGRESSION and "2 figures slower" in done.stdout
+    assert done.returncode == REGRESSION and "2 are slower" in done.stdout
 
 
 def test_a_journal_of_something_else_is_not_overwritten(tmp_path: Path) -> None:

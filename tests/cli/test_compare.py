@@ -60,7 +60,7 @@ def test_a_side_that_does_not_load_leaves_the_other(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (("demo", "no-such-model", PROMPT), 3, "There is no model"),
-        (("demo", "demo,depth=3", PROMPT), 2, "no setting 'depth'"),
+        (("demo", "demo,depth=3", PROMPT), 2, "Unknown setting 'depth'"),
         (("demo", "demo,threads=none", PROMPT), 2, "threads"),
         (("demo", "demo-q4"), 2, "No question given"),
     ],

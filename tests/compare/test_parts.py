@@ -47,7 +47,7 @@ def test_a_comparison_is_greedy_and_without_drafters_unless_a_side_says_otherwis
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("demo,bogus=1", "no setting 'bogus'"), ("demo,threads=many", "threads"), ("demo,kv=q9", "q9")],
+    [("demo,bogus=1", "Unknown setting 'bogus'"), ("demo,threads=many", "threads"), ("demo,kv=q9", "q9")],
 )
 def test_a_wrong_side_is_a_usage_error(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -26,11 +26,14 @@ Examples:
   cpuchat models pair ~/models/big.gguf small.gguf --measure
 
 TARGET and DRAFT are what --model takes. The speed-up is predicted from the pass costs of the target on this machine,
-which are measured when it is loaded with drafting on. Exit codes: 0 the draft fits (without DRAFT: at least one does),
-{DraftMismatch.exit_code} it does not, 3 no such model, 4 damaged model, 13 not measured, 130 stopped.
+which are measured when it is loaded with drafting on.
 
---measure answers prompts of four kinds without drafts, with adaptive depth and with fixed depths, and tells acceptance,
-tokens per pass, best depth and speed-up. --keep makes DRAFT the draft model in the settings if it is worth it."""
+--measure answers prompts of four kinds without drafts, with adaptive depth and with fixed depths, and reports
+acceptance, tokens per pass, best depth and speed-up. --keep makes DRAFT the draft model in the settings if it is worth
+keeping.
+
+Exit codes: 0 the draft fits (without DRAFT: at least one does), {DraftMismatch.exit_code} it does not, 3 no such model,
+4 damaged model, 13 not measured, 130 stopped by Ctrl+C."""
 
 
 @click.command("pair", epilog=_PAIR_EPILOG)
@@ -38,10 +41,10 @@ tokens per pass, best depth and speed-up. --keep makes DRAFT the draft model in 
 @click.argument("draft", required=False)
 @click.option("--hub", "ask_hub", is_flag=True, help="Also check those on Hugging Face: reads a few MB of each.")
 @click.option("--measure", is_flag=True, help="Measure acceptance and speed-up of the pair; takes minutes.")
-@click.option("--keep", is_flag=True, help="With --measure: use DRAFT from now on if it is worth it.")
+@click.option("--keep", is_flag=True, help="With --measure: use DRAFT from now on if it is worth keeping.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def pair(target: str, draft: str | None, ask_hub: bool, measure: bool, keep: bool, as_json: bool) -> int:
-    """Check whether DRAFT can draft for TARGET; without DRAFT, list all draft models that can, the catalog's too.
+    """Check whether DRAFT can draft for TARGET; without DRAFT, list all draft models that can, including the catalog's.
 
     A draft model must have the target's vocabulary. Without --measure only headers are read.
     """
@@ -52,9 +55,9 @@ def pair(target: str, draft: str | None, ask_hub: bool, measure: bool, keep: boo
     library = Library(chosen.model.folders)
     path = library.resolve(target)
     if measure and draft is None:
-        raise UsageError("--measure needs a DRAFT.", "cpuchat models pair TARGET lists those that fit.")
+        raise UsageError("--measure needs a DRAFT.", "`cpuchat models pair TARGET` lists those that fit.")
     if keep and not measure:
-        raise UsageError("--keep needs --measure.", "Or set it: cpuchat --draft-model DRAFT.")
+        raise UsageError("--keep needs --measure.", "To use DRAFT without measuring: `cpuchat --draft-model DRAFT`.")
     if measure and draft is not None:
         return _measure(path, library.resolve(draft), library, chosen, keep=keep, as_json=as_json)
     if draft is None:

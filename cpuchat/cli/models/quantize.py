@@ -27,8 +27,8 @@ SOURCE is what --model takes. Without OUT the file is named after SOURCE and put
 Face cache it goes to the first of your folders, or to {shown(made_models_dir())}.
 OUT appears only once it is complete; Ctrl+C deletes the partial file.
 
-Exit codes: 2 invalid arguments, 3 no such model, 4 damaged model, {DiskFull.exit_code} disk full,
-{QuantizeFailed.exit_code} llama.cpp failed, {Interrupted.exit_code} stopped."""
+Exit codes: 2 wrong usage or settings, 3 no such model, 4 damaged model, {DiskFull.exit_code} disk full,
+{QuantizeFailed.exit_code} llama.cpp failed, {Interrupted.exit_code} stopped by Ctrl+C."""
 
 
 @click.command("quantize", epilog=_EPILOG)

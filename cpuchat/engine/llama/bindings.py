@@ -22,7 +22,7 @@ from cpuchat.protocol import EngineInfo
 PINNED_VERSION: Final = "0.3.36"
 ABORT_PREFIX: Final = "CPUCHAT-ABORT: "
 
-_REINSTALL = f"Reinstall llama-cpp-python {PINNED_VERSION} with `make setup`."
+_REINSTALL = f"Reinstall llama-cpp-python {PINNED_VERSION} with `make setup`, or reinstall cpuchat."
 _LOG_ERROR, _LOG_CONT = 4, 5  # ggml_log_level
 
 

@@ -111,7 +111,7 @@ def power_openers(
 ) -> list[Opener[PowerMeter]]:
     """Return every source of power, best first."""
     from cpuchat.hardware.counters.collector_file import CollectedPower
-    from cpuchat.hardware.power import HsmpPower, HsmpSensor, PackageEnergy, Rapl
+    from cpuchat.hardware.counters.power import HsmpPower, HsmpSensor, PackageEnergy, Rapl
 
     calls = kernel or Kernel()
     own: list[Opener[PowerMeter]] = [

@@ -9,9 +9,9 @@ import msgspec
 
 from cpuchat.hardware.cgroups import read_text
 
-Verdict = Literal["low risk, small gain", "experimental, expected about 0"]
+Verdict = Literal["low risk, small gain", "experimental, gain about 0"]
 LOW_RISK: Verdict = "low risk, small gain"
-EXPERIMENTAL: Verdict = "experimental, expected about 0"
+EXPERIMENTAL: Verdict = "experimental, gain about 0"
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

@@ -143,7 +143,7 @@ def _no_connection(error: httpx.TransportError) -> HubOffline:
         )
     if isinstance(error, httpx.ConnectError | httpx.ProxyError):
         return _unreachable("cannot be reached", who)
-    return _unreachable("broke off the connection", who)
+    return _unreachable("closed the connection", who)
 
 
 def _asked(error: httpx.TransportError) -> str:

@@ -115,8 +115,8 @@ def _ceilings(frame: Frame, now: Roofline) -> list[Line]:
     if now.fits_cache:
         return [_ceiling(frame, now, "compute   ≤", "ceiling_compute")]
     return [
-        _ceiling(frame, now, "no drafts ≤", "ceiling_plain"),
-        _ceiling(frame, now, "this acc. ≤", "ceiling_accepted"),
+        _ceiling(frame, now, "plain     ≤", "ceiling_plain"),
+        _ceiling(frame, now, "drafting  ≤", "ceiling_accepted"),
         _ceiling(frame, now, "compute   ≤", "ceiling_compute"),
     ]
 

@@ -230,7 +230,7 @@ def test_the_state_of_every_knob_is_told(root: Path) -> None:
     }
     assert all(state.refusal is None for state in states.values())
     assert states["smt"].verdict == states["prefetch"].verdict == states["nps"].verdict == "read-only"
-    assert states["l3"].verdict == states["cstates"].verdict == "experimental, expected about 0"
+    assert states["l3"].verdict == states["cstates"].verdict == "experimental, gain about 0"
     assert states["thp"].verdict == "low risk, small gain"
     assert snapshot(root) == before
 

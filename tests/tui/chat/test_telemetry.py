@@ -160,7 +160,7 @@ async def test_before_the_first_answer_only_what_is_known_is_shown(state: str, f
     panel = await shown(state)
     assert panel[0] == first
     assert "n/a" not in "\n".join(panel)
-    assert any(row.startswith("no drafts ≤") for row in panel) == (state == "loaded")
+    assert any(row.startswith("plain     ≤") for row in panel) == (state == "loaded")
 
 
 async def test_loading_and_reading_have_a_bar() -> None:
@@ -191,7 +191,7 @@ PLACES = (
     "acceptance  ",
     "per pass",
     "bandwidth",
-    "no drafts ≤",
+    "plain     ≤",
     "compute",
     "context",
     "tok/s, last",
@@ -214,7 +214,7 @@ async def test_nothing_moves_while_an_answer_is_written(height: int) -> None:
 async def test_what_matters_is_there_at_common_sizes() -> None:
     for height in (33, 17):  # of the panel at 120x40 and 120x24
         panel = await shown("writing", height)
-        for label in ("acceptance", "bandwidth", "≈ model, of measured peak", "no drafts ≤", "this acc. ≤", "context"):
+        for label in ("acceptance", "bandwidth", "≈ model, of measured peak", "plain     ≤", "drafting  ≤", "context"):
             assert any(row.startswith(label) for row in panel), (height, label)
     assert any(row.startswith("tok/s, last") for row in await shown("writing", 33))
 
@@ -224,7 +224,7 @@ async def test_bandwidth_has_its_source_and_its_peak() -> None:
     at = panel.index("bandwidth      33 of 51 GB/s")
     assert panel[at + 1].startswith("█") and panel[at + 1].endswith("╎─  64 %")
     assert panel[at + 2] == "≈ model, of measured peak"
-    assert "this acc. ≤     55.6 tok/s" in panel
+    assert "drafting  ≤     55.6 tok/s" in panel
 
 
 async def test_a_counter_of_l3_groups_moves_nothing_when_an_answer_begins() -> None:
