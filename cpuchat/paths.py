@@ -132,6 +132,11 @@ def bench_dir() -> Path:
     return cache_dir() / "bench"
 
 
+def build_speeds_file() -> Path:
+    """Measured decode rates by build of the engine."""
+    return cache_dir() / "build_speeds.json"
+
+
 def pairs_file() -> Path:
     """Return the file of results of comparing draft models with targets."""
     return cache_dir() / "pairs.json"

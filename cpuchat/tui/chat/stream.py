@@ -14,6 +14,7 @@ from textual.worker import Worker, WorkerError
 
 from cpuchat.protocol import AnyEvent, Failed, ModelLoaded
 from cpuchat.tui.chat.answering import Answering
+from cpuchat.tui.chat.build_probe import BuildProbe
 from cpuchat.tui.services import Services
 
 NICENESS = 10
@@ -42,6 +43,7 @@ class ChatStream:
         self._services = services
         self._answering = answering
         self._on_start, self._on_idle, self._on_model = on_start, on_idle, on_model
+        self.probe = BuildProbe(screen, services, lambda: self.loaded and not self.busy)
         self.path = path
         self.loaded = False
         self._worker: Worker[None] | None = None
@@ -67,6 +69,7 @@ class ChatStream:
         async def run() -> None:
             self._on_start()
             try:
+                await self.probe.stop()
                 await work
             finally:
                 self._worker = None
@@ -116,6 +119,7 @@ class ChatStream:
 
     async def finish(self) -> None:
         """Stop what runs and wait until its last text is shown and stored."""
+        await self.probe.stop()
         if self._leave is not None:
             self._leave()
         if (worker := await self.stop()) is not None:
