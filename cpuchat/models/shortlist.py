@@ -22,6 +22,8 @@ _COMMON_BYTES = 2.5e9
 any speed, models near it are preferred ..."""
 _MOST_UNMEASURED_BYTES = 6e9
 """... and larger ones are not recommended."""
+_MOST_MEMORY = 0.5
+"""Share of the machine's memory that a recommended model takes: the rest is for the user's other programs."""
 _MOST = 8
 
 
@@ -29,7 +31,7 @@ _MOST = 8
 class Ranked:
     """The catalog for one machine, each model once, the newest year first.
 
-    `suits` is short: fits, keeps up with reading (where no speed is known: is small), not for research only; one chat
+    `suits` is short: fits into half of the memory, keeps up with reading (where no speed is known: is small), not for research only; one chat
     model per publisher, then one for code. `unsuitable`: too large or too slow. `others`: the rest.
     """
 
@@ -79,6 +81,7 @@ def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
         and "repo" in model.verified
         and prediction is not None
         and prediction.verdict == "fits"
+        and prediction.needed <= _MOST_MEMORY * prediction.total_memory
         and _pace(prediction) >= PACE
     )
 

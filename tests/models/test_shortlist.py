@@ -57,6 +57,12 @@ def test_of_one_publisher_the_newest_and_then_the_largest_is_taken() -> None:
     assert names(found.others) == ["small", "slow", "old"]
 
 
+def test_a_model_that_takes_most_of_the_memory_fits_but_is_not_recommended() -> None:
+    found, predictions = judged((model("half", 8), model("most", 14)), machine(20, 200))
+    assert predictions["most"].verdict == "fits"
+    assert (names(found.suits), names(found.others)) == (["half"], ["most"])
+
+
 def test_drafts_and_repositories_that_nobody_saw_are_not_put_first() -> None:
     found, _ = judged((model("draft", 1, use="draft"), model("unseen", 1, verified=())), machine(20, 40))
     assert not found.suits and names(found.others) == ["draft", "unseen"]
