@@ -31,8 +31,9 @@ _MOST = 8
 class Ranked:
     """The catalog for one machine, each model once, the newest year first.
 
-    `suits` is short: fits into half of the memory, keeps up with reading (where no speed is known: is small), not for research only; one chat
-    model per publisher, then one for code. `unsuitable`: too large or too slow. `others`: the rest.
+    `suits` is short: fits into half of the memory, keeps up with reading (where no speed is known: is small), not for
+    research only; one chat model per publisher, then one for code. `unsuitable`: too large or too slow. `others`: the
+    rest.
     """
 
     suits: tuple[CatalogModel, ...] = ()
