@@ -89,9 +89,11 @@ class ChatHistory:
         self._refuse_while_unsaved()
         self.chat, self.messages = chat, messages
 
-    def restore(self, messages: list[StoredMessage]) -> None:
+    def restore(self, messages: list[StoredMessage], system_prompt: str) -> None:
         """Continue a chat that is kept elsewhere, in memory alone."""
-        self.chat, self.messages = None, list(messages)
+        now = time.time()
+        self.chat = Chat(id="", title="", created=now, updated=now, model="", system_prompt=system_prompt)
+        self.messages = list(messages)
 
     def discard_answer(self) -> None:
         """Discard the unsaved part of the last answer."""

@@ -14,6 +14,7 @@ from cpuchat.errors import ChatsError, ModelNotFound, UsageError
 from cpuchat.text import clean
 
 if TYPE_CHECKING:
+    from cpuchat.compare.side import Side
     from cpuchat.models.library.library import Library
 
 
@@ -27,12 +28,13 @@ def require_terminal() -> None:
             )
 
 
-def open_app(model: str | None, values: Mapping[str, Any]) -> int:
+def open_app(model: str | None, values: Mapping[str, Any], *, sides: tuple[Side, Side] | None = None) -> int:
     """Run the app until it exits; returns the exit code.
 
     Args:
         model: what to load first; None is the model used last, or the demo model.
         values: options as `options.overridden` takes them, for this run only.
+        sides: opens the compare screen with these.
 
     Raises:
         UsageError: no terminal, or values that are not acceptable.
@@ -66,7 +68,8 @@ def open_app(model: str | None, values: Mapping[str, Any]) -> int:
         if resume.chat_id:
             with contextlib.suppress(ChatsError):  # deleted meanwhile
                 asyncio.run(conversation.open_chat(resume.chat_id))
-        return ChatApp(conversation, library, resume.model or initial, text=resume.text)
+        compared = None if resume.model else sides
+        return ChatApp(conversation, library, resume.model or initial, text=resume.text, sides=compared)
 
     return run(make)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cpuchat.cli.options import overridden, setting
-from cpuchat.errors import CpuchatError, Interrupted, from_code
+from cpuchat.errors import CpuchatError, Interrupted, UsageError, from_code
 
 if TYPE_CHECKING:
     from cpuchat.cli.terminal import Terminal
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 _EPILOG = f"""\b
 Examples:
-  cpuchat compare demo demo-q4 "What is quantization?"
+  cpuchat compare demo demo-q4                              in the app
+  cpuchat compare demo demo-q4 "What is quantization?"      both answers, the table and why
   cpuchat compare owner/repo:Q8_0 owner/repo:Q4_K_M --rounds 3 --export report.md "Hello"
   cpuchat compare demo,threads=1 demo,threads=2 "Hello"
   cpuchat compare demo demo,drafters=draft --json "Hello"
@@ -63,7 +65,7 @@ def compare(
 ) -> int:
     """Let A and B answer the same prompt, and say which is faster and why.
 
-    PROMPT may also come from standard input.
+    PROMPT may also come from standard input. Without one, the app opens on the comparison.
     """
     from cpuchat.cli.ask import compose, standard_input
     from cpuchat.cli.terminal import Terminal
@@ -78,6 +80,12 @@ def compare(
     for side in sides:
         side.settings(chosen)  # refuses wrong values before anything is loaded
     text = " ".join(prompt)
+    if not text and sys.stdin is not None and sys.stdin.isatty():
+        if as_json or export is not None or rounds > 1 or concurrent:
+            raise UsageError("No prompt given.", 'Give one, as in: cpuchat compare demo demo-q4 "Hello".')
+        from cpuchat.cli.app import open_app
+
+        return open_app(None, values, sides=sides)
     text = compose(text, standard_input(as_json), raw=False)
     terminal = Terminal(quiet=as_json)
     return asyncio.run(_Run(sides, chosen, terminal, stream=not (as_json or concurrent)).run(

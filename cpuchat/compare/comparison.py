@@ -210,7 +210,7 @@ class Comparison:
                 messages += [_message(messages, "user", turn.prompt)]
                 if answer.content:
                     messages += [_message(messages, "assistant", answer.content)]
-            runner.conversation.history.restore(messages)
+            runner.conversation.history.restore(messages, runner.settings.chat.system_prompt)
             runner.n_prompts = len(turns)
 
     def race_bandwidth(self) -> float | None:

@@ -44,8 +44,8 @@ class KeptComparison:
                 sides = msgspec.json.encode(self._sides).decode()
                 self.chat_id = store.create_chat(self._sides[0].name, title=title, sides=sides).id
             answers = turn.rounds[-1].answers
-            if self._answers is not None and self._n_turns == len(turns):
-                for row, answer in zip(self._answers, answers, strict=True):
+            if self._n_turns == len(turns):
+                for row, answer in zip(self._answers or self._stored_answers(), answers, strict=True):
                     store.update_message(row, **_fields(answer))
                 return
             store.add_message(self.chat_id, "user", turn.prompt)
@@ -54,6 +54,10 @@ class KeptComparison:
                 for side, answer in zip(self._sides, answers, strict=True)
             )
             self._answers, self._n_turns = (first, second), len(turns)
+
+    def _stored_answers(self) -> tuple[int, int]:
+        first, second = (message.id for message in self._store.messages(self.chat_id)[-2:])
+        return first, second
 
 
 def _fields(answer: SideAnswer) -> dict:

@@ -13,6 +13,8 @@ from cpuchat.compare.rounds import Round, SideAnswer, Turn
 from cpuchat.present.answers import roofline_json, stop_reason, timings_json
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import Peak
+from cpuchat.telemetry.meter import Figures as MeterFigures
+from cpuchat.telemetry.process import ProcessMemory
 
 LABELS: dict[Name, str] = {
     "tok_s": "decode",
@@ -77,6 +79,62 @@ def rows(figures: Figures, names: Sequence[str]) -> list[tuple[str, str, str, st
     return found  # type: ignore[return-value]
 
 
+HEADINGS: dict[Name, str] = {
+    "tok_s": "tok/s",
+    "first_s": "first token",
+    "prefill": "prefill tok/s",
+    "tokens": "tokens",
+    "acceptance": "acceptance",
+    "per_pass": "per pass",
+    "memory": "memory",
+    "bytes": "bytes/token",
+    "bandwidth": "GB/s",
+    "utilization": "utilization",
+    "joules": "J/token",
+}
+_UNIT_IN_HEADING: tuple[Name, ...] = ("tok_s", "prefill", "bandwidth", "joules")
+
+
+def columns(figures: Figures, names: Sequence[str]) -> list[list[str]]:
+    """Return the table lying down, for a pane that is wide and low: a column for each figure, lines for A, B, B ÷ A.
+
+    With medians, ± is half of the range of the rounds.
+    """
+    found = [["", f"A {names[0]}", f"B {names[1]}", "B ÷ A"]]
+    for name, row in figures.rows.items():
+        cells = [_short_cell(name, value, figures.medians) for value in (row.a, row.b)]
+        ratio = units.factor(row.ratio) if row.ratio is not None and name not in ("tokens", "acceptance") else ""
+        found.append([HEADINGS[name], *cells, ratio])
+    return found
+
+
+def _short_cell(name: Name, value: Value | None, medians: bool) -> str:
+    if value is None:
+        return "n/a"
+    text = figure(name, value.median)
+    number, _, unit = text.partition(" ")
+    unit = "" if name in _UNIT_IN_HEADING or not unit else f" {unit}"
+    half = round(100 * value.spread / 2 / value.median) if value.median else 0
+    return f"{number}{unit} ±{half} %" if medians and half else f"{number}{unit}"
+
+
+def live(figures: MeterFigures, memory: ProcessMemory | None) -> str:
+    """The border of a side: ` 31.0 tok/s · first 0.22 s · 1.6 GB · 50/51 GB/s`; numbers keep their columns."""
+    rate = figures.live_tok_s if figures.live_tok_s is not None else figures.decode_tok_s
+    parts = [f"{units.rate(rate):>5} tok/s"] if rate is not None else []
+    if figures.ttft_s is not None:
+        parts.append(f"first {' '.join(units.duration(figures.ttft_s))}")
+    if figures.drafting.acceptance is not None:
+        parts.append(f"acc {100 * figures.drafting.acceptance:.0f} %")
+    if memory is not None:
+        parts.append(units.size(memory.private + memory.shared))
+    roofline = figures.roofline
+    if roofline.bandwidth is not None:
+        peak = f"/{units.bandwidth(roofline.peak.bytes_per_s)}" if roofline.peak is not None else ""
+        parts.append(f"{units.bandwidth(roofline.bandwidth)}{peak} GB/s")
+    return " · ".join(parts)
+
+
 def verdict(found: Verdict, names: Sequence[str]) -> str:
     """Say in one or two sentences which side is faster, and why."""
     a, b = names
@@ -125,13 +183,10 @@ def difference(found: Difference | None, done: Round) -> str:
 
 
 def shared_memory(found: MemoryTogether | None) -> str:
-    """`Together 1.2 GB, of which 0.8 GB of weights are mapped by both and counted once.`"""
-    if found is None:
+    """`Together 1.2 GB: 800 MB of weights are shared and counted once.`; "" where nothing is shared."""
+    if found is None or not found.shared:
         return ""
-    total = f"Together {units.size(found.total)}"
-    if not found.shared:
-        return f"{total}."
-    return f"{total}; {units.size(found.shared)} of weights are shared by both and counted once."
+    return f"Together {units.size(found.total)}: {units.size(found.shared)} of weights are shared and counted once."
 
 
 def race_bandwidth(bytes_per_s: float | None, peak: Peak | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.binding import Binding, BindingType
@@ -30,6 +30,9 @@ from cpuchat.tui.terminal.gate import Gate
 from cpuchat.tui.terminal.guarded import GuardedApp
 from cpuchat.tui.terminal.key_order import OrderedKeys
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
+
+if TYPE_CHECKING:
+    from cpuchat.compare.kept import Sides
 
 _TWICE_SECONDS = 3.0
 _TWICE_LATE_SECONDS = 1.0
@@ -54,6 +57,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         library: where the models screen looks.
         initial_model: loaded after the first paint; None starts without a model.
         text: stands in the prompt.
+        sides: compare these first; the model is loaded afterwards.
         downloads: makes the manager of the downloads when the first one is asked for.
     """
 
@@ -72,6 +76,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         initial_model: Path | None,
         *,
         text: str = "",
+        sides: Sides | None = None,
         downloads: Opener = open_downloads,
     ) -> None:
         self._gate = Gate()
@@ -81,7 +86,9 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.services.navigation = Navigator(self, self.services)
         self.saved = True
         """False if the last answer could not be saved at exit."""
-        self.chat_screen = self.services.chat = ChatScreen(self.services, initial_model, text)
+        self._initial = initial_model
+        self._sides = sides
+        self.chat_screen = self.services.chat = ChatScreen(self.services, None if sides else initial_model, text)
         self._ended = False
         self._ctrl_c_at = float("-inf")
         self._theme_before_preview: str | None = None
@@ -129,6 +136,8 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         if problems:
             self.notify("\n".join(problems), title="Themes skipped", severity="warning", timeout=10, markup=False)
         self.call_after_refresh(self.services.downloading.restore)
+        if self._sides is not None:
+            self.call_after_refresh(self.chat_screen.compare, self._sides, then=self._initial)
 
     def on_resize(self) -> None:
         """Redraw everything: a terminal resized twice has cut its text, and Textual ignores a size it already knows."""
@@ -176,7 +185,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     async def action_help_quit(self) -> None:
         """Stop what is written or loaded on Ctrl+C; with nothing to stop, quit on the second press."""
-        if await self.chat_screen.interrupt():
+        if await getattr(self.screen, "interrupt", self.chat_screen.interrupt)():
             return
         now = monotonic()
         if now - self._ctrl_c_at < _TWICE_SECONDS:
@@ -191,7 +200,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def action_leave(self) -> None:
         """Stop, save, end the worker, exit with 0. Called twice: exit at once."""
         if self.services.leaving:
-            self.conversation.backend.kill()  # with which the first leaving ends, unless something else hangs
+            self.services.kill_workers()  # with which the first leaving ends, unless something else hangs
             self.set_timer(_TWICE_LATE_SECONDS, lambda: self.exit(0))
             return
         self.services.leaving = True
@@ -232,7 +241,9 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         if self._ended:
             return
         self._ended = True
-        for close in (self.services.downloading.close, self.services.quantizing.close, self._close_conversation):
+        services = self.services
+        jobs = (services.downloading.close, services.quantizing.close, services.close_comparison)
+        for close in (*jobs, self._close_conversation):
             try:
                 await close()
             except Exception as error:

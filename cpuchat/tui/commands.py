@@ -21,6 +21,7 @@ GROUPS = (
     keys.CHATS,
     keys.MODELS,
     keys.DOWNLOADS,
+    keys.COMPARE,
     keys.HARDWARE,
     keys.SETTINGS,
     keys.VIEW,

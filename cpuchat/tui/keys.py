@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from textual.binding import Binding, BindingType
 
 # Groups in the order in which help shows them.
-WRITE, ANSWER, CHATS, VIEW, APP, MODELS, DOWNLOADS, HARDWARE, SETTINGS, DIALOG = (
-    "Write", "Answer", "Chats", "View", "App", "Models", "Downloads", "Hardware", "Settings", "Dialogs"
+WRITE, ANSWER, CHATS, VIEW, APP, MODELS, DOWNLOADS, COMPARE, HARDWARE, SETTINGS, DIALOG = (
+    "Write", "Answer", "Chats", "View", "App", "Models", "Downloads", "Compare", "Hardware", "Settings", "Dialogs"
 )  # fmt: skip
 
 
@@ -66,6 +66,9 @@ KEYS: tuple[Key, ...] = (
     Key("chat", "chat.new", "ctrl+n", "new_chat", "new chat", "Start a new chat", CHATS, footer=True, priority=True),
     Key("chat", "chat.models", "ctrl+o", "models", "models", "Choose, download or delete models", APP, footer=True,
         priority=True),
+    Key("chat", "chat.compare", "ctrl+l", "compare", "compare",
+        "Compare two quantizations of the model, side by side", COMPARE, footer=True, priority=True),
+    Key("chat", "chat.compare_with", "", "compare_with", "compare with", "Compare with…", COMPARE),
     Key("app", "app.commands", "ctrl+p", "command_palette", "commands", "Open the command palette", APP, footer=True,
         priority=True, palette=False),
     Key("app", "app.help", "f1", "help", "help", "Explain keys and figures", APP, priority=True),
@@ -171,6 +174,23 @@ KEYS: tuple[Key, ...] = (
         priority=True, palette=False),
     Key("quantize", "quantize.close", "escape", "close", "back", "Back to the models (quantizing continues)", MODELS,
         footer=True, palette=False),
+    Key("compare", "compare.next", "n", "next", "next prompt", "Send the next prompt to both", COMPARE, footer=True),
+    Key("compare", "compare.repeat", "ctrl+r", "repeat", "repeat",
+        "Repeat with sides swapped; from three rounds on, medians and ranges are shown", COMPARE, footer=True,
+        priority=True),
+    Key("compare", "compare.race", "r", "race", "race", "Repeat as a race, both at the same time", COMPARE,
+        footer=True),
+    Key("compare", "compare.quality", "q", "quality", "quality",
+        "Measure what the second file costs, or show the answers again", COMPARE, footer=True),
+    Key("compare", "compare.other", "tab", "other", "other side", "Go to the other side", COMPARE),
+    Key("compare", "compare.link", "l", "link", "link scrolling", "Toggle linked scrolling", COMPARE),
+    Key("compare", "compare.export", "e", "export", "export", "Export to Markdown", COMPARE),
+    Key("compare", "compare.close", "escape", "close", "back",
+        "Stop (keeps what is written), or back to the chat", COMPARE, footer=True),
+    Key("other_side", "other_side.choose", "enter", "choose", "compare", "Compare with this", COMPARE, footer=True,
+        priority=True, palette=False),
+    Key("other_side", "other_side.close", "escape", "close", "back", "Back to the chat", COMPARE, footer=True,
+        palette=False),
     Key("hardware", "hardware.apply", "enter", "apply", "apply",
         "Apply this placement; measures the speed before and after", HARDWARE, footer=True, priority=True),
     Key("hardware", "hardware.undo", "u", "undo", "undo", "Revert to the previous placement", HARDWARE, footer=True),

@@ -12,6 +12,9 @@ from cpuchat.settings import Settings
 from cpuchat.tui.services import Services
 
 if TYPE_CHECKING:
+    from cpuchat.compare.kept import Sides
+    from cpuchat.compare.rounds import Turn
+    from cpuchat.compare.side import Side
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.library.model import LocalModel
 
@@ -62,3 +65,13 @@ class Navigator:
         from cpuchat.tui.hardware.screen import HardwareScreen
 
         self._app.push_screen(HardwareScreen(self._services))
+
+    async def compare(self, sides: Sides, prompt: str = "", kept: tuple[str, list[Turn]] | None = None) -> None:
+        from cpuchat.tui.compare.screen import CompareScreen
+
+        await self._app.push_screen_wait(CompareScreen(self._services, sides, prompt, kept))
+
+    async def compare_with(self, model: Path) -> Side | None:
+        from cpuchat.tui.compare.other import OtherSideScreen
+
+        return await self._app.push_screen_wait(OtherSideScreen(self._services, model))

@@ -12,6 +12,8 @@ import msgspec
 from textual.app import App
 
 from cpuchat import settings
+from cpuchat.backend.base import Backend
+from cpuchat.backend.local import LocalBackend
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.models.library.library import Library
@@ -22,6 +24,10 @@ from cpuchat.tui.machine_watch import MachineWatch
 from cpuchat.tui.quantizing import Quantizing
 
 if TYPE_CHECKING:
+    from cpuchat.compare.comparison import Comparison
+    from cpuchat.compare.kept import Sides
+    from cpuchat.compare.rounds import Turn
+    from cpuchat.compare.side import Side
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.library.model import LocalModel
@@ -80,6 +86,13 @@ class Navigation(Protocol):
 
     def hardware(self) -> None: ...
 
+    async def compare(self, sides: Sides, prompt: str = "", kept: tuple[str, list[Turn]] | None = None) -> None:
+        """`kept`: the chat that it is kept as, and its turns."""
+
+    async def compare_with(self, model: Path) -> Side | None:
+        """Returns what to compare the model with."""
+        ...
+
 
 class Services:
     """Use from the app's event loop. `chat` and `navigation` are set by the app before the first screen opens."""
@@ -95,6 +108,10 @@ class Services:
         self.downloading = Downloading(app, downloads)
         self.quantizing = Quantizing(app)
         self.machine_watch = MachineWatch()
+        self.new_backend: Callable[[], Backend] = LocalBackend
+        """Makes the backend of one side of a comparison."""
+        self.comparison: Comparison | None = None
+        """The one on the screen."""
         self.describe_machine = welcome
         """Describes the machine for an empty chat. Slow: call it in a thread."""
         self.leaving = False
@@ -134,6 +151,18 @@ class Services:
                 self.conversation.settings = with_changes(self.settings, changes)
             except (CpuchatError, OSError) as error:
                 self._app.notify(f"{error}", title="Settings not saved", severity="warning", timeout=10, markup=False)
+
+    def kill_workers(self) -> None:
+        """Kill every worker; what is unsaved is lost."""
+        self.conversation.backend.kill()
+        for runner in self.comparison.runners if self.comparison is not None else ():
+            runner.conversation.backend.kill()
+
+    async def close_comparison(self) -> None:
+        """End its workers."""
+        comparison, self.comparison = self.comparison, None
+        if comparison is not None:
+            await comparison.close()
 
     async def close_conversation(self) -> None:
         """Close the conversation, after pending settings are written."""

@@ -1,14 +1,17 @@
-"""Blocking calls beside the event loop."""
+"""Threads and priority of the process that draws."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+
+NICENESS = 10
 
 
 async def run_in_daemon_thread(function: Callable[[], T]) -> T:
@@ -38,3 +41,12 @@ async def run_in_daemon_thread(function: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="daemon-call", daemon=True).start()
     return await future
+
+
+def yield_to_inference() -> None:
+    """Let the worker's threads go first: a stalled one costs a token, a late paint does not.
+
+    Only once the worker runs, because a process inherits its parent's niceness.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))

@@ -132,7 +132,7 @@ def test_where_the_texts_part() -> None:
 
 def test_shared_memory_and_the_bandwidth_of_a_race_in_words() -> None:
     assert compare.shared_memory(MemoryTogether(1_200_000_000, 800_000_000)) == (
-        "Together 1.2 GB; 800 MB of weights are shared by both and counted once."
+        "Together 1.2 GB: 800 MB of weights are shared and counted once."
     )
     assert compare.race_bandwidth(43e9, Peak(51e9, "measured, 8 cores")) == "both 43 of 51 GB/s (84 %)"
     assert compare.race_bandwidth(None, None) == ""

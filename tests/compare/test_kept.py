@@ -53,6 +53,9 @@ def test_a_comparison_is_a_chat_with_two_answers_to_each_prompt(tmp_path: Path) 
     more = KeptComparison(store, SIDES, chat.id, len(read))
     more.keep([*read, Turn("Third", [a_round("A", "B")])])
     assert len(store.messages(chat.id)) == 9
+    repeated = KeptComparison(store, SIDES, chat.id, 3)
+    repeated.keep([*read, Turn("Third", [a_round("A", "B"), a_round("A2", "B2")])])
+    assert [message.content for message in store.messages(chat.id)][6:] == ["Third", "A2", "B2"]
 
 
 def test_a_side_without_an_answer_keeps_its_place(tmp_path: Path) -> None:

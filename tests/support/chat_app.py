@@ -20,11 +20,11 @@ from cpuchat.conversation import Conversation
 from cpuchat.models.library.library import Library
 from cpuchat.present.welcome import Welcome
 from cpuchat.tui.app import ChatApp
-from cpuchat.tui.chat.prompt import Prompt
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.downloading import Opener, open_downloads
 from cpuchat.tui.markdown.transcript import Transcript
+from cpuchat.tui.widgets.prompt import Prompt
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend
 
 HANG_GUARD = 60.0

@@ -8,9 +8,10 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.tui import keys
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.chat_list import Chats
-from cpuchat.tui.chat.prompt import Prompt
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
+from cpuchat.tui.compare.other import OtherSideScreen
+from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.markdown.transcript import Transcript
@@ -24,6 +25,7 @@ from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.settings.screen import SettingsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.list_screen import DetailsScreen, ListScreen
+from cpuchat.tui.widgets.prompt import Prompt
 from tests.support.chat_app import SMALL, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
@@ -46,7 +48,8 @@ def test_every_action_of_the_table_exists() -> None:
               "draft_models": DraftModelsScreen, "measure_pair": MeasurePairScreen, "list": ListScreen,
               "details": DetailsScreen,
               "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
-              "dialog": ConfirmScreen, "transcript": Transcript}  # fmt: skip
+              "dialog": ConfirmScreen, "transcript": Transcript, "compare": CompareScreen,
+              "other_side": OtherSideScreen}  # fmt: skip
     for key in keys.KEYS:
         assert hasattr(owners[key.place], f"action_{key.action.partition('(')[0]}"), key.id
 

@@ -19,6 +19,9 @@ from cpuchat.chats.records import Chat
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 
+COMPARISON = "⇄"
+"""Stands before a chat that is a comparison."""
+
 
 def day_of(updated: float, today: datetime.date) -> str:
     """Heading for a chat last changed at `updated` (seconds since the epoch, shown in local time)."""
@@ -104,6 +107,7 @@ class ChatList(Vertical):
             here = chat.id == current
             # Text, not markup: a title is whatever the user typed.
             title = Text("▌" if here else " ", style="bold" if here else "", no_wrap=True, overflow="ellipsis")
+            title.append(f"{COMPARISON} " if chat.sides else "")
             rows.append(Option(title.append(clean_line(chat.title) or "New chat"), id=chat.id))
         if not rows:
             text = "no matches" if self.searching else "no chats yet"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.content import Content
 
 from cpuchat.text import clean_line
-from cpuchat.tui.chat.prompt import Prompt
+from cpuchat.tui.widgets.prompt import Prompt
 
 
 class Composer:

@@ -9,6 +9,7 @@ from textual import on, work
 from textual.content import Content
 from textual.screen import Screen
 
+from cpuchat.chats.records import Chat
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.text import clean_line
@@ -31,6 +32,10 @@ class HistoryScreen(Screen[None]):
 
     def refuse_while_writing(self, action: str) -> bool:
         """Say that `action` has to wait, and return True, while an answer is being written."""
+        raise NotImplementedError
+
+    def open_comparison(self, chat: Chat) -> object:
+        """Show a stored comparison."""
         raise NotImplementedError
 
     def show_chat(self) -> None:
@@ -67,6 +72,9 @@ class HistoryScreen(Screen[None]):
         if self.refuse_while_writing("open another chat"):
             return
         with self._telling():
+            if (chat := await self.conversation.stored_chat(chat_id)).sides:
+                self.open_comparison(chat)
+                return
             await self.conversation.open_chat(chat_id)
             self._chat_changed()
         self.list_chats()

@@ -21,23 +21,23 @@ from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.clipboard import Clipboard
 from cpuchat.tui.chat.commands import chat_provider, model_provider
+from cpuchat.tui.chat.comparing import ComparingScreen
 from cpuchat.tui.chat.composer import Composer
-from cpuchat.tui.chat.history import HistoryScreen
 from cpuchat.tui.chat.live_figures import LiveFigures
 from cpuchat.tui.chat.messages import sent_message, stored_message
-from cpuchat.tui.chat.prompt import Prompt
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.stream import ChatStream
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
-from cpuchat.tui.chat.welcome import QUESTIONS, WelcomePane
+from cpuchat.tui.chat.welcome import COMPARE, QUESTIONS, WelcomePane
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
+from cpuchat.tui.widgets.prompt import Prompt
 from cpuchat.tui.widgets.quantize_line import QuantizeLine
 
 
-class ChatScreen(HistoryScreen):
+class ChatScreen(ComparingScreen):
     """Owns every change of state of the chat; widgets only say what the user did."""
 
     AUTO_FOCUS = "#prompt"
@@ -179,6 +179,8 @@ class ChatScreen(HistoryScreen):
             self.tell("An answer is being written. Esc stops it; your text stays in the prompt.", "warning")
         elif self._composer.queued:
             self.tell("One message is already queued (Esc cancels it); your text stays in the prompt.", "warning")
+        elif text == COMPARE and not self._transcript.messages:
+            self.action_compare()
         elif self._stream.loaded and not self.busy:
             self._prompt.accept()
             self._send(text)
@@ -213,7 +215,7 @@ class ChatScreen(HistoryScreen):
         """Show an answer. `text` is the new message; it goes back into the prompt if it was not stored."""
         self.refresh_bindings()
         last = await self._answering.answer(stream, replaces=editing or not text)
-        if text and storable(text) != self._last_sent() and not self._prompt.text:
+        if text and storable(text) != self.last_sent() and not self._prompt.text:
             self._prompt.put(text)
             self._composer.editing = editing
         if isinstance(last, Failed) and last.code != "worker_died" and self.conversation.model is None:
@@ -229,9 +231,6 @@ class ChatScreen(HistoryScreen):
         self._composer.chat_id = self.chat_id
         self.show_chat_title()
         self.list_chats()
-
-    def _last_sent(self) -> str | None:
-        return next((m.content for m in reversed(self.conversation.messages) if m.role == "user"), None)
 
     # Showing
 
@@ -308,7 +307,7 @@ class ChatScreen(HistoryScreen):
     def action_again(self) -> None:
         if self.refuse_while_busy("regenerate"):
             return
-        if self._last_sent() is None:
+        if self.last_sent() is None:
             self.tell("Nothing to regenerate yet. Send a message first.")
         elif not self._stream.loaded:
             self.tell("No model is loaded. Ctrl+O chooses one.", "warning")
@@ -320,7 +319,7 @@ class ChatScreen(HistoryScreen):
     def action_edit_last(self) -> None:
         if self.refuse_while_writing("edit a message"):
             return
-        if (sent := self._last_sent()) is None:
+        if (sent := self.last_sent()) is None:
             self.tell("No message to edit yet.")
             return
         self._composer.edit(sent)

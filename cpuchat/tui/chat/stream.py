@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from cpuchat.protocol import AnyEvent, Failed, ModelLoaded
 from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.build_probe import BuildProbe
 from cpuchat.tui.services import Services
-
-NICENESS = 10
+from cpuchat.tui.threads import yield_to_inference
 
 
 class ChatStream:
@@ -96,7 +94,7 @@ class ChatStream:
         last = await self._answering.load(path)
         self.loaded = isinstance(last, ModelLoaded)
         if self.loaded:
-            _yield_to_inference()
+            yield_to_inference()
             self._on_model()
             self._services.save_settings({"model": {"last": str(path)}})
         return last
@@ -133,12 +131,3 @@ class ChatStream:
             await asyncio.sleep(0.01)  # it is just about to begin, or to end
         await conversation.stop()
         return worker
-
-
-def _yield_to_inference() -> None:
-    """Let the worker's threads go first: a stalled one costs a token, a late paint does not.
-
-    Only once the worker runs, because a process inherits its parent's niceness.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))

@@ -10,10 +10,12 @@ from cpuchat.present.welcome import Welcome
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 
+COMPARE = "Show me Q4 against Q8, side by side"
+"""Opens the compare screen."""
 QUESTIONS = (
     "What can you do?",
     "Which model should I download?",
-    "What is quantization?",
+    COMPARE,
     "What is speculative decoding?",
 )
 

@@ -10,6 +10,7 @@ from rich.style import Style
 
 from cpuchat.telemetry.units import plural
 from cpuchat.text import Cleaner, clean, clean_line
+from cpuchat.tui.markdown.compared import mark_differences
 from cpuchat.tui.markdown.drafted import DraftedStream, SpanList, Spans, drafted_rows, legend, pieces
 from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.render import render
@@ -27,7 +28,8 @@ class TranscriptMessage:
     """A message to show. `role` "notice" is the app's own voice. Texts need not be cleaned.
 
     `note` is one dim line at the end ("stopped", "412 tokens · 41.3 tok/s · end"). `spans` tell who proposed which part
-    of `content` (without leading line breaks); () when that is not known.
+    of `content` (without leading line breaks); () when that is not known. `other` is another answer to the same
+    question: words that differ from it are marked.
     """
 
     role: Literal["user", "assistant", "system", "notice"]
@@ -36,6 +38,7 @@ class TranscriptMessage:
     reasoning: str = ""
     note: str = ""
     spans: Spans = ()
+    other: str | None = None
 
     def cleaned(self) -> TranscriptMessage:
         return replace(
@@ -44,6 +47,7 @@ class TranscriptMessage:
             content=clean(self.content),
             reasoning=clean(self.reasoning),
             note=clean_line(self.note),
+            other=None if self.other is None else clean(self.other),
         )
 
 
@@ -82,7 +86,10 @@ def message_lines(message: TranscriptMessage, view: View) -> list[Line]:
         rows += drafted_rows(message.content.strip("\n"), message.spans, view.text_width, palette)
         rows += legend(message.spans, view.text_width, palette)
     elif message.role == "assistant":
-        rows += render(message.content.strip("\n"), view.text_width, palette)
+        body = render(message.content.strip("\n"), view.text_width, palette)
+        if message.other is not None:
+            mark_differences(body, render(message.other.strip("\n"), view.text_width, palette), palette)
+        rows += body
     elif message.content:
         # What people type is shown as they typed it.
         style = {"user": Style(), "system": palette.dim, "notice": palette.notice}[message.role]

@@ -51,6 +51,8 @@ class Palette:
     draft: Style = _PLAIN
     lookup: Style = _UNDERLINE
     suffix: Style = _ITALIC
+    changed: Style = _UNDERLINE
+    parted: Style = _BOLD_UNDERLINE
 
 
 ROLES = tuple(f.name for f in fields(Palette) if f.name != "base")
@@ -86,6 +88,8 @@ COMPONENT_CSS = """
     & > .transcript--draft { color: $text-success; }
     & > .transcript--lookup { color: $text-primary; text-style: underline; }
     & > .transcript--suffix { color: $text-warning; text-style: italic; }
+    & > .transcript--changed { color: $text-warning; text-style: underline; }
+    & > .transcript--parted { color: $text-accent; text-style: bold reverse; }
     &:ansi > .transcript--code, &:ansi > .transcript--block, &:ansi > .transcript--label { background: transparent; }
     &:ansi > .transcript--dim, &:ansi > .transcript--comment, &:ansi > .transcript--label, &:ansi > .transcript--rule {
         color: ansi_default;

@@ -7,6 +7,7 @@ inference. Here a finished message is a list of strips, and a streamed one rende
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from time import perf_counter
 from typing import ClassVar
 
@@ -138,6 +139,15 @@ class Transcript(ScrollView, can_focus=True):
         self._resized()
         self.refresh()
         return entry.message
+
+    def compare_last(self, other: str) -> None:
+        """Mark what differs in the last message from `other`."""
+        if self._entries and self._entries[-1].open is None:
+            entry = self._entries[-1]
+            entry.message = replace(entry.message, other=other).cleaned()
+            self._render_entry(entry)
+            self._resized()
+            self.refresh()
 
     def toggle_reasoning(self) -> bool:
         """Toggle reasoning; returns True if it is shown now."""

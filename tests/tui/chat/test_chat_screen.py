@@ -283,9 +283,9 @@ async def test_an_empty_chat_offers_questions_by_number() -> None:
         assert app.prompt.text == QUESTIONS[1]
         await app.press("x")  # the digit was meant
         assert app.prompt.text == "2x"
-        await app.press("backspace", "backspace", "3", "enter")
+        await app.press("backspace", "backspace", "4", "enter")
         await app.until(lambda: len(app.conversation.messages) == 2 and not app.chat.busy)
-        assert app.conversation.messages[0].content == QUESTIONS[2]
+        assert app.conversation.messages[0].content == QUESTIONS[3]
         assert QUESTIONS[0] not in app.screen_text
         await app.press("4")
         assert app.prompt.text == "4"

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from textual.app import ComposeResult
 
-from cpuchat.tui.chat.prompt import Prompt
 from cpuchat.tui.terminal.key_order import OrderedKeys
+from cpuchat.tui.widgets.prompt import Prompt
 
 
 class Host(OrderedKeys[None]):

@@ -1,0 +1,116 @@
+"""The way from the chat screen to the compare screen and back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from textual import work
+
+from cpuchat import paths
+from cpuchat.chats.records import Chat
+from cpuchat.tui.chat.history import HistoryScreen
+from cpuchat.tui.chat.welcome import COMPARE
+from cpuchat.tui.services import Services
+from cpuchat.tui.threads import run_in_daemon_thread
+from cpuchat.tui.widgets.prompt import Prompt
+
+if TYPE_CHECKING:
+    from cpuchat.compare.kept import Sides
+    from cpuchat.compare.rounds import Turn
+
+FIRST_PROMPT = "Why is writing slower than reading?"
+"""Asked of the demo pair when nothing was asked yet."""
+
+
+class ComparingScreen(HistoryScreen):
+    """Base of the chat screen."""
+
+    services: Services
+
+    def refuse_while_busy(self, action: str) -> bool:
+        """Say that `action` has to wait, and return True, while an answer or a load is running."""
+        raise NotImplementedError
+
+    def load_model(self, path: Path) -> None:
+        """Load in the background; refuses while something runs."""
+        raise NotImplementedError
+
+    @work(exclusive=True, group="compare")
+    async def action_compare(self) -> None:
+        """Compare the loaded model: the demo with its Q4_K_M at once, any other with what the user chooses."""
+        from cpuchat.models.library.places import DEMO_FILES
+
+        path = self.services.loaded_path
+        demo = {paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-q4")}
+        if path is not None and path not in demo:
+            self.action_compare_with()
+            return
+        if not self.refuse_while_busy("compare"):
+            with self._telling():
+                sides = await run_in_daemon_thread(self._demo_pair)
+                self.compare(sides, self._question() or FIRST_PROMPT)
+
+    def _demo_pair(self) -> Sides:
+        from cpuchat.compare.side import Side
+
+        resolve = self.services.library.resolve
+        return Side.of(resolve("demo")), Side.of(resolve("demo-q4"))
+
+    @work(exclusive=True, group="compare")
+    async def action_compare_with(self) -> None:
+        from cpuchat.compare.side import Side
+
+        if self.refuse_while_busy("compare"):
+            return
+        if (path := self.services.loaded_path) is None:
+            self.tell("Load a model first. Ctrl+O chooses one.")
+            return
+        other = await self.services.navigation.compare_with(path)
+        if other is not None:
+            self.compare((await run_in_daemon_thread(lambda: Side.of(path)), other), self._question())
+
+    def _question(self) -> str:
+        """Return what to ask both: the text in the prompt, else the last question of the chat."""
+        prompt = self.query_one(Prompt)
+        if prompt.text.strip() == COMPARE:
+            prompt.clear()
+        return prompt.text.strip() or self.last_sent() or ""
+
+    def last_sent(self) -> str | None:
+        """Return the last question of the chat."""
+        return next((m.content for m in reversed(self.conversation.messages) if m.role == "user"), None)
+
+    @work(exclusive=True, group="open-chat")
+    async def open_comparison(self, chat: Chat) -> None:
+        from cpuchat.compare.kept import sides_of, turns_of
+
+        with self._telling():
+            messages = await asyncio.to_thread(self.conversation.history.store.messages, chat.id)
+            self.compare(sides_of(chat), kept=(chat.id, turns_of(messages)))
+
+    @work
+    async def compare(
+        self,
+        sides: Sides,
+        prompt: str = "",
+        kept: tuple[str, list[Turn]] | None = None,
+        then: Path | None = None,
+    ) -> None:
+        """Open the compare screen; afterwards the model that was loaded, or `then`, is loaded again.
+
+        Meanwhile the chat's worker is not in memory: the two sides have the machine.
+        """
+        if self.refuse_while_busy("compare"):
+            return
+        loaded = self.services.loaded_path or then
+        await self.conversation.backend.unload()
+        try:
+            with self._telling():
+                await self.services.navigation.compare(sides, prompt, kept)
+        finally:
+            if self.is_running and not self.services.leaving:
+                self.list_chats()
+                if loaded is not None:
+                    self.load_model(loaded)

@@ -1,0 +1,331 @@
+"""The compare screen: one prompt, two sides, and what they cost and gain against each other."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.widgets import Footer, Static
+
+from cpuchat.compare.comparison import Comparison
+from cpuchat.compare.kept import KeptComparison
+from cpuchat.compare.rounds import Round, Turn
+from cpuchat.compare.side import Side
+from cpuchat.errors import CpuchatError
+from cpuchat.files import write_atomically
+from cpuchat.hardware.sysfs import own_cpus
+from cpuchat.paths import expanded, shown
+from cpuchat.present import compare
+from cpuchat.present.compare_export import markdown, title
+from cpuchat.protocol import AnyEvent, LoadProgress, ModelLoaded
+from cpuchat.telemetry.process import process_memory
+from cpuchat.text import clean_line
+from cpuchat.tui import keys
+from cpuchat.tui.compare.against import AgainstPane
+from cpuchat.tui.compare.pane import SidePane
+from cpuchat.tui.compare.quality_tab import QualityTab
+from cpuchat.tui.services import Services
+from cpuchat.tui.threads import yield_to_inference
+from cpuchat.tui.widgets.dialogs import AskTextScreen
+from cpuchat.tui.widgets.dismissable import Dismissable
+from cpuchat.tui.widgets.prompt import Prompt
+
+FIGURES_HZ, CROWDED_HZ = 4, 2
+CROWDED_INTERVAL = 0.2  # as the chat: where every core computes, each drawing costs tokens
+
+
+class CompareScreen(Dismissable[None]):
+    """Owns the comparison and closes it.
+
+    Args:
+        prompt: asked at once; "" asks the user for one.
+        kept: the chat that this comparison is kept as, and its turns so far.
+    """
+
+    CSS_PATH = "compare.tcss"
+    AUTO_FOCUS = ""
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("compare")
+    KEYS: ClassVar = "compare"
+
+    def __init__(
+        self, services: Services, sides: tuple[Side, Side], prompt: str = "", kept: tuple[str, list[Turn]] | None = None
+    ) -> None:
+        super().__init__()
+        self._services = services
+        self._sides = sides
+        self.comparison = Comparison(sides, services.settings, backend=services.new_backend, library=services.library)
+        self.comparison.tell = self._told
+        services.comparison = self.comparison
+        chat_id, turns = kept or ("", [])
+        self._kept = KeptComparison(services.conversation.history.store, sides, chat_id, len(turns))
+        if turns:
+            self.comparison.restore(turns)
+        self._first_prompt = prompt
+        self._panes: tuple[SidePane, SidePane]
+        self._linked = False
+        self._left = False
+
+    def compose(self) -> ComposeResult:
+        a, b = self._panes = SidePane(0, self._sides[0].label), SidePane(1, self._sides[1].label)
+        yield Static(id="tabs")
+        with Horizontal(id="sides"):
+            yield a
+            yield b
+        yield QualityTab(self._sides, self.comparison.names, self._services.settings)
+        yield AgainstPane()
+        yield Prompt(self.submit, id="prompt")
+        yield Footer(show_command_palette=False)
+
+    def on_compose(self) -> None:
+        width = self.app.size.width
+        self.add_class("-wide" if width >= 100 else "-narrow" if width >= 60 else "-tiny")
+
+    def on_mount(self) -> None:
+        self._prompt = self.query_one(Prompt)
+        self._prompt.border_title = "Prompt for both · Enter sends"
+        self._timer = self.set_interval(1 / FIGURES_HZ, self._show_live, pause=True)
+        self._put_in_front(0)
+        for pane in self._panes:
+            pane.show_turns(self.comparison.turns)
+        self._show_table()
+        self.call_after_refresh(self._start)
+
+    def _start(self) -> None:
+        if self._first_prompt:
+            self.submit(self._first_prompt)
+        elif self.comparison.turns:
+            self._panes[0].focus()
+        else:
+            self.action_next()
+
+    # Running
+
+    @property
+    def busy(self) -> bool:
+        """A round or a measurement is running."""
+        return self.comparison.busy or self.query_one(QualityTab).running
+
+    def submit(self, text: str) -> None:
+        """Send `text` to both sides."""
+        if self._refuse_while_busy():
+            return
+        self._prompt.accept()
+        self._hide_prompt()
+        self._run(text, lambda: self.comparison.ask(text), self.comparison.turns)
+
+    def action_repeat(self, race: bool = False) -> None:
+        if self._refuse_while_busy():
+            return
+        if not (turns := self.comparison.turns):
+            self.notify("Nothing to repeat yet. Write a prompt first.")
+            return
+        self._run(turns[-1].prompt, lambda: self.comparison.repeat(race=race), turns[:-1])
+
+    def action_race(self) -> None:
+        self.action_repeat(race=True)
+
+    @work(exclusive=True, group="round")
+    async def _run(self, prompt: str, start: Callable[[], Awaitable[Round]], before: list[Turn]) -> None:
+        self.remove_class("-quality")
+        for pane in self._panes:
+            pane.begin(list(before), prompt)
+            pane.show_figures("")
+        self._timer.resume()
+        self.call_later(self.refresh_bindings)
+        try:
+            done = await start()
+        except CpuchatError as error:
+            self.notify(clean_line(str(error)), severity="warning", timeout=10, markup=False)
+            for pane in self._panes:
+                pane.show_turns(self.comparison.turns)
+            return
+        finally:
+            self._timer.pause()
+            if self.has_widgets:
+                self.call_later(self.refresh_bindings)
+        if not self.has_widgets:
+            return
+        for pane in self._panes:
+            pane.end(done.answers, done.complete)
+        self._show_live()
+        self._show_table()
+        await self._keep(done)
+
+    async def _keep(self, done: Round) -> None:
+        if not any(answer.content for answer in done.answers):
+            return
+        try:
+            await asyncio.to_thread(self._kept.keep, self.comparison.turns)
+        except CpuchatError as error:
+            self.notify(clean_line(str(error)), title="Not saved", severity="error", timeout=10, markup=False)
+
+    def _told(self, side: int, event: AnyEvent) -> None:
+        if not self.has_widgets:
+            return
+        pane = self._panes[side]
+        pane.show_event(event)
+        if not isinstance(event, LoadProgress | ModelLoaded) and len(self.comparison.writing) == 1:
+            self._put_in_front(side)
+        if isinstance(event, ModelLoaded):
+            yield_to_inference()
+            crowded = event.model.n_threads >= len(own_cpus()) or len(self.comparison.writing) > 1
+            pane.min_interval = CROWDED_INTERVAL if crowded else pane.min_interval
+
+    async def interrupt(self) -> bool:
+        """Stop the round or the measurement; False when nothing runs."""
+        quality = self.query_one(QualityTab)
+        if quality.running:
+            quality.stop()
+            return True
+        if not self.comparison.busy:
+            return False
+        await self.comparison.stop()
+        return True
+
+    async def action_close(self) -> None:
+        if await self.interrupt():
+            return
+        if self.has_class("-asking") and self.comparison.turns:
+            self._hide_prompt()
+        elif self.has_class("-quality"):
+            self.action_quality()
+        elif not self._left:
+            self._left = True
+            self._leave()
+
+    @work
+    async def _leave(self) -> None:
+        await self._services.close_comparison()
+        self.dismiss(None)
+
+    def _refuse_while_busy(self) -> bool:
+        if self.busy:
+            self.notify("Esc stops what is running first.", severity="warning")
+        return self.busy
+
+    # Showing
+
+    def _show_live(self) -> None:
+        comparison = self.comparison
+        watch, counting = self._services.machine_watch, self._services.settings.hardware.counters
+        for pane, runner in zip(self._panes, comparison.runners, strict=True):
+            writes = pane.index in comparison.writing
+            pane.set_class(writes, "-writing")
+            if not writes and comparison.busy:
+                continue  # what waits is not drawn
+            pid = runner.conversation.backend.pid
+            alone = writes and counting and len(comparison.writing) == 1 and pid is not None
+            if alone and (sample := watch.sample(pid)) is not None:
+                runner.conversation.meter.machine(sample)
+            memory = process_memory(pid) if pid is not None else None
+            pane.show_figures(compare.live(runner.conversation.figures(), memory))
+        if (both := comparison.race_bandwidth()) is not None:
+            self._tell_race(both)
+
+    def _tell_race(self, both: float) -> None:
+        against = self.query_one(AgainstPane)
+        against.border_subtitle = f"race · {compare.race_bandwidth(both, self.comparison.peak)} · shared memory bus"
+
+    def _show_table(self) -> None:
+        turns = self.comparison.turns
+        measured = bool(turns and turns[-1].rounds)
+        self.set_class(measured, "-measured")
+        against = self.query_one(AgainstPane)
+        against.quality = self.query_one(QualityTab).summary
+        against.show(self.comparison)
+
+    def _put_in_front(self, side: int) -> None:
+        if self._panes[side].has_class("-front"):
+            return
+        for pane in self._panes:
+            pane.set_class(pane.index == side, "-front")
+        parts = [
+            Content.from_markup(
+                f"[@click=screen.front({pane.index})]{'[b reverse]' if pane.index == side else ''} $name [/]",
+                name=pane.name_line,
+            )
+            for pane in self._panes
+        ]
+        self.query_one("#tabs", Static).update(Content("  ").join(parts))
+
+    def action_front(self, side: int) -> None:
+        self._put_in_front(side)
+
+    def action_other(self) -> None:
+        """Go to the other side; bring it to the front where only one is shown."""
+        at = next((pane.index for pane in self._panes if pane.has_focus), None)
+        if self.has_class("-wide"):
+            other = 0 if at is None else 1 - at
+        else:
+            other = 1 - next(pane.index for pane in self._panes if pane.has_class("-front"))
+        self._put_in_front(other)
+        self._panes[other].focus()
+
+    @on(SidePane.Scrolled)
+    def _scrolled(self, event: SidePane.Scrolled) -> None:
+        if self._linked:
+            self._panes[1 - event.pane.index].follow_line(event.y)
+
+    @on(QualityTab.Changed)
+    def _measured(self) -> None:
+        self._show_table()
+        self.refresh_bindings()
+
+    # Keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action in ("next", "repeat", "race", "export") and self.is_mounted and hasattr(self, "_prompt"):
+            return None if self.busy else True
+        return True
+
+    def action_next(self) -> None:
+        self.remove_class("-quality")
+        self.add_class("-asking")
+        self._prompt.focus()
+
+    def _hide_prompt(self) -> None:
+        self.remove_class("-asking")
+        front = next(pane for pane in self._panes if pane.has_class("-front"))
+        front.focus()
+
+    def action_link(self) -> None:
+        self._linked = not self._linked
+        self.notify("Both sides scroll together." if self._linked else "Each side scrolls by itself.")
+
+    def action_quality(self) -> None:
+        quality = self.query_one(QualityTab)
+        if self.has_class("-quality") and not quality.running:
+            self.remove_class("-quality")
+            self._panes[0].focus()
+        elif not self.comparison.busy:
+            self.add_class("-quality")
+            quality.focus()
+            quality.start()
+            self.call_later(self.refresh_bindings)
+
+    @work
+    async def action_export(self) -> None:
+        if not self.comparison.turns:
+            self.notify("There is nothing to export yet.")
+            return
+        name = re.sub(r"[^\w.-]+", "-", title(self.comparison)).strip("-")
+        wanted = await self.app.push_screen_wait(AskTextScreen("Export to Markdown", shown(Path.cwd() / f"{name}.md")))
+        if not wanted:
+            return
+        file = expanded(wanted)
+        try:
+            text = markdown(self.comparison)
+            await asyncio.to_thread(write_atomically, file, text, mode=0o644)
+        except OSError as error:
+            self.notify(f"Cannot write {file}: {error.strerror}.", severity="error", markup=False)
+        else:
+            self.notify(f"{shown(file)} written.", markup=False)

@@ -1,0 +1,231 @@
+"""The compare screen on scripted sides; real workers are in tests/compare and tests/e2e."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat.compare.side import Side
+from cpuchat.models.library.library import Library
+from cpuchat.protocol import Failed
+from cpuchat.tui.chat.chat_list import COMPARISON, Chats
+from cpuchat.tui.chat.screen import ChatScreen
+from cpuchat.tui.compare.other import OtherSideScreen
+from cpuchat.tui.compare.pane import SidePane
+from cpuchat.tui.compare.screen import CompareScreen
+from cpuchat.tui.widgets.model_list import ModelList
+from cpuchat.tui.widgets.prompt import Prompt
+from tests.support.chat_app import running
+from tests.support.comparing import PROMPT, Q4, Q8, SIDES, TEXTS, comparing, scripted
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
+from tests.support.snapshots import snapshot
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)], ids=["120x40", "80x24"])
+async def test_snapshots(size: tuple[int, int]) -> None:
+    async with comparing(size=size) as app:
+        await app.done()
+        snapshot(app.app, f"compare-{size[0]}x{size[1]}")
+
+
+async def test_a_tiny_terminal_shows_one_side_and_the_table() -> None:
+    async with comparing(size=(60, 20)) as app:
+        await app.done()
+        assert "B  Qwen2.5-1.5B-Instruct Q4_K_M" in app.screen_text
+        assert "1.49× as fast" in " ".join(app.screen_text.split())
+
+
+async def test_the_table_says_why_and_where_the_texts_part() -> None:
+    async with comparing() as app:
+        await app.done()
+        text = app.screen_text
+        assert "Q4_K_M reads 0.60 of the bytes and is 1.49× as fast: 89 % of what the bytes allow." in text
+        assert "First difference at token 18." in text
+        assert "▸every" in text and "▸all tokens." in text
+
+
+async def test_the_chat_gives_its_memory_back_and_is_loaded_again() -> None:
+    async with comparing() as app:
+        await app.done()
+        assert app.backend.model is None
+        await app.press("escape")
+        await app.until(lambda: isinstance(app.app.screen, ChatScreen) and app.backend.model is not None)
+        assert all(side.closed for side in app.sides)
+        await app.until(lambda: COMPARISON in app.screen_text)
+
+
+async def test_the_side_that_writes_is_in_front_where_one_is_shown() -> None:
+    gates = [Gate(), Gate()]
+    sides = [
+        ScriptedBackend([answer("A writes this", gate=gates[0])], model=Q8),
+        ScriptedBackend([answer("B writes that", gate=gates[1])], model=Q4),
+    ]
+    async with comparing(sides, size=(80, 24)) as app:
+        for gate, here, away in ((gates[0], "A writes", "B writes"), (gates[1], "B writes", "A writes")):
+            await app.until(gate.reached.is_set)
+            await app.until(lambda here=here: here in app.screen_text)
+            assert away not in app.screen_text
+            gate.open()
+        await app.done()
+        await app.press("tab")
+        assert "A writes this" in app.screen_text
+
+
+async def test_next_prompt_repeat_and_medians() -> None:
+    async with comparing() as app:
+        await app.done()
+        await app.press("ctrl+r")
+        await app.done()
+        assert "round 2" in app.screen_text
+        await app.press("ctrl+r")
+        await app.done()
+        assert "medians of 3 rounds" in app.screen_text
+        assert [one.first for one in app.screen.comparison.turns[0].rounds] == [0, 1, 0]
+
+        await app.press("n", *"And", "enter")
+        await app.done()
+        assert [turn.prompt for turn in app.screen.comparison.turns] == [PROMPT, "And"]
+        for side in app.sides:
+            asked = [message.content for message in side.requests[-1].messages if message.role == "user"]
+            assert asked == [PROMPT, "And"]
+        assert all(request.sampling.temperature == 0 for side in app.sides for request in side.requests)
+
+
+async def test_escape_stops_and_keeps_what_is_written() -> None:
+    gate = Gate()
+    sides = [ScriptedBackend([answer("One two never", gate=gate)], model=Q8), ScriptedBackend(model=Q4)]
+    async with comparing(sides) as app:
+        await app.until(gate.reached.is_set)
+        await app.press("escape")
+        await app.done()
+        assert "One two" in app.screen_text and "stopped" in app.screen_text
+        assert not app.sides[1].requests
+        assert isinstance(app.app.screen, CompareScreen)
+
+
+async def test_a_side_that_does_not_load_says_why_and_the_other_answers() -> None:
+    failure = Failed(code="does_not_fit", message="Not enough memory: 9 GB.", hint="Use --ctx.")
+    sides = [scripted()[0], ScriptedBackend(load_steps=[failure], model=Q4)]
+    async with comparing(sides) as app:
+        await app.done()
+        assert "Not enough memory: 9 GB." in app.screen_text and "Use --ctx." in app.screen_text
+        assert "memory bandwidth" in app.screen_text
+
+
+async def test_a_comparison_is_kept_and_opens_again() -> None:
+    async with comparing() as app:
+        await app.done()
+        await app.press("escape")
+        await app.until(lambda: isinstance(app.app.screen, ChatScreen) and not app.chat.busy)
+        more = scripted()
+        app.app.services.new_backend = lambda: more.pop(0)
+        sides = list(more)
+        (chat,) = app.conversation.history.store.chats()
+        assert chat.title.startswith("Q8_0 against Q4_K_M: Why does a CPU")
+        await app.until(lambda: app.chat.query_one(Chats).option_count)
+        app.chat.open_chat(chat.id)
+        await app.until(lambda: isinstance(app.app.screen, CompareScreen))
+        await app.until(lambda: "sets the pace." in app.screen_text and "is the limit" in app.screen_text)
+        assert not sides[0].loads
+        await app.press("ctrl+r")
+        await app.done()
+        assert sides[0].requests[0].messages[-1].content == PROMPT
+        assert len(app.conversation.history.store.chats()) == 1
+        stored = app.conversation.history.store.messages(chat.id)
+        assert [message.content for message in stored] == [PROMPT, *TEXTS]
+
+
+async def test_linked_sides_scroll_together() -> None:
+    lines = "\n\n".join(f"line {number}" for number in range(60))
+    sides = [ScriptedBackend([answer(lines)], model=model) for model in (Q8, Q4)]
+    async with comparing(sides) as app:
+        await app.done()
+        a, b = app.screen.query(SidePane)
+        await app.press("tab", "tab", "l", "home")
+        await app.until(lambda: a.scroll_offset.y == b.scroll_offset.y == 0)
+        await app.press("l", "end")
+        await app.until(lambda: a.scroll_offset.y != b.scroll_offset.y)
+
+
+async def test_export_writes_markdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with comparing() as app:
+        await app.done()
+        await app.press("e", "enter")
+        file = tmp_path / "Q8_0-against-Q4_K_M.md"
+        await app.until(lambda: any("written" in notice for notice in app.notices))
+        text = file.read_text()
+        assert text.startswith("# Q8_0 against Q4_K_M") and TEXTS[0] in text and "| tok/s" not in text
+        assert "| decode | 40.0 tok/s |" in text
+
+
+async def test_quitting_in_the_middle_ends_both_workers() -> None:
+    gate = Gate()
+    sides = [ScriptedBackend([answer("One two never", gate=gate)], model=Q8), ScriptedBackend(model=Q4)]
+    async with comparing(sides) as app:
+        await app.until(gate.reached.is_set)
+        app.press_last("ctrl+q")
+        await app.until(lambda: app.app._exit)
+    assert all(side.closed for side in sides)
+
+
+async def test_one_key_compares_the_demo_with_its_other_quantization() -> None:
+    demo = Library([]).resolve("demo")
+    backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(demo)))
+    async with running(backend, model=demo) as app:
+        await app.ready()
+        app.app.services.new_backend = lambda: ScriptedBackend()
+        await app.press("ctrl+l")
+        await app.until(lambda: isinstance(app.app.screen, CompareScreen))
+        screen = app.app.screen
+        assert isinstance(screen, CompareScreen)
+        assert screen.comparison.names == ("Q8_0", "Q4_K_M")
+        await app.until(lambda: screen.comparison.turns and not screen.busy)
+
+
+async def test_the_third_question_of_an_empty_chat_compares() -> None:
+    demo = Library([]).resolve("demo")
+    backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(demo)))
+    async with running(backend, model=demo) as app:
+        await app.ready()
+        app.app.services.new_backend = lambda: ScriptedBackend()
+        await app.press("3", "enter")
+        await app.until(lambda: isinstance(app.app.screen, CompareScreen))
+        assert app.prompt.text == ""
+
+
+async def test_any_other_model_is_compared_with_what_is_chosen(tmp_path: Path) -> None:
+    async with running(ScriptedBackend()) as app:
+        await app.ready()
+        app.app.services.new_backend = lambda: ScriptedBackend()
+        await app.press("ctrl+l")
+        await app.until(lambda: isinstance(app.app.screen, OtherSideScreen))
+        listed = app.app.screen.query_one(ModelList)
+        await app.until(lambda: any(row.key == "settings 0" for row in listed.rows))
+        listed.mark("settings 1")
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, CompareScreen))
+        screen = app.app.screen
+        assert isinstance(screen, CompareScreen)
+        assert screen.comparison.sides[1] == Side(path=MODEL.path, changes={"kv": "q8_0"})
+        assert screen.query_one(Prompt).has_focus  # nothing was asked yet
+
+
+async def test_sides_of_a_race_are_not_possible_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cpuchat.errors import UsageError
+
+    def refuse(*_: object) -> tuple[str, str]:
+        raise UsageError("Two models cannot answer at the same time on one core.", "Compare them in turn.")
+
+    monkeypatch.setattr("cpuchat.compare.comparison.halves", refuse)
+    async with comparing() as app:
+        await app.done()
+        await app.press("r")
+        await app.until(lambda: any("one core" in notice for notice in app.notices))
+        assert "sets the pace" in app.screen_text  # what was there stays
+
+
+def test_the_sides_of_these_tests_are_told_apart() -> None:
+    assert SIDES[0].label == "Qwen2.5-1.5B-Instruct Q8_0"
