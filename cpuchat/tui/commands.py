@@ -48,8 +48,8 @@ def line(app: App[Any], group: str, title: Content, key: str = "") -> Content:
     key = clean_line(key)
     name = title.truncate(max(room - 12 - len(key), 8), ellipsis=True)
     space = " " * (room - 11 - name.cell_length - len(key))
-    dim = "dim" if app.current_theme.ansi else "$hint"
-    return Content.assemble((f"{group:<11}", dim), name, space, (key, dim))
+    # Not a color of the theme: it must be readable on the highlighted line, too.
+    return Content.assemble((f"{group:<11}", "dim"), name, space, (key, "dim"))
 
 
 class Commands(Provider):
