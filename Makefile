@@ -9,7 +9,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= $(shell command -v python3 || command -v python3.11 || echo python3)
-# The engine compiles with every core; the flags it is built with stand in pyproject.toml.
+# The engine compiles with every core; its build flags are in pyproject.toml.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
 export UV_PYTHON_DOWNLOADS ?= never
 
@@ -46,7 +46,7 @@ check: setup
 	@.venv/bin/lint-imports
 	@.venv/bin/pyright --warnings
 
-# Rooms without workers, terminals and engines.
+# Packages whose tests need no worker, terminal or engine.
 UNIT := $(wildcard tests/test_*.py) $(addprefix tests/,chats engine/text hardware models present speculation synthetic \
 	telemetry tui/markdown tui/widgets tune)
 

@@ -34,8 +34,8 @@ SIZE_CLASSES = (1e9, 4e9)
 about large ones.
 """
 
-NOT_MEASURED = "read bandwidth not measured: run `cpuchat probe`, or press F12 in the app"
-DISTURBED = "read bandwidth measured beside other programs: run `cpuchat probe` on an idle machine"
+NOT_MEASURED = "read bandwidth not measured; run `cpuchat probe`, or press F12 in the app"
+DISTURBED = "read bandwidth measured while other programs ran; run `cpuchat probe` on an idle machine"
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

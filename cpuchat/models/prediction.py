@@ -77,8 +77,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def explained(self) -> str:
         """`weights 4.7 + KV cache 0.5 (8192 tokens) + draft 0.7 + buffers 0.4 = 6.3 of 21.4 GB free: fits`."""
-        total = f"{'' if self.exact else '≈ '}{gigabytes(self.needed)}"
-        return f"{self.need.breakdown(self.draft_need)} = {total} of {gigabytes(self.available)} GB free: {self._end}"
+        total = f"{'=' if self.exact else '≈'} {gigabytes(self.needed)}"
+        return f"{self.need.breakdown(self.draft_need)} {total} of {gigabytes(self.available)} GB free: {self._end}"
 
     @property
     def _end(self) -> str:
@@ -222,7 +222,7 @@ def _judged(
         verdict=verdict,
         bytes_per_token=per_token,
         tok_s=tok_s,
-        basis=basis if exact else f"≈ from the file size: {basis}",
+        basis=basis if exact or tok_s is None else f"≈ from the file size: {basis}",
         context_that_fits=context_that_fits,
         exact=exact,
     )

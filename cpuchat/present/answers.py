@@ -21,13 +21,13 @@ _STOP_REASONS = {
     "cancelled": "stopped",
     "worker_died": "worker crashed",
 }
-_PHASES = {"reading": "reading the file", "preparing": "preparing"}
+_PHASES = {"reading": "reading the file", "preparing": "preparing", "probing": "measuring the read bandwidth"}
 _CALIBRATING = "calibrating speculation for this model · Esc skips"
 
 
 def load_progress(name: str, event: LoadProgress) -> str:
     """Format the state line of a load; the percentage keeps its width."""
-    share = f"{min(100, 100 * event.done // event.total):3d} %" if event.total > 0 else ""
+    share = f"{min(100, 100 * event.done // event.total):3d} %" if event.total > 1 else ""  # one step has no share
     if event.phase == "calibrating":
         return f"{_CALIBRATING} {share}".rstrip()
     return f"loading {name} · {_PHASES.get(event.phase, event.phase)} {share}".rstrip()

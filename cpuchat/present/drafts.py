@@ -16,7 +16,7 @@ AUTO, NONE = "auto", "none"
 
 _OTHERS = {
     AUTO: ("Automatic", "the catalog's draft model for each target, if it is downloaded and compatible"),
-    NONE: ("No draft model", "only suffix and n-gram drafting, which need none"),
+    NONE: ("No draft model", "only suffix decoding and prompt lookup, which need none"),
 }
 
 
@@ -24,14 +24,14 @@ def rows(found: dict[str, Candidate], loaded: str, wanted: str) -> list[ListRow]
     """Return all rows. `found` by key; `loaded` is the key of the loaded draft model ("" = none), `wanted` the setting:
     AUTO, NONE or else.
     """
-    lines = [ListRow(name="Candidates")] if found else []
+    lines = [ListRow(name="candidates")] if found else []
     names = Counter((one.name, one.quantization) for one in found.values())
     for key, one in found.items():
         line = _row(key, one, is_loaded=key == loaded)
         if one.path is not None and names[one.name, one.quantization] > 1:
             line = replace(line, name=one.path.stem)  # another one has the same name
         lines.append(line)
-    lines.append(ListRow(name="Other options"))
+    lines.append(ListRow(name="other options"))
     for key, (name, note) in _OTHERS.items():
         chosen = key == wanted
         lines.append(ListRow(key, "●" if chosen else "→", name, note=note, strong=chosen))

@@ -42,7 +42,7 @@ def speed_with_basis(prediction: Prediction | None) -> str:
     """Return the speed and what it is based on, or why there is none."""
     if prediction is None:
         return ""
-    return ": ".join(filter(None, (speed(prediction), prediction.basis.removeprefix("≈ "))))
+    return f"{speed(prediction) or 'n/a'}: {prediction.basis.removeprefix('≈ ')}"
 
 
 def context(prediction: Prediction) -> str:

@@ -54,6 +54,20 @@ _GOOD_TO_KNOW = (
 )
 
 
+_SCREENS = {
+    "inspection": "GGUF header",
+    "draft_models": "Draft models",
+    "measure_pair": "Draft models",
+    "repository": "Repository",
+    "quantize": "Quantize",
+}
+"""Screens whose keys have a heading of their own: most of them are keys of the list of models, too."""
+
+
+def _heading(key: keys.Key) -> str:
+    return _SCREENS.get(key.place, key.group)
+
+
 class HelpScreen(Dismissable[None]):
     """Generated from the key table."""
 
@@ -65,8 +79,8 @@ class HelpScreen(Dismissable[None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help") as pane:
             pane.border_title = "Help"
-            for group in dict.fromkeys(key.group for key in keys.KEYS):
-                rows = [(keys.display_all(k.keys) or "palette", k.help) for k in keys.KEYS if k.group == group]
+            for group in dict.fromkeys(_heading(key) for key in keys.KEYS):
+                rows = [(keys.display_all(k.keys) or "palette", k.help) for k in keys.KEYS if _heading(k) == group]
                 rows = list(dict.fromkeys(rows))  # rows that several screens share appear once
                 if group == keys.APP:
                     rows.append(("Tab", "Focus the next pane"))

@@ -121,7 +121,7 @@ def _basis(
     if model.traffic is None:
         return None, "The bytes per pass of this model are not known, so no speed is predicted."
     if fits_cache(model):
-        return None, "The weights fit in the L3 cache, so memory bandwidth is no limit and no speed is predicted."
+        return None, "The weights fit in the L3 cache, so memory bandwidth is not the limit and no speed is predicted."
     if survey is not None:
         peak, source = survey.all_cores.bytes_per_s, "the measured bandwidth"
     elif model.peak_read:

@@ -48,7 +48,7 @@ def test_a_bandwidth_measured_beside_other_programs_predicts_nothing() -> None:
     remember(ReadBandwidth(cpus=one, bytes_per_s=3.7e9, rounds=(3.7e9,), shares=(0.14,)))
     busy = estimate(5_700_000_000, this_machine(settings))
     assert busy.tok_s is None
-    assert "beside other programs" in busy.basis and "cpuchat probe" in busy.basis
+    assert "while other programs ran" in busy.basis and "cpuchat probe" in busy.basis
     remember(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,), shares=(1.0,)))
     assert this_machine(settings).peak == 25e9
 

@@ -1,4 +1,4 @@
-"""Measures a draft model beside the loaded model, and asks whether to keep it."""
+"""Measures what a draft model gains for the loaded model, and asks whether to use it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _RIGHT = (1, 2, 3, 4, 5, 6)
 
 
 class MeasurePairScreen(Dismissable[int | None], ModalScreen[int | None]):
-    """Returns the draft depth to use (0: adaptive) if the draft model shall be kept, else None.
+    """Returns the draft depth to use (0: adaptive) if the draft model is to be used, else None.
 
-    It is measured in a worker process of its own, beside the loaded model.
+    A separate worker process measures; the loaded model stays loaded.
     """
 
     CSS_PATH = "measure.tcss"
@@ -45,7 +45,7 @@ class MeasurePairScreen(Dismissable[int | None], ModalScreen[int | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
-            dialog.border_title = clean_line(f"{self._draft.stem} beside {self._target.stem}")
+            dialog.border_title = clean_line(f"{self._draft.stem} drafting for {self._target.stem}")
             dialog.border_subtitle = "Esc stops"
             yield Label("Starting…", id="figures", markup=False)
 
