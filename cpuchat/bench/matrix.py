@@ -187,6 +187,25 @@ def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[Cell]:
     return list(cells)
 
 
+def located(cells: Iterable[Cell], library: Library) -> list[Cell]:
+    """Return cells of another run, perhaps of another machine: files that are elsewhere here are found by name.
+
+    Raises:
+        ModelNotFound: one of them is not on this machine.
+    """
+    found: dict[str, str] = {"": ""}
+
+    def here(path: str) -> str:
+        if path not in found:
+            found[path] = path if Path(path).is_file() else str(library.resolve(Path(path).name))
+        return found[path]
+
+    def moved(setup: Setup) -> Setup:
+        return msgspec.structs.replace(setup, model=here(setup.model), draft=here(setup.draft))
+
+    return list(dict.fromkeys(msgspec.structs.replace(cell, setup=moved(cell.setup)) for cell in cells))
+
+
 def check_placements(cells: Iterable[Cell], chosen: Settings) -> None:
     """Raises UsageError for threads, cores or memory policies that this machine does not have."""
     topology = read_topology()

@@ -84,11 +84,3 @@ def has_drifted(before: float, after: float) -> bool:
 def schedule(cells: Sequence[C], rounds: int) -> list[tuple[C, int]]:
     """Return (cell, round) in the order of measuring: every other round backwards."""
     return [(cell, number) for number in range(1, rounds + 1) for cell in (cells if number % 2 else cells[::-1])]
-
-
-def measurements(n_cells: int, rounds: int) -> int:
-    """Return how many measurements a run over that many cells needs, without repeated groups."""
-    if n_cells == 1:
-        return 1 + rounds
-    groups = -(-n_cells * rounds // GROUP)
-    return n_cells + 1 + n_cells * rounds + groups if n_cells else 0

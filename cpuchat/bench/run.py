@@ -16,7 +16,7 @@ from cpuchat.bench.environment import read_environment
 from cpuchat.bench.journal import Finished, Header, Journal, Loaded, Measurement, benchmark_key, cached_journal
 from cpuchat.bench.matrix import OFF, Cell
 from cpuchat.bench.prompts import Prompt, load
-from cpuchat.bench.protocol import Protocol, measurements
+from cpuchat.bench.protocol import GROUP, Protocol
 from cpuchat.bench.sample import Sample, measure_cell
 from cpuchat.errors import CpuchatError, Interrupted, MeasureFailed, UsageError, WorkerDied, from_code
 from cpuchat.hardware.monitor import Monitor
@@ -135,8 +135,6 @@ class Bench:
     async def _run(self) -> None:
         monitor = Monitor(read_topology()) if self._chosen.hardware.counters else None
         setups = [list(cells) for _, cells in groupby(self.cells, lambda cell: cell.setup)]
-        for cells in setups:
-            self.progress.total += measurements(len(self._open(cells)), self.rounds)
         try:
             for cells in setups:
                 if not self._open(cells):
@@ -182,7 +180,7 @@ class Bench:
         engine = self._chosen.engine
         options = msgspec.structs.replace(
             self._chosen.load_options(setup.draft),
-            n_ctx=engine.ctx or self._context(cells),
+            n_ctx=max(engine.ctx, self._context(cells)),
             type_k=setup.cache_type_k,
             type_v=setup.cache_type_v,
             flash_attn=setup.flash_attn,
@@ -216,6 +214,13 @@ class Bench:
         needed = max([*random, longest + _TEMPLATE_TOKENS + max(cell.test.n_gen for cell in cells) if kinds else 0])
         return -(-needed // _CTX_STEP) * _CTX_STEP
 
+    def _left(self) -> int:
+        """Return about how many measurements are left: those of the rounds, the anchors, warm-ups of later setups."""
+        pairs = len(self.cells) * self.rounds - len(self.journal.measurements)
+        begun = {self.cells[number].setup for number in self.progress.took}
+        later = sum(cell.setup not in begun for cell in self._open(self.cells))
+        return max(0, pairs) + -(-max(0, pairs) // GROUP) + later
+
     async def _measure(self, cell: Cell, monitor: Monitor | None) -> Sample:
         if self._stopped:
             raise Interrupted("Stopped.")
@@ -234,7 +239,7 @@ class Bench:
             raise Interrupted("Stopped.")
         progress.took[number] = time.monotonic() - start
         progress.done += 1
-        progress.total = max(progress.total, progress.done)
+        progress.total = progress.done + self._left()
         mean = sum(progress.took.values()) / len(progress.took)
         progress.seconds_left = mean * (progress.total - progress.done)
         self._tell()

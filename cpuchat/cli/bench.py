@@ -127,8 +127,10 @@ def bench(
     settings.
     """
     from cpuchat import paths
+    from cpuchat.bench.matrix import check_placements, located
     from cpuchat.bench.results import read_report
     from cpuchat.bench.run import Bench
+    from cpuchat.models.library.library import Library
 
     if as_csv and as_json:
         raise UsageError("--csv and --json are mutually exclusive.", "Omit one of them.")
@@ -139,7 +141,9 @@ def bench(
     if old is not None:
         if models or file or any(value not in (None, ()) for value in values.values()):
             raise UsageError("--diff takes at most one other file and no list.", _DIFF_HINT)
-        cells, rounds = list(dict.fromkeys(one.cell for one in old.results)), old.rounds
+        cells = located((one.cell for one in old.results), Library(chosen.model.folders))
+        rounds = old.rounds
+        check_placements(cells, chosen)
     else:
         cells, rounds = _cells(models, file, chosen, values)
     found, failed = run_bench(

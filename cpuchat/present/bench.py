@@ -75,13 +75,11 @@ def _row(one: Result, names: set[str], price: float | None) -> tuple[str, ...]:
 
 def _rate(value: float | None, samples: Sequence[float]) -> str:
     """Return a median with half of the range of its rounds: `41.3 ± 0.4`."""
-    if value is None:
-        return ""
-    return (
-        f"{units.rate(value)} ± {units.rate((max(samples) - min(samples)) / 2)}"
-        if len(samples) > 1
-        else units.rate(value)
-    )
+    if value is None or len(samples) < 2:
+        return "" if value is None else units.rate(value)
+    half = (max(samples) - min(samples)) / 2
+    digits = len(units.rate(value).partition(".")[2])
+    return f"{units.rate(value)} ± {half:,.{digits}f}"
 
 
 def _remark(one: Result) -> str:
@@ -131,7 +129,8 @@ def environment_lines(environment: Environment) -> list[tuple[str, str]]:
     """Return the reproducibility block as names and values."""
     engine = environment.engine
     settings = [
-        f"{name}.{key} = {value!r}" for name, keys in environment.settings.items() for key, value in keys.items()
+        (f"{name} settings", ", ".join(f"{key} {value}" for key, value in values.items() if value != ""))
+        for name, values in environment.settings.items()
     ]
     memory = units.size(environment.memory_bytes)
     if environment.memory_modules:
@@ -148,7 +147,7 @@ def environment_lines(environment: Environment) -> list[tuple[str, str]]:
             ("model", f"{Path(one.path).name}, {one.size:,} bytes, fingerprint {one.fingerprint}")
             for one in environment.files
         ),
-        ("settings", ", ".join(settings)),
+        *settings,
     ]  # fmt: skip
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from cpuchat.bench.matrix import Matrix, cells_of, check_placements, read_matrix
+from cpuchat.bench.matrix import Matrix, cells_of, check_placements, located, read_matrix
 from cpuchat.errors import DraftMismatch, ModelNotFound, UsageError
 from cpuchat.models.library.library import Library
 from cpuchat.settings import Settings
@@ -88,6 +89,29 @@ def test_models_and_drafts_that_are_not_there() -> None:
         cells(models=["nothing.gguf"])
     with pytest.raises((DraftMismatch, ModelNotFound)):
         cells(models=["demo"], drafters=["draft"], draft_models=["nothing.gguf"])
+
+
+def test_cells_of_another_machine_are_found_by_the_names_of_their_files() -> None:
+    ours = cells(models=["demo"], prompts=["code"], drafters=["draft:2"])
+
+    def elsewhere(path: str) -> str:
+        return f"/elsewhere/{Path(path).name}"
+
+    theirs = [
+        msgspec.structs.replace(
+            one,
+            setup=msgspec.structs.replace(
+                one.setup, model=elsewhere(one.setup.model), draft=elsewhere(one.setup.draft)
+            ),
+        )
+        for one in ours
+    ]
+    assert located(theirs, Library([])) == ours
+    missing = msgspec.structs.replace(
+        ours[0], setup=msgspec.structs.replace(ours[0].setup, model="/elsewhere/other.gguf")
+    )
+    with pytest.raises(ModelNotFound):
+        located([missing], Library([]))
 
 
 def test_toml_and_options_over_it(tmp_path: Path) -> None:

@@ -139,6 +139,20 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert again.returncode == 0 and json.loads(again.stdout) == json.loads(done.stdout)
 
 
+def test_ctrl_c_stops_and_the_same_command_resumes() -> None:
+    process = start("bench", "demo", *LEAN, "--rounds", "200")
+    assert process.stderr is not None and process.stdout is not None
+    assert process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    told = process.stderr.read().decode()
+    assert process.wait() == Interrupted.exit_code and "The same command resumes." in told
+    assert not process.stdout.read()
+    (file,) = bench_dir().glob("*.jsonl")
+    assert 0 < len(Journal(file).measurements) < 400
+    process.stdout.close()
+    process.stderr.close()
+
+
 def test_the_command_prints_markdown_csv_plots_and_differences(tmp_path: Path) -> None:
     svg, old = tmp_path / "plots.svg", tmp_path / "old.json"
     done = run("bench", "demo", "demo-q4", *LEAN, "--svg", str(svg), "--price-per-hour", "0.5")
@@ -146,7 +160,7 @@ def test_the_command_prints_markdown_csv_plots_and_differences(tmp_path: Path) -
     lines = done.stdout.splitlines()
     assert sum(line.startswith("| cpuchat-demo-8m-") for line in lines) == 4
     assert any(line.startswith("| model ") and "per 1M tokens" in line for line in lines)
-    for name in ("kernel", "engine", "model", "settings", "load average"):
+    for name in ("kernel", "engine", "model", "engine settings", "load average"):
         assert any(line.startswith(f"{name} ") for line in lines), name
     assert "12 of 12: " in done.stderr
     root = ElementTree.parse(svg).getroot()

@@ -40,7 +40,7 @@ class BuildProbe:
         model = self._services.conversation.model
         idle = model is not None and model.path != self.done and self._is_idle() and self._screen.is_current
         self._idle = self._idle + 1 if idle and self._worker is None else 0
-        if self._idle > IDLE_CHECKS:
+        if self._idle >= IDLE_CHECKS:
             self._idle, self._stopped = 0, False
             self._worker = self._screen.run_worker(self._run(), group="build-probe", name="build-probe")
 
