@@ -68,6 +68,14 @@ async def chat(pilot: Any) -> None:
     await ask(pilot, "How do I stop an answer?")
 
 
+async def compare(pilot: Any) -> None:
+    conversation = pilot.app.conversation
+    await until(pilot, lambda: conversation.model is not None and not conversation.busy)
+    await pilot.press("ctrl+l")
+    await until(pilot, lambda: pilot.app.screen.has_class("-measured") and not pilot.app.screen.busy)
+    await pilot.pause(0.6)
+
+
 async def models(pilot: Any) -> None:
     await until(pilot, lambda: pilot.app.conversation.model is not None)
     await pilot.press("ctrl+o")
@@ -113,6 +121,7 @@ async def help_screen(pilot: Any) -> None:
 
 
 SCENES: dict[str, Callable[[Any], Awaitable[None]]] = {
+    "compare": compare,
     "chat": chat,
     "models": models,
     "repository": repository,

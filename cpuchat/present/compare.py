@@ -81,15 +81,15 @@ def rows(figures: Figures, names: Sequence[str]) -> list[tuple[str, str, str, st
 
 HEADINGS: dict[Name, str] = {
     "tok_s": "tok/s",
-    "first_s": "first token",
-    "prefill": "prefill tok/s",
+    "first_s": "first",
+    "prefill": "prefill/s",
     "tokens": "tokens",
     "acceptance": "acceptance",
     "per_pass": "per pass",
     "memory": "memory",
-    "bytes": "bytes/token",
+    "bytes": "per token",
     "bandwidth": "GB/s",
-    "utilization": "utilization",
+    "utilization": "util.",
     "joules": "J/token",
 }
 _UNIT_IN_HEADING: tuple[Name, ...] = ("tok_s", "prefill", "bandwidth", "joules")
@@ -119,7 +119,7 @@ def _short_cell(name: Name, value: Value | None, medians: bool) -> str:
 
 
 def live(figures: MeterFigures, memory: ProcessMemory | None) -> str:
-    """The border of a side: ` 31.0 tok/s · first 0.22 s · 1.6 GB · 50/51 GB/s`; numbers keep their columns."""
+    """The border of a side: ` 31.0 tok/s · first 0.22 s · 1.6 GB · ≈50/51 GB/s`; without ≈ a counter."""
     rate = figures.live_tok_s if figures.live_tok_s is not None else figures.decode_tok_s
     parts = [f"{units.rate(rate):>5} tok/s"] if rate is not None else []
     if figures.ttft_s is not None:
@@ -131,7 +131,8 @@ def live(figures: MeterFigures, memory: ProcessMemory | None) -> str:
     roofline = figures.roofline
     if roofline.bandwidth is not None:
         peak = f"/{units.bandwidth(roofline.peak.bytes_per_s)}" if roofline.peak is not None else ""
-        parts.append(f"{units.bandwidth(roofline.bandwidth)}{peak} GB/s")
+        about = "≈" if roofline.counted is None else ""
+        parts.append(f"{about}{units.bandwidth(roofline.bandwidth)}{peak} GB/s")
     return " · ".join(parts)
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from cpuchat.compare.kept import Sides
     from cpuchat.compare.rounds import Turn
 
-FIRST_PROMPT = "Why is writing slower than reading?"
-"""Asked of the demo pair when nothing was asked yet."""
+FIRST_PROMPT = "Tell me a story about a dragon and a baker"
+"""Asked of the demo pair when nothing was asked yet: its two quantizations tell different stories."""
 
 
 class ComparingScreen(HistoryScreen):
