@@ -115,7 +115,7 @@ def _drafting(timings: Timings) -> list[str]:
             figures.append(f"{units.factor(timings.speed_up)} vs plain")
         return [f"{share} of {timings.draft_n:,} drafted accepted" + (f" ({', '.join(figures)})" if figures else "")]
     reason = timings.speculation.reason if timings.speculation is not None else ""
-    return [f"speculation off: {reason.removeprefix('off: ').rstrip('.')}"] if reason else []
+    return [f"drafts off: {reason.removeprefix('off: ').rstrip('.')}"] if reason else []
 
 
 def _bandwidth(roofline: Roofline) -> list[str]:

@@ -22,7 +22,7 @@ HEADINGS = (
 )  # fmt: skip
 RIGHT = tuple(range(4, len(HEADINGS) - 1))
 _SETTINGS = {
-    "threads": lambda setup: f"{setup.threads or 'auto'} threads",
+    "threads": lambda setup: f"threads {setup.threads or 'auto'}",
     "cores": lambda setup: f"cores {setup.cores}",
     "memory": lambda setup: f"memory {setup.memory}",
     "cache_type_k": lambda setup: f"K {setup.cache_type_k}",

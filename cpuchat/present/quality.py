@@ -17,7 +17,7 @@ from cpuchat.quality.statistics import MIN_POSITIONS, Estimate, Interval, Summar
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 
-HEADINGS = ("", "same next token", "KLD mean", "median", "99 %", "99.9 %", "ln PPL ratio", "RMS Δp")
+HEADINGS = ("", "same next token", "KLD mean", "KLD median", "KLD 99 %", "KLD 99.9 %", "ln PPL ratio", "RMS Δp")
 PUBLISHED_NOTE = "Published values were measured on other texts: compare the order of magnitude."
 _CONTEXT_COLUMNS = 48
 _ANSWER_COLUMNS = 40
@@ -96,7 +96,7 @@ def verdicts(measurement: QualityMeasurement) -> list[str]:
     fewest = min(summary.n for _, summary in found)
     sentences = [
         f"{units.plural(fewest, 'position')} scored; base {measurement.header.quantization or measurement.base.stem}, "
-        f"perplexity {found[0][1].ppl_base:.2f}."
+        f"perplexity {found[0][1].ppl_base:,.2f}."
     ]
     if fewest < MIN_POSITIONS:
         sentences.append("Too few positions for a reliable estimate: use a longer text.")
@@ -121,7 +121,8 @@ def disagreement(one: Disagreement) -> str:
 
 
 def _token(text: str) -> str:
-    return f"“{clean_line(text.replace(chr(10), '⏎'))}”"
+    shown = clean_line(text.replace(chr(10), "⏎")) or "␣" * len(text)  # of a token of spaces, nothing would be seen
+    return f"“{shown}”"
 
 
 def status(measurement: QualityMeasurement) -> str:

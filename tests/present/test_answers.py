@@ -102,7 +102,7 @@ def test_the_summary_tells_how_drafting_went() -> None:
 def test_the_summary_says_why_nothing_was_drafted() -> None:
     reason = "off: at 31 % acceptance plain decoding is 12 % faster on these cores"
     text = full_summary(off(reason), "end")
-    assert text.endswith(" · speculation off: at 31 % acceptance plain decoding is 12 % faster on these cores")
+    assert text.endswith(" · drafts off: at 31 % acceptance plain decoding is 12 % faster on these cores")
     assert "speculation" not in full_summary(off(""), "end")
     assert "speculation" not in full_summary(FULL, "end")
 

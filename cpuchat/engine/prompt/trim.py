@@ -62,5 +62,5 @@ def _too_long(count: Callable[[list[Message]], int], messages: list[Message], ne
     share = f" ({needed - alone:,} of them for the system prompt)" if alone < needed else ""
     return ContextFull(
         f"The last message needs {needed:,} tokens{share}, but the context has room for {max(0, budget):,}.",
-        "Shorten it, or reload the model with a larger context.",
+        "Shorten it, or raise the context size (--ctx).",
     )
