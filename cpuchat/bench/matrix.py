@@ -20,6 +20,7 @@ from cpuchat.hardware.topology import read_topology
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.library.library import Library
+from cpuchat.models.library.model import LocalModel
 from cpuchat.protocol import CacheType, FlashAttention
 from cpuchat.settings import WANTED, Cores, Drafters, MemoryPolicy, Section, Settings, explained
 
@@ -271,9 +272,8 @@ def _file(library: Library, spec: str, quantization: str) -> Path:
     wanted = quantization.upper()
     if known is None or known.quantization.upper() == wanted:
         return path
-    alike = [one for one in library.local_models() if _same_model(one.name, known.name) and not one.damaged]
-    alike = [one for one in alike if (one.n_params, one.architecture) == (known.n_params, known.architecture)]
-    alike.sort(key=lambda one: one.path.parent != path.parent)
+    beside = [library.at(file) for file in sorted(path.parent.glob("*.gguf"))]
+    alike = [one for one in (*beside, *library.local_models()) if one is not None and _same_model(one, known)]
     for one in alike:
         if wanted in (one.quantization.upper(), without_prefix(one.quantization.upper())):
             return one.path
@@ -281,8 +281,9 @@ def _file(library: Library, spec: str, quantization: str) -> Path:
     raise UsageError(f"There is no {quantization} of {spec} on this machine.", f"Available: {names}.")
 
 
-def _same_model(one: str, other: str) -> bool:
-    return one.casefold() == other.casefold()
+def _same_model(one: LocalModel, other: LocalModel) -> bool:
+    facts = (other.name.casefold(), other.architecture, other.n_params)
+    return not one.damaged and (one.name.casefold(), one.architecture, one.n_params) == facts
 
 
 def _drafts(

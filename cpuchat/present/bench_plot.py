@@ -19,7 +19,7 @@ _INK, _FAINT, _GRID, _PAPER, _BAR, _DRAFTED, _ROOF = (
 _FONT = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif"
 _LABEL, _WIDTH, _VALUE, _MARGIN = 330, 460, 90, 20
 _ROW, _THICK, _HEAD = 26, 14, 44
-_TICKS = 4
+_TICKS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _scale(most: float) -> tuple[float, int]:
     """Return a round step and how many of them hold `most`."""
     rough = max(most, 1e-9) / _TICKS
     power = 10 ** math.floor(math.log10(rough))
-    step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough)
+    step = next(power * n for n in (1, 2, 2.5, 5, 10) if power * n >= rough)
     return step, max(1, math.ceil(most / step))
 
 

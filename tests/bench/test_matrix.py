@@ -54,6 +54,14 @@ def test_quantizations_are_other_files_of_the_same_model() -> None:
         cells(models=["demo"], quantizations=["Q2_K"])
 
 
+def test_quantizations_are_found_beside_the_file(tmp_path: Path) -> None:
+    for name in ("demo", "demo-q4"):
+        file = Library([]).resolve(name)
+        (tmp_path / file.name).symlink_to(file)
+    found = cells(models=[str(tmp_path / "cpuchat-demo-8m-q8_0.gguf")], quantizations=["Q4_K_M"], tg=["8"])
+    assert [one.setup.model for one in found] == [str(tmp_path / "cpuchat-demo-8m-q4_k_m.gguf")]
+
+
 def test_what_cannot_be_is_left_out_or_refused() -> None:
     found = cells(models=["demo"], flash_attn=["on", "off"], kv_types=["f16", "q8_0"], tg=["8"])
     possible = {("on", "f16"), ("on", "q8_0"), ("off", "f16")}
