@@ -1,4 +1,4 @@
-"""Fixtures for all packages."""
+"""Provides fixtures for all packages."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, os.environ.get("
 
 
 def pytest_configure() -> None:
-    """Lets programs that tests start and interrupt notice: in a shell's background job SIGINT is ignored, and children
-    inherit that."""
+    """Restore SIGINT for the programs that tests interrupt: a shell's background job ignores it, and children inherit
+    that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -40,14 +40,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the user's settings, chats or caches."""
+    """Give each test its own folders for settings, chats and caches."""
     for kind in ("CONFIG", "DATA", "CACHE"):
         monkeypatch.setenv(f"CPUCHAT_{kind}_DIR", str(tmp_path / kind.lower()))
 
 
 @pytest.fixture(scope="session")
 def bandwidth_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """What a machine whose read bandwidth was measured before keeps of it: 40 GB/s, of all its CPUs and of each."""
+    """Write the cache of a machine whose read bandwidth was measured: 40 GB/s, for all its CPUs and for each."""
     cpus = own_cpus()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path_factory.mktemp("measured")))
@@ -58,14 +58,14 @@ def bandwidth_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def measured_machine(own_folders: None, bandwidth_file: bytes) -> None:
-    """No load waits until the read bandwidth is measured, which takes seconds and gigabytes where caches are large."""
+    """Avoid the bandwidth measurement at load, which takes seconds, and gigabytes where caches are large."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     (cache_dir() / "bandwidth.json").write_bytes(bandwidth_file)
 
 
 @pytest.fixture
 def without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes in memory as on most x86 CPUs, whatever this one is: AMX copies more weights."""
+    """Compute memory as on most x86 CPUs: AMX repacks more weights."""
     cpu = Instructions(frozenset({"AVX2", "AVX512", "AVX512_VNNI"}))
     monkeypatch.setattr("cpuchat.models.fit._this_cpu", lambda: cpu)
 
@@ -78,13 +78,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model_without_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same without a chat template."""
+    """Return the same model without a chat template."""
     return write_tiny_gguf(tmp_path_factory.mktemp("models") / "plain-F32.gguf", with_template=False)
 
 
 @pytest.fixture
 def hub_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A local hub, the only one that this process and its children find by their environment; an empty HF_HOME."""
+    """Yield a local hub, the only one in the environment of this process and its children, with an empty HF_HOME."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))

@@ -1,4 +1,4 @@
-"""How the benchmarks find what they build llama.cpp's own tools with."""
+"""Tests how the benchmarks find what they build llama.cpp's own tools with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes that this package starts: no code from the current folder, no secrets for those that compute."""
+"""Tests the processes that this package starts: no code from the current folder, no secrets for those that compute."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SECRETS = {
 
 @pytest.fixture
 def trapped(tmp_path: Path) -> Path:
-    """A folder in which every module leaves a mark when it is executed."""
+    """Return a folder in which every module leaves a mark when it is executed."""
     folder = tmp_path / "trapped"
     folder.mkdir()
     for name in TRAPS:
@@ -52,7 +52,7 @@ def trapped(tmp_path: Path) -> Path:
 
 
 def run_in(folder: Path, *arguments: str) -> None:
-    """As the installed program runs, which has its own folder first on the path."""
+    """Run as the installed program does, with its own folder first on the path."""
     command = [sys.executable, "-P", "-m", "cpuchat.cli.main", *arguments]
     done = subprocess.run(command, cwd=folder, input=b"", capture_output=True, timeout=HANG_GUARD)
     assert done.returncode == 0, done.stderr.decode()
@@ -77,7 +77,7 @@ def test_no_command_executes_code_from_the_current_folder(
 
 
 def environments(of: int | None) -> list[str]:
-    """All that the environments of a process and its children hold."""
+    """Return the environments of a process and its children."""
     process = psutil.Process(of)
     return ["\n".join(one.environ().values()) for one in (process, *process.children(recursive=True))]
 

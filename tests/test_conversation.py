@@ -1,4 +1,4 @@
-"""The headless core with a real worker and a real database."""
+"""Tests the headless core with a real worker and a real database."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ async def test_nothing_to_regenerate_is_said(tiny_model: Path) -> None:
 
 
 async def test_the_live_rate_falls_when_the_stream_stalls(tiny_model: Path) -> None:
-    """On a clock of the test's own, which stands still while tokens come."""
+    """The test's clock stands still while tokens arrive."""
     now = [0.0]
     async with conversation(tiny_model, max_tokens=400) as core:
         core._clock = lambda: now[0]
@@ -265,7 +265,7 @@ def test_titles() -> None:
 
 
 async def test_a_stop_is_heard_however_early_in_a_load(tiny_model: Path) -> None:
-    """Also while it is looked for a draft model, before there is anything to tell the worker."""
+    """Also while a draft model is looked up, before the worker gets a command."""
     async with conversation(tiny_model) as core:
         for steps in range(4):
             loading = asyncio.create_task(everything(core.load_model(tiny_model)))

@@ -1,4 +1,4 @@
-"""The atomic writer and the JSON cache that several processes share."""
+"""Tests the atomic writer and the JSON cache that several processes share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A sample of benchmarks/hostile/configs.py, without starting the program: what reads configurations only refuses."""
+"""Tests a sample of benchmarks/hostile/configs.py, without starting the program: what reads configurations only
+refuses."""
 
 from __future__ import annotations
 

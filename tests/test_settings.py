@@ -1,4 +1,4 @@
-"""What config.toml may hold about drafting and experts, and what becomes of it."""
+"""Tests what config.toml may hold about drafting and experts, and what becomes of it."""
 
 from __future__ import annotations
 

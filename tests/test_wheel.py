@@ -1,4 +1,4 @@
-"""The program as others install it: from a wheel, in a folder far from any checkout."""
+"""Tests the program as others install it: from a wheel, in a folder far from any checkout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HANG_GUARD = 120
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the unpacked wheel of this checkout, built without network."""
+    """Return a folder with the unpacked wheel of this checkout, built without network."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, timeout=HANG_GUARD)
@@ -29,7 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_installed(site: Path, home: Path, program: str, *arguments: str) -> str:
-    """Standard output of the Python `program`, which, like its child processes, imports cpuchat from `site`."""
+    """Return the standard output of the Python `program`, which, like its child processes, imports cpuchat from `site`."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", program, *arguments], cwd=home, stdin=subprocess.DEVNULL, capture_output=True,
         text=True, timeout=HANG_GUARD, env={**os.environ, "PYTHONPATH": str(site), "HOME": str(home)},

@@ -1,4 +1,4 @@
-"""Starting workers: under a memory policy, again under another one, and at full priority."""
+"""Tests starting workers: under a memory policy, again under another one, and at full priority."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that die, hang or are closed at the worst moment: every request ends, and no process stays behind."""
+"""Tests workers that die, hang or are closed at the worst moment: every request ends, and no process stays behind."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_a_worker_that_is_killed_takes_its_helpers_along(backend: LocalBac
 async def test_a_worker_that_hangs_in_the_kernel_keeps_nobody_waiting(
     backend: LocalBackend, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not even die of SIGKILL before its disk answers, which only a signal that never comes can stand for."""
+    """A worker in uninterruptible sleep does not die of SIGKILL; a signal that never arrives simulates it."""
     for name in ("ANSWER_SECONDS", "_DYING_SECONDS"):
         monkeypatch.setattr(process, name, 0.1)
     await collect(backend.load(tiny_model, OPTIONS))
@@ -174,7 +174,7 @@ async def test_a_stop_before_the_first_event_is_asked_for_is_heard(backend: Loca
 
 
 async def test_a_cancel_concerns_one_request(tmp_path: Path, tiny_model: Path) -> None:
-    """Neither the one that runs when it comes too late, nor the one after that which it was meant for."""
+    """A late cancel stops neither the running request nor the next one."""
     async with started(tmp_path) as worker:
         worker.send(LoadModel(path=str(tiny_model), cpus=own_cpus()[:1], options=OPTIONS, request_id=1))
         for number in (2, 3, 4):

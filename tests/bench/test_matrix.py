@@ -1,4 +1,4 @@
-"""Which cells a matrix has, from options and from TOML, and what is said about wrong values."""
+"""Tests which cells a matrix has, from options and from TOML, and what is said about wrong values."""
 
 from __future__ import annotations
 

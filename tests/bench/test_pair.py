@@ -1,4 +1,4 @@
-"""A pair's acceptance before it is used: figures by kind, what is recommended, and keeping it."""
+"""Tests a pair's acceptance before it is used: figures by kind, what is recommended, and keeping it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DRAFT = paths.demo_dir() / DEMO_FILES["demo-draft"]
 
 @pytest.fixture
 def lean(measured_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few tokens of few prompts, on one thread."""
+    """Set few tokens, few prompts and one thread."""
     monkeypatch.setattr(pair, "KINDS", ("maths", "chat"))
     monkeypatch.setattr(pair, "DEPTHS", (4,))
     monkeypatch.setattr(pair, "TOKENS", 12)

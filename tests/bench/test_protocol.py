@@ -1,4 +1,4 @@
-"""The order of measurements, and what is done about drift: no model, no clock."""
+"""Tests the order of measurements, and what is done about drift: no model, no clock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Machine:
 
 
 def measurements(n_cells: int, rounds: int) -> int:
-    """Without repeated groups: warm-ups, the anchor before and after every four, and the rounds."""
+    """Return the measurements without repeated groups: warm-ups, the anchor before and after every four, and the
+    rounds."""
     return n_cells + 1 + n_cells * rounds + -(-n_cells * rounds // GROUP)
 
 

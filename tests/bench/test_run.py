@@ -1,4 +1,4 @@
-"""Benchmarks with the real worker and the demo models: figures, the journal, kill -9 in the middle, differences."""
+"""Tests benchmarks with the real worker and the demo models: figures, the journal, kill -9 in the middle, differences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEAN = ("--threads", "1", "--tg", "8", "--pp", "16")
 
 @pytest.fixture(autouse=True)
 def on_a_measured_machine(measured_machine: None) -> None:
-    """Every test here loads models."""
+    """Avoid the bandwidth measurement: every test here may load models."""
 
 
 def bench(

@@ -1,4 +1,4 @@
-"""Files of chats that are damaged, strange, or not ours: nothing locks the user out, nothing sound is lost."""
+"""Tests files of chats that are damaged, strange, or not ours: nothing locks the user out, nothing sound is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECRET = "Wolpertinger"
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Two chats of two messages each."""
+    """Return a database with two chats of two messages each."""
     path = tmp_path / "chats.db"
     store = ChatStore(path)
     for title in ("First", "Second"):
@@ -40,7 +40,7 @@ def change(path: Path, *statements: str) -> None:
 
 
 def texts(store: ChatStore) -> list[str]:
-    """All messages, and every other read of the store."""
+    """Return all messages; calls every other read method of the store."""
     assert all(-1 < chat.updated < 1e12 for chat in store.chats())
     store.search("about")
     return sorted(m.content for chat in store.chats() for m in store.messages(chat.id))
@@ -183,7 +183,7 @@ def test_from_tables_that_are_not_ours_any_more_the_rows_are_taken(path, stateme
 
 
 def contradict_index(path: Path) -> None:
-    """Change the messages, but not the index of their places."""
+    """Change the messages, but not the index of their positions."""
     place = "name = 'sqlite_autoindex_messages_1'"
     db = sqlite3.connect(path)
     index = db.execute(f"SELECT * FROM sqlite_master WHERE {place}").fetchone()
@@ -270,7 +270,7 @@ def test_a_file_of_the_first_version_is_upgraded_and_old_leftovers_are_overwritt
 
 
 def leftovers(path: Path) -> list[str]:
-    """Files beside `path`, itself included, in which the secret can still be read in one piece, in any case."""
+    """Return the files beside `path`, `path` included, that still contain the secret in one piece, in any case."""
     return [
         file.name for file in path.parent.iterdir() if SECRET[1:].lower() in file.read_bytes().lower().decode("latin-1")
     ]

@@ -1,4 +1,4 @@
-"""What becomes of messages when the disk is full, the file is locked, or another instance is at the same chat."""
+"""Tests what becomes of messages when the disk is full, the file is locked, or another instance is at the same chat."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
 
 
 def stored(chat_id: str) -> list[tuple[str, str]]:
-    """As another instance finds it."""
+    """Return the messages as another instance reads them."""
     with contextlib.closing(sqlite3.connect(paths.chats_db())) as db:
         rows = db.execute("SELECT role, content FROM messages WHERE chat_id = ? ORDER BY position", (chat_id,))
         return rows.fetchall()
@@ -54,7 +54,7 @@ def free_the_disk(core: Conversation) -> None:
 
 @contextlib.asynccontextmanager
 async def unsaved(core: Conversation) -> AsyncIterator[asyncio.Event]:
-    """An answer of 100 kB that the full disk does not take; yields an event that is set when the problem ends."""
+    """Answer with 100 kB that do not fit on the full disk; yields an event that is set when the problem ends."""
     told, over = asyncio.Event(), asyncio.Event()
     core.on_save_problem = lambda: (told if core.history.save_problem else over).set()
     await everything(core.send("first"))

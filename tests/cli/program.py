@@ -16,7 +16,7 @@ COMMAND = (sys.executable, "-m", "cpuchat.cli.main")
 
 
 def run(*arguments: str, stdin: str | bytes | None = None) -> subprocess.CompletedProcess[str]:
-    """Run to the end in this process, which has imported everything already; standard input is empty unless given."""
+    """Run the command to its end in this process, which has imported everything; standard input is empty unless given."""
     with contextlib.ExitStack() as files:
         given, out, err = (files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(3))
         given.buffer.write(stdin.encode() if isinstance(stdin, str) else stdin or b"")
@@ -29,14 +29,15 @@ def run(*arguments: str, stdin: str | bytes | None = None) -> subprocess.Complet
 
 
 def run_process(*arguments: str, stdin: str | bytes | None = None) -> subprocess.CompletedProcess[str]:
-    """The same in a process of its own: for what ends it, loads the engine, or depends on how it was started."""
+    """Run the command in a separate process: for commands that end it, load the engine, or depend on how it was
+    started."""
     data = stdin.encode() if isinstance(stdin, str) else stdin
     done = subprocess.run([*COMMAND, *arguments], input=data or b"", capture_output=True, timeout=HANG_GUARD)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
-    """Start and leave running, with pipes."""
+    """Start the command with pipes and leave it running."""
     return subprocess.Popen(
         [*COMMAND, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
     )

@@ -1,4 +1,4 @@
-"""`cpuchat ask` with the real worker: streams, figures, JSON, exit codes, Ctrl+C, a killed worker."""
+"""Tests `cpuchat ask` with the real worker: streams, figures, JSON, exit codes, Ctrl+C, a killed worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("measured_machine")
 
 
 def ask(model: Path, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Without drafting, so that nothing is measured first."""
+    """Run `ask` without drafting, so that nothing is measured first."""
     return run("ask", "--model", str(model), *PLAIN, "--max-tokens", "16", "--seed", "1", *arguments, stdin=stdin)
 
 
@@ -201,7 +201,7 @@ def _first_words(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def _worker(process: subprocess.Popen[bytes]) -> psutil.Process:
-    """The inference process, once it is there."""
+    """Return the worker process once it has started."""
     while True:
         assert process.poll() is None
         for child in psutil.Process(process.pid).children():
@@ -287,7 +287,7 @@ def test_the_demo_is_sampled_as_other_models_are() -> None:
 
 @pytest.fixture(scope="module")
 def escaping_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It writes an escape character where it would write an l, and BEL for a dash."""
+    """Return a model that writes an escape character instead of l, and BEL instead of a dash."""
     tokens = vocabulary()
     for letter, byte in (("l", 0x1B), ("-", 0x07)):
         other = byte_symbols()[byte]

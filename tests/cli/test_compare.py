@@ -1,4 +1,4 @@
-"""`cpuchat compare` with real workers and the demo pair."""
+"""Tests `cpuchat compare` with real workers and the demo pair."""
 
 from __future__ import annotations
 

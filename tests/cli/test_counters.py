@@ -1,4 +1,5 @@
-"""`cpuchat counters`, as a user's shell runs it. What opens depends on the machine; a collector's file always does."""
+"""Tests `cpuchat counters`, as a user's shell runs it. What opens depends on the machine; a collector's file always
+does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cpuchat doctor`: on this machine as a user runs it, and on simulated ones."""
+"""Tests `cpuchat doctor`: on this machine as a user runs it, and on simulated ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def facts_of(root: Path, **settings: str | int) -> DiagnosticFacts:
 
 
 def everything_wrong(tmp_path: Path) -> DiagnosticFacts:
-    """Two sockets with as much wrong as can be wrong at once."""
+    """Return a machine of two sockets with as many problems as possible."""
     root = make_tree(tmp_path, "2x-epyc-7543")
     names = ("DIMM_A1", "DIMM_B1", "DIMM_C1")
     dmi = root / "sys/firmware/dmi/tables/DMI"
@@ -124,7 +124,7 @@ def test_this_machine_as_a_user_asks() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine is asked in the test above; starting it each time is slow."""
+    """Leave the engine out: the test above starts it, and each start is slow."""
 
     async def engine() -> EngineInfo:
         return EngineInfo(version="0.3.36", features=("AVX", "AVX2", "FMA", "F16C", "AVX512", "AVX512_VNNI"))

@@ -1,4 +1,4 @@
-"""`cpuchat probe`: what it prints of real and of simulated machines."""
+"""Tests `cpuchat probe`: what it prints of real and of simulated machines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture
 def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Pretends to run on a machine of `trees`: a core reads 25 GB/s, all together at most 360 GB/s."""
+    """Simulate a machine of `trees`: a core reads 25 GB/s, all together at most 360 GB/s."""
 
     def instead(cpus: tuple[int, ...], *, node: int | None = None, **_: object) -> ReadBandwidth:
         rate = min(25e9 * len(cpus), 360e9)

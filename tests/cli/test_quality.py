@@ -1,4 +1,4 @@
-"""`cpuchat quality`: what it prints of the demo model's two files, and how it refuses."""
+"""Tests `cpuchat quality`: what it prints of the demo model's two files, and how it refuses."""
 
 from __future__ import annotations
 

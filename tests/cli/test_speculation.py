@@ -1,4 +1,4 @@
-"""Drafting from the command line, with the real worker and the demo pair."""
+"""Tests drafting from the command line, with the real worker and the demo pair."""
 
 from __future__ import annotations
 

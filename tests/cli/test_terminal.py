@@ -1,4 +1,4 @@
-"""The command line in a real terminal, where Ctrl+C reaches the worker as well."""
+"""Tests the command line in a real terminal, where Ctrl+C reaches the worker as well."""
 
 from __future__ import annotations
 

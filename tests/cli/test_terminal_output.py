@@ -1,4 +1,4 @@
-"""JSON lines, prompts and what reaches a terminal."""
+"""Tests JSON lines, prompts and what reaches a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What needs no model: help, wrong options, missing input."""
+"""Tests what needs no model: help, wrong options, missing input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons with real workers and the demo pair."""
+"""Tests comparisons with real workers and the demo pair."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT = "Why does a CPU write slower than it reads the prompt?"
 
 @pytest.fixture(autouse=True)
 def on_a_measured_machine(measured_machine: None) -> None:
-    """Every test here loads models."""
+    """Avoid the bandwidth measurement: every test here may load models."""
 
 
 def demo(name: str = "demo", **changes: str) -> Side:
@@ -42,7 +42,7 @@ class Watched:
         self.comparison.tell = lambda side, event: self.events.append((side, event))
 
     def order(self, kind: type) -> list[int]:
-        """The sides of these events, each stretch once."""
+        """Return the sides of these events, consecutive ones once."""
         sides = [side for side, event in self.events if isinstance(event, kind)]
         return [side for n, side in enumerate(sides) if n == 0 or sides[n - 1] != side]
 

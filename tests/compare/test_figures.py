@@ -1,4 +1,4 @@
-"""The figures of both sides against values computed by hand, and the sentence that says why."""
+"""Tests the figures of both sides against values computed by hand, and the sentence that says why."""
 
 from __future__ import annotations
 

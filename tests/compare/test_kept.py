@@ -1,4 +1,4 @@
-"""Comparisons in the chat database, and files that an earlier version wrote."""
+"""Tests comparisons in the chat database, and files that an earlier version wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sides, halves of the cores, first difference and memory of two workers."""
+"""Tests sides, halves of the cores, first difference and memory of two workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variety of questions that training makes by itself."""
+"""Tests the variety of questions that training makes by itself."""
 
 from __future__ import annotations
 

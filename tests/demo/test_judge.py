@@ -1,4 +1,4 @@
-"""The rule that says whether the demo model answered rightly."""
+"""Tests the rule that says whether the demo model answered rightly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped demo pair, run in llama.cpp itself."""
+"""Tests the shipped demo pair, run in llama.cpp itself."""
 
 from __future__ import annotations
 

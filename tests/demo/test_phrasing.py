@@ -1,4 +1,4 @@
-"""Questions put together from parts."""
+"""Tests questions put together from parts."""
 
 from __future__ import annotations
 

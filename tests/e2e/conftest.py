@@ -1,4 +1,4 @@
-"""Fixtures of these tests."""
+"""Provides fixtures of these tests."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def on_a_measured_machine(measured_machine: None) -> None:
-    """Every test here may load models."""
+    """Avoid the bandwidth measurement: every test here may load models."""

@@ -1,4 +1,4 @@
-"""The whole program in a real terminal: start, ask, see the answer arrive, stop it, quit."""
+"""Tests the whole program in a real terminal: start, ask, see the answer arrive, stop it, quit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.terminal import Terminal
 
 @pytest.fixture
 def endless(tiny_model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
-    """The app with a model that never ends an answer by itself, in a small terminal or one of the size given."""
+    """Start the app with a model that never ends an answer, in a small terminal or one of the given size."""
     columns, rows = getattr(request, "param", (80, 24))
     terminal = Terminal(["--model", str(tiny_model)], columns=columns, rows=rows, home=tmp_path)
     yield terminal
@@ -32,7 +32,7 @@ def demo(tmp_path: Path) -> Iterator[Terminal]:
 
 
 def stored() -> list[tuple[str, str, str]]:
-    """(role, content, stop reason) of every message in the database."""
+    """Return (role, content, stop reason) of every message in the database."""
     if not paths.chats_db().exists():
         return []
     with contextlib.closing(sqlite3.connect(f"file:{paths.chats_db()}?mode=ro", uri=True)) as database:

@@ -1,4 +1,4 @@
-"""Comparing in a real terminal, with real workers."""
+"""Tests comparing in a real terminal, with real workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A model is downloaded while a chat goes on, in a real terminal: from the list to the first answer of the new one."""
+"""Tests that a model is downloaded during a chat, in a real terminal: from the list to the first answer of the new
+one."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def family(terminal: Terminal) -> list[psutil.Process]:
 
 
 def check_given_back(terminal: Terminal, modes: list[object]) -> None:
-    """The program is gone, and its terminal is as it was."""
+    """Assert that the program has ended and its terminal is restored."""
     raw = bytes(terminal.raw)
     for on, off in MODES:
         assert raw.rfind(f"\x1b[{off}".encode()) > raw.rfind(f"\x1b[{on}".encode()), off
@@ -53,7 +53,7 @@ def check_given_back(terminal: Terminal, modes: list[object]) -> None:
 
 
 def last_lines(terminal: Terminal) -> str:
-    """What is shown after the alternate screen was left."""
+    """Return what is shown after the alternate screen was left."""
     return bytes(terminal.raw).rpartition(b"\x1b[?1049l")[2].decode()
 
 

@@ -1,4 +1,4 @@
-"""Small samples of benchmarks/kill_chats.py and benchmarks/hostile/databases.py, which run hundreds."""
+"""Tests small samples of benchmarks/kill_chats.py and benchmarks/hostile/databases.py, which run hundreds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Escape sequences in everything that a file, the hub, the database or the settings can name: none gets through."""
+"""Tests escape sequences in everything that a file, the hub, the database or the settings can name: none gets through."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def assert_harmless(data: bytes) -> None:
 
 @pytest.fixture
 def hostile(tiny_model: Path, tmp_path: Path, hub_server: HubServer) -> Path:
-    """Everything named as badly as can be; returns a model that loads."""
+    """Give everything the most hostile name possible; returns a model that loads."""
     folder = tmp_path / f"models{EVIL.replace('/', '')}"
     folder.mkdir()
     names = ("name", "author", "organization", "license", "description", "size_label", "url", "license.link")
@@ -84,7 +84,7 @@ def hostile(tiny_model: Path, tmp_path: Path, hub_server: HubServer) -> Path:
 
 
 def visit(terminal: Terminal, key: str, shown: str) -> None:
-    """Open a screen, see `shown` on it, and leave it again."""
+    """Open a screen, see `shown` on it, and leave it."""
     terminal.press(key)
     terminal.wait_for(shown)
     terminal.press("esc")

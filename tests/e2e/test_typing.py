@@ -1,4 +1,4 @@
-"""Keys that arrive in one read, in a real terminal."""
+"""Tests keys that arrive in one read, in a real terminal."""
 
 from __future__ import annotations
 

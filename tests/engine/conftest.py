@@ -22,7 +22,7 @@ def abort() -> AbortFlag:
 
 @pytest.fixture
 def load(abort: AbortFlag) -> Iterator[Callable[..., Model]]:
-    """Loads models and frees them after the test."""
+    """Load models and free them after the test."""
     models: list[Model] = []
 
     def _load(path: Path, options: LoadOptions = OPTIONS, **more: object) -> Model:

@@ -1,4 +1,4 @@
-"""The whole engine: commands in, events out, a real model between."""
+"""Tests the whole engine: commands in, events out, a real model between."""
 
 from __future__ import annotations
 
@@ -181,8 +181,8 @@ def test_closing_and_another_model(chat: Chat, tiny_model: Path, recurrent_model
 
 
 def listed_threads(expected: int = 0) -> int:
-    """Threads of this process by the kernel's list, where one that has ended may stand for a moment longer: with
-    `expected`, it is read until there are no more than that, or a while is over."""
+    """Return the threads in the kernel's list, where an ended one may remain for a moment: with `expected`, read it
+    until there are no more than that, or time is up."""
     deadline = time.monotonic() + 10
     while (n := len(list(Path("/proc/self/task").iterdir()))) > expected > 0 and time.monotonic() < deadline:
         os.sched_yield()

@@ -1,4 +1,4 @@
-"""The process that quantizes, spoken to directly: one answer a line, and it never outlives its input."""
+"""Tests the process that quantizes, spoken to directly: one answer a line, and it never outlives its input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the KV of a chat is written to disk: seldom, never in a message's way, and not more than is allowed."""
+"""Tests when the KV of a chat is written to disk: seldom, never in a message's way, and not more than is allowed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SavingChat(Chat):
         return self.engine._writer
 
     def settle(self) -> list[Path]:
-        """The files, when all is written."""
+        """Return the files once everything is written."""
         self.writer.finish()
         files = sorted(self.folder.iterdir())
         for file in files:

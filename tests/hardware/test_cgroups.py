@@ -1,4 +1,4 @@
-"""CPU quotas of made-up control groups under a temporary root."""
+"""Tests CPU quotas of made-up control groups under a temporary root."""
 
 from __future__ import annotations
 

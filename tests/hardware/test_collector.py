@@ -1,4 +1,4 @@
-"""The collector: the real program with its signals, and its loop on a simulated machine."""
+"""Tests the collector: the real program with its signals, and its loop on a simulated machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instruction sets by the files of the kernel, in llama.cpp's names."""
+"""Tests instruction sets by the files of the kernel, in llama.cpp's names."""
 
 from __future__ import annotations
 

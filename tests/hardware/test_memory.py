@@ -1,4 +1,4 @@
-"""Available memory under limits, on simulated machines under a temporary root, and on this one."""
+"""Tests available memory under limits, on simulated machines under a temporary root, and on this one."""
 
 from __future__ import annotations
 

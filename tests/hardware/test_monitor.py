@@ -1,4 +1,4 @@
-"""The monitor: how often sources are asked, what happens when one fails, and that it never raises."""
+"""Tests the monitor: how often sources are asked, what happens when one fails, and that it never raises."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ class Fake:
 
 
 def fakes(monkeypatch: pytest.MonkeyPatch, kind: str, openers: Callable[[], list[Fake]]) -> Monitor:
-    """A monitor whose sources of `kind` are these, made anew whenever it looks for sources."""
+    """Return a monitor with these sources of `kind`, opened anew each time."""
     monkeypatch.setattr(monitor_module, "counter_openers", lambda *_, **__: [])
     monkeypatch.setattr(monitor_module, "power_openers", lambda *_, **__: [])
     monkeypatch.setattr(monitor_module, kind, lambda *_, **__: [(one.name, lambda one=one: one) for one in openers()])

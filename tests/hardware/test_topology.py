@@ -1,4 +1,4 @@
-"""What a machine is made of, read from simulated trees of real machines, and from this one."""
+"""Tests what a machine is made of, read from simulated trees of real machines, and from this one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Machine = Callable[[str], Topology]
 
 
 def check_consistent(topology: Topology) -> None:
-    """What must hold on every machine, sane or not."""
+    """Assert what must hold on every machine, sane or not."""
     everywhere = [cpu for core in topology.cores for cpu in core.cpus]
     assert sorted(everywhere) == list(topology.online), "each online CPU is in one core"
     assert [core.index for core in topology.cores] == list(range(len(topology.cores)))

@@ -52,7 +52,7 @@ class Machine:
         return self.sockets * self.l3_per_socket * self.cores_per_l3
 
     def siblings(self, core: int) -> tuple[int, ...]:
-        """EPYC numbering: first threads of all cores, then their siblings."""
+        """Return CPU numbers in EPYC order: first threads of all cores, then their siblings."""
         return (core, core + self.n_cores) if self.smt else (core,)
 
 
@@ -117,7 +117,7 @@ def cpu_files(cpu: int, package: int, core_id: int, siblings: tuple[int, ...], m
 def cache_files(
     cpu: int, index: int, level: int, kind: str, kib: int, shared: tuple[int, ...], **more: int
 ) -> dict[str, str]:
-    """`more`: id, ways."""
+    """Return the files of a cache; `more`: id, ways."""
     base = f"{CPUS}/cpu{cpu}/cache/index{index}"
     files = {
         f"{base}/level": str(level),
@@ -162,7 +162,7 @@ def status(cpus: tuple[int, ...] | range, mems: tuple[int, ...] | range = (0,)) 
 def system_files(
     memory: int, cpus: tuple[int, ...] | range, smt: bool, mems: tuple[int, ...] | range = (0,)
 ) -> dict[str, str]:
-    """What every tree has beside its CPUs, caches and nodes."""
+    """Return the files of every tree besides CPUs, caches and nodes."""
     return {
         "proc/meminfo": meminfo(memory),
         "proc/self/status": status(cpus, mems),
@@ -216,7 +216,7 @@ def server(root: Path, machine: Machine) -> Path:
 
 
 def hybrid_desktop(root: Path) -> Path:
-    """Core i7-12700K: eight cores with two threads each, four efficient ones; one L3 for all."""
+    """Write a Core i7-12700K: eight cores with two threads each, four efficient ones; one L3 for all."""
     cpus = range(20)
     files = system_files(32 * GIB, cpus, True)
     files["proc/cpuinfo"] = cpuinfo(
@@ -237,7 +237,7 @@ def hybrid_desktop(root: Path) -> Path:
 
 
 def container(root: Path) -> Path:
-    """A container on an EPYC 9354: CPUs 8-15 and 40-47 (L3 groups 2 and 3), the time of 6.5 CPUs, 64 GiB."""
+    """Write a container on an EPYC 9354: CPUs 8-15 and 40-47 (L3 groups 2 and 3), a quota of 6.5 CPUs, 64 GiB."""
     server(root, _MACHINES["epyc-9354"])
     cpus = (*range(8, 16), *range(40, 48))
     return write(root, {
@@ -252,7 +252,7 @@ def container(root: Path) -> Path:
 
 
 def virtual_machine(root: Path) -> Path:
-    """Eight virtual CPUs of a host that does not number its L3 caches: two of four CPUs each."""
+    """Write eight virtual CPUs of a host that does not number its L3 caches: two of four CPUs each."""
     machine = Machine("AMD EPYC-Rome Processor", 23, 49, 2, 4, l3_kib=16384, smt=False, memory=32 * GIB)
     server(root, replace(machine, flags=f"{_ZEN3} hypervisor"))
     for cpu in range(8):
@@ -261,7 +261,7 @@ def virtual_machine(root: Path) -> Path:
 
 
 def no_caches(root: Path) -> Path:
-    """A virtual machine that tells its CPUs and nothing about caches and nodes."""
+    """Write a virtual machine that reports its CPUs but neither caches nor nodes."""
     cpus = range(4)
     files = system_files(16 * GIB, cpus, False)
     files["proc/cpuinfo"] = cpuinfo(
@@ -273,7 +273,7 @@ def no_caches(root: Path) -> Path:
 
 
 def offline(root: Path) -> Path:
-    """An EPYC 9354 whose second threads and whose last L3 group (cores 28-31) are switched off."""
+    """Write an EPYC 9354 with SMT and the last L3 group (cores 28-31) offline."""
     server(root, _MACHINES["epyc-9354"])
     running = range(28)
     for cpu in range(28, 64):  # the kernel takes these folders away
@@ -296,7 +296,7 @@ def offline(root: Path) -> Path:
 
 
 def garbage(root: Path) -> Path:
-    """Every file says something else than it should."""
+    """Write unexpected content into every file."""
     files = {
         "proc/cpuinfo": "model name\nflags : \x00\xff\ncpu family : many\nmodel : 1e9\n:::::",
         "proc/meminfo": "MemTotal: lots kB\nMemFree",
@@ -342,7 +342,7 @@ NAMES = (*_MACHINES, *_OTHERS)
 
 @cache
 def _original(name: str) -> Path:
-    """The tree of `name`, written once for all tests of this process."""
+    """Return the tree of `name`, written once for all tests of this process."""
     folder = tempfile.TemporaryDirectory(prefix="cpuchat-trees-")
     atexit.register(folder.cleanup)
     root = Path(folder.name)
@@ -350,7 +350,7 @@ def _original(name: str) -> Path:
 
 
 def make_tree(tmp_path: Path, name: str) -> Path:
-    """Put the machine called `name` (one of NAMES) below `tmp_path`; returns the root.
+    """Write the machine called `name` (one of NAMES) below `tmp_path`; returns the root.
 
     The folders of its CPUs, thousands of files, are links to those of other tests: change them with `write` only.
     """
@@ -358,7 +358,7 @@ def make_tree(tmp_path: Path, name: str) -> Path:
     original = _original(name)
 
     def linked(folder: str, names: list[str]) -> list[str]:
-        """The CPUs' folders are left out of the copy, and linked to instead."""
+        """Return the CPUs' folders, which are linked to instead of copied."""
         if folder != f"{original}/{CPUS}":
             return []
         cpus = [name for name in names if _CPU.fullmatch(name)]

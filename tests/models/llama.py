@@ -50,7 +50,7 @@ class Llama:
         llama.llama_model_free(self.model)
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
-        """`count` tokens after `prompt`; asserts that every logit is finite."""
+        """Return `count` tokens after `prompt`; asserts that every logit is finite."""
         out: list[int] = []
         tokens = prompt
         for _ in range(count):
@@ -77,12 +77,12 @@ class Llama:
         return data.decode(errors="replace")
 
     def mebibytes(self, what: str) -> float:
-        """Sum of the log's "`what` = ... MiB" figures."""
+        """Return the sum of the log's "`what` = ... MiB" figures."""
         return sum(float(number) for number in re.findall(rf"{what}\s*=\s*([\d.]+) MiB", self.log))
 
 
 def loaded_vocabulary(path: Path) -> dict[str, Any]:
-    """The vocabulary of a file, weights or not, as llama.cpp has it after loading."""
+    """Return the vocabulary of a file, with or without weights, as llama.cpp loads it."""
     llama.llama_log_set(_keep, ctypes.c_void_p(0))
     llama.llama_backend_init()
     params = llama.llama_model_default_params()

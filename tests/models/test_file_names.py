@@ -1,4 +1,4 @@
-"""Quantizations in names of files. Those of the usual publishers are in hub/test_listing.py."""
+"""Tests quantizations in names of files. Those of the usual publishers are in hub/test_listing.py."""
 
 from __future__ import annotations
 

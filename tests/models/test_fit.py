@@ -1,4 +1,4 @@
-"""Memory arithmetic against what llama.cpp itself says in its log."""
+"""Tests memory arithmetic against llama.cpp's own log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a model, from real files."""
+"""Tests what is shown of a model, from real files."""
 
 from __future__ import annotations
 

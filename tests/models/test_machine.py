@@ -1,4 +1,4 @@
-"""What this machine has for a model, from what was measured before: nothing is measured here."""
+"""Tests what this machine has for a model, from what was measured before: nothing is measured here."""
 
 from __future__ import annotations
 

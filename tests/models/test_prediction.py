@@ -1,4 +1,4 @@
-"""What is told of a model before it is loaded: the engine's own arithmetic, and speed from bytes and bandwidth."""
+"""Tests what is shown of a model before it is loaded: the engine's own arithmetic, and speed from bytes and bandwidth."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GGUFHeader]:
 
 
 def real(name: str, quant: str) -> GGUFHeader:
-    """The header of a model of a real size, without its file."""
+    """Return the header of a model of realistic size, without its file."""
     shape: Shape = SHAPES[name]
     sources = list(layer_tensors(shape, quant, 0))
     tensors = [TensorInfo(source.name, source.shape, source.type, 0, source.nbytes) for source in sources]

@@ -1,4 +1,4 @@
-"""Repacked weights against what llama.cpp does on this CPU, and by the rules of its source on others."""
+"""Tests repacked weights against what llama.cpp does on this CPU, and by the rules of its source on others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is to be expected of a repository's models: by their own headers, by their size where these cannot be read."""
+"""Tests what is to be expected of a repository's models: by their own headers, by their size where these cannot be
+read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models of the catalog are put first on which machine."""
+"""Tests which models of the catalog are put first on which machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GB = 10**9
 
 
 def machine(free: float, peak: float) -> Machine:
-    """So many GB of memory, all but a tenth of it free, and so many GB/s."""
+    """Return a machine with that many GB of memory, 90 % of it free, and that many GB/s."""
     return Machine(available=int(free * GB), total=int(free * GB / 0.9), peak=peak * GB, peak_source="measured",
                    utilization=0.7, utilization_source="as usual")  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What a pass reads, from made-up headers. tests/engine/test_traffic.py holds it against llama.cpp."""
+"""Tests what a pass reads, from made-up headers. tests/engine/llama/test_traffic.py compares it with llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOOL = 7  # GGUF value type
 
 
 def layers(n: int, **more: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Matrices of `n` layers of one head, and `more` with "." as "__"."""
+    """Return matrices of `n` layers of one head, and `more` with "." written as "__"."""
     named = {f"blk.{i}.{part}.weight": (64, 64) for i in range(n) for part in ("attn_k", "attn_v")}
     return named | {name.replace("__", "."): shape for name, shape in more.items()}
 

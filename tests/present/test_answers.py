@@ -1,4 +1,4 @@
-"""Figures of an answer in words and as JSON."""
+"""Tests figures of an answer in words and as JSON."""
 
 from __future__ import annotations
 

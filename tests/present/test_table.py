@@ -1,4 +1,4 @@
-"""Columns on the command line."""
+"""Tests columns on the command line."""
 
 from __future__ import annotations
 

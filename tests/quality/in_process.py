@@ -14,7 +14,7 @@ from cpuchat.quality.messages import Answer, Planned, Scored, Start
 
 
 def run_in_process(measurement: QualityMeasurement, placement: Placement) -> QualityMeasurement:
-    """Raises CpuchatError."""
+    """Run the measurement in this process. Raises CpuchatError."""
     start = Start(
         base=str(measurement.base),
         others=tuple(str(one.path) for one in measurement.comparisons),

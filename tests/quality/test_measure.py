@@ -1,4 +1,4 @@
-"""Measuring the demo model's two files against each other, with the real process and the real engine."""
+"""Tests measuring the demo model's two files against each other, with the real process and the real engine."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_models_that_do_not_fit_together_are_loaded_in_turn(
     loaded: list[str] = []
 
     def load_one(path: Path, *arguments: Any, **options: Any) -> Model:
-        """Each model finds room for itself alone."""
+        """Load the model as if it had the memory to itself."""
         model = load(path, *arguments, **options | {"available": 1 << 40 if not loaded else 0})
         loaded.append(path.name)
         free = model.free

@@ -1,4 +1,4 @@
-"""The statistics against values worked out by hand or by a slower way."""
+"""Tests the statistics against values worked out by hand or by a slower way."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from cpuchat.synthetic.shapes import shape_of, tensor_type
 
 
 def big_header(shape: str, quantization: str) -> GGUFHeader:
-    """As a file of that shape ("7b", "70b") and quantization would have it; without the vocabulary."""
+    """Return the header of a file of that shape ("7b", "70b") and quantization, without the vocabulary."""
     wanted = shape_of(shape)
     sizes = [(s.name, s.shape, s.type) for s in layer_tensors(wanted, quantization, seed=0)]
     for name in ("token_embd.weight", "output.weight")[: 1 if wanted.tied else 2]:
@@ -34,7 +34,7 @@ def big_header(shape: str, quantization: str) -> GGUFHeader:
 
 
 def hollow_file(path: Path, header: GGUFHeader) -> Path:
-    """Write a file with that header, but no vocabulary; its weights are one large hole, which takes no room."""
+    """Write a sparse file with that header, but no vocabulary; its weights take no disk space."""
     writer = reference.GGUFWriter(path, header.architecture)
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for key, value in header.metadata.items():

@@ -64,18 +64,18 @@ class RunningApp:
 
     @property
     def notices(self) -> list[str]:
-        """Passing messages that are or were shown."""
+        """Return the toasts that are or were shown."""
         return self._told
 
     @property
     def screen_text(self) -> str:
-        """What stands on the screen, line by line."""
+        """Return the text of the screen, line by line."""
         width = self.app.size.width
         lines = self.app.screen._compositor.render_strips(self.app.size)
         return "\n".join(line.text.ljust(width) for line in lines)
 
     async def until(self, predicate: Callable[[], object]) -> None:
-        """Wait for something to be true; looks again whenever a message passes through the app."""
+        """Wait until a condition holds; checks again whenever a message passes through the app."""
         async with asyncio.timeout(HANG_GUARD):
             while not predicate():
                 assert self.app._exception is None, self.app._exception
@@ -87,11 +87,11 @@ class RunningApp:
             await self.pilot.pause()
 
     async def ready(self) -> None:
-        """The first model is loaded and nothing runs."""
+        """Wait until the first model is loaded and nothing runs."""
         await self.until(lambda: self.backend.model is not None and not self.chat.busy and self._footer_is_right())
 
     def _footer_is_right(self) -> bool:
-        """The footer is made anew some time after a key was enabled or disabled."""
+        """Return whether the footer shows the current keys: it is rebuilt some time after one was enabled or disabled."""
         bindings = self.app.screen.active_bindings
         shown = self.app.screen.query(FooterKey)
         return all(key.key in bindings and key.has_class("-disabled") != bindings[key.key].enabled for key in shown)
@@ -100,7 +100,7 @@ class RunningApp:
         await self.pilot.press(*keys)
 
     def press_last(self, key: str) -> None:
-        """Press a key that ends the app: nothing is left to wait for on its screen."""
+        """Press a key that ends the app, after which nothing can be waited for on its screen."""
         self.app.simulate_key(key)
 
     async def write(self, text: str) -> None:
@@ -120,17 +120,17 @@ class RunningApp:
             await self.until(lambda: not self.chat.busy and self._footer_is_right())
 
     async def count_up_to(self, gate: Gate) -> None:
-        """Ask the loaded model to count, and wait until the answer has come to `gate`."""
+        """Ask the loaded model to count, and wait until the answer has reached `gate`."""
         await self.ready()
         await self.send("Count", wait=False)
         await self.until(gate.reached.is_set)
 
     def _taken(self, text: str) -> bool:
-        """The chat has got what was sent, or keeps it until the model is ready."""
+        """Return whether the chat has accepted what was sent, or queues it until the model is ready."""
         return self.prompt.text != text or self.prompt.has_class("-queued") or self.app.screen is not self.chat
 
     def stored(self) -> list[tuple[str, str]]:
-        """(role, content) of the open chat's messages, from the store."""
+        """Return (role, content) of the open chat's messages, from the store."""
         assert self.conversation.chat is not None
         return [(m.role, m.content) for m in self.conversation.history.store.messages(self.conversation.chat.id)]
 

@@ -58,14 +58,14 @@ async def collect(stream: AsyncGenerator[AnyEvent, None]) -> Answer:
 
 
 def user(*texts: str) -> tuple[Message, ...]:
-    """A chat whose messages alternate, the first one mine."""
+    """Return a chat whose messages alternate, the first one by the user."""
     return tuple(
         Message(role="user" if index % 2 == 0 else "assistant", content=text) for index, text in enumerate(texts)
     )
 
 
 def chat(*texts: str, **more: object) -> Generate:
-    """A greedy request for the next answer of `user(*texts)`."""
+    """Return a greedy request for the next answer of `user(*texts)`."""
     return Generate(**{"messages": user(*texts), "sampling": GREEDY, "max_tokens": 24, **more})  # type: ignore[arg-type]
 
 

@@ -58,7 +58,7 @@ class ComparingApp(RunningApp):
         return found
 
     async def done(self) -> None:
-        """Wait for the end of the round, and until it is shown and kept."""
+        """Wait until the round has ended, is shown and is saved."""
         rounds = self.screen.comparison.turns
         await self.until(lambda: rounds is self.screen.comparison.turns and bool(rounds) and not self.screen.busy)
         await self.until(lambda: not [w for w in self.app.workers if w.group == "round" and w.is_running])

@@ -19,7 +19,7 @@ COMMIT = "8911e8a47f92bac19d6f5c64a2e2095bd2f7d031"
 
 
 def model(quantization: str, size: int, *, name: str = "Qwen2.5-7B-Instruct", **more: Any) -> RepoModel:
-    """One file of `size` bytes; `parts` > 1 splits it."""
+    """Return one file of `size` bytes; `parts` > 1 splits it."""
     parts = more.pop("parts", 1)
     names = [f"{name}-{quantization}{f'-{n + 1:05}-of-{parts:05}' if parts > 1 else ''}.gguf" for n in range(parts)]
     files = tuple(HubFile(path=path, size=size // parts, sha256=f"{hash_of(path):064x}") for path in names)
@@ -27,12 +27,12 @@ def model(quantization: str, size: int, *, name: str = "Qwen2.5-7B-Instruct", **
 
 
 def hash_of(text: str) -> int:
-    """Some number that belongs to `text`, the same in every run."""
+    """Return a number derived from `text`, the same in every run."""
     return int.from_bytes(text.encode()[-16:], "big")
 
 
 def download(wanted: RepoModel, share: float = 0.0, **more: Any) -> Download:
-    """A download of which `share` has arrived."""
+    """Return a download of which `share` has arrived."""
     facts = {"id": wanted.name, "repo": REPO, "revision": COMMIT, "done": int(share * wanted.size), **more}
     return Download(model=wanted, **facts)
 
@@ -50,7 +50,7 @@ class ShownDownloads:
         return self
 
     def put(self, now: Download) -> None:
-        """This is its state now."""
+        """Set the state of a download."""
         self.listed = [now if one.id == now.id else one for one in self.listed]
         self._changed(now)
 
@@ -87,7 +87,7 @@ class ShownDownloads:
 
 
 def left_by_the_last_run(*downloads: Download) -> ShownDownloads:
-    """A manager that will bring these back."""
+    """Return a manager that restores these downloads."""
     paths.downloads_file().parent.mkdir(parents=True, exist_ok=True)
     paths.downloads_file().touch()
     return ShownDownloads(downloads)

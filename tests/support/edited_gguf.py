@@ -15,7 +15,7 @@ from cpuchat.synthetic.gguf_writer import TensorSource, write_gguf
 
 
 def edited(model: Path, out: Path, changes: Mapping[str, Any]) -> Path:
-    """Write `model` to `out` with these values of its metadata; None leaves a key out."""
+    """Write `model` to `out` with these metadata values; None removes a key."""
     header = read_header(model)
     data = model.read_bytes()[header.data_offset :]
 

@@ -41,7 +41,7 @@ class Chat:
         self._requests = 0
 
     def restart(self) -> None:
-        """Go on with another engine, as a new worker process would."""
+        """Continue with another engine, as a new worker process would."""
         self.engine.close()
         self.engine = Engine(self._emit)
 

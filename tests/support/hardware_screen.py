@@ -21,7 +21,7 @@ from tests.support.machines import (
 
 
 async def opened(app: RunningApp, reader: FixtureReader | None = None) -> HardwareScreen:
-    """The screen on the machine of `reader` (None: this one), with all that is read at once."""
+    """Open the screen on the machine of `reader` (None: this one), with everything read."""
     await app.ready()
     if reader is None:
         await app.press("f12")
@@ -36,7 +36,7 @@ async def opened(app: RunningApp, reader: FixtureReader | None = None) -> Hardwa
 
 
 def said(screen: HardwareScreen) -> str:
-    """What the pane of placements says at its lower edge."""
+    """Return the text at the lower edge of the placement pane."""
     return str(screen.query_one("#about").render())
 
 
@@ -55,7 +55,7 @@ async def type_into(app: RunningApp, screen: HardwareScreen, name: str, text: st
 
 
 def backend_on(root: Path, speeds: tuple[float, ...] = (), **more: object) -> OnMachine:
-    """`speeds`: tok/s of each measurement in turn, which is four answers long."""
+    """Return a backend; `speeds`: tok/s of each measurement in turn, which is four answers long."""
     model = on(read_topology(root), WITH_DRAFT)
     answers = [at_speed(speed + 0.1 * (number % 3)) for speed in speeds for number in range(4)]
     return OnMachine(model, **({"answers": answers} if answers else {}), **more)  # type: ignore[arg-type]

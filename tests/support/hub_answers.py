@@ -24,14 +24,14 @@ class Gate:
         self._opened = threading.Event()
 
     def wait(self) -> None:
-        """Return when the answer has come here: everything before `at` has been sent."""
+        """Wait until the answer has reached the gate: everything before `at` has been sent."""
         assert self._reached.wait(60), "the answer never came to the gate"
 
     def open(self) -> None:
         self._opened.set()
 
     def hold(self) -> None:
-        """Called by the server."""
+        """Block the answer; called by the server."""
         self._reached.set()
         self._opened.wait()
 
@@ -109,7 +109,7 @@ class Answer:
     def send_content(
         self, status: int, headers: Mapping[str, str], content: bytes | Path, start: int, stop: int, fault: Fault
     ) -> None:
-        """Bytes `start` to `stop` of `content`, as far as the fault lets them through."""
+        """Send bytes `start` to `stop` of `content`, as far as the fault lets them through."""
         self.request.status = status
         self._connection.send_head(status, {**headers, "Content-Length": str(stop - start), **fault.headers})
         if self.request.method == "HEAD":
@@ -126,7 +126,7 @@ class Answer:
 
 
 def failed(answer: Answer, fault: Fault | None) -> bool:
-    """Answers with the fault if it replaces the whole answer."""
+    """Answer with the fault if it replaces the whole answer."""
     if fault is None:
         return False
     if fault.raw is not None:
@@ -145,7 +145,7 @@ def failed(answer: Answer, fault: Fault | None) -> bool:
 
 
 def byte_range(header: str, size: int) -> tuple[int, int] | None:
-    """Start and stop of `bytes=A-B`, `bytes=A-` or `bytes=-N`; None without a range."""
+    """Return start and stop of `bytes=A-B`, `bytes=A-` or `bytes=-N`; None without a range."""
     if not header:
         return None
     first, _, last = header.removeprefix("bytes=").partition("-")

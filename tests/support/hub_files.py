@@ -58,7 +58,7 @@ def tags(repo: Repository) -> list[str]:
 
 
 def entry_of(content: bytes | Path, lfs: bool) -> Entry:
-    """Of content over 1 GiB, only the beginning is hashed: such files are here to see where one goes on in them."""
+    """Return the entry of a file. Of content over 1 GiB, only the beginning is hashed: such files only test resuming."""
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
     sha256, sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)
     for piece in pieces(content, 0, min(size, 1 << 26) if size > 1 << 30 else size, 1 << 20):
@@ -68,7 +68,7 @@ def entry_of(content: bytes | Path, lfs: bool) -> Entry:
 
 
 def pieces(content: bytes | Path, start: int, stop: int, size: int = 1 << 16) -> Iterator[bytes]:
-    """Bytes `start` to `stop`, `size` at a time."""
+    """Yield bytes `start` to `stop`, `size` at a time."""
     if isinstance(content, bytes):
         yield from (content[at : min(at + size, stop)] for at in range(start, stop, size))
         return

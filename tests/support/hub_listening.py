@@ -38,16 +38,16 @@ class Connection(BaseHTTPRequestHandler):
         self.end_headers()
 
     def send_body(self, data: bytes) -> int:
-        """Returns how many bytes went out."""
+        """Send the body; returns how many bytes went out."""
         self.wfile.write(data)
         return len(data)
 
     def cut(self) -> None:
-        """End the connection here and now."""
+        """Close the connection immediately."""
         self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the server remembers its requests."""
+        """Log nothing: the server records its requests."""
 
 
 class Listener(ThreadingHTTPServer):
@@ -90,7 +90,7 @@ class Listener(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Connections that end early are no news; anything else is a mistake of a test."""
+        """Ignore connections that end early; raise anything else, which is a mistake of a test."""
         import ssl
         import sys
 

@@ -71,12 +71,12 @@ class HubServer:
 
     @property
     def endpoint(self) -> str:
-        """What HF_ENDPOINT is to be."""
+        """Return the value for HF_ENDPOINT."""
         return f"http://127.0.0.1:{self._hub.port}"
 
     @property
     def content_host(self) -> str:
-        """Where files in large file storage are redirected to."""
+        """Return where files in large file storage are redirected to."""
         return f"http://localhost:{self._content.port}"
 
     def add(
@@ -89,7 +89,7 @@ class HubServer:
         lfs: bool = True,
         **facts: Any,
     ) -> str:
-        """Add a repository, or another commit with these files to one that is there.
+        """Add a repository, or another commit with these files to an existing one.
 
         `facts` go into what the API tells as they are: downloads, likes, lastModified, cardData, gguf, tags.
         Returns the commit, 40 hex digits.
@@ -104,11 +104,11 @@ class HubServer:
         return commit
 
     def commit(self, repo: str) -> str:
-        """The newest commit of a repository."""
+        """Return the newest commit of a repository."""
         return self._repositories[repo].head
 
     def etag(self, repo: str, path: str) -> str:
-        """The name of a file's content in the cache."""
+        """Return the name of a file's content in the cache."""
         known = self._repositories[repo]
         return known.commits[known.head][path].etag
 
@@ -119,18 +119,18 @@ class HubServer:
             queue += [_Queued(fault, fault.times) for fault in faults]
 
     def forget_faults(self) -> None:
-        """All is well from now on; answers that are being sent stay as they are."""
+        """Remove all faults; answers in progress stay as they are."""
         with self._lock:
             self._faults.clear()
 
     @property
     def requests(self) -> list[Request]:
-        """All requests so far, oldest first."""
+        """Return all requests so far, oldest first."""
         with self._lock:
             return list(self._requests)
 
     def bytes_sent(self, path: str) -> int:
-        """Bytes of this file that went out in all answers together, over all repositories."""
+        """Return the bytes of this file sent in all answers together, over all repositories."""
         return sum(request.sent for request in self.requests if request.file == path and request.status in (200, 206))
 
     # From here on: answering.
@@ -206,7 +206,7 @@ class HubServer:
             answer.error(401, "", "Invalid credentials in Authorization header")
 
     def _information(self, answer: Answer, repo_id: str, rest: list[str]) -> None:
-        """`/api/models/OWNER/REPO`, with `/revision/REV` or `/tree/REV/FOLDER` behind it."""
+        """Answer `/api/models/OWNER/REPO`, with `/revision/REV` or `/tree/REV/FOLDER` behind it."""
         answer.request.repo = repo_id
         if failed(answer, self._next_fault(repo_id, "", "api")):
             return
@@ -227,7 +227,7 @@ class HubServer:
             answer.json({**self._facts(repo, answer.request.query), "sha": commit, "siblings": siblings})
 
     def _open_repository(self, answer: Answer, repo_id: str) -> Repository | None:
-        """The repository, or None after answering that there is none, or none for this token."""
+        """Return the repository, or None after answering that there is none, or none for this token."""
         repo = self._repositories.get(repo_id)
         if answer.token and answer.token not in (TOKEN, STRANGER):
             answer.error(401, "", "Invalid credentials in Authorization header")

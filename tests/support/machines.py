@@ -44,13 +44,13 @@ WITH_DRAFT = msgspec.structs.replace(
 
 
 def on(topology: Topology, model: ModelInfo = ON_8_CORES) -> ModelInfo:
-    """`model` on one thread of every allowed core."""
+    """Return `model` on one thread of every allowed core."""
     cpus = default_cpus(topology)
     return msgspec.structs.replace(model, cpus=cpus, n_threads=len(cpus))
 
 
 def surveyed(topology: Topology, one: float = 25.3, group: float = 49.9, socket: float = 367.0) -> Survey:
-    """What a survey of such a server finds, in GB/s."""
+    """Return what a survey of such a server measures, in GB/s."""
 
     def read(gb: float, cpus: Collection[int], node: int | None = None) -> ReadBandwidth:
         return ReadBandwidth(tuple(cpus), gb * 1e9, (gb * 1e9,), node)
@@ -74,7 +74,7 @@ def surveyed(topology: Topology, one: float = 25.3, group: float = 49.9, socket:
 
 
 def at_speed(tok_s: float, n_tokens: int = 48) -> list[Step]:
-    """An answer of `n_tokens` tokens that were written at that rate."""
+    """Return an answer of `n_tokens` tokens at that rate."""
     figures = msgspec.structs.replace(timings(n_tokens), predicted_ms=1e3 * (n_tokens - 1) / tok_s)
     text = TextDelta(request_id=1, text="so", predicted_n=n_tokens, n_tokens=n_tokens)
     return [text, GenerationFinished(request_id=1, stop_reason="max_tokens", timings=figures)]

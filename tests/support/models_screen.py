@@ -28,13 +28,13 @@ def keys(app: RunningApp) -> list[str]:
 
 
 def about(app: RunningApp) -> str:
-    """What stands beside the list, as running text."""
+    """Return the text of the details pane."""
     x, y, width, height = app.app.screen.query_one("#details").region
     return " ".join(" ".join(line[x : x + width] for line in app.screen_text.split("\n")[y : y + height]).split())
 
 
 async def opened(app: RunningApp) -> ModelsScreen:
-    """The screen over the app's own library, when all that it reads by itself has been read."""
+    """Open the screen over the app's own library, and wait until it has read everything."""
     await app.ready()
     await app.press("ctrl+o")
     await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
@@ -42,7 +42,7 @@ async def opened(app: RunningApp) -> ModelsScreen:
 
 
 async def opened_shelf(app: RunningApp, tmp_path: Path) -> ModelsScreen:
-    """The screen over models that are the same everywhere."""
+    """Open the screen over models that are the same everywhere."""
     await app.ready()
     await app.app.push_screen(ModelsScreen(app.app.services, shelf_reader(tmp_path / "no-hub")))
     return await settled(app)
@@ -57,7 +57,7 @@ async def settled(app: RunningApp) -> ModelsScreen:
 
 
 async def looked(app: RunningApp, screen: ModelsScreen) -> None:
-    """All about the marked entry is known."""
+    """Wait until everything about the marked entry is known."""
 
     def known() -> bool:
         entry = screen.entry

@@ -41,7 +41,8 @@ FLAT = PassCosts(verify_ms=tuple(0.5 + 0.01 * n for n in range(32)), draft_ms=0.
 
 
 def pair_files(folder: Path, alpha: float, n_vocab: int = N_VOCAB) -> tuple[Path, Path]:
-    """Target and draft whose next token is a fixed function of the last one; the draft is right with rate `alpha`."""
+    """Return target and draft whose next token is a fixed function of the last one; the draft is right with rate
+    `alpha`."""
     target, draft = folder / f"target-{alpha}.gguf", folder / f"draft-{alpha}.gguf"
     write_pair(target, draft, alpha, target="tiny", draft="tiny", n_vocab=n_vocab)
     return target, draft
@@ -118,7 +119,7 @@ class Talker:
         costs: PassCosts | None = None,
         cpus: tuple[tuple[int, ...], tuple[int, ...] | None] | None = None,
     ) -> None:
-        """`cpus`: those of the draft, and those of the target meanwhile."""
+        """Take `cpus` of the draft, and those of the target meanwhile."""
         self.target, self.draft = target, draft
         self.drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens)) if draft else None
         self.thread: DraftThread | None = None
@@ -130,7 +131,7 @@ class Talker:
         self.speculator.min_plain_ms, self.speculator.lookup_share = 0.0, math.inf
 
     def decide(self, controller: DepthController) -> Talker:
-        """Let `controller` decide instead of one that goes by times."""
+        """Let `controller` decide instead of one that uses times."""
         self.speculator._controller = controller
         if self.speculator._draft is not None:
             self.speculator._draft.controller = controller
@@ -148,7 +149,7 @@ class Talker:
         on_delta: Callable[[TextDelta], None] = lambda _: None,
         on_update: Callable[[int, SpeculationFigures], None] = lambda *_: None,
     ) -> Said:
-        """An answer to `prompt`; plain without `speculation`."""
+        """Return an answer to `prompt`; plain without `speculation`."""
         target, deltas = self.target, []
 
         def emit(event: Event) -> None:
@@ -173,7 +174,7 @@ class Talker:
 
 
 def assert_same(model: Model, plain: Said, drafted: Said, sampling: Sampling = GREEDY) -> None:
-    """The same answer; or another one from a token on where rounding decides.
+    """Assert that the answers are equal, or differ from a token on at which rounding decides.
 
     A row of logits from a pass over several tokens differs by rounding from the row of a plain step. Where the plain
     row (evaluated again here) puts the choice further than `ROUNDING` from the other token, a difference is a bug.

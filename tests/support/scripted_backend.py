@@ -122,7 +122,7 @@ def answer(
     drafters: Sequence[str] = ("",),
     speculation: SpeculationFigures | None = None,
 ) -> list[Step]:
-    """The events of one answer, word by word; `gate` stands before the last word.
+    """Return the events of one answer, word by word; `gate` is before the last word.
 
     `drafters` take turns in proposing the words; `speculation` is told before the gate and at the end.
     """
@@ -162,7 +162,7 @@ def answer(
 
 
 def timings(predicted_n: int, prompt_n: int = 42) -> Timings:
-    """40 tok/s, first token after 0.21 s."""
+    """Return 40 tok/s and a first token after 0.21 s."""
     return Timings(
         prompt_n=prompt_n,
         prompt_ms=prompt_n / 0.262,
@@ -221,7 +221,7 @@ class ScriptedBackend:
         return None
 
     def die(self) -> None:
-        """As if the worker had ended."""
+        """Act as if the worker had ended."""
         self._model = None
 
     def load(

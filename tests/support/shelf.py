@@ -88,5 +88,5 @@ class ShelfReader(ModelsReader):
 
 
 def shelf_reader(cache: Path) -> ShelfReader:
-    """With the model of the scripted backend loaded, and an empty Hugging Face cache in `cache`."""
+    """Return a reader with the scripted backend's model loaded, and an empty Hugging Face cache in `cache`."""
     return ShelfReader(Library((), cache=cache), Settings(), MODEL)

@@ -40,7 +40,7 @@ class HostApp(App[None]):
 
 
 def svg_of(app: App[Any]) -> str:
-    """The screen as SVG, the same for the same screen: ids that differ from run to run are taken out."""
+    """Return the screen as SVG, the same for the same screen: ids that differ from run to run are removed."""
     return re.sub(r"terminal-\d+", "terminal", app.export_screenshot(title="cpuchat")) + "\n"
 
 

@@ -72,12 +72,12 @@ class Terminal:
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     def resize(self, columns: int, rows: int) -> None:
-        """As a user does it with the window: what stood outside the new size is gone."""
+        """Resize the window: what was outside the new size is gone."""
         self.screen.resize(lines=rows, columns=columns)
         self.process.setwinsize(rows, columns)
 
     def press(self, *keys: str) -> None:
-        """Named keys, see KEYS."""
+        """Press named keys, see KEYS."""
         for key in keys:
             self.process.send(KEYS[key])
 
@@ -102,7 +102,7 @@ class Terminal:
         return self.wait_until(lambda screen: text in screen, repr(text))
 
     def wait_for_end(self) -> int:
-        """Exit status after the program closed the terminal."""
+        """Return the exit status after the program closed the terminal."""
         while True:
             try:
                 data = self.process.read_nonblocking(65_536, timeout=HANG_GUARD)
@@ -116,11 +116,11 @@ class Terminal:
 
     @property
     def modes(self) -> list[object]:
-        """What `stty` shows: whether it echoes, edits lines, makes signals of keys."""
+        """Return what `stty` shows: whether it echoes, edits lines, turns keys into signals."""
         return termios.tcgetattr(self.process.child_fd)
 
     def hang_up(self) -> int:
-        """Close the window, so to say; returns the program's exit status."""
+        """Close the terminal; returns the program's exit status."""
         os.close(self.process.child_fd)
         self._hung_up = True
         return os.waitstatus_to_exitcode(os.waitpid(self.process.pid, 0)[1])

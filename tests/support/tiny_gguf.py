@@ -30,14 +30,14 @@ _LIKELY, _NEVER = 0.0, -1e3
 
 
 def byte_symbols() -> list[str]:
-    """The 256 printable stand-ins of GPT-2's byte-level BPE, by byte value."""
+    """Return the 256 printable stand-ins of GPT-2's byte-level BPE, by byte value."""
     kept = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     stand_ins = iter(range(0x100, 0x200))
     return [chr(b) if b in kept else chr(next(stand_ins)) for b in range(256)]
 
 
 def vocabulary() -> list[str]:
-    """All tokens in the order of their ids: bytes 0-255, merged tokens, special tokens."""
+    """Return all tokens in the order of their ids: bytes 0-255, merged tokens, special tokens."""
     return [*byte_symbols(), *(m.replace(" ", "") for m in MERGES), *SPECIALS]
 
 
@@ -136,7 +136,7 @@ def _mamba(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n
 
 
 def _jamba(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
-    """Every second layer attends, without positions."""
+    """Add layers; every second one has attention, without positions."""
     writer.add_head_count(n_head)
     writer.add_head_count_kv([n_head * (i % 2) for i in range(n_layer)])
     writer.add_feed_forward_length(n_ff)
@@ -168,7 +168,7 @@ def _lfm2(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_
 
 
 def _nemotron_h(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
-    """A layer is one block only: Mamba-2, attention and feed-forward in turn."""
+    """Add layers of one block each: Mamba-2, attention and feed-forward in turn."""
     writer.add_head_count(n_head)
     writer.add_head_count_kv([n_head * (i % 3 == 1) for i in range(n_layer)])
     writer.add_feed_forward_length([n_ff * (i % 3 == 2) for i in range(n_layer)])
@@ -187,7 +187,7 @@ def _nemotron_h(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: i
 
 
 def _qwen35(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
-    """Every second layer attends."""
+    """Add layers; every second one has attention."""
     head = n_embd // n_head
     writer.add_head_count(n_head)
     writer.add_head_count_kv(n_head)

@@ -39,7 +39,7 @@ class Layers:
         self.ones(f"blk.{i}.attn_k_norm.weight", self._head)
 
     def gated_attention(self, i: int) -> None:
-        """Qwen3.5: the projection of Q gives a gate too."""
+        """Add the attention of Qwen3.5: the projection of Q gives a gate too."""
         for part, times in (("attn_q", 2), ("attn_k", 1), ("attn_v", 1), ("attn_output", 1)):
             self._add(f"blk.{i}.{part}.weight", times * self._n_embd, self._n_embd, scale=1.2 / self._n_embd**0.5)
         self.head_norms(i)
@@ -51,7 +51,7 @@ class Layers:
         self._add(f"blk.{i}.ffn_down.weight", self._n_embd, self._n_ff, scale=1.0 / self._n_ff**0.5)
 
     def latent_attention(self, i: int, n_head: int, latent: int, rope: int, nope: int, value: int) -> None:
-        """Of DeepSeek 2: one compressed row for K and V of all heads, in sizes of `tiny_attention`."""
+        """Add the attention of DeepSeek 2: one compressed row for K and V of all heads, in sizes of `tiny_attention`."""
         scale = 1.0 / self._n_embd**0.5
         self._add(f"blk.{i}.attn_q_a.weight", latent, self._n_embd, scale=scale)
         self.ones(f"blk.{i}.attn_q_a_norm.weight", latent)
@@ -63,7 +63,7 @@ class Layers:
         self._add(f"blk.{i}.attn_output.weight", self._n_embd, n_head * value, scale=scale)
 
     def experts(self, i: int, n_expert: int, n_ff: int) -> None:
-        """Routed experts and a shared one."""
+        """Add routed experts and a shared one."""
         scale = 1.0 / self._n_embd**0.5
         self._add(f"blk.{i}.ffn_gate_inp.weight", n_expert, self._n_embd, scale=scale)
         for part, first in (("exps", (n_expert,)), ("shexp", ())):
@@ -72,13 +72,13 @@ class Layers:
             self._add(f"blk.{i}.ffn_down_{part}.weight", *first, self._n_embd, n_ff, scale=scale)
 
     def predict_further(self, i: int) -> None:
-        """What makes a layer one that predicts a further token."""
+        """Make a layer one that predicts a further token."""
         self._add(f"blk.{i}.nextn.eh_proj.weight", self._n_embd, 2 * self._n_embd)
         self.ones(f"blk.{i}.nextn.enorm.weight", self._n_embd)
         self.ones(f"blk.{i}.nextn.hnorm.weight", self._n_embd)
 
     def mamba(self, i: int, *, normed: bool = False) -> None:
-        """`normed`: with Jamba's norms of the time step, B and C."""
+        """Add a Mamba layer; `normed`: with Jamba's norms of the time step, B and C."""
         d_inner = 2 * self._n_embd
         self._add(f"blk.{i}.ssm_in.weight", 2 * d_inner, self._n_embd, scale=1.0 / self._n_embd**0.5)
         self._add(f"blk.{i}.ssm_conv1d.weight", d_inner, D_CONV)
@@ -96,7 +96,7 @@ class Layers:
             self.ones(f"blk.{i}.ssm_c_norm.weight", D_STATE)
 
     def mamba2(self, i: int) -> None:
-        """One group; as in Nemotron-H."""
+        """Add a Mamba-2 layer of one group, as in Nemotron-H."""
         d_inner = 2 * self._n_embd
         convolved = d_inner + 2 * D_STATE
         self._add(f"blk.{i}.ssm_in.weight", d_inner + convolved + DT_RANK, self._n_embd, scale=1.0 / self._n_embd**0.5)
@@ -109,7 +109,7 @@ class Layers:
         self._add(f"blk.{i}.ssm_out.weight", self._n_embd, d_inner, scale=1.0 / d_inner**0.5)
 
     def delta_net(self, i: int) -> None:
-        """Gated delta net of Qwen3.5."""
+        """Add a gated delta net of Qwen3.5."""
         d_inner = DELTA_HEADS * DELTA_DIM
         scale = 1.0 / self._n_embd**0.5
         self._add(f"blk.{i}.attn_qkv.weight", 3 * d_inner, self._n_embd, scale=scale)
@@ -123,7 +123,7 @@ class Layers:
         self._add(f"blk.{i}.ssm_out.weight", self._n_embd, d_inner, scale=1.0 / d_inner**0.5)
 
     def short_convolution(self, i: int) -> None:
-        """Gated convolution of LFM2: its whole state are the last D_CONV - 1 inputs."""
+        """Add a gated convolution of LFM2: its whole state are the last D_CONV - 1 inputs."""
         scale = 1.0 / self._n_embd**0.5
         self._add(f"blk.{i}.shortconv.conv.weight", self._n_embd, D_CONV)
         self._add(f"blk.{i}.shortconv.in_proj.weight", 3 * self._n_embd, self._n_embd, scale=scale)

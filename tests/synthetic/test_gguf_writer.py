@@ -1,4 +1,4 @@
-"""The writer, read back by the reference implementation."""
+"""Tests the writer, read back by the reference implementation."""
 
 from __future__ import annotations
 

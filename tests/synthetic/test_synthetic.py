@@ -1,4 +1,4 @@
-"""Synthetic models: valid for the reference reader, sane numbers, and llama.cpp says what the table says."""
+"""Tests synthetic models: valid for the reference reader, sane numbers, and llama.cpp says what the table says."""
 
 from __future__ import annotations
 

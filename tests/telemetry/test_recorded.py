@@ -29,8 +29,8 @@ class Recorded(msgspec.Struct):
 
 
 def replayed(file: Path, cached: bool) -> Iterator[tuple[AnyEvent, Figures, ModelInfo | None]]:
-    """Every event with the figures right after it, and 0.3 seconds later if nothing else had come. Not `cached`: as on
-    a machine without L3, where the bandwidth that was probed beside other load is far too low for what was read."""
+    """Return every event with the figures right after it, and 0.3 seconds later if nothing else had come. Not `cached`:
+    as on a machine without L3, where the bandwidth, probed under other load, is far too low for what was read."""
     recorded = msgspec.json.decode(file.read_bytes(), type=Recorded)
     meter, model, answering = Meter(), None, False
     meter.expect(recorded.speculation)
@@ -53,7 +53,7 @@ def measured(figures: Figures) -> float:
 
 
 def check_ceilings(figures: Figures, now: Roofline, drafting: Drafting) -> None:
-    """No rate on the screen is more than 5 % above a ceiling on the screen that is one for it."""
+    """Assert that no rate on the screen is more than 5 % above one of its ceilings."""
     fastest, plain = measured(figures), (drafting.plain_tok_s or 0.0) if drafting.answered else 0.0
     drafted = drafting.tokens_per_pass is not None
     of = {
@@ -72,7 +72,7 @@ def check_ceilings(figures: Figures, now: Roofline, drafting: Drafting) -> None:
 
 
 def check_limit(figures: Figures, now: Roofline, drafting: Drafting) -> None:
-    """What is said to be the limit agrees with the bar and with the ceilings beside it."""
+    """Assert that the stated limit agrees with the bar and the ceilings."""
     shown = [ceiling for name in CEILINGS if (ceiling := getattr(now, name)) is not None]
     average = figures.decode_tok_s or 0.0
     if now.limit == "memory":
@@ -91,7 +91,7 @@ def check_limit(figures: Figures, now: Roofline, drafting: Drafting) -> None:
 
 
 def check_drafting(figures: Figures, drafting: Drafting) -> None:
-    """Depth, acceptance, tokens per pass and speed-up are there together, and fit each other."""
+    """Assert that depth, acceptance, tokens per pass and speed-up are there together, and fit each other."""
     nothing = drafting.acceptance is None
     assert (drafting.tokens_per_pass is None) == nothing
     assert not nothing or drafting.speed_up is None
@@ -113,7 +113,7 @@ def check_drafting(figures: Figures, drafting: Drafting) -> None:
 
 
 def check_counts(event: AnyEvent, figures: Figures, model: ModelInfo | None) -> None:
-    """The context is never fuller than it is long, and the same everywhere after the last event as before."""
+    """Assert that the context is never fuller than it is long, and the same after the last event as before."""
     if figures.n_ctx is not None and figures.n_past is not None:
         assert 0 <= figures.n_past <= figures.n_ctx
         used, _, size = units.context(figures.n_past, figures.n_ctx).partition("/")

@@ -1,4 +1,4 @@
-"""How close decoding is to what the machine can do."""
+"""Tests how close decoding is to what the machine can do."""
 
 from __future__ import annotations
 

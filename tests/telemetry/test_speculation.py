@@ -1,4 +1,4 @@
-"""Figures of drafting: from the worker's counts to what is shown."""
+"""Tests figures of drafting: from the worker's counts to what is shown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INFO = ModelInfo(
 
 
 def writing(meter: Meter, rate: float, seconds: float) -> None:
-    """Deltas at a steady rate."""
+    """Return deltas at a steady rate."""
     for n in range(int(rate * seconds) + 1):
         meter.observe(TextDelta(request_id=1, text="x", predicted_n=n + 1, at_ms=100 + 1e3 * n / rate), n / rate)
 

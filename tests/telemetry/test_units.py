@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Tests figures as people read them."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ async def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_first_paint_does_not_wait_for_the_chats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the list of chats nor the model is asked for before the screen has been drawn once."""
+    """The chats and the model are read only after the screen has been drawn once."""
     order: list[str] = []
     backend = ScriptedBackend()
     original = ChatStore.chats

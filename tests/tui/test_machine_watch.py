@@ -1,4 +1,4 @@
-"""The counters of the chat screen: opened beside the event loop, given back when the worker changes."""
+"""Tests the counters of the chat screen: opened beside the event loop, given back when the worker changes."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Machine:
 
 
 async def first(watch: MachineWatch, pid: int | None) -> MachineSample:
-    """What the watch tells once it has something to tell."""
+    """Return the first report of the watch."""
     while (sample := watch.sample(pid)) is None:
         await asyncio.sleep(0)
     return sample
 
 
 async def given_back(counters: Counters) -> None:
-    """At once, or when a look at them has come back."""
+    """Wait until the counters are closed: at once, or when a reading has returned."""
     while not counters.closed.is_set():
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Blocking calls beside the event loop."""
+"""Tests blocking calls beside the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring decode speed: with the real worker, and with answers that end badly."""
+"""Tests measuring decode speed: with the real worker, and with answers that end badly."""
 
 from __future__ import annotations
 

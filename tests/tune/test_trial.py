@@ -1,4 +1,4 @@
-"""Trying other cores with a real worker and a real database."""
+"""Tests trying other cores with a real worker and a real database."""
 
 from __future__ import annotations
 

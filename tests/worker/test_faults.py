@@ -1,4 +1,4 @@
-"""The real worker under attack: killed, aborted by llama.cpp, fed with damaged files and hostile text."""
+"""Tests the real worker under attack: killed, aborted by llama.cpp, fed with damaged files and hostile text."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_hostile_template_is_an_error_not_a_disaster(tmp_path: Path, templ
 
 @contextlib.asynccontextmanager
 async def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> AsyncIterator[LocalBackend]:
-    """A worker with a fault that no input brings about: Python runs this file in every process that it starts."""
+    """Yield a worker with a fault that no input causes: Python runs this file in every process that it starts."""
     (tmp_path / "sitecustomize.py").write_text(fault)
     with monkeypatch.context() as faulted:
         faulted.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")

@@ -1,4 +1,4 @@
-"""The real worker process answering: streaming, cancelling, repeating, reusing its cache."""
+"""Tests the real worker process answering: streaming, cancelling, repeating, reusing its cache."""
 
 from __future__ import annotations
 

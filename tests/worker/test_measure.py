@@ -1,4 +1,4 @@
-"""Timing random tokens with the real worker, and answers that the model cannot end."""
+"""Tests timing random tokens with the real worker, and answers that the model cannot end."""
 
 from __future__ import annotations
 

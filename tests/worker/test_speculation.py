@@ -1,4 +1,4 @@
-"""Speculation through the real worker process: what it reports, and what it leaves as it was."""
+"""Tests speculation through the real worker process: what it reports, and what it leaves as it was."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def folder_setting(folder: Path) -> None:
-    """Name `folder` in config.toml."""
+    """Add `folder` to config.toml."""
     file = Path(os.environ["CPUCHAT_CONFIG_DIR"]) / "config.toml"
     file.parent.mkdir(parents=True)
     file.write_text(f"[model]\nfolders = [{json.dumps(str(folder))}]\n")

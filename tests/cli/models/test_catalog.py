@@ -1,4 +1,4 @@
-"""`cpuchat models catalog`: the list, one model, what is here, and the user's own entries."""
+"""Tests `cpuchat models catalog`: the list, one model, what is here, and the user's own entries."""
 
 from __future__ import annotations
 

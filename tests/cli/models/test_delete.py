@@ -1,4 +1,4 @@
-"""`cpuchat models delete`: asks first, and never touches what is not its own."""
+"""Tests `cpuchat models delete`: asks first, and never touches what is not its own."""
 
 from __future__ import annotations
 

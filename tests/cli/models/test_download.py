@@ -1,4 +1,4 @@
-"""`cpuchat models download` as a user runs it, against a local hub."""
+"""Tests `cpuchat models download` as a user runs it, against a local hub."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_path_is_the_answer_and_the_model_can_be_used(hub: HubServer, tiny_m
 
 
 def keep_headers() -> None:
-    """So that the next request for the content is the download's."""
+    """Cache the headers, so that the next request for the content is the download's."""
     hub = Hub()
     repository = hub.repository(REPO)
     for model in repository.models:
@@ -104,7 +104,7 @@ def terminal(*arguments: str, home: Path, columns: int = 80) -> Iterator[Termina
 
 @pytest.fixture
 def huge(hub: HubServer, tmp_path: Path) -> str:
-    """A repository with a model that no machine can load; the disk is too small for it, too."""
+    """Add a repository with a model too large for any machine and for the disk."""
     file = tmp_path / "huge.gguf"
     with file.open("wb") as stream:
         stream.truncate(8_000_000_000_000)  # holes

@@ -1,4 +1,4 @@
-"""`cpuchat models list` over a cache and a folder as a user has them."""
+"""Tests `cpuchat models list` over a cache and a folder as a user has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cpuchat models pair`: which draft fits, what it is expected to gain, and what the catalog names."""
+"""Tests `cpuchat models pair`: which draft fits, what it is expected to gain, and what the catalog names."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def remember_costs(target: Path, draft: Path) -> None:
-    """As if the pair had been measured here: cheap verify passes, a fast draft model."""
+    """Save calibrations of the pair: cheap verify passes, a fast draft model."""
     costs = PassCosts(tuple(40.0 + n for n in range(32)), draft_ms=2.0)
     save_costs(paths.calibration_file(), "a" * 64, costs, file_fingerprint(target), file_fingerprint(draft))
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """A model for which the user's catalog names Small and Other, none of which is here."""
+    """Return a model for which the user's catalog names Small and Other, neither of which is on this machine."""
     write_catalog(
         ("big", "Big", 4096e-9, ["small", "other"]), ("small", "Small", 8e-9, []), ("other", "Other", 16e-9, [])
     )
@@ -137,8 +137,8 @@ def test_a_hub_that_does_not_answer_is_told_in_the_row(target: Path, monkeypatch
 
 @pytest.fixture
 def named_pair(tmp_path: Path) -> tuple[Path, Path]:
-    """A copy of the demo model in a folder that the settings name, and where the draft belongs that the user's catalog
-    names for it."""
+    """Return a copy of the demo model in a folder of the settings, and the path of the draft model that the user's
+    catalog names for it."""
     write_catalog(("big", "Big", 0.0085, ["small"]), ("small", "Small", 0.0011, []))
     folder = tmp_path / "mine"
     folder.mkdir()

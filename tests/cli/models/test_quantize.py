@@ -1,4 +1,4 @@
-"""`cpuchat models quantize` as a shell runs it."""
+"""Tests `cpuchat models quantize` as a shell runs it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def half(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Takes long enough to be stopped in the middle."""
+    """Return a source that takes long enough to be stopped."""
     folder = tmp_path_factory.mktemp("source")
     return write_tiny_gguf(folder / "large-F32.gguf", n_embd=512, n_layer=6, n_ff=2048, n_head=8)
 

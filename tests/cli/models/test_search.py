@@ -1,4 +1,4 @@
-"""`cpuchat models search` as a user runs it, against a local hub."""
+"""Tests `cpuchat models search` as a user runs it, against a local hub."""
 
 from __future__ import annotations
 

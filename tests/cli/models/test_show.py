@@ -1,4 +1,4 @@
-"""`cpuchat models show`, as a user's shell runs it."""
+"""Tests `cpuchat models show`, as a user's shell runs it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.support.hub_server import HubServer
 
 @pytest.fixture
 def hub(hub_server: HubServer, tiny_model: Path) -> HubServer:
-    """The repository of the model that the user's catalog calls tiny."""
+    """Return a hub with the repository of the model that the user's catalog calls tiny."""
     write_catalog(("tiny", "Tiny", 0.001, []))
     content = tiny_model.read_bytes()
     hub_server.add("owner/Tiny-GGUF", {"Tiny-Q4_K_M.gguf": content, "Tiny-Q8_0.gguf": content + b"\0" * 64})

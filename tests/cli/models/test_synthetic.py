@@ -1,4 +1,4 @@
-"""`cpuchat models synthetic`: files that the engine then really runs."""
+"""Tests `cpuchat models synthetic`: files that the engine then really runs."""
 
 from __future__ import annotations
 

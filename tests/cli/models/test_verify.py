@@ -1,4 +1,4 @@
-"""`cpuchat models verify`: checksums of what is in the cache."""
+"""Tests `cpuchat models verify`: checksums of what is in the cache."""
 
 from __future__ import annotations
 

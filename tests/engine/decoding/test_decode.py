@@ -1,4 +1,4 @@
-"""The prompt and the answer loop on a real model."""
+"""Tests the prompt and the answer loop on a real model."""
 
 from __future__ import annotations
 

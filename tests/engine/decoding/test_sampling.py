@@ -1,4 +1,4 @@
-"""The sampler against a plain implementation that sorts the whole row."""
+"""Tests the sampler against a plain implementation that sorts the whole row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpuchat.protocol import Sampling
 
 
 def distribution(sampler: Sampler, row: np.ndarray) -> dict[int, float]:
-    """Probability of each token that may be sampled."""
+    """Return the probability of each token that may be sampled."""
     ids, weights = sampler.candidates(row)
     return dict(
         zip(map(int, ids), (np.array(weights, np.float64) / np.sum(weights, dtype=np.float64)).tolist(), strict=True)
@@ -27,7 +27,7 @@ OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
 
 
 def reference(row: np.ndarray, s: Sampling, window: list[int]) -> dict[int, float]:
-    """llama.cpp's default chain, written down step by step on (logit, id) pairs. Returns probability by id.
+    """Apply llama.cpp's default chain step by step to (logit, id) pairs. Returns probability by id.
 
     Discards examples in which rounding decides a cut.
     """

@@ -36,7 +36,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[float, tuple[Path, P
 
 @pytest.fixture
 def pair(load: Load, files: dict[float, tuple[Path, Path]]) -> Callable[..., Talker]:
-    """Loads the pair with an acceptance rate; `options` are those of the target."""
+    """Load the pair with an acceptance rate; `options` are those of the target."""
 
     def _pair(alpha: float, options: LoadOptions = OPTIONS, **more: object) -> Talker:
         target = load(files[alpha][0], options)
@@ -47,19 +47,19 @@ def pair(load: Load, files: dict[float, tuple[Path, Path]]) -> Callable[..., Tal
 
 @pytest.fixture
 def plain(load: Load, files: dict[float, tuple[Path, Path]]) -> Talker:
-    """The target alone: it is the same for every acceptance rate."""
+    """Return the target without a draft model; it is the same for every acceptance rate."""
     return Talker(load(files[1.0][0], OPTIONS))
 
 
 @pytest.fixture
 def echo(load: Load, tiny_model: Path) -> Talker:
-    """Random weights, and the same model as its own draft: right where the sampler takes the likeliest token."""
+    """Return a model with random weights as its own draft: right where the sampler takes the most likely token."""
     target = load(tiny_model, OPTIONS)
     return Talker(target, load(tiny_model, OPTIONS, threads=target.pool))
 
 
 def chain(token: int, n: int) -> list[int]:
-    """What the synthetic target says after `token`."""
+    """Return the tokens that the synthetic target writes after `token`."""
     table, said = next_token_table(N_VOCAB), []
     for _ in range(n):
         token = int(table[token])
@@ -68,7 +68,7 @@ def chain(token: int, n: int) -> list[int]:
 
 
 def assert_goes_on(plain: Talker, drafted: Talker, first: Said, second: Said) -> None:
-    """After the same answer a next turn finds the same in the cache and says the same."""
+    """Assert that after the same answer, the next turn finds the same tokens in the cache and answers the same."""
     assert first.held == second.held
     prompt = [*first.prompt, *first.tokens, 400, 401]
     one, other = plain.say(prompt, max_tokens=12), drafted.say(prompt, max_tokens=12)
@@ -101,7 +101,7 @@ def test_greedy_text_at_every_depth(pair: Callable[..., Talker], plain: Talker, 
 @pytest.mark.parametrize("depth", [0, 1, 3, 5])
 @pytest.mark.parametrize("n", range(12, 17))
 def test_the_pass_that_only_ends_the_answer_is_none(pair: Callable[..., Talker], depth: int, n: int) -> None:
-    """It writes nothing, and comes after the last token: every pass that counts has written one or more."""
+    """That pass comes after the last token and writes nothing; every counted pass has written at least one."""
     ends = chain(PROMPT[-1], n + 1)[-1]
     said = pair(1.0).say(PROMPT, drafts(depth), is_eog=lambda token: token == ends)
     assert (said.reason, len(said.tokens)) == ("end", n) and said.figures is not None
@@ -173,7 +173,7 @@ def test_sampled_text(load: Load, tiny_model: Path, echo: Talker, sampling: Samp
     ids=["repeat", "presence", "frequency"],
 )
 def test_penalties_see_only_what_was_accepted(load: Load, tiny_model: Path, echo: Talker, sampling: Sampling) -> None:
-    """The draft knows no penalties, so its tokens are often refused: none of those may count."""
+    """The draft model applies no penalties, so its tokens are often rejected; rejected tokens must not count."""
     plain = Talker(load(tiny_model, OPTIONS))
     prompt = list(b"over and over and over")
     expected = plain.say(prompt, sampling=sampling, max_tokens=80)
@@ -262,7 +262,7 @@ def test_stop_while_the_draft_model_works(pair: Callable[..., Talker], plain: Ta
 
 
 def test_stop_in_a_long_answer(pair: Callable[..., Talker], plain: Talker, abort: AbortFlag) -> None:
-    """Wherever it hits: what was said is a part of the answer, and the state is that of what was said."""
+    """Wherever the stop comes, the text is a prefix of the answer and the state matches the text."""
     drafted = pair(0.5)
     said = drafted.say(PROMPT, drafts(6), max_tokens=0, on_delta=lambda d: abort.set() if d.predicted_n > 1 else None)
     abort.clear()
@@ -287,7 +287,7 @@ def test_spans_name_their_drafter(pair: Callable[..., Talker]) -> None:
 
 
 def test_a_draft_model_that_offers_nothing_has_its_cost(echo: Talker) -> None:
-    """It was asked and waited for in vain: the controller must hear of the time."""
+    """The time spent waiting for it in vain is reported to the controller."""
     told: list[tuple[int, float]] = []
 
     class Listening(Always):

@@ -1,4 +1,4 @@
-"""What passes cost: measured once, kept on disk under a key of everything that it depends on."""
+"""Tests pass costs: measured once, cached under a key of everything that they depend on."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def models(load: Load, files: tuple[Path, Path]) -> tuple[Model, Model]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where calibrations are cached."""
+    """Return the path of the calibration cache."""
     return tmp_path / "not" / "there yet" / "calibrations.json"
 
 
@@ -215,7 +215,7 @@ def test_what_was_disturbed_is_neither_kept_nor_read(file: Path) -> None:
 
 @pytest.mark.parametrize(("steady", "days"), [(True, 30), (False, 1 / 24)])
 def test_a_calibration_ages_out(file: Path, monkeypatch: pytest.MonkeyPatch, steady: bool, days: float) -> None:
-    """The sooner, the more its measurements scattered."""
+    """The more its measurements scattered, the sooner."""
     costs = replace(COSTS, steady=steady)
     cached_costs.save_costs(file, KEY, costs)
     now = time.time()

@@ -1,4 +1,4 @@
-"""The draft model: what it says, and that it computes no token twice."""
+"""Tests the draft model: what it says, and that it computes no token twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def draft_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small(load: Load, draft_file: Path) -> Model:
-    """What it says after a token is that token's entry in `TABLE`. 256 tokens of context."""
+    """Return a draft model whose next token is the entry of the last one in `TABLE`; context of 256 tokens."""
     return load(draft_file, LoadOptions(n_ctx=256, n_batch=64, n_ubatch=32))
 
 
@@ -43,7 +43,7 @@ def draft(small: Model) -> DraftModel:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Counts the tokens that are evaluated, while evaluating them as ever."""
+    """Count the evaluated tokens."""
     count: Counter[str] = Counter()
     decode = Sequence._decode
 
@@ -56,7 +56,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def taken(decoded: Counter[str]) -> int:
-    """Tokens evaluated since the last call."""
+    """Return the tokens evaluated since the last call."""
     n = decoded["tokens"]
     decoded.clear()
     return n

@@ -1,4 +1,4 @@
-"""Drafting while the target verifies: the same text, cores apart, and nothing left running."""
+"""Tests drafting while the target verifies: the same text, cores apart, and nothing left running."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[float, tuple[Path, P
 
 @pytest.fixture
 def apart(load: Load, files: dict[float, tuple[Path, Path]]) -> Iterator[Callable[..., Talker]]:
-    """Loads a pair with a core for the target and one for the draft: with `always`, or only when that is planned."""
+    """Load a pair with one core for the target and one for the draft; overlapped with `always`, else only when planned."""
     made: list[Talker] = []
 
     def _apart(alpha: float, *, always: bool = True) -> Talker:
@@ -71,13 +71,13 @@ def draft_threads() -> list[threading.Thread]:
 
 
 def cpus_of(thread: int) -> tuple[int, ...]:
-    """CPUs that a thread of this process may run on (proc_pid_status(5))."""
+    """Return the CPUs that a thread of this process may run on (proc_pid_status(5))."""
     lines = Path(f"/proc/self/task/{thread}/status").read_text(encoding="ascii").splitlines()
     return parse_cpu_list(next(line.split()[1] for line in lines if line.startswith("Cpus_allowed_list:")))
 
 
 def threads_of(model: Model) -> int:
-    """Threads that the next batch of `model` computes on."""
+    """Return the threads that the next batch of `model` computes on."""
     return llama.llama_n_threads(model.sequence.context)
 
 
@@ -110,7 +110,7 @@ def test_what_was_drafted_ahead_is_used(apart: Callable[..., Talker], monkeypatc
 
 @pytest.mark.parametrize("depth", [1, 4])
 def test_a_wrong_assumption_is_thrown_away(apart: Callable[..., Talker], depth: int) -> None:
-    """As many tokens are accepted as without drafting ahead: none that followed a refused one, or a wrong guess of the
+    """As many tokens are accepted as without drafting ahead: none that follows a rejected one, or a wrong guess of the
     target's own token, is offered."""
     talker = apart(0.5)
     talker.decide(Always(depth, overlap=True))
@@ -258,7 +258,7 @@ def test_waiting_for_what_is_drafted_ahead_is_booked_once(
 
 
 def test_a_failure_of_the_draft_thread_reaches_the_answer(apart: Callable[..., Talker], abort: AbortFlag) -> None:
-    """And the next answer is as ever."""
+    """The next answer is unaffected."""
     talker = apart(1.0).decide(Always(4, overlap=True))
     assert talker.drafter is not None
 

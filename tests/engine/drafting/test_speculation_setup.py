@@ -1,4 +1,4 @@
-"""What is loaded beside a target. Whatever is wrong with it, the target answers, and the user hears why."""
+"""Tests what is loaded with a target. Whatever is wrong with it, the target answers, and the user hears why."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def assert_answers(chat: Chat) -> None:
-    """With and without drafters, the same."""
+    """Assert that the answer is the same with and without drafters."""
     plain, timings = chat.ask()
     assert plain and timings.speculation is None
     drafted, timings = chat.ask(ALL)

@@ -1,4 +1,4 @@
-"""The ctypes layer against the installed llama.cpp."""
+"""Tests the ctypes layer against the installed llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people and models write stays text: only the chat template's own control tokens count."""
+"""Tests that what people and models write stays text: only the chat template's own control tokens count."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Prompts:
         return self.engine._loaded.model
 
     def prompt(self, *messages: Message, prompt: str | None = None) -> list[int]:
-        """The tokens in the KV cache when the first token of the answer was sampled."""
+        """Return the tokens in the KV cache when the first token of the answer was sampled."""
         self.engine.generate(
             Generate(request_id=1, messages=messages, prompt=prompt, max_tokens=1, sampling=Sampling(seed=1))
         )
@@ -62,7 +62,7 @@ def prompts() -> Iterator[Prompts]:
 
 @pytest.fixture(scope="module")
 def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Vocab]]:
-    """Byte-level BPE, and SentencePiece, which puts a space in front of text."""
+    """Yield byte-level BPE, and SentencePiece, which prefixes text with a space."""
     folder = tmp_path_factory.mktemp("vocabularies")
     bpe = write_tiny_gguf(folder / "bpe.gguf")
     spm = sentences(bpe, folder / "spm.gguf", more=[f"<0x{b:02X}>" for b in range(256)])

@@ -1,4 +1,4 @@
-"""How many experts a token uses: checked against the header before llama.cpp, which would abort, sees it."""
+"""Tests how many experts a token uses: checked against the header before llama.cpp, which would abort, sees it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USED = "qwen3moe.expert_used_count"
 
 @pytest.fixture(scope="session")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mixture of 16 experts of which each token uses 4."""
+    """Return a mixture of 16 experts with 4 per token."""
     shape = msgspec.structs.replace(
         SHAPES["30b-a3b"], name="tiny-moe", n_layer=2, n_embd=64, n_head=2, n_head_kv=1, n_ff=32, n_vocab=512, head=32,
         n_expert=16, n_expert_used=4, n_ctx=1024,
@@ -39,7 +39,7 @@ def header(mixture: Path) -> GGUFHeader:
 
 
 def changed(header: GGUFHeader, **values: Any) -> GGUFHeader:
-    """`values` are keys of the architecture; None takes one away."""
+    """Change the header: `values` are keys of the architecture; None removes one."""
     metadata = header.metadata | {f"{header.architecture}.{key}": value for key, value in values.items()}
     return msgspec.structs.replace(header, metadata={key: v for key, v in metadata.items() if v is not None})
 
@@ -124,7 +124,7 @@ def test_llama_cpp_takes_every_number_that_is_allowed(mixture: Path, header: GGU
 
 
 def _logits(path: Path, override: tuple[str, int] | None) -> np.ndarray[Any, Any]:
-    """Of the token after 300, with the header value overridden."""
+    """Return the logits after token 300, with the header value overridden."""
     params = llama.llama_model_default_params()
     overrides = (llama.llama_model_kv_override * 2)()  # ends with an empty key
     if override is not None:

@@ -1,4 +1,4 @@
-"""How much memory a model may take."""
+"""Tests how much memory a model may take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading: what works, and what is refused with which words."""
+"""Tests loading: what works, and what is refused with which words."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_load_can_be_cancelled(load: Load, tiny_model: Path, abort: AbortFlag, m
 
 
 def bytes_read() -> int:
-    """By this thread, through system calls."""
+    """Return the bytes that this thread read through system calls."""
     lines = Path("/proc/thread-self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
 

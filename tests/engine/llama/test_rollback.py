@@ -1,6 +1,6 @@
-"""Taking back refused tokens, with every kind of memory that llama.cpp has, on real contexts.
+"""Tests rolling back rejected tokens, with every kind of memory that llama.cpp has, on real contexts.
 
-What counts is that nothing of a refused token is left: not in the next logits, not in those a hundred tokens later.
+What counts is that nothing of a rejected token is left: not in the next logits, not in those a hundred tokens later.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LENGTH = 160
 
 @pytest.fixture(autouse=True)
 def _cheap_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state of the test models is large beside their weights: too large for snapshots to be worth it."""
+    """Allow large snapshots: the state of the test models is large compared with their weights."""
     monkeypatch.setattr(fit, "_COPY_SHARE", 10.0)
 
 
@@ -67,7 +67,7 @@ def checkpoint(files: dict[str, Path], load: Callable[..., Model]) -> Sequence:
 
 
 def plain_text(sequence: Sequence, n: int = LENGTH) -> tuple[list[int], list[np.ndarray]]:
-    """Greedy text after the prompt, token by token, and the logits before each token of it."""
+    """Return the greedy text after the prompt, token by token, and the logits before each token."""
     sequence.clear()
     sequence.extend(PROMPT, n_outputs=1)
     row = sequence.logits(len(PROMPT) - 1)
@@ -80,7 +80,8 @@ def plain_text(sequence: Sequence, n: int = LENGTH) -> tuple[list[int], list[np.
 
 
 def drafts(text: list[int], at: int, most: int, rng: random.Random) -> list[int]:
-    """What a drafter might say after text[:at]: up to `most` tokens, the first ones right, the others mostly wrong."""
+    """Return what a drafter might propose after text[:at]: up to `most` tokens, the first ones right, the others mostly
+    wrong."""
     n = rng.randint(0, most)
     right = rng.choice([0, n, rng.randint(0, n)])
     return [*text[at : at + right], *(rng.randrange(32, 127) for _ in range(n - right))][:n]
@@ -292,7 +293,7 @@ def test_a_checkpoint_reads_again_what_was_accepted_and_no_more(checkpoint: Sequ
 
 @pytest.fixture
 def contexts(files: dict[str, Path]) -> Iterator[Callable[..., Sequence]]:
-    """Bare contexts, with parameters that `Model` would not choose."""
+    """Create bare contexts with parameters that `Model` would not choose."""
     made: list[tuple[Sequence, object, object]] = []
     bindings.start()
 

@@ -1,4 +1,4 @@
-"""What going back costs: memory, as llama.cpp's log tells it, and how many snapshots are worth it."""
+"""Tests what rolling back costs: memory, as in llama.cpp's log, and how many snapshots are worth it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARCHITECTURES: tuple[Architecture, ...] = ("llama", "mamba", "jamba", "lfm2", "n
 
 @pytest.fixture(autouse=True)
 def _cheap_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state of the test models is large beside their weights: too large for snapshots to be worth it."""
+    """Allow large snapshots: the state of the test models is large compared with their weights."""
     monkeypatch.setattr(fit, "_COPY_SHARE", 10.0)
 
 
@@ -32,7 +32,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def _logged(lines: list[str], what: str) -> float:
-    """Bytes in llama.cpp's `CPU <what> buffer size = 1.25 MiB`, which it rounds to 0.01."""
+    """Return the bytes in llama.cpp's `CPU <what> buffer size = 1.25 MiB`, which it rounds to 0.01."""
     sizes = [line.rpartition("=")[2].split()[0] for line in lines if f"{what} buffer size" in line]
     return sum(map(float, sizes)) * 2**20
 

@@ -1,4 +1,4 @@
-"""KV bookkeeping on a real context."""
+"""Tests KV bookkeeping on a real context."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.pairs import ONE_CPU
 
 
 def held(model: Model) -> int:
-    """Tokens in the cache as llama.cpp counts them."""
+    """Return the tokens in the cache as llama.cpp counts them."""
     return int(llama.llama_memory_seq_pos_max(llama.llama_get_memory(model.sequence.context), 0)) + 1
 
 

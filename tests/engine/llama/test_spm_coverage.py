@@ -1,4 +1,4 @@
-"""Vocabularies that cannot write every text: llama.cpp would end the process on the others."""
+"""Tests vocabularies that cannot write every text: llama.cpp would end the process on the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _CONTROL, _BYTE = 3, 6
 def sentences(
     model: Path, out: Path, changes: Mapping[str, Any] = MappingProxyType({}), more: Sequence[str] = ()
 ) -> Path:
-    """The tiny model with the vocabulary of a SentencePiece model: `_WORDS`, `more`, and as many others as it needs."""
+    """Return the tiny model with the vocabulary of a SentencePiece model: `_WORDS`, `more`, and as many others as
+    needed."""
     words = [*_WORDS, *more]
     types = [2, _CONTROL, _CONTROL, *(1 if word[:3] != "<0x" else _BYTE for word in words[3:])]
     others = _N - len(words)

@@ -1,4 +1,4 @@
-"""The estimate of what a pass reads, against what llama.cpp reads."""
+"""Tests the estimate of what a pass reads, against what llama.cpp reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Q8_0 = 8  # enum ggml_type
 
 
 def check(path: Path, n_past: int, n: int, *, flash_attn: bool = True, **cache_types: int) -> float:
-    """The estimate by what was read."""
+    """Return the estimate divided by what was read."""
     names = {name: "q8_0" for name in cache_types}
     traffic = traffic_of(read_model(path), flash_attn=flash_attn, **names)
     with Watched(path, 512, flash_attn_type=int(flash_attn), **cache_types) as model:

@@ -1,4 +1,4 @@
-"""Saved KV: what comes back, what is thrown away."""
+"""Tests saved KV: what comes back, what is thrown away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remembered tokens: exact where the text goes on, plain tokenisation where it does not."""
+"""Tests remembered tokens: exact where the text goes on, plain tokenisation where it does not."""
 
 from __future__ import annotations
 

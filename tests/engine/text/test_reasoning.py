@@ -10,7 +10,7 @@ from cpuchat.engine.text.reasoning import FORMATS, MARKER_TOKENS, ReasoningSplit
 
 
 def run(pieces: list[str], prompt_tail: str = "", template: str = "") -> tuple[str, str]:
-    """(reasoning, answer)."""
+    """Return (reasoning, answer)."""
     splitter = ReasoningSplitter(prompt_tail, template)
     out = {"reasoning": "", "answer": ""}
     for part in (*map(splitter.feed, pieces), splitter.flush()):

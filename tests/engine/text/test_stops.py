@@ -26,7 +26,7 @@ def run(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, bool]:
 
 
 def first_complete(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
-    """The plain definition: read letter by letter, stop when the text read so far ends with a stop string."""
+    """Apply the definition: read letter by letter, stop when the text so far ends with a stop string."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if stop and text[:end].endswith(stop)]
         if found:

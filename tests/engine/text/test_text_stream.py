@@ -7,7 +7,7 @@ from cpuchat.protocol import Event, TextDelta
 
 
 def decode(pieces: list[bytes]) -> list[str]:
-    """The text that is emitted with each token, and at the end."""
+    """Return the text emitted with each token, and at the end."""
     events: list[Event] = []
     stream = TextStream(1, events.append, lambda token: pieces[token], ReasoningSplitter(), (), 0.0)
     texts: list[str] = []

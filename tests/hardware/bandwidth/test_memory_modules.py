@@ -1,4 +1,4 @@
-"""What memory modules could deliver: SMBIOS tables as boards write them and broken ones, EDAC, the table of CPUs."""
+"""Tests what memory modules could deliver: SMBIOS tables as boards write them and broken ones, EDAC, the table of CPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 
 def structure(kind: int, fields: bytes, *strings: str) -> bytes:
-    """A structure of an SMBIOS table (DSP0134 §6.1): header, fields, strings, two zero bytes at the end."""
+    """Return a structure of an SMBIOS table (DSP0134 §6.1): header, fields, strings, two zero bytes at the end."""
     text = b"".join(string.encode() + b"\0" for string in strings) or b"\0"
     return struct.pack("<BBH", kind, 4 + len(fields), 0x1100) + fields + text + b"\0"
 
@@ -36,7 +36,7 @@ def device(
     extended: tuple[int, int] = (0, 0),
     length: int = 0x5C,
 ) -> bytes:
-    """A memory device (type 17). `size` as the word at 0x0C; 0x7FFF stands for the 64 GiB of the extended field."""
+    """Return a memory device (type 17). `size` is the word at 0x0C; 0x7FFF means the 64 GiB of the extended field."""
     fields = bytearray(0x5C - 4)
 
     def put(offset: int, form: str, value: int) -> None:
@@ -66,7 +66,7 @@ def table(*devices: bytes) -> bytes:
 
 
 def genoa(populated: str = "ABCDEFGHIJKL") -> bytes:
-    """Twelve channels with one slot each, as AMD's reference firmware names them."""
+    """Return twelve channels with one slot each, named as in AMD's reference firmware."""
     return table(*(
         device("DIMM 0", f"P0 CHANNEL {letter}", size=0x7FFF if letter in populated else 0) for letter in "ABCDEFGHIJKL"
     ))  # fmt: skip
@@ -79,7 +79,7 @@ def topology_of(tree: str) -> Topology:
 
 
 def machine(tmp_path: Path, dmi: bytes | None = None, tree: str = "epyc-9354") -> tuple[Topology, Path]:
-    """The topology of a machine, and a root that tells about its memory."""
+    """Return the topology of a machine, and a root with the files about its memory."""
     if dmi is not None:
         file = tmp_path / "sys/firmware/dmi/tables/DMI"
         file.parent.mkdir(parents=True)

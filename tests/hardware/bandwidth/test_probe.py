@@ -1,4 +1,5 @@
-"""The read probe: real measurements (short ones), what goes wrong with them, what is kept, and what a survey takes."""
+"""Tests the read probe: real measurements (short ones), what goes wrong with them, what is kept, and what a survey
+takes."""
 
 from __future__ import annotations
 
@@ -36,13 +37,13 @@ CPUS = own_cpus()[:2]
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A machine without caches on which little memory is free, so that measurements fill little."""
+    """Return a machine without caches and with little free memory, so that measurements fill little."""
     return write(tmp_path / "small", {"proc/meminfo": f"MemTotal: {2 << 20} kB\nMemAvailable: {1 << 19} kB"})
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Machines of `trees` that no test changes, each written once."""
+    """Return machines of `trees` that no test changes, each written once."""
     return lru_cache(lambda name: make_tree(tmp_path_factory.mktemp("trees"), name))
 
 
@@ -275,7 +276,7 @@ def test_hundreds_of_cores_take_less_each(tmp_path: Path) -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Measurements that take no time: 10 GB/s per core. Returns what was measured."""
+    """Simulate measurements of 10 GB/s per core that take no time. Returns what was measured."""
     calls: list[tuple[int, ...]] = []
 
     def instead(cpus: tuple[int, ...], *, node: int | None = None, **_: object) -> ReadBandwidth:

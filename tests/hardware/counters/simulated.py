@@ -93,7 +93,7 @@ class Simulated:
             self.closed_files.append(fd)
 
     def run(self, seconds: float, count: Callable[[Opened], float], share: float = 1.0) -> None:
-        """Let time pass: each event counts that much, and had a hardware counter for `share` of the time."""
+        """Let time pass: each event counts that much, with a hardware counter for `share` of the time."""
         for event in self.events.values():
             event.enabled += int(seconds * 1e9)
             event.running += int(seconds * 1e9 * share)
@@ -120,10 +120,10 @@ def umc(root: Path, number: int, cpu: str) -> None:
 
 
 def old_fabric(root: Path, cpus: str = "0") -> None:
-    """Zen 2 and 3."""
+    """Write the data fabric of Zen 2 and 3."""
     pmu(root, "amd_df", 10, cpus, {"event": "config:0-7,32-35,59-60", "umask": "config:8-15"})
 
 
 def new_fabric(root: Path, cpus: str = "0") -> None:
-    """Zen 4 and newer."""
+    """Write the data fabric of Zen 4 and newer."""
     pmu(root, "amd_df", 10, cpus, {"event": "config:0-7,32-37", "umask": "config:8-15,24-27"})

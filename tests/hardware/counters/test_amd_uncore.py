@@ -1,4 +1,4 @@
-"""AMD's memory controllers and data fabric, on simulated machines."""
+"""Tests AMD's memory controllers and data fabric, on simulated machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def genoa(tmp_path: Path, name: str = "epyc-9354") -> tuple[Path, Topology]:
 
 
 def traffic(event: Opened) -> float:
-    """20 GB/s read and 5 GB/s written on each of twelve channels."""
+    """Simulate 20 GB/s read and 5 GB/s written on each of twelve channels."""
     return {READ: 20 * GB / 64, WRITE: 5 * GB / 64}.get(event.config, 0)
 
 
@@ -92,7 +92,7 @@ def test_a_reset_counter_gives_no_figure_once(tmp_path: Path) -> None:
 
 
 def link_traffic(event: Opened) -> float:
-    """Moderator i brings i+1 GB/s through its first interface."""
+    """Simulate i+1 GB/s through the first interface of moderator i."""
     for moderator in range(8):
         if event.type == 10 and event.config == fabric_config(0x41E + 0x40 * moderator):
             return (moderator + 1) * GB / 32

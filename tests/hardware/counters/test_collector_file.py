@@ -1,4 +1,4 @@
-"""The file that a collector writes: ours, anyone's, an old one, and nonsense."""
+"""Tests the file that a collector writes: ours, anyone's, an old one, and nonsense."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FULL = MachineSample(
 
 
 def at(seconds: float) -> Kernel:
-    """A kernel whose clock says so many seconds after the file was written."""
+    """Return a kernel whose clock is that many seconds after the file was written."""
     return Kernel(wall=lambda: TS + seconds)
 
 

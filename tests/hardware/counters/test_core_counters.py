@@ -1,4 +1,4 @@
-"""Counters of one process: its threads come and go. The threads are real ones, what they count is simulated."""
+"""Tests counters of one process: its threads come and go. The threads are real ones, what they count is simulated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def topology(tmp_path: Path) -> Topology:
 
 @contextmanager
 def thread() -> Iterator[int]:
-    """A thread that waits; yields its id, and has ended afterwards."""
+    """Start a thread that waits; yields its id, and has ended afterwards."""
     started, stop = threading.Event(), threading.Event()
     ids: list[int] = []
 

@@ -1,4 +1,4 @@
-"""HSMP files and mailbox: values, units, and that nothing but questions is ever sent."""
+"""Tests HSMP files and mailbox: values, units, and that nothing but questions is ever sent."""
 
 from __future__ import annotations
 

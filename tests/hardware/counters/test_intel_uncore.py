@@ -1,4 +1,4 @@
-"""Intel's memory controllers, by the names and scales that the kernel gives."""
+"""Tests Intel's memory controllers, by the names and scales that the kernel gives."""
 
 from __future__ import annotations
 

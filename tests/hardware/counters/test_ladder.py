@@ -1,4 +1,4 @@
-"""Which source wins, and what is said about the others."""
+"""Tests which source wins, and what is said about the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""perf_event_open: the exact bytes, what is read back, and what a refusal says. One event is really opened."""
+"""Tests perf_event_open: the exact bytes, what is read back, and what a refusal says. One event is really opened."""
 
 from __future__ import annotations
 

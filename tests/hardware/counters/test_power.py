@@ -1,4 +1,4 @@
-"""Watts and joules: RAPL with its wraps, perf's energy counter, and HSMP."""
+"""Tests watts and joules: RAPL with its wraps, perf's energy counter, and HSMP."""
 
 from __future__ import annotations
 

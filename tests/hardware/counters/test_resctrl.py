@@ -1,4 +1,4 @@
-"""Memory bandwidth monitoring, with recorded file contents and the words that stand where numbers should."""
+"""Tests memory bandwidth monitoring, with recorded file contents and the words that stand where numbers should."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOUNT = "sys/fs/resctrl"
 
 
 def groups(root: Path, *texts: str | int, of: str = "") -> Path:
-    """The counts of L3 groups 0, 1, ... of a control group."""
+    """Write the counts of L3 groups 0, 1, ... of a control group."""
     files = {f"{MOUNT}/{of}mon_data/mon_L3_{n:02}/mbm_total_bytes": str(text) for n, text in enumerate(texts)}
     return write(root, files | {f"{MOUNT}/info/L3_MON/num_rmids": "256"})
 

@@ -1,4 +1,4 @@
-"""Every finding, on simulated machines that are read like a real one: its level, its figure, what to do."""
+"""Tests every finding, on simulated machines that are read like a real one: its level, its figure, what to do."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def modules(root: Path, dmi: bytes) -> None:
 
 
 def read_rate(root: Path, gigabytes: float, cpus: Sequence[int] = range(32)) -> None:
-    """As if the read bandwidth had been measured."""
+    """Set the measured read bandwidth."""
     rate = gigabytes * 1e9
     remember(ReadBandwidth(tuple(cpus), rate, (rate, rate, rate)), "local", root=root)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A server with nothing wrong: EPYC 9354, twelve modules, a counter, measured."""
+    """Return a server without problems: EPYC 9354, twelve modules, a counter, measured."""
     root = make_tree(tmp_path, "epyc-9354")
     modules(root, genoa())
     read_rate(root, 378.2)

@@ -1,4 +1,4 @@
-"""The launcher: real programs under real policies, real refusals, and what it tells them."""
+"""Tests the launcher: real programs under real policies, real refusals, and what it tells them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory policies: words, the choice for a machine, and the system calls, real and of simulated kernels."""
+"""Tests memory policies: words, the choice for a machine, and the system calls, real and of simulated kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTERLEAVE, BIND, PREFERRED, PREFERRED_MANY, WEIGHTED = 3, 2, 1, 5, 6
 
 
 def in_thread(work: Callable[[], T]) -> T:
-    """What `work` returns, in a thread of its own: a policy belongs to a thread and is gone with it."""
+    """Return the result of `work` in a separate thread: a policy belongs to a thread and ends with it."""
     results: list[T] = []
     thread = threading.Thread(target=lambda: results.append(work()))
     thread.start()

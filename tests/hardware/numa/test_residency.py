@@ -1,4 +1,4 @@
-"""Where memory is: recorded machines with two nodes, simulated policies, and real files and processes here."""
+"""Tests where memory is: recorded machines with two nodes, simulated policies, and real files and processes here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def weights() -> Iterator[Path]:
-    """A file on a disk (temporary folders may be in memory, whose files can't be dropped), in the page cache."""
+    """Return a file on a disk (files of temporary folders in memory can't be dropped), in the page cache."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="cpuchat-test-") as folder:
         path = Path(folder) / "some weights=1.gguf"
         path.write_bytes(os.urandom(SIZE))

@@ -1,4 +1,4 @@
-"""Ways to divide each simulated machine, which one is recommended and why."""
+"""Tests ways to divide each simulated machine, which one is recommended and why."""
 
 from __future__ import annotations
 

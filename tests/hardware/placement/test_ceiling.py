@@ -1,4 +1,4 @@
-"""What each placement would reach on simulated machines."""
+"""Tests what each placement would reach on simulated machines."""
 
 from __future__ import annotations
 

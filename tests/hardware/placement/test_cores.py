@@ -1,4 +1,4 @@
-"""From words to CPUs: which cores compute on each simulated machine, and what is said when that cannot be."""
+"""Tests how a list of cores is resolved on each simulated machine, and the errors."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 
 def server(root: Path) -> Path:
-    """The files of `TOPOLOGY` as a distribution leaves them: made for saving power."""
+    """Write the files of `TOPOLOGY` as a distribution leaves them: set to save power."""
     files = {
         "sys/devices/system/cpu/cpufreq/boost": "1",
         "sys/devices/system/cpu/smt/control": "off",
@@ -78,7 +78,7 @@ def server(root: Path) -> Path:
 
 
 def resctrl(root: Path, mask: str = "ffff") -> Path:
-    """A mounted resctrl with an not partitioned L3."""
+    """Mount resctrl with an unpartitioned L3."""
     return write(root, {
         "sys/fs/resctrl/schemata": f"    MB:0=2048;1=2048\n    L3:0={mask};1={mask}",
         "sys/fs/resctrl/cpus_list": "0-7",
@@ -91,12 +91,12 @@ def resctrl(root: Path, mask: str = "ffff") -> Path:
 
 
 def snapshot(root: Path) -> dict[str, bytes]:
-    """Every file below `root`, with its bytes."""
+    """Return every file below `root`, with its bytes."""
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def run(script: Path, root: Path, shell: str = "sh") -> subprocess.CompletedProcess[str]:
-    """Run a script against `root` and let the kernel's part follow."""
+    """Run a script against `root`, then do the kernel's part."""
     tools = root.parent / f"{root.name}-tools"
     tools.mkdir(exist_ok=True)
     for name, body in {

@@ -1,4 +1,4 @@
-"""What a plan proposes, what it refuses and why, and how the knobs are shown."""
+"""Tests what a plan proposes, what it refuses and why, and how the knobs are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts of a plan, really run against a simulated machine."""
+"""Tests the scripts of a plan, really run against a simulated machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHELLS = [shell for shell in ("dash", "bash", "sh") if shutil.which(shell)]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder whose name every unquoted use would break."""
+    """Return a folder whose name breaks every unquoted use."""
     return resctrl(server(tmp_path / "it's a $root"))
 
 

@@ -35,7 +35,7 @@ class Site:
         self.put({NAME: CONTENT})
 
     def put(self, files: Mapping[str, bytes | Path], *, repo: str = REPO, lfs: bool = True, **facts: bool) -> None:
-        """Add files to the hub; they are what `order` and `model` are about from now on."""
+        """Add files to the hub; from now on `order` and `model` refer to them."""
         self.commit, self.asked_at = self.hub.add(repo, files, lfs=lfs, **facts), time.time()
         rows = []
         for name, content in files.items():
@@ -60,7 +60,7 @@ class Site:
         )
 
     def fetch(self, order: Order | None = None) -> Path:
-        """Download in this process; what it tells goes to `reports`."""
+        """Download in this process; progress goes to `reports`."""
         return fetch_model(order or self.order(), Progress(self.reports.append))
 
     @property
@@ -71,13 +71,13 @@ class Site:
         return self.blobs / f"{self.files[number].etag}.incomplete"
 
     def wait_for_part(self, gate: Gate) -> None:
-        """Until everything before the gate is on the disk: what was sent may still be on its way."""
+        """Wait until everything before the gate is on the disk: some of it may still be in transit."""
         gate.wait()
         while not self.part().exists() or self.part().stat().st_size < gate.at:
             os.sched_yield()
 
     def asked(self) -> list[str]:
-        """The ranges that were asked of the content host, in order."""
+        """Return the ranges requested from the content host, in order."""
         return [request.range for request in self.hub.requests if request.host == "content"]
 
 

@@ -1,4 +1,4 @@
-"""The process of a download: what it says, and what is left when it is ended in every way there is."""
+"""Tests the process of a download: what it says, and what is left when it is ended in every way there is."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Child:
         self.stdin.flush()
 
     def reports(self) -> list[Report]:
-        """All that are still to come; the process has ended then."""
+        """Return all remaining reports; the process has ended then."""
         reports = [msgspec.json.decode(line, type=Report) for line in self.stdout]
         self.process.wait()
         return reports
@@ -40,7 +40,7 @@ class Child:
 
 @pytest.fixture
 def started(site: Site) -> Iterator[list[Child]]:
-    """What is put in here is killed at the end of the test."""
+    """Yield a list; processes put into it are killed at the end of the test."""
     children: list[Child] = []
     yield children
     for child in children:
@@ -51,7 +51,7 @@ def started(site: Site) -> Iterator[list[Child]]:
 
 
 def held(site: Site, started: list[Child], at: int) -> tuple[Child, Gate]:
-    """One that has received everything before byte `at`, and waits for more."""
+    """Return a child that has received everything before byte `at`, and waits for more."""
     gate = Gate(at=at)
     site.hub.fault(REPO, NAME, Fault(gate=gate))
     child = Child(site)

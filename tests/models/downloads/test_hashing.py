@@ -1,4 +1,4 @@
-"""The hash of a file that grows, against hashlib and git's definition."""
+"""Tests the hash of a file that grows, against hashlib and git's definition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GIT = HubFile(path="a.gguf", size=SIZE, git_sha1=hashlib.sha1(b"blob %d\0" % SIZ
 
 
 def nothing(_count: int) -> None:
-    """Nobody wants to know how far it is."""
+    """Ignore progress."""
 
 
 @pytest.mark.parametrize("file", [LFS, GIT])

@@ -1,4 +1,5 @@
-"""Servers that send another thing than was listed, more than that, or hardly anything: said soon, not after minutes."""
+"""Tests servers that send another thing than was listed, more than that, or hardly anything: said soon, not after
+minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of downloads of a program: order, pausing, what survives its end."""
+"""Tests the list of downloads of a program: order, pausing, what survives its end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Watched:
         return self.downloads.start(REPO, self.site.commit, model or self.site.model).id
 
     async def held(self, at: int) -> str:
-        """Start one that has received what is before byte `at`, and waits for more."""
+        """Start a download that has received everything before byte `at`, and waits for more."""
         gate = Gate(at=at)
         self.site.hub.fault(REPO, NAME, Fault(gate=gate))
         id = self.start()
@@ -48,19 +48,19 @@ class Watched:
         return id
 
     def states(self, id: str) -> list[str]:
-        """In the order in which they were told, without repetitions."""
+        """Return the reported states in order, without repetitions."""
         states = [one.state for one in self.told if one.id == id]
         return [state for n, state in enumerate(states) if n == 0 or states[n - 1] != state]
 
 
 def small_models(site: Site, count: int) -> list[RepoModel]:
-    """Several models in the repository."""
+    """Add several models to the repository."""
     site.put({f"m{n}.gguf": random.Random(n).randbytes(100_000) for n in range(count)})
     return [RepoModel(name=f"m{n}", files=(file,)) for n, file in enumerate(site.files)]
 
 
 def journal() -> dict[str, str]:
-    """The states of the downloads in it."""
+    """Return the states of the downloads in the journal."""
     kept = json.loads(paths.downloads_file().read_text())["entries"].values()
     return {one["download"]["id"]: one["download"]["state"] for one in kept}
 

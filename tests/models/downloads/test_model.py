@@ -1,4 +1,4 @@
-"""A model's files in order: from the hub to their checked place, whatever happens on the way."""
+"""Tests a model's files in order: from the hub to their checked place, whatever happens on the way."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fault(site: Site, *faults: Fault) -> None:
 
 
 def run(code: str) -> str:
-    """What a program with huggingface_hub prints."""
+    """Return what a program with huggingface_hub prints."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -1,4 +1,4 @@
-"""Speed from readings of a counter."""
+"""Tests speed from readings of a counter."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Disks that are, or get, full: a real small file system where one may be mounted, the device that is always full, and
-the limit of a process on the size of its files."""
+"""Tests disks that are, or get, full: a real small file system where one may be mounted, the device that is always
+full, and the limit of a process on the size of its files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _MOUNTED = ["unshare", "--map-root-user", "--mount"]
 
 
 def may_mount() -> bool:
-    """Some systems forbid namespaces to users, and containers even to root."""
+    """Return whether mounts are possible: some systems forbid namespaces to users, and containers even to root."""
     command = [*_MOUNTED, "mount", "-t", "tmpfs", "none", "/mnt"]
     return shutil.which("unshare") is not None and subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
 
 
 @contextmanager
 def child(site: Site, before: str = "true", *, around: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
-    """The process of a download, started by a shell after the commands `before`."""
+    """Start the download process in a shell after the commands `before`."""
     shell = ["sh", "-c", f'{before} && exec "$@"', "sh"]
     command = [*around, *shell, sys.executable, "-m", "cpuchat.models.downloads.child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -87,7 +87,7 @@ def test_a_full_disk_ends_it(site: Site) -> None:
 
 
 def a_small_file_system(site: Site, gate: Gate) -> Report:
-    """2 MiB, seen by the download only, on which something else takes room meanwhile."""
+    """Mount 2 MiB that only the download sees and that something else fills meanwhile."""
     with child(site, f"mount -t tmpfs -o size=2m none '{site.cache}'", around=_MOUNTED) as process:
         gate.wait()
         inside = Path(f"/proc/{process.pid}/root{site.cache}")

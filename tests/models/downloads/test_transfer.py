@@ -1,4 +1,4 @@
-"""One file's bytes, on from any offset."""
+"""Tests one file's bytes, on from any offset."""
 
 from __future__ import annotations
 

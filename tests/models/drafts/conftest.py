@@ -1,4 +1,4 @@
-"""Fixtures of the tests of draft models."""
+"""Provides fixtures of the tests of draft models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpuchat.models.library.places import DEMO_FILES
 
 @pytest.fixture
 def library(tmp_path: Path) -> Library:
-    """An empty cache, and the folder `mine`."""
+    """Return a library over an empty cache and the folder `mine`."""
     (tmp_path / "mine").mkdir()
     return Library([tmp_path / "mine"], cache=tmp_path / "hub")
 

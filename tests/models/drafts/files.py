@@ -16,7 +16,7 @@ WORDS = [f"w{i}" for i in range(300)]
 def header_file(
     path: Path, tokens: list[str] | None = None, *, weights: int = 8, facts: dict[str, Any] | None = None, **more: Any
 ) -> Path:
-    """A file with a byte-pair vocabulary and one tensor of `weights` values. `more` sets or (None) leaves out keys:
+    """Write a file with a byte-pair vocabulary and one tensor of `weights` values. `more` sets or (None) removes keys:
     `bos_token_id` is tokenizer.ggml.bos_token_id, `architecture` is general.architecture. `facts` are other keys."""
     architecture = more.pop("architecture", "llama")
     tokenizer: dict[str, Any] = {
@@ -30,7 +30,7 @@ def header_file(
 
 
 def write_catalog(*models: tuple[str, str, float, list[str]]) -> Path:
-    """The user's catalog with these models: (id, name, parameters in billions, drafts)."""
+    """Write the user's catalog with these models: (id, name, parameters in billions, drafts)."""
     entries = [
         f'[[model]]\nid = "{id}"\nname = "{name}"\nfamily = "Test"\nparams = {params}\n'
         f'repos = ["owner/{name}-GGUF"]\nsizes = {{ Q8_0 = 0.001 }}\ndrafts = {drafts}\n'

@@ -20,14 +20,14 @@ def costs(plain_ms: float, draft_ms: float = 0.0) -> PassCosts:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[str, str, Path, Path]:
-    """Fingerprints and paths of a target and a draft."""
+    """Return fingerprints and paths of a target and a draft."""
     target = header_file(tmp_path / "target.gguf", weights=4096)
     draft = header_file(tmp_path / "draft.gguf")
     return file_fingerprint(target), file_fingerprint(draft), target, draft
 
 
 def saved(key: str, kept: PassCosts, target: str, draft: str) -> None:
-    """As the engine caches it."""
+    """Save a calibration as the engine does."""
     save_costs(paths.calibration_file(), key * 64, kept, target, draft)
 
 

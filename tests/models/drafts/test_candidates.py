@@ -1,4 +1,4 @@
-"""Which models can draft for a target: of this machine, and those the catalog names on a (local) hub."""
+"""Tests which models can draft for a target: of this machine, and those the catalog names on a (local) hub."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MACHINE = Machine(available=8 << 30, total=16 << 30, peak=1e9, peak_source="meas
 
 @pytest.fixture
 def target(tmp_path: Path) -> GGUFHeader:
-    """Of the model Big, for which the user's catalog names Small and then Other."""
+    """Return a file of the model Big, for which the user's catalog names Small and then Other."""
     write_catalog(
         ("big", "Big", 4096e-9, ["small", "other"]), ("small", "Small", 8e-9, []), ("other", "Other", 16e-9, [])
     )

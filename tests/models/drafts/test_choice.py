@@ -1,4 +1,4 @@
-"""Which draft model is loaded beside a target: what was asked for, or the one that belongs to it."""
+"""Tests which draft model is loaded beside a target: what was asked for, or the one that belongs to it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_draft_from_the_settings_is_left_out_where_it_does_not_fit(
 
 
 def family(folder: Path, **draft: Any) -> tuple[Path, Path]:
-    """A target and the draft that the user's catalog names for it, which differs in `draft`."""
+    """Return a target and the draft that the user's catalog names for it, which differs in `draft`."""
     write_catalog(("big", "Big", 4096e-9, ["small"]), ("small", "Small", 8e-9, []))
     return header_file(folder / "Big-Q8_0.gguf", weights=4096), header_file(folder / "Small-Q8_0.gguf", **draft)
 

@@ -1,4 +1,4 @@
-"""What a draft model is expected to gain: against the formula's cases, and against drawing lots."""
+"""Tests what a draft model is expected to gain: against the formula's cases, and against simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which draft fits which target: the rule, the files, the cache, what is suggested."""
+"""Tests which draft fits which target: the rule, the files, the cache, what is suggested."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.models.llama import loaded_vocabulary
 
 
 def pair(folder: Path, **draft: Any) -> tuple[GGUFHeader, GGUFHeader]:
-    """A target of the common vocabulary and a draft that differs in `draft`."""
+    """Return a target with the common vocabulary and a draft that differs in `draft`."""
     target = header_file(folder / "target.gguf", weights=4096)
     return read_header(target), read_header(header_file(folder / "draft.gguf", **draft))
 

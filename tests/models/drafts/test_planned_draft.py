@@ -1,4 +1,4 @@
-"""Which draft model is counted beside a model that is on the hub."""
+"""Tests which draft model is counted beside a model that is on the hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEIGHTS = 700_000  # enough for a draft of the size that the catalog tells
 
 @pytest.fixture
 def target(tmp_path: Path) -> GGUFHeader:
-    """Of a model that the catalog knows and that is not in the library."""
+    """Return a file of a model that is in the catalog but not in the library."""
     write_catalog(("big", "Big", WEIGHTS / 1e9, ["small"]), ("small", "Small", 8e-9, []))
     return read_model(header_file(tmp_path / "Big-Q8_0.gguf", weights=WEIGHTS))
 

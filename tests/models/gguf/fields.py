@@ -35,7 +35,7 @@ class _Walk:
 
 
 def fields(data: bytes) -> dict[str, list[tuple[int, int]]]:
-    """(start, bytes) of every field of a sound file by what it is: "count", "length" (of a string), "string", "type"
+    """Return (start, bytes) of every field of a sound file by kind: "count", "length" (of a string), "string", "type"
     (of a value or tensor), "value", "size" (of a tensor's dimension), "offset"."""
     walk = _Walk(data)
     n_tensors, n_values = walk.field("count", 8), walk.field("count", 8)
@@ -58,5 +58,5 @@ def fields(data: bytes) -> dict[str, list[tuple[int, int]]]:
 
 
 def patched(data: bytes, at: int, size: int, number: int) -> bytes:
-    """`data` with a little-endian number written over a field, cut to its size."""
+    """Return `data` with a little-endian number written over a field, cut to its size."""
     return data[:at] + struct.pack("<Q", number & (1 << 64) - 1)[:size] + data[at + size :]

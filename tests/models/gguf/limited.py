@@ -41,7 +41,7 @@ def _answer(path: Path) -> str:
 
 
 def ask_everything(header: GGUFHeader) -> None:
-    """All that others make of a header, however odd its values are."""
+    """Call everything that uses a header, however odd its values are."""
     for name in dir(GGUFHeader):
         if isinstance(getattr(GGUFHeader, name), property):
             getattr(header, name)

@@ -28,7 +28,7 @@ _N = len(_TOKENS)
 
 
 def tokens(**changes: str) -> dict[str, Any]:
-    """The vocabulary with the token `t5` and so on replaced."""
+    """Return the vocabulary with the token `t5` and so on replaced."""
     numbered = {int(name[1:]): text for name, text in changes.items()}
     return {"tokenizer.ggml.tokens": [numbered.get(i, text) for i, text in enumerate(_TOKENS)]}
 
@@ -127,7 +127,7 @@ HARMLESS: dict[str, tuple[Architecture, Mapping[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The file of a case, made once."""
+    """Return the file of a case, written once."""
     folder = tmp_path_factory.mktemp("checks")
     made: dict[str, Path] = {}
 
@@ -145,7 +145,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def fates(model: Callable[[str], Path]) -> dict[str, str]:
-    """What becomes of all of them in llama.cpp."""
+    """Return how llama.cpp reacts to each file."""
     names = [*FATAL, *HARMLESS]
     command = [sys.executable, "-m", "tests.models.gguf.trial", *(str(model(name)) for name in names)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_GUARD, check=True)

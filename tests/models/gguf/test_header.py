@@ -1,4 +1,4 @@
-"""The header reader: right on sound files, a typed error on everything else."""
+"""Tests the header reader: right on sound files, a typed error on everything else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.edited_gguf import edited
 
 
 def write_reference(path: Path, version: int = 3) -> Path:
-    """A file with every kind of value and several tensor types, written by the reference implementation."""
+    """Write a file with every kind of value and several tensor types, with the reference implementation."""
     writer = reference.GGUFWriter(path, "qwen2")
     writer.add_name("Tëst model")
     writer.add_file_type(15)
@@ -236,7 +236,7 @@ def test_types_of_other_programs_are_told(sound: Path, tmp_path: Path) -> None:
 
 
 def lying(kind: str) -> bytes:
-    """Headers whose lengths promise what the file does not hold."""
+    """Return a header whose lengths exceed the file."""
     key = struct.pack("<Q", 1) + b"k"
     huge = (1 << 63) - 1
     return {

@@ -1,4 +1,4 @@
-"""Headers made to harm: a typed error within 1 s of CPU time and 200 MB, and never a crash.
+"""Tests headers made to harm: a typed error within 1 s of CPU time and 200 MB, and never a crash.
 
 The limits are those of the process that reads them (`limited`): the system ends it when they are exceeded.
 """
@@ -36,7 +36,7 @@ class Reader:
         self._process: subprocess.Popen[str] | None = None
 
     def read(self, content: bytes) -> str:
-        """What becomes of a file with this content: `ok`, a typed error with its words, or `ended`."""
+        """Return the result for a file with this content: `ok`, a typed error with its words, or `ended`."""
         self._path.write_bytes(content)
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-m", "tests.models.gguf.limited"]
@@ -60,13 +60,13 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> list[bytes]:
-    """A file with every kind of value, and one with a vocabulary and a template."""
+    """Return a file with every kind of value, and one with a vocabulary and a template."""
     every = write_reference(tmp_path_factory.mktemp("sound") / "every.gguf")
     return [every.read_bytes(), tiny_model.read_bytes()]
 
 
 def acceptable(answer: str) -> bool:
-    """Some changes leave a sound header; the others are damage. Nothing else may come of them."""
+    """Return whether the result is allowed: some changes leave a sound header, all others are damage."""
     typed = answer.startswith(("ModelDamaged: ", "ModelUnsupported: "))
     return answer == "ok" or (typed and "hostile.gguf" in answer)
 
@@ -123,7 +123,7 @@ def text(data: bytes) -> bytes:
 
 
 def with_vocabulary(count: int, word: bytes, last: bytes) -> bytes:
-    """A model whose tokens are numbers, but for the last one, which begins every text."""
+    """Return a model whose tokens are numbers, except for the last one, which begins every text."""
     tokens = [word % i for i in range(count - 1)] + [last]
     settings = (
         string(b"general.architecture") + text(b"llama"),

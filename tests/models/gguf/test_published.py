@@ -17,7 +17,8 @@ Shape = dict[str, int | str | list[int]]
 
 
 def shape(layers: int, embd: int, heads: int | list[int], kv: int | list[int] | None, **more: int | str) -> Shape:
-    """`rope` and `key`: dimensions of a head that rotate, and all; `experts`, `used`, `groups`, `groups_used`."""
+    """Return a header; `rope` and `key`: rotated and all dimensions of a head; `experts`, `used`, `groups`,
+    `groups_used`."""
     names = {
         "rope": "rope.dimension_count", "key": "attention.key_length", "experts": "expert_count",
         "used": "expert_used_count", "groups": "expert_group_count", "groups_used": "expert_group_used_count",
@@ -30,7 +31,7 @@ def shape(layers: int, embd: int, heads: int | list[int], kv: int | list[int] | 
 
 
 def some(layers: int, every: int, number: int, first: int = 0) -> list[int]:
-    """`number` in every so many layers, from layer `first` on; 0 in the others."""
+    """Return `number` for one in so many layers, from layer `first` on; 0 for the others."""
     return [number if layer % every == first else 0 for layer in range(layers)]
 
 

@@ -1,4 +1,4 @@
-"""Reader and writer against the `gguf` package and ggml, for every type of tensor and of value."""
+"""Tests reader and writer against the `gguf` package and ggml, for every type of tensor and of value."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VALUES: dict[reference.GGUFValueType, list[Any]] = {
 
 
 def content(kind: GGMLType) -> np.ndarray[Any, Any]:
-    """Random bytes of `_ROWS` rows of two blocks."""
+    """Return random bytes for `_ROWS` rows of two blocks."""
     rng = np.random.default_rng(kind.id)
     return rng.integers(0, 256, (_ROWS, 2 * kind.nbytes), dtype=np.uint8)
 

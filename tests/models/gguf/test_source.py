@@ -1,4 +1,4 @@
-"""Headers read from something else than a file: how much is asked for, and what may go wrong."""
+"""Tests headers read from something else than a file: how much is asked for, and what may go wrong."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A model whose header has 5 MB, and whose weights 4 MB."""
+    """Return a model with a header of 5 MB and weights of 4 MB."""
     writer = reference.GGUFWriter(path := tmp_path_factory.mktemp("source") / "large.gguf", "llama")
     writer.add_token_list([f"token {i}" for i in range(250_000)])
     writer.add_tensor("token_embd.weight", np.zeros((1024, 1024), np.float32))

@@ -1,4 +1,4 @@
-"""What a header leaves out of its vocabulary, against what llama.cpp makes of it."""
+"""Tests what a header leaves out of its vocabulary, against what llama.cpp makes of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _quiet(_level: int, _text: bytes, _user: Any) -> None:
 
 
 def of_llama_cpp(path: Path) -> tuple[bool, bool, int, int]:
-    """(adds bos, adds eos, bos, eos)"""
+    """Return (adds bos, adds eos, bos, eos) from llama.cpp."""
     llama.llama_log_set(_quiet, ctypes.c_void_p(0))
     params = llama.llama_model_default_params()
     params.vocab_only = True

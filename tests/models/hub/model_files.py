@@ -13,7 +13,7 @@ from cpuchat.synthetic.gguf_writer import from_array, write_gguf
 def write_model_file(
     path: Path, *, n_tokens: int = 100, part: int = 1, parts: int = 1, n_values: int = 1 << 16
 ) -> Path:
-    """A file with a vocabulary of `n_tokens` (50 bytes of header each) and one tensor of `n_values` floats."""
+    """Write a file with a vocabulary of `n_tokens` (50 bytes of header each) and one tensor of `n_values` floats."""
     metadata: dict[str, Any] = {"general.architecture": "llama", "llama.block_count": 2, "general.file_type": 0}
     if part == 1:
         metadata["tokenizer.ggml.tokens"] = [f"{n:042d}" for n in range(n_tokens)]

@@ -1,4 +1,4 @@
-"""How users name repositories."""
+"""Tests how users name repositories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model of a repository is meant."""
+"""Tests which model of a repository is meant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpuchat.models.hub.responses import models_of
 
 
 def repository(*paths: str) -> Repository:
-    """Later files are larger."""
+    """Return a repository; later files are larger."""
     listed = models_of(HubFile(path=path, size=n, sha256=f"{n:064x}") for n, path in enumerate(paths, 1))
     return Repository(id="o/Model-GGUF", revision="0" * 40, models=listed)
 

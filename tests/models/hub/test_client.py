@@ -1,4 +1,4 @@
-"""The hub's client against a local hub: searching, looking into repositories, access."""
+"""Tests the hub's client against a local hub: searching, looking into repositories, access."""
 
 from __future__ import annotations
 

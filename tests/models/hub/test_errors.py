@@ -1,4 +1,4 @@
-"""What huggingface_hub and httpx raise, in our own words."""
+"""Tests what huggingface_hub and httpx raise, in our own words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers of models on the hub: read by ranges, kept, and read again only when they must be."""
+"""Tests headers of models on the hub: read by ranges, kept, and read again only when they must be."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MIB = 1 << 20
 
 
 def read(hub: Hub | None = None) -> GGUFHeader:
-    """The header of the only model of the repository."""
+    """Return the header of the only model of the repository."""
     hub = hub or Hub()
     found = hub.repository(REPO)
     return hub.header(found, found.models[0])
 
 
 def same(one: GGUFHeader, other: GGUFHeader) -> bool:
-    """Whether both say the same, but for the file's path."""
+    """Return whether both headers are equal, except for the file's path."""
 
     def told(header: GGUFHeader) -> object:
         metadata = {key: list(value) if hasattr(value, "first") else value for key, value in header.metadata.items()}

@@ -1,4 +1,4 @@
-"""A hub that answers too much, too slowly, compressed, without an end, or from elsewhere."""
+"""Tests a hub that answers too much, too slowly, compressed, without an end, or from elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def flood(head: bytes, piece: bytes) -> Fault:
-    """An answer that never ends."""
+    """Write an answer that never ends."""
 
     def write(connection: Connection) -> None:
         connection.send_body(head)

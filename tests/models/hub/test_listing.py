@@ -1,4 +1,5 @@
-"""From file names to models: the names of the usual publishers, split files, and names that must not become files."""
+"""Tests file names as models: the names of the usual publishers, split files, and names that must not become
+files."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from cpuchat.models.hub.validation import safe_path
 
 
 def files(paths: Sequence[str]) -> list[HubFile]:
-    """Files of 1, 2, 3, ... bytes."""
+    """Return files of 1, 2, 3, ... bytes."""
     return [HubFile(path=path, size=n, sha256=f"{n:064x}") for n, path in enumerate(paths, 1)]
 
 

@@ -1,4 +1,4 @@
-"""The local hub, asked by huggingface_hub itself: what it understands is what the hub says.
+"""Tests the local hub, asked by huggingface_hub itself: what it understands is what the hub says.
 
 Without this the other tests could agree with a server that no real client would.
 """

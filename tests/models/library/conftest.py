@@ -12,13 +12,13 @@ from cpuchat.synthetic.model import write_model
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model, Q8_0."""
+    """Return a small model, Q8_0."""
     return write_model(tmp_path_factory.mktemp("model") / "m.gguf", "tiny", "Q8_0")
 
 
 @pytest.fixture
 def no_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder in place of the package's demo models."""
+    """Replace the package's demo models by an empty folder."""
     monkeypatch.setattr(paths, "demo_dir", lambda: tmp_path / "demo")
     (tmp_path / "demo").mkdir()
     return tmp_path / "demo"

@@ -1,4 +1,4 @@
-"""What deleting takes away, what it leaves, and that it never leaves the places it may touch."""
+"""Tests what deleting takes away, what it leaves, and that it never leaves the places it may touch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def deletion(library: Library, name: str) -> Deletion:
 
 
 def used(folder: Path) -> int:
-    """Bytes of all files below `folder`, each content once."""
+    """Return the bytes of all files below `folder`, shared content counted once."""
     books = (".refs", ".lock")  # of the store that repositories share
     found = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "refs"]
     found = [path for path in found if path.suffix not in books]
@@ -47,7 +47,7 @@ def used(folder: Path) -> int:
 
 
 def freed(folder: Path, plan: Deletion) -> int:
-    """Carry `plan` out; returns what it really made of room, which must be what it said."""
+    """Carry out `plan`; returns the bytes that were freed, which must equal the forecast."""
     before = used(folder)
     assert delete(plan) == plan.freed
     assert before - used(folder) == plan.freed

@@ -1,4 +1,4 @@
-"""Finding models: the package, the Hugging Face cache as its own library lays it out, the user's folders."""
+"""Tests finding models: the package, the Hugging Face cache as its own library lays it out, the user's folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people call a model, and the file that is meant."""
+"""Tests what people call a model, and the file that is meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When models were used and how fast they were, as several programs write it down."""
+"""Tests when models were used and how fast they were, as several programs write it down."""
 
 from __future__ import annotations
 

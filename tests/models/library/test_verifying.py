@@ -1,4 +1,4 @@
-"""The content of a file against the hash that it was published with."""
+"""Tests the content of a file against the hash that it was published with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_demo")
 
 
 def flip_a_bit(path: Path) -> None:
-    """In the middle, with the file's time of change left as it was: what a failing disk does."""
+    """Flip a bit in the middle and keep the modification time, as a failing disk does."""
     real, status = path.resolve(), path.stat()
     content = bytearray(real.read_bytes())
     content[len(content) // 2] ^= 1

@@ -13,12 +13,12 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 @pytest.fixture(scope="session")
 def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama of rows of 256 values, so that every type fits, in F16."""
+    """Return a llama in F16 with rows of 256 values, which every type accepts."""
     return write_model(tmp_path_factory.mktemp("source") / "llama-F16.gguf", TINY_LLAMA, "F16")
 
 
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Long enough in the work to be stopped in the middle of it: IQ types search long for each block."""
+    """Return a source that takes long enough to be stopped: IQ types search long for each block."""
     folder = tmp_path_factory.mktemp("source")
     return write_tiny_gguf(folder / "large-F32.gguf", n_embd=512, n_layer=6, n_ff=2048, n_head=8)

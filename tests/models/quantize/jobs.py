@@ -21,7 +21,7 @@ def job(source: Path, out: Path, kind: str = "Q4_K_M", **options: Any) -> Job:
 
 
 def refused(job: Job, kind: type[CpuchatError]) -> CpuchatError:
-    """The refusal; nothing may be left in the folder but what was there."""
+    """Return the refusal; asserts that nothing new is left in the folder."""
     before = sorted(job.out.parent.iterdir()) if job.out.parent.is_dir() else []
     with pytest.raises(kind) as caught:
         asyncio.run(quantize(job))
@@ -30,19 +30,19 @@ def refused(job: Job, kind: type[CpuchatError]) -> CpuchatError:
 
 
 def children() -> list[int]:
-    """Processes that this one started."""
+    """Return the processes that this one started."""
     tasks = Path(f"/proc/{os.getpid()}/task")
     return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
 
 
 def weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """All tensors as plain numbers."""
+    """Return all tensors as plain numbers."""
     tensors = reference.GGUFReader(path).tensors
     return {tensor.name: reference.dequantize(tensor.data, tensor.tensor_type) for tensor in tensors}
 
 
 def copy(source: Path, target: Path, *, settings: bool = True, every: int = 1, first: int = 0, **numbers: Any) -> Path:
-    """Write the tensors `first`, `first + every`, ... of a llama anew, its settings with them if wanted.
+    """Write the tensors `first`, `first + every`, ... of a llama to a new file, with its metadata if wanted.
 
     `numbers` are `alignment` of the file, or its place in a split model: `no` of `count` files.
     """
@@ -66,7 +66,7 @@ def copy(source: Path, target: Path, *, settings: bool = True, every: int = 1, f
 
 
 def finish(writer: reference.GGUFWriter) -> None:
-    """Write what was added."""
+    """Write everything that was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

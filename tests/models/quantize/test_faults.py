@@ -1,4 +1,4 @@
-"""Stopping, dying and running out of room in the middle of the work."""
+"""Tests stopping, dying and running out of room in the middle of the work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def stop_when_begun(job: Job, act: Callable[[], None]) -> BaseException | None:
-    """Run it and call `act` once llama.cpp is at work; the error that it ended with."""
+    """Run the job and call `act` once llama.cpp is at work; returns the resulting error."""
 
     async def run() -> None:
         done = False
@@ -90,7 +90,7 @@ def test_room_is_looked_for_before_anything_is_written(tmp_path: Path) -> None:
 
 @contextmanager
 def files_limited_to(size: int) -> Iterator[None]:
-    """What is written beyond that many bytes fails, here and in processes that are started: as on a full disk."""
+    """Make writes beyond that many bytes fail, here and in child processes, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

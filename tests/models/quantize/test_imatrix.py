@@ -1,4 +1,4 @@
-"""Importance matrices: read in both formats, obeyed, and refused when they are not sound."""
+"""Tests importance matrices: read in both formats, obeyed, and refused when they are not sound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 
 
 def importance(path: Path, source: Path, *, old: bool = False, scale: float = 1.0) -> Path:
-    """One for all weight matrices of `source`, in which the first half of the inputs matters most."""
+    """Return an importance matrix for all weight matrices of `source` in which the first half of the inputs matters
+    most."""
     matrices = {t.name: t.shape[0] for t in read_header(source).tensors if len(t.shape) == 2}
     sums = {name: np.repeat(np.float32([9 * scale, scale]), n // 2) for name, n in matrices.items()}
     if old:

@@ -1,4 +1,4 @@
-"""Quantizing with the real llama.cpp in its real process: what comes out."""
+"""Tests quantizing with the real llama.cpp in its real process: what comes out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that quantizes and does not behave: each end is a QuantizeFailed that says what happened."""
+"""Tests a process that quantizes and does not behave: each end is a QuantizeFailed that says what happened."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REQUEST = ForecastRequest(source="/models/model.gguf", number=15)
 
 
 async def ask(program: str, monkeypatch: pytest.MonkeyPatch) -> object:
-    """The answer of the Python `program` in the place of the process that quantizes."""
+    """Return the answer of the Python `program`, run in place of the quantizing process."""
     monkeypatch.setattr("cpuchat.models.quantize.process.python_command", lambda *_: [sys.executable, "-c", program])
     async with QuantizeProcess() as process:
         await process.send(REQUEST)

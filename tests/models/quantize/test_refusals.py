@@ -1,4 +1,4 @@
-"""What is not quantized, and why; nothing is left behind."""
+"""Tests what is not quantized, and why; nothing is left behind."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def true_costs(target: str, draft: str | None) -> PassCosts:
 
 
 def miscalibrated(costs: PassCosts, rng: random.Random, common: float, own: float) -> PassCosts:
-    """What a calibration with these relative errors would have said: `common` to all, `own` of each measured point
+    """Return what a calibration with these relative errors would have measured: `common` to all, `own` of each point
     (uniform, at most that much)."""
     together = 1 + rng.uniform(-common, common)
     verify = {n: costs.verify_ms[n - 1] * together * (1 + rng.uniform(-own, own)) for n in _MEASURED}
@@ -48,13 +48,13 @@ def verified(
     unread: int = 0,
     overlap: bool = False,
 ) -> PassRecord:
-    """A pass over a draft, all of it compared unless `compared` says otherwise."""
+    """Return a pass over a draft, all of it compared unless `compared` is less."""
     n = len(proposal) if compared is None else compared
     return PassRecord(ms, proposal.drafter, tuple(proposal.buckets), accepted, n, draft_ms, unread, overlap)
 
 
 def text(rng: random.Random, rate: float, n: int) -> list[bool]:
-    """Whether the draft model is right at each position, independently."""
+    """Return whether the draft model is right at each position, independently."""
     return [rng.random() < rate for _ in range(n)]
 
 
@@ -92,7 +92,7 @@ def _run(right: Sequence[bool], start: int, most: int) -> int:
 
 
 def fixed_answer(costs: PassCosts, right: Sequence[bool], depth: int) -> float:
-    """ms for this text at a fixed depth."""
+    """Return the ms for this text at a fixed depth."""
     ms, at = 0.0, 0
     while at < len(right):
         g = min(depth, len(right) - at - 1)
@@ -102,7 +102,7 @@ def fixed_answer(costs: PassCosts, right: Sequence[bool], depth: int) -> float:
 
 
 def best_fixed(costs: PassCosts, texts: Sequence[Sequence[bool]]) -> tuple[float, int]:
-    """ms over all texts at the best fixed depth, and that depth (0 included)."""
+    """Return the ms over all texts at the best fixed depth, and that depth (0 included)."""
     return min((sum(fixed_answer(costs, right, depth) for right in texts), depth) for depth in range(MAX_DEPTH + 1))
 
 
@@ -115,8 +115,8 @@ def adaptive_answer(
     propose: Callable[[int], tuple[Proposal, list[bool]]] | None = None,
     prompt: int = 24,
 ) -> Answer:
-    """One answer with adaptive depth. `costs` may depend on the position in the text. `propose(at)`: a free drafter's
-    proposal there and which of its tokens are right."""
+    """Simulate one answer with adaptive depth. `costs` may depend on the position in the text. `propose(at)`: a free
+    drafter's proposal there and which of its tokens are right."""
     noise = noise or Noise()
     cost_at = costs if callable(costs) else lambda _at: costs
     answer = Answer()

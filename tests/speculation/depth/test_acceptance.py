@@ -67,7 +67,7 @@ def test_a_change_of_the_text_is_followed_within_three_dozen_tokens(before, afte
 
 @pytest.mark.parametrize(("before", "after"), [(0.9, 0.5), (0.1, 0.4), (0.5, 0.5), (0.9, 0.9)])
 def test_a_short_memory_notices_a_change_too(before, after):
-    """As that of the free drafters; in most texts, and next to never where there is none."""
+    """With the memory of the free drafters: in most texts, and hardly ever without a change."""
     noticed = 0
     for seed in range(20):
         acceptance = make(weight=6.0, window=64.0)

@@ -19,7 +19,7 @@ def draft(n: int) -> Proposal:
 
 
 def learn(controller: DepthController, rate: float, n: int = 300, costs: PassCosts = COSTS) -> None:
-    """Plain steps, and the draft model scored along with them."""
+    """Simulate plain steps, with the draft model scored along."""
     rng = random.Random(7)
     for _ in range(n):
         controller.plan_draft(MAX_DEPTH, 1)

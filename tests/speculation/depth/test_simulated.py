@@ -1,4 +1,4 @@
-"""Adaptive depth against every fixed depth and against plain decoding, in simulated time: computed, not measured."""
+"""Tests adaptive depth against every fixed depth and against plain decoding, in simulated time: computed, not measured."""
 
 import random
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ RATES = (0.3, 0.6, 0.8, 0.9, 0.95, 1.0)
 def simulate(
     target: str, draft: str, rate: float, seeds: int = 8, noisy: bool = False, common: float = 0.0, own: float = 0.0
 ) -> tuple[float, float, float]:
-    """Speed of the second answer against the best fixed depth and against plain, and of the first against plain."""
+    """Return the speed of the second answer relative to the best fixed depth and to plain, and of the first to plain."""
     costs = true_costs(target, draft)
     plain = seeds * N * costs.verify_ms[0]
     first_ms = ms = 0.0
@@ -165,7 +165,7 @@ def copying(at: int) -> bool:
 
 
 def suffix_proposals(rng: random.Random):
-    """Prose in which repetition means little, and stretches that are copied."""
+    """Return proposals for prose whose repetitions mean little, with copied stretches."""
 
     def propose(at: int) -> tuple[Proposal, list[bool]]:
         if copying(at):

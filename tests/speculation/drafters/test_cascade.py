@@ -1,4 +1,4 @@
-"""Free drafters together: who is asked, what is scored."""
+"""Tests free drafters together: who is asked, what is scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What prompt lookup and suffix decoding have in common: a text that grows or is edited, and nothing to say."""
+"""Tests what prompt lookup and suffix decoding have in common: a text that grows or is edited, and nothing to say."""
 
 from __future__ import annotations
 

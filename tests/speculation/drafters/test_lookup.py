@@ -1,4 +1,4 @@
-"""Prompt lookup against a search through the text."""
+"""Tests prompt lookup against a search through the text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ texts = st.lists(st.integers(0, 3), max_size=80)
 
 
 def naive(text: list[int], n: int, shortest: int = 2, longest: int = 8) -> list[int]:
-    """The algorithm as it is told: longest n-gram, latest occurrence, token by token, its own ones included."""
+    """Apply the algorithm as defined: longest n-gram, latest occurrence, token by token, its own ones included."""
     for size in range(longest, shortest - 1, -1):
         for start in range(len(text) - size - 1, -1, -1):
             if text[start : start + size] == text[len(text) - size :]:

@@ -1,4 +1,4 @@
-"""The index of n-grams against a search through the text."""
+"""Tests the index of n-grams against a search through the text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ changes = st.lists(st.one_of(texts, st.integers(0, 60)), max_size=8)
 
 
 def naive(text: list[int], size: int) -> list[int]:
-    """Where the n-gram that ends at each position ended before."""
+    """Return where the n-gram that ends at each position ended before."""
     grams = [tuple(text[i + 1 - size : i + 1]) if i + 1 >= size else None for i in range(len(text))]
     return [
         max((j for j in range(i) if gram is not None and grams[j] == gram), default=NOWHERE)
@@ -26,7 +26,7 @@ def naive(text: list[int], size: int) -> list[int]:
 
 
 def check(index: NgramIndex, text: list[int]) -> None:
-    """Everything that can be asked is as if the index had been made from `text` at once."""
+    """Assert that the index equals one built from `text` at once."""
     assert index.text.tolist() == text
     fresh = NgramIndex(SIZES)
     fresh.extend(text)

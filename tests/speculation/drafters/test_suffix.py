@@ -1,4 +1,4 @@
-"""Suffix decoding against a search through the text."""
+"""Tests suffix decoding against a search through the text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def suffix(text: list[int], **options: float) -> SuffixDecoding:
 
 
 def continuations(text: list[int], size: int, n: int) -> list[list[int]]:
-    """The `n` tokens after every earlier occurrence of the last `size`, latest first; past the end they repeat."""
+    """Return the `n` tokens after every earlier occurrence of the last `size`, latest first; past the end they repeat."""
     found = []
     for start in range(len(text) - size - 1, -1, -1):
         if text[start : start + size] == text[len(text) - size :]:
@@ -35,7 +35,7 @@ def continuations(text: list[int], size: int, n: int) -> list[list[int]]:
 
 
 def greedy(ways: list[list[int]], n: int) -> list[int]:
-    """The most frequent next token, again and again; the latest on a tie."""
+    """Return the most frequent next token, repeatedly; the latest on a tie."""
     path: list[int] = []
     for i in range(n):
         counts = Counter(way[i] for way in ways)
@@ -140,7 +140,7 @@ def test_remembered_chats_are_not_one_text():
 
 
 def remembered(drafter: SuffixDecoding) -> int:
-    """Tokens of other chats held now, an end mark each included."""
+    """Return the number of tokens of other chats in memory, an end mark each included."""
     return len(drafter._newer) + len(drafter._older)
 
 

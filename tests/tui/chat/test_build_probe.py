@@ -1,4 +1,4 @@
-"""The app measures each model once per build of the engine, and tells when a new build is slower."""
+"""Tests that the app measures each model once per build of the engine, and reports a slower build."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Backend(ScriptedBackend):
 
 
 def done(app: RunningApp) -> bool:
-    """The loaded model is measured, or was before, or cannot be."""
+    """Return whether the loaded model is or was measured, or cannot be."""
     return bool(app.chat._stream.probe.done)
 
 

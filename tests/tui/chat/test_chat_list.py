@@ -1,4 +1,4 @@
-"""The list of stored chats."""
+"""Tests the list of stored chats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafting on the chat screen: figures, the keys, and what is told about draft models."""
+"""Tests drafting on the chat screen: figures, the keys, and messages about draft models."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_marks_are_told_when_there_is_nothing_to_mark_yet() -> None:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
-    """A target, and a smaller model with the same vocabulary."""
+    """Return a target, and a smaller model with the same vocabulary."""
     return write_tiny_gguf(tmp_path / "target-F32.gguf"), write_tiny_gguf(tmp_path / "draft-F32.gguf")
 
 

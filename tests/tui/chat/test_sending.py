@@ -1,4 +1,4 @@
-"""Sending, queueing, regenerating and editing messages."""
+"""Tests sending, queueing, regenerating and editing messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line at the top: cores and memory policy."""
+"""Tests the line at the top: cores and memory policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopping loads and answers."""
+"""Tests stopping loads and answers."""
 
 from __future__ import annotations
 

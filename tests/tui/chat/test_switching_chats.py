@@ -1,4 +1,4 @@
-"""What belongs to one chat stays with it: figures, drafts, the marked row, the search."""
+"""Tests that what belongs to one chat stays with it: figures, drafts, the marked row, the search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOWER = msgspec.structs.replace(timings(7), predicted_ms=300.0)
 
 
 def two_chats(conversation: Conversation) -> None:
-    """“About apples”, the older one, and “About pears”."""
+    """Store two chats: “About apples”, the older one, and “About pears”."""
     store = conversation.history.store
     for title in ("About apples", "About pears"):
         chat = store.create_chat(MODEL.name, "", title)
@@ -29,12 +29,12 @@ def two_chats(conversation: Conversation) -> None:
 
 
 def titled(app: RunningApp, title: str) -> str:
-    """Id of the chat."""
+    """Return the id of the chat."""
     return next(chat.id for chat in app.conversation.history.store.chats() if chat.title == title)
 
 
 def marked(app: RunningApp) -> str | None:
-    """Title of the chat that `d` would delete."""
+    """Return the title of the chat that `d` would delete."""
     chat_id = app.chat.query_one(Chats).marked
     return app.conversation.history.store.chat(chat_id).title if chat_id else None
 

@@ -1,4 +1,4 @@
-"""The figures on screen: in fixed places, with units, and with a reason where there is none."""
+"""Tests the figures on screen: in fixed places, with units, and with a reason where there is none."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ READING: list[Event] = [
 
 
 def writing(seconds: float, rate: float = 41.3) -> list[Event]:
-    """Deltas of an answer whose speed swings by 15 % around `rate`."""
+    """Return deltas of an answer whose speed swings by 15 % around `rate`."""
     events: list[Event] = []
     at_ms = 210.0
     for n in range(1, int(seconds * rate)):
@@ -83,13 +83,13 @@ COUNTED = MachineSample(
 
 
 def counting(meter: Meter, sample: MachineSample = COUNTED) -> Meter:
-    """`meter` after a look at the counters."""
+    """Return `meter` after a reading of the counters."""
     meter.machine(sample)
     return meter
 
 
 def loaded(**changes: object) -> list[Event]:
-    """A load of the model with these differences."""
+    """Return a load of the model with these differences."""
     return [ModelLoaded(model=msgspec.structs.replace(MODEL, **changes))]
 
 

@@ -1,4 +1,4 @@
-"""The compare screen on scripted sides; real workers are in tests/compare and tests/e2e."""
+"""Tests the compare screen on scripted sides; real workers are in tests/compare and tests/e2e."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hardware screen: pictures of many machines, and trying placements on a scripted and on a real worker."""
+"""Tests the hardware screen: pictures of many machines, and trying placements on a scripted and on a real worker."""
 
 from __future__ import annotations
 

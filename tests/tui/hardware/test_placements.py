@@ -1,4 +1,4 @@
-"""Choosing, trying and taking back placements, on a scripted and on a real worker."""
+"""Tests choosing, trying and taking back placements, on a scripted and on a real worker."""
 
 from __future__ import annotations
 

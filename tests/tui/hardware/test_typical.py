@@ -1,4 +1,4 @@
-"""The pane with what runs on this machine."""
+"""Tests the pane with what runs on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.snapshots import HostApp
 
 @pytest.fixture
 def measured_machine() -> None:
-    """Each test says what was measured."""
+    """Measure nothing: each test sets what was measured."""
 
 
 @pytest.mark.parametrize(

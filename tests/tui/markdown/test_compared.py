@@ -1,4 +1,4 @@
-"""Words that differ from another answer are marked, in Markdown too."""
+"""Tests that words that differ from another answer are marked, in Markdown too."""
 
 from __future__ import annotations
 

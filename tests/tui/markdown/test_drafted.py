@@ -1,4 +1,4 @@
-"""Text that is marked by who proposed it."""
+"""Tests text that is marked by who proposed it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ proposed = st.lists(st.tuples(st.text("ab \n\t日*#", max_size=12), st.sampled_f
 
 
 def joined(rows: list[Row]) -> str:
-    """The text as it was before it was wrapped."""
+    """Return the text as it was before it was wrapped."""
     return "".join((row.joint if number else "") + row.text for number, row in enumerate(rows))
 
 

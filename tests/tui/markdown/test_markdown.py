@@ -1,4 +1,4 @@
-"""Markdown to rows: nothing gets lost, whatever is written and however it arrives."""
+"""Tests Markdown to rows: nothing gets lost, whatever is written and however it arrives."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ SOURCES = st.lists(PIECES, max_size=30).map("".join)
 
 
 def word_characters(text: str) -> Counter[str]:
-    """Without the letters that become another character."""
+    """Return the text without the letters that become another character."""
     text = text.replace("&amp;", "&").replace("&#35;", "#").replace("[x]", "")
     return Counter(char for char in text if char.isalnum())
 

@@ -1,4 +1,4 @@
-"""The transcript: following, folding, selecting, copying, and what it shows while an answer is written."""
+"""Tests the transcript: following, folding, selecting, copying, and what it shows while an answer is written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def host(**kwargs: Any) -> tuple[HostApp, Transcript]:
 
 
 def shown(transcript: Transcript) -> list[str]:
-    """The visible rows."""
+    """Return the visible rows."""
     return [transcript.render_line(y).text.rstrip() for y in range(transcript.size.height)]
 
 

@@ -5,6 +5,6 @@ import pytest
 
 @pytest.fixture
 def no_hub_but_a_local_one(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Offline, but for tests with a hub of their own."""
+    """Set offline mode, except for tests with a local hub."""
     if "hub_server" not in request.fixturenames:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -1,4 +1,4 @@
-"""Downloads in the app: the line, the screen, what is told; with real transfers where they matter."""
+"""Tests downloads in the app: the line, the screen, the messages; with real transfers where they matter."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_more_than_one_are_counted_and_a_failed_one_says_why() -> None:
 
 
 async def settled(app: RunningApp, layouts: list[Screen[Any]]) -> None:
-    """Nothing is published or laid out any more."""
+    """Wait until nothing is published or laid out any more."""
     await app.until(lambda: app._footer_is_right() and app.app.services.downloading._timer is None)
     layouts.append(app.app.screen)
     while layouts:
@@ -244,7 +244,7 @@ AT = 200_000
 
 
 async def started(app: RunningApp, hub: HubServer, content: Path, gate: Gate | None = None) -> Download:
-    """Begin to download `content` from the server, which stops at the gate."""
+    """Start the download of `content` from the server, which stops at the gate."""
     await app.ready()
     hub.add("tiny/tiny-GGUF", {NAME: content})
     repository = Hub().repository("tiny/tiny-GGUF")
@@ -263,7 +263,7 @@ def arrived(app: RunningApp) -> Callable[[], bool]:
 
 
 def went_on(hub: HubServer) -> bool:
-    """The last request asked for what was missing, not for all of it."""
+    """Return whether the last request asked for what was missing, not for all of it."""
     last = [request for request in hub.requests if request.file == NAME and request.status == 206][-1]
     return int(last.range.removeprefix("bytes=").partition("-")[0]) > 0
 

@@ -1,4 +1,4 @@
-"""Choosing a draft model: real files, a real download from a local hub, and a picture."""
+"""Tests choosing a draft model: real files, a real download from a local hub, and a picture."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def backend(model: ModelInfo = LOADED) -> ScriptedBackend:
 
 
 def states(app: RunningApp) -> dict[str, str]:
-    """What the list says about each candidate, by its key."""
+    """Return the list's text about each candidate, by its key."""
     rows = app.app.screen.query_one(ModelList).rows
     return {row.key: row.columns[2] for row in rows if row.columns is not None}
 
 
 async def opened(app: RunningApp) -> DraftModelsScreen:
-    """With all verdicts."""
+    """Open the screen and wait for all verdicts."""
     await app.ready()
     await app.press("ctrl+o")
     await app.until(lambda: isinstance(app.app.screen, ModelsScreen) and app.app.screen.state.local is not None)
@@ -124,7 +124,7 @@ async def test_choosing_one_switches_drafting_on() -> None:
 
 
 def _name_a_draft_on_the_hub() -> None:
-    """A catalog of the user: the demo model, and a draft model for it that is on the hub only."""
+    """Write a user's catalog with the demo model, and a draft model for it that is on the hub only."""
     file = paths.user_catalog()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"""

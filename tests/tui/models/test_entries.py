@@ -1,4 +1,4 @@
-"""What the models screen lists, in which order, and for which typed text."""
+"""Tests what the models screen lists, in which order, and for which typed text."""
 
 from __future__ import annotations
 

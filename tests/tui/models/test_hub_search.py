@@ -1,4 +1,4 @@
-"""Searching the hub from the models screen."""
+"""Tests searching the hub from the models screen."""
 
 from __future__ import annotations
 

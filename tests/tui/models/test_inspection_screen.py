@@ -1,4 +1,4 @@
-"""Everything about one model on a page."""
+"""Tests everything about one model on a page."""
 
 from __future__ import annotations
 

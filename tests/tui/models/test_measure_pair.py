@@ -1,4 +1,4 @@
-"""Measuring a draft model from the list of draft models, with the real worker and the demo pair."""
+"""Tests measuring a draft model from the list of draft models, with the real worker and the demo pair."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tui.models.test_draft_models_screen import DRAFT, TARGET, backend, ma
 
 @pytest.fixture(autouse=True)
 def lean(measured_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few tokens of few prompts, on one thread, without a hub."""
+    """Set few tokens, few prompts and one thread, without a hub."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(pair, "KINDS", ("maths", "chat"))
     monkeypatch.setattr(pair, "DEPTHS", (4,))

@@ -1,4 +1,4 @@
-"""The models screen on real files, the real client against a local hub, and pictures of it."""
+"""Tests the models screen on real files, the real client against a local hub, and pictures of it."""
 
 from __future__ import annotations
 

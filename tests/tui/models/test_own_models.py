@@ -1,4 +1,4 @@
-"""What can be done with a model that is here: delete, inspect, quantize."""
+"""Tests what can be done with a model that is here: delete, inspect, quantize."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screen that quantizes, with the real llama.cpp behind it."""
+"""Tests the screen that quantizes, with the real llama.cpp behind it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def half(tmp_path: Path) -> Path:
 
 
 def local(path: Path) -> LocalModel:
-    """As the library has it."""
+    """Return the model as the library lists it."""
     library = Library([path.parent], cache=path.parent / "no-hub")
     return next(model for model in library.local_models() if model.path == path)
 
@@ -65,7 +65,7 @@ class Opened:
         return str(self.screen.query_one("#state", Static).render())
 
     async def known(self, name: str = "Q4_K_M") -> None:
-        """The figures of one type are there."""
+        """Wait for the figures of one type."""
         if name not in USUAL:
             await self.unfold()
         await self.app.until(lambda: name in self.screen._predictions)
@@ -83,7 +83,7 @@ class Opened:
         await self.app.until(lambda: len(self.rows.rows) == len(TYPES))
 
     async def foreseen(self) -> None:
-        """The figures of all listed types are there."""
+        """Wait for the figures of all listed types."""
         await self.app.until(lambda: len(self.screen._predictions) == len(self.screen._types) and not self.state)
 
 
@@ -188,14 +188,14 @@ async def test_what_needs_an_importance_matrix_says_so(half: Path) -> None:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """Takes long enough to look at it in the middle."""
+    """Return a source that takes long enough to be observed."""
     folder = tmp_path / "models"
     folder.mkdir()
     return write_tiny_gguf(folder / "large-F32.gguf", n_embd=512, n_layer=3, n_ff=2048, n_head=8)
 
 
 async def begun(app: RunningApp, model: Path) -> tuple[Opened, int]:
-    """The screen while it makes an IQ4_XS file, and the process that does, which stands still in the middle of it."""
+    """Open the screen while it writes an IQ4_XS file, and return the process, which is stopped midway."""
     screen = await opened(app, local(model))
     await screen.foreseen()
     await screen.mark("IQ4_XS")
@@ -343,7 +343,7 @@ def test_figures_keep_their_width() -> None:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that is not the one that the tests run on."""
+    """Simulate a machine other than the one that the tests run on."""
     cpu = Instructions(frozenset({"NEON", "DOTPROD", "MATMUL_INT8"}))
     monkeypatch.setattr("cpuchat.hardware.instructions.instructions", lambda: cpu)
     monkeypatch.setattr("cpuchat.models.fit._this_cpu", lambda: cpu)

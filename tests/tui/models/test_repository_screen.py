@@ -37,12 +37,12 @@ MODELS = (
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, without_amx: None) -> None:
-    """A machine that is the same everywhere."""
+    """Simulate a machine that is the same everywhere."""
     monkeypatch.setattr("cpuchat.models.machine.this_machine", lambda settings, *, loaded=None: MACHINE)
 
 
 async def opened(app: RunningApp, repo: str = REPO, **more: Any) -> RepositoryScreen:
-    """The screen, settled: the header of the marked model was read."""
+    """Open the screen and wait until the header of the marked model is read."""
     await app.ready()
     screen = RepositoryScreen(app.app.services, repo, **more)
     app.app.push_screen(screen, lambda path: app.chat.load_model(path) if path is not None else None)
@@ -51,7 +51,7 @@ async def opened(app: RunningApp, repo: str = REPO, **more: Any) -> RepositorySc
 
 
 def lines(app: RunningApp, text: str) -> list[str]:
-    """Lines of the list."""
+    """Return the lines of the list."""
     return [line for row in app.screen_text.splitlines() if text in (line := row[:76])]
 
 

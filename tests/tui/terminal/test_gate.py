@@ -1,4 +1,4 @@
-"""What nobody cleaned does not get past the gate, and the layout of its row stays."""
+"""Tests that uncleaned text does not pass the gate, and that its row keeps its layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that arrive in one read while a screen opens."""
+"""Tests keys that arrive in one read while a screen opens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bars and curves: read from zero, never a layout."""
+"""Tests bars and curves: read from zero, never a layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list widget: what is marked, what moves, what is drawn."""
+"""Tests the list widget: what is marked, what moves, what is drawn."""
 
 from __future__ import annotations
 
