@@ -1,4 +1,5 @@
-"""Tests benchmarks with the real worker and the demo models: figures, the journal, kill -9 in the middle, differences."""
+"""Tests benchmarks with the real worker and the demo models: figures, the journal, kill -9 in the middle,
+differences."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ COMMAND = (sys.executable, "-m", "cpuchat.cli.main")
 
 
 def run(*arguments: str, stdin: str | bytes | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end in this process, which has imported everything; standard input is empty unless given."""
+    """Run the command to its end in this process, which has imported everything; standard input is empty
+    unless given."""
     with contextlib.ExitStack() as files:
         given, out, err = (files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(3))
         given.buffer.write(stdin.encode() if isinstance(stdin, str) else stdin or b"")

@@ -1,4 +1,5 @@
-"""Tests `cpuchat tune` on a simulated machine, from the plan to the verdict; the model that is measured is a real one."""
+"""Tests `cpuchat tune` on a simulated machine, from the plan to the verdict; the model that is measured is a
+real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests escape sequences in everything that a file, the hub, the database or the settings can name: none gets through."""
+"""Tests escape sequences in everything that a file, the hub, the database or the settings can name: none gets
+through."""
 
 from __future__ import annotations
 

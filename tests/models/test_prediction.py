@@ -1,4 +1,5 @@
-"""Tests what is shown of a model before it is loaded: the engine's own arithmetic, and speed from bytes and bandwidth."""
+"""Tests what is shown of a model before it is loaded: the engine's own arithmetic, and speed from bytes and
+bandwidth."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[float, tuple[Path, P
 
 @pytest.fixture
 def apart(load: Load, files: dict[float, tuple[Path, Path]]) -> Iterator[Callable[..., Talker]]:
-    """Load a pair with one core for the target and one for the draft; overlapped with `always`, else only when planned."""
+    """Load a pair with one core for the target and one for the draft; overlapped with `always`, else only
+    when planned."""
     made: list[Talker] = []
 
     def _apart(alpha: float, *, always: bool = True) -> Talker:

@@ -1,4 +1,5 @@
-"""Tests what memory modules could deliver: SMBIOS tables as boards write them and broken ones, EDAC, the table of CPUs."""
+"""Tests what memory modules could deliver: SMBIOS tables as boards write them and broken ones, EDAC, the
+table of CPUs."""
 
 from __future__ import annotations
 

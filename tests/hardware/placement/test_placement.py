@@ -1,4 +1,5 @@
-"""Tests what the words of a placement mean on simulated machines, and what is said about words that mean nothing there."""
+"""Tests what the words of a placement mean on simulated machines, and what is said about words that mean
+nothing there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests adaptive depth against every fixed depth and against plain decoding, in simulated time: computed, not measured."""
+"""Tests adaptive depth against every fixed depth and against plain decoding, in simulated time: computed, not
+measured."""
 
 import random
 from collections.abc import Sequence
