@@ -91,7 +91,8 @@ class RunningApp:
         await self.until(lambda: self.backend.model is not None and not self.chat.busy and self._footer_is_right())
 
     def _footer_is_right(self) -> bool:
-        """Return whether the footer shows the current keys: it is rebuilt some time after one was enabled or disabled."""
+        """Return whether the footer shows the current keys: it is rebuilt some time after one was enabled or
+        disabled."""
         bindings = self.app.screen.active_bindings
         shown = self.app.screen.query(FooterKey)
         return all(key.key in bindings and key.has_class("-disabled") != bindings[key.key].enabled for key in shown)

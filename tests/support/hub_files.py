@@ -58,7 +58,8 @@ def tags(repo: Repository) -> list[str]:
 
 
 def entry_of(content: bytes | Path, lfs: bool) -> Entry:
-    """Return the entry of a file. Of content over 1 GiB, only the beginning is hashed: such files only test resuming."""
+    """Return the entry of a file. Of content over 1 GiB, only the beginning is hashed: such files only test
+    resuming."""
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
     sha256, sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)
     for piece in pieces(content, 0, min(size, 1 << 26) if size > 1 << 30 else size, 1 << 20):

@@ -51,7 +51,8 @@ class Layers:
         self._add(f"blk.{i}.ffn_down.weight", self._n_embd, self._n_ff, scale=1.0 / self._n_ff**0.5)
 
     def latent_attention(self, i: int, n_head: int, latent: int, rope: int, nope: int, value: int) -> None:
-        """Add the attention of DeepSeek 2: one compressed row for K and V of all heads, in sizes of `tiny_attention`."""
+        """Add the attention of DeepSeek 2: one compressed row for K and V of all heads, in sizes of
+        `tiny_attention`."""
         scale = 1.0 / self._n_embd**0.5
         self._add(f"blk.{i}.attn_q_a.weight", latent, self._n_embd, scale=scale)
         self.ones(f"blk.{i}.attn_q_a_norm.weight", latent)

@@ -23,7 +23,8 @@ def suffix(text: list[int], **options: float) -> SuffixDecoding:
 
 
 def continuations(text: list[int], size: int, n: int) -> list[list[int]]:
-    """Return the `n` tokens after every earlier occurrence of the last `size`, latest first; past the end they repeat."""
+    """Return the `n` tokens after every earlier occurrence of the last `size`, latest first; past the end
+    they repeat."""
     found = []
     for start in range(len(text) - size - 1, -1, -1):
         if text[start : start + size] == text[len(text) - size :]:
