@@ -160,8 +160,9 @@ def _verdict(rows: dict[Name, Row], rounds: Sequence[Round]) -> Verdict:
         return verdict("noise")
     if all(one is not None and one.fits_cache for one in last):
         return verdict("cached")
-    if not read:
-        return verdict("unknown")
+    if not read:  # of one that was kept and is shown again, it was known
+        kept = any(answer.model is None for answer in rounds[-1].answers)
+        return verdict("settings" if kept else "unknown")
     if abs(read - 1) <= SAME_BYTES or "acceptance" in rows:
         return verdict("settings")
     if (read < 1) == (ratio > 1):

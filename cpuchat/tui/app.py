@@ -230,8 +230,8 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         chat = self.conversation.chat
         return Resume(chat.id if chat is not None else "", self.chat_screen.model_path, self.chat_screen.unsent)
 
-    def worker_group(self) -> int | None:
-        return self.conversation.backend.pid
+    def worker_groups(self) -> list[int]:
+        return [backend.pid for backend in self.services.backends if backend.pid is not None]
 
     def save_now(self) -> None:
         self.conversation.history.save()

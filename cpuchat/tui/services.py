@@ -154,9 +154,14 @@ class Services:
 
     def kill_workers(self) -> None:
         """Kill every worker; what is unsaved is lost."""
-        self.conversation.backend.kill()
-        for runner in self.comparison.runners if self.comparison is not None else ():
-            runner.conversation.backend.kill()
+        for backend in self.backends:
+            backend.kill()
+
+    @property
+    def backends(self) -> list[Backend]:
+        """Return the backends in use: of the chat and of a comparison's sides."""
+        runners = self.comparison.runners if self.comparison is not None else ()
+        return [self.conversation.backend, *(runner.conversation.backend for runner in runners)]
 
     async def close_comparison(self) -> None:
         """End its workers."""

@@ -15,6 +15,7 @@ from textual.widgets import Footer
 
 from cpuchat.compare.side import Side
 from cpuchat.errors import CpuchatError
+from cpuchat.models.catalog import load_catalog, match_local
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.library.model import LocalModel
 from cpuchat.present.rows import ListRow
@@ -38,9 +39,10 @@ _DOWNLOAD, _QUANTIZE = "download", "quantize"
 
 @dataclass(frozen=True)
 class Found:
-    """What there is to compare `model` with."""
+    """What there is to compare `model` with. `repo` has its other quantizations, "" where none is known."""
 
     model: LocalModel | None
+    repo: str
     quantizations: list[LocalModel]
     others: list[LocalModel]
 
@@ -51,7 +53,11 @@ def find(services: Services, path: Path) -> Found:
     model = next((one for one in models if one.path == path), None) or services.library.at(path)
     rest = [one for one in models if one.path != path]
     same = [one for one in rest if model is not None and is_same_model(model, one)]
-    return Found(model, same, [one for one in rest if one not in same])
+    listed = match_local(load_catalog(), model) if model is not None and model.source != "demo" else None
+    repo = model.repo if model is not None else ""
+    return Found(
+        model, repo or (listed.repos[0] if listed is not None else ""), same, [one for one in rest if one not in same]
+    )
 
 
 def is_same_model(one: LocalModel, other: LocalModel) -> bool:
@@ -100,7 +106,7 @@ class OtherSideScreen(ListScreen[Side | None]):
             self._found = await run_in_daemon_thread(lambda: find(self._services, self._path))
         except (CpuchatError, OSError) as error:
             self._warn(str(error))
-            self._found = Found(None, [], [])
+            self._found = Found(None, "", [], [])
         if self.has_widgets:
             self.query_one(ModelList).show(rows(self._found, self._path))
 
@@ -111,8 +117,8 @@ class OtherSideScreen(ListScreen[Side | None]):
         if found is None or not key:
             return
         path: Path | None = None
-        if key == _DOWNLOAD and found.model is not None:
-            path = await self._services.navigation.repository(found.model.repo)
+        if key == _DOWNLOAD:
+            path = await self._services.navigation.repository(found.repo)
         elif key == _QUANTIZE and found.model is not None:
             path = await self._services.navigation.quantize(found.model)
         elif key.startswith("settings "):
@@ -138,12 +144,11 @@ class OtherSideScreen(ListScreen[Side | None]):
 def rows(found: Found, path: Path) -> list[ListRow]:
     """Return the list: quantizations that are here, what can be had, settings, other models."""
     listed: list[ListRow] = []
-    model = found.model
     if found.quantizations:
         listed += [ListRow(name="Other quantizations"), *map(_row, found.quantizations)]
     listed.append(ListRow(name="Get another quantization"))
-    if model is not None and model.repo:
-        listed.append(ListRow(key=_DOWNLOAD, name="Download another quantization", note=model.repo))
+    if found.repo:
+        listed.append(ListRow(key=_DOWNLOAD, name="Download another quantization", note=found.repo))
     listed.append(ListRow(key=_QUANTIZE, name="Quantize it now", note="writes a smaller file"))
     listed.append(ListRow(name="The same file with other settings"))
     listed += [

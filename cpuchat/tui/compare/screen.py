@@ -32,6 +32,7 @@ from cpuchat.tui import keys
 from cpuchat.tui.compare.against import AgainstPane
 from cpuchat.tui.compare.pane import SidePane
 from cpuchat.tui.compare.quality_tab import QualityTab
+from cpuchat.tui.markdown.transcript import MIN_INTERVAL
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import yield_to_inference
 from cpuchat.tui.widgets.dialogs import AskTextScreen
@@ -177,8 +178,10 @@ class CompareScreen(Dismissable[None]):
             self._put_in_front(side)
         if isinstance(event, ModelLoaded):
             yield_to_inference()
-            crowded = event.model.n_threads >= len(own_cpus()) or len(self.comparison.writing) > 1
-            pane.min_interval = CROWDED_INTERVAL if crowded else pane.min_interval
+            crowded = 2 * len(event.model.cpus) >= len(own_cpus())  # a race has two such
+            pane.min_interval = CROWDED_INTERVAL if crowded else MIN_INTERVAL
+            self._timer.stop()
+            self._timer = self.set_interval(1 / (CROWDED_HZ if crowded else FIGURES_HZ), self._show_live)
 
     async def interrupt(self) -> bool:
         """Stop the round or the measurement; False when nothing runs."""

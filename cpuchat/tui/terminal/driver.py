@@ -31,7 +31,7 @@ _WRITABLE_SECONDS = 0.5  # a terminal that takes nothing for so long gets no far
 class Job(Protocol):
     signalled: int
 
-    def worker_group(self) -> int | None: ...
+    def worker_groups(self) -> list[int]: ...
 
     def end_by(self, number: int) -> None: ...
 
@@ -111,17 +111,17 @@ class Terminal(LinuxDriver):
         """Give the terminal back, stop, and take it over again when the shell continues the job.
 
         The whole process group stops, as when the terminal itself sends the signal: a shell may wait for a parent of
-        ours. So does the worker, in a group of its own: it must not continue computing. If nothing
+        ours. So does each worker, in a group of its own: it must not continue computing. If nothing
         could continue the job, the kernel does not stop it.
         """
         if not self.active:
             return
         self.suspend_application_mode()
         before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTSTP, signal.SIGCONT)}
-        worker = self._job.worker_group()
-        _signal_group(worker, signal.SIGSTOP)
+        workers = self._job.worker_groups()
+        _signal_groups(workers, signal.SIGSTOP)
         os.killpg(os.getpgrp(), signal.SIGTSTP)
-        _signal_group(worker, signal.SIGCONT)
+        _signal_groups(workers, signal.SIGCONT)
         for number, handler in before.items():
             signal.signal(number, handler)
         if not self._job.signalled:  # else the terminal is the shell's
@@ -173,7 +173,7 @@ class Terminal(LinuxDriver):
                 termios.tcsetattr(self.fileno, termios.TCSANOW, self.attrs_before)
 
 
-def _signal_group(group: int | None, number: int) -> None:
-    if group is not None:
+def _signal_groups(groups: list[int], number: int) -> None:
+    for group in groups:
         with contextlib.suppress(OSError):  # gone meanwhile
             os.killpg(group, number)

@@ -72,9 +72,9 @@ class GuardedApp(App[R], Generic[R]):
     def save_now(self) -> None:
         """Save now. Called before the process ends without its event loop; quick, and may raise."""
 
-    def worker_group(self) -> int | None:
-        """Process group to stop and continue with this one; None for none."""
-        return None
+    def worker_groups(self) -> list[int]:
+        """Return the process groups to stop and continue with this one."""
+        return []
 
     def action_suspend_process(self) -> None:
         suspend = getattr(self._driver, "suspend_job", None)

@@ -41,5 +41,19 @@ def test_a_character_appears_when_its_last_byte_comes() -> None:
     assert decode([face[:1], face[1:3], face[3:] + b"!"]) == ["", "", "🙂!", ""]
 
 
+@given(st.lists(st.binary(max_size=4), max_size=20), st.integers(1, 5))
+def test_deltas_say_how_much_of_their_text_each_token_gave(pieces: list[bytes], every: int) -> None:
+    events: list[Event] = []
+    stream = TextStream(1, events.append, lambda token: [b"x", *pieces][token], ReasoningSplitter(), (), 0.0)
+    for token in range(len(pieces) + 1):
+        stream.feed(token, 0.01 * (token // every))
+    stream.finish(1.0, stopped=False)
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    assert sum(delta.n_tokens for delta in deltas) == len(pieces) + 1
+    for delta in deltas:
+        assert len(delta.lengths) == delta.n_tokens
+        assert not delta.n_tokens or sum(delta.lengths) == len(delta.text)
+
+
 def test_an_unfinished_character_is_not_lost() -> None:
     assert decode([b"a\xf0\x9f"]) == ["a", "\ufffd"]
