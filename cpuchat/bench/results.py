@@ -113,7 +113,7 @@ def report_of(journal: Journal, failed: Mapping[int, str]) -> Report:
             figures: dict[str, Any] = {"n_prompt": cell.test.n_prompt, "n_gen": cell.test.n_gen}
             figures |= _model_figures(models.get(cell.setup))
             figures |= _figures(cell, by_cell[cell], by_cell.get(cell.plain, []))
-            if not by_cell[cell]:
+            if number in failed:
                 figures["failure"] = failed[number]
             results.append(_result(cell, header.environment, figures))
     return Report(environment=header.environment, rounds=header.rounds, results=tuple(results))

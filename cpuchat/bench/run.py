@@ -147,7 +147,7 @@ class Bench:
                     if self._stopped:
                         raise Interrupted("Stopped.") from None
                     for cell in self._open(cells):
-                        self.failed[self._numbers[cell]] = str(error)
+                        self.failed.setdefault(self._numbers[cell], str(error))
                     self._tell()
         finally:
             if monitor is not None:
@@ -160,9 +160,13 @@ class Bench:
         return [cell for cell in cells if any((self._numbers[cell], number) not in known for number in rounds)]
 
     async def _measure_setup(self, cells: list[Cell], monitor: Monitor | None) -> None:
+        """Measure the cells of one setup. One that fails is left out; after a crash the model is loaded again."""
+        left, at = self._open(cells), cells[0]
         await self._load(cells)
 
         async def measure(cell: Cell) -> Sample:
+            nonlocal at
+            at = cell
             return await self._measure(cell, monitor)
 
         def keep(cell: Cell, number: int, sample: Sample, noisy: bool) -> None:
@@ -170,8 +174,17 @@ class Bench:
             self.journal.append(line)
             self._tell()
 
-        done = {(self.cells[number], r) for number, r in self.journal.measurements}
-        await Protocol(self.rounds, measure, lambda sample: sample.rate, keep).run(cells, done)
+        while left:
+            done = {(self.cells[number], r) for number, r in self.journal.measurements}
+            try:
+                await Protocol(self.rounds, measure, lambda sample: sample.rate, keep).run(left, done)
+                return
+            except MeasureFailed as error:
+                self.failed[self._numbers[at]] = str(error)
+                left.remove(at)
+                self._tell()
+            if left and self._backend.model is None:
+                await self._load(cells)
 
     async def _load(self, cells: list[Cell]) -> None:
         setup = cells[0].setup
@@ -197,6 +210,9 @@ class Bench:
                         self._tell()
                         if self._stopped:
                             await self._backend.cancel()
+                    case ModelLoaded() if setup.draft and not event.model.draft:
+                        reason = next(iter(event.model.notes[-1:]), "The draft model was not loaded.")
+                        raise MeasureFailed(reason)
                     case ModelLoaded():
                         self.journal.append(Loaded(cell=self._numbers[cells[0]], model=event.model))
                     case Failed() if not self._stopped:

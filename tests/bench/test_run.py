@@ -18,7 +18,7 @@ import pytest
 from cpuchat.bench.diff import REGRESSION, compare_reports
 from cpuchat.bench.journal import Journal
 from cpuchat.bench.matrix import Cell, Setup, Workload, cells_of, read_matrix
-from cpuchat.bench.prompts import load
+from cpuchat.bench.prompts import Kind, Prompt, load
 from cpuchat.bench.results import Report, as_json, read_report, report_of
 from cpuchat.bench.run import Bench
 from cpuchat.errors import Interrupted, MeasureFailed, UsageError
@@ -26,6 +26,7 @@ from cpuchat.models.library.library import Library
 from cpuchat.paths import bench_dir
 from cpuchat.settings import Settings
 from tests.cli.program import run, start
+from tests.support.terminal import Terminal
 
 PROMPTS = [one for one in load() if one.name in ("learn-piano", "water-tank")]
 LEAN = ("--threads", "1", "--tg", "8", "--pp", "16")
@@ -99,6 +100,17 @@ async def test_a_setup_that_cannot_be_loaded_does_not_keep_others_from_being_mea
     found = await report(running)
     assert [bool(one.failure) for one in found.results] == [True, False]
     assert found.results[1].decode_ts
+
+
+async def test_a_cell_that_fails_does_not_keep_others_from_being_measured(tmp_path: Path, tiny_model: Path) -> None:
+    setup = Setup(model=str(tiny_model), threads=1)
+    kinds: tuple[Kind, ...] = ("code", "chat")
+    cells = [Cell(setup=setup, test=Workload.of_prompts(kind, 8)) for kind in kinds]
+    # More tokens than any model with a usual vocabulary would have.
+    prompts = [Prompt(kind="code", name="long", text="~ " * 4000), Prompt(kind="chat", name="short", text="hello")]
+    found = await report(Bench(cells, 3, Settings(), folder=tmp_path, prompts=prompts))
+    assert [bool(one.failure) for one in found.results] == [True, False]
+    assert len(found.results[1].samples_ts) == 3
 
 
 async def test_stop_keeps_what_was_measured(tmp_path: Path) -> None:
@@ -250,3 +262,16 @@ async def test_differences_need_more_than_the_spread(tmp_path: Path) -> None:
     assert read_report(file) == found
     other = compare_reports(found, msgspec.structs.replace(found, results=()))
     assert len(other.only_old) == 1 and not other.differences and not other.regressed
+
+
+def test_a_table_grows_on_a_terminal(tmp_path: Path) -> None:
+    terminal = Terminal(["bench", "demo", *LEAN, "--rounds", "60"], columns=100, rows=12, home=tmp_path)
+    try:
+        text = terminal.wait_until(lambda text: "tok/s" in text and " left · " in text, "a table over its progress")
+        lines = text.splitlines()
+        bar = next(number for number, line in enumerate(lines) if line.startswith("["))
+        assert lines[0].startswith("test") and any(line.startswith("pp16") for line in lines[1:bar])
+        terminal.press("ctrl+c")
+        assert terminal.wait_for_end() == Interrupted.exit_code
+    finally:
+        terminal.close()
