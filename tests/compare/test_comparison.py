@@ -146,7 +146,7 @@ async def test_what_does_not_fit_together_is_loaded_in_turn(watched: Watched, mo
     found = await comparison.ask(PROMPT)
     assert found.complete and running == [1, 1]
     assert comparison.in_turn
-    with pytest.raises(UsageError, match="not enough memory"):
+    with pytest.raises(UsageError, match="Not enough memory to load both"):
         await comparison.repeat(race=True)
     assert (await comparison.repeat()).complete
 

@@ -10,10 +10,14 @@ from cpuchat.compare.difference import Difference, TokenText, first_difference
 from cpuchat.compare.halves import halves
 from cpuchat.compare.memory import together, worker_memory
 from cpuchat.compare.side import Side, parse_side, short_names
+from cpuchat.compare.together import fit_together
 from cpuchat.errors import UsageError
 from cpuchat.hardware.lists import parse_cpu_list
 from cpuchat.hardware.topology import read_topology
+from cpuchat.models.fit import required_memory
+from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
+from cpuchat.models.machine import Machine
 from cpuchat.protocol import TextDelta
 from cpuchat.settings import Settings
 from tests.hardware.trees import make_tree
@@ -152,3 +156,37 @@ def test_what_both_map_is_counted_once(tmp_path: Path) -> None:
     assert (together(a, b).total, together(a, b).shared) == (8000 << 10, 3000 << 10)
     assert (together(a, c).total, together(a, c).shared) == (11000 << 10, 0)
     assert worker_memory(4, [file], tmp_path) is None
+
+
+def machine_with(monkeypatch: pytest.MonkeyPatch, available: float) -> None:
+    found = Machine(available=int(available), total=64_000_000_000)
+    monkeypatch.setattr("cpuchat.compare.together.this_machine", lambda _: found)
+
+
+def test_what_fits_together_has_one_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = parse_side("demo", resolve), parse_side("demo-q4", resolve)
+    settings = [side.settings(Settings()) for side in sides]
+    machine_with(monkeypatch, 8e9)
+    n_ctx, why = fit_together(sides, settings)
+    assert n_ctx > 0 and why == ""
+    machine_with(monkeypatch, 200e6)  # enough for either
+    assert "loaded in turn" in fit_together(sides, settings)[1]
+
+
+def test_a_file_that_both_map_needs_its_memory_once(monkeypatch: pytest.MonkeyPatch, without_amx: None) -> None:
+    same = parse_side("demo", resolve), parse_side("demo,threads=1", resolve)
+    settings = [side.settings(Settings()) for side in same]
+    for one in settings:
+        one.engine.ctx, one.engine.repack = 512, False  # else the private copies are what counts
+    need = required_memory(read_model(Path(same[0].path)), settings[0].load_options(), 512)
+    machine_with(monkeypatch, 2 * need.least - need.weights)
+    assert fit_together(same, settings)[1] == ""
+    machine_with(monkeypatch, 2 * need.least - need.weights - 1)
+    assert "loaded in turn" in fit_together(same, settings)[1]
+
+
+def test_a_header_that_cannot_be_read_leaves_it_to_the_load(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    sides = parse_side("demo", resolve), Side.of(broken)
+    assert fit_together(sides, [side.settings(Settings()) for side in sides]) == (0, "")
