@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cpuchat.protocol import AnyEvent
     from cpuchat.settings import Settings
 
+_SAMPLE_SECONDS = 0.5
 _EPILOG = f"""\b
 Examples:
   cpuchat compare demo demo-q4                              in the app
@@ -112,6 +113,7 @@ class _Run:
         comparison = self._comparison
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        watching = asyncio.ensure_future(self._watch())
         try:
             await comparison.ask(prompt, race=race)
             self._end_text()
@@ -120,6 +122,7 @@ class _Run:
                 if not comparison.stopped and comparison.turns[-1].rounds[-1].complete:
                     await comparison.repeat(race=race)
         finally:
+            watching.cancel()
             self._terminal.clear_progress()
             loop.remove_signal_handler(signal.SIGINT)
             await comparison.close()
@@ -129,6 +132,25 @@ class _Run:
         if comparison.stopped:
             return Interrupted.exit_code
         return self._failure()
+
+    async def _watch(self) -> None:
+        """Read the counters of energy and memory traffic while one side answers."""
+        from cpuchat.hardware.monitor import Monitor
+        from cpuchat.hardware.topology import read_topology
+
+        comparison = self._comparison
+        if not comparison.runners[0].settings.hardware.counters:
+            return
+        monitor = await asyncio.to_thread(lambda: Monitor(read_topology()))
+        try:
+            while True:
+                sample = await asyncio.to_thread(monitor.sample)
+                if len(comparison.writing) == 1:
+                    (side,) = comparison.writing
+                    comparison.runners[side].conversation.meter.machine(sample)
+                await asyncio.sleep(_SAMPLE_SECONDS)
+        finally:
+            monitor.close()
 
     def _interrupt(self) -> None:
         self._interrupts += 1
