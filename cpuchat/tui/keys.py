@@ -181,7 +181,7 @@ KEYS: tuple[Key, ...] = (
     Key("compare", "compare.race", "r", "race", "race", "Repeat as a race, both at the same time", COMPARE,
         footer=True),
     Key("compare", "compare.quality", "q", "quality", "quality",
-        "Measure what the second file costs, or show the answers again", COMPARE, footer=True),
+        "Measure the quality loss of B, or show the answers again", COMPARE, footer=True),
     Key("compare", "compare.other", "tab", "other", "other side", "Go to the other side", COMPARE),
     Key("compare", "compare.link", "l", "link", "link scrolling", "Toggle linked scrolling", COMPARE),
     Key("compare", "compare.export", "e", "export", "export", "Export to Markdown", COMPARE),

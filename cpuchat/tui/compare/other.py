@@ -142,20 +142,20 @@ class OtherSideScreen(ListScreen[Side | None]):
 
 
 def rows(found: Found, path: Path) -> list[ListRow]:
-    """Return the list: quantizations that are here, what can be had, settings, other models."""
+    """Return the list: quantizations on this machine, download and quantize, settings, other models."""
     listed: list[ListRow] = []
     if found.quantizations:
-        listed += [ListRow(name="Other quantizations"), *map(_row, found.quantizations)]
-    listed.append(ListRow(name="Get another quantization"))
+        listed += [ListRow(name="other quantizations"), *map(_row, found.quantizations)]
+    listed.append(ListRow(name="download or quantize"))
     if found.repo:
         listed.append(ListRow(key=_DOWNLOAD, name="Download another quantization", note=found.repo))
     listed.append(ListRow(key=_QUANTIZE, name="Quantize it now", note="writes a smaller file"))
-    listed.append(ListRow(name="The same file with other settings"))
+    listed.append(ListRow(name="same file, other settings"))
     listed += [
         ListRow(key=f"settings {number}", name=name, note=path.stem) for number, (name, _) in enumerate(_SETTINGS)
     ]
     if found.others:
-        listed += [ListRow(name="Other models"), *map(_row, found.others)]
+        listed += [ListRow(name="other models"), *map(_row, found.others)]
     return listed
 
 

@@ -38,7 +38,7 @@ class QualityTab(ScrollableContainer, can_focus=True):
 
     def __init__(self, sides: tuple[Side, Side], names: tuple[str, str], settings: Settings) -> None:
         super().__init__(id="quality")
-        self.border_title = f"What {names[1]} costs against {names[0]}"
+        self.border_title = f"Quality of {names[1]} against {names[0]}"
         self._sides = sides
         self._settings = settings
         self._text = Static()

@@ -212,7 +212,7 @@ class CompareScreen(Dismissable[None]):
 
     def _refuse_while_busy(self) -> bool:
         if self.busy:
-            self.notify("Esc stops what is running first.", severity="warning")
+            self.notify("An answer or a measurement is still running. Stop it with Esc first.", severity="warning")
         return self.busy
 
     # Showing

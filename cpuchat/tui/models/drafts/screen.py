@@ -132,7 +132,7 @@ class DraftModelsScreen(ListScreen[Path | None]):
         elif one.verdict is None or not one.verdict.ok:
             self._warn(f"{one.name} is incompatible." if one.verdict else f"{one.name} is still being checked.")
         elif self._services.chat.busy:
-            self._warn("Measure it when the answer is done: Esc in the chat stops it.")
+            self._warn("You can measure it when the answer is done (Esc in the chat stops it).")
         else:
             screen = MeasurePairScreen(self._services, Path(self._reader.loaded.path), one.path)
             depth = await self.app.push_screen_wait(screen)
