@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))  # the hub and the downloads of the pictures stand in tests/support
+sys.path.insert(0, str(HERE.parent))  # the hub and the downloads of the pictures are in tests/support
 DEMO = HERE.parent / "cpuchat/models/demo"
 SIZES = ((80, 24), (120, 40))
 CELL = 12.2  # width of one character cell in Textual's SVG

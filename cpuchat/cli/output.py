@@ -1,6 +1,6 @@
 """Cleans everything that the command line prints of control sequences.
 
-Into pipes and files too: what stands there reaches a terminal sooner or later (`| tee`, `cat`).
+Into pipes and files too: their content reaches a terminal sooner or later (`| tee`, `cat`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from cpuchat.models.hub.repository import Data
 from cpuchat.models.traffic import traffic_of, windows_of
 from cpuchat.telemetry.traffic import pass_bytes
 
-# Names of llama-arch.cpp (LLM_KV_TOKENIZER_*), "seperator" as it stands there.
+# Names of llama-arch.cpp (LLM_KV_TOKENIZER_*), with its spelling "seperator".
 _SPECIAL = {
     "bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unknown": "unk", "seperator": "sep", "padding": "pad",
     "mask": "mask", "fim_pre": "fim prefix", "fim_suf": "fim suffix", "fim_mid": "fim middle", "fim_pad": "fim pad",

@@ -207,7 +207,7 @@ def failures(done: Round, names: Sequence[str]) -> list[str]:
 
 
 def sentences(comparison: Comparison, turn: Turn) -> list[str]:
-    """Return everything that stands under the table of a turn."""
+    """Return everything that is shown under the table of a turn."""
     if not turn.rounds:
         return []
     last, figures = turn.rounds[-1], figures_of(turn.comparable() or turn.rounds[-1:])

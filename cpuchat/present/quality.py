@@ -81,8 +81,8 @@ def _published(comparison: Comparison) -> list[tuple[str, ...]]:
             "",
             "",
             f"{one.kld_999:.3f}" if one.kld_999 is not None else "",
-            f"({one.source})",
             "",
+            f"({one.source})",  # last, so that it widens no column of figures
         )
         for one in values
     ]

@@ -1,4 +1,4 @@
-"""Published losses by quantization, to stand beside measured ones.
+"""Published losses by quantization, to compare measured ones with.
 
 They were measured on other texts, mostly Wikitext-2, so they tell the order of magnitude and no more.
 """

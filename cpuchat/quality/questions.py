@@ -34,7 +34,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     - `number`: the last number in it equals `answer`;
     - `exact`: all of it is `answer`, but for Markdown, quotes, spacing, a full stop and "The answer is"; case counts,
       except that the first letter may be a capital;
-    - `contains`: `answer` stands in it as whole words; case doesn't count. Not for answers that the prompt offers as a
+    - `contains`: it contains `answer` as whole words; case doesn't count. Not for answers that the prompt offers as a
       choice: who repeats the choice would be right.
     """
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _TWICE_SECONDS = 3.0
 _TWICE_LATE_SECONDS = 1.0
 """Seconds after the second request to quit until the app exits forcibly."""
-_LAST_WORDS_SECONDS = 5.0  # for an answer to end in order; a worker that stands still never does
+_LAST_WORDS_SECONDS = 5.0  # for an answer to end in order; a worker that hangs never does
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         conversation: the headless core; closed by the app when it ends.
         library: where the models screen looks.
         initial_model: loaded after the first paint; None starts without a model.
-        text: stands in the prompt.
+        text: put into the prompt.
         sides: compare these first; the model is loaded afterwards.
         downloads: makes the manager of the downloads when the first one is asked for.
     """

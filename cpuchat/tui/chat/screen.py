@@ -47,7 +47,7 @@ class ChatScreen(ComparingScreen):
     KEYS: ClassVar = "chat"
 
     def __init__(self, services: Services, initial_model: Path | None, text: str = "") -> None:
-        """`initial_model` is loaded after the first paint; `text` stands in the prompt."""
+        """`initial_model` is loaded after the first paint; `text` is put into the prompt."""
         super().__init__()
         self.services = services
         self.conversation = services.conversation

@@ -154,7 +154,7 @@ class ModelList(ScrollView, can_focus=False):
         name = Text(clean_line(row.name), strong if row.strong else dim if row.dim else "", no_wrap=True)
         if row.columns is None:
             note = Text(clean_line(row.note), dim, no_wrap=True)
-            if 2 * note.cell_len <= width:  # short ones stand below each other, like columns
+            if 2 * note.cell_len <= width:  # short ones are aligned, like columns
                 name.truncate(width - text.cell_len - note.cell_len - 2, overflow="ellipsis", pad=True)
             text.append_text(name).append("  ").append_text(note)
             text.truncate(width, overflow="ellipsis")
