@@ -1,1 +1,1 @@
-"""Measures speed: a matrix of models and settings, with a protocol that noisy machines do not mislead."""
+"""Measures speed: a matrix of models and settings, with a protocol for noisy machines."""

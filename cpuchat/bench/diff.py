@@ -12,9 +12,9 @@ import msgspec
 from cpuchat.bench.results import Report, Result
 
 REGRESSION: int = 1
-"""Exit code of `cpuchat bench --diff` when something became slower."""
+"""Exit code of `cpuchat bench --diff` when a figure is slower."""
 LEAST = 0.02
-"""Share below which a difference is never called one."""
+"""Share below which a difference never counts."""
 
 Figure = Literal["decode", "prefill"]
 Verdict = Literal["faster", "slower", "same"]

@@ -1,4 +1,4 @@
-"""Where and with what it was measured, so that it can be measured again."""
+"""Records machine, engine and files of a benchmark, so that it can be repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured so far, in a file of JSON lines, so that a benchmark that was killed goes on where it was.
+"""Keeps the measurements so far in a file of JSON lines, so that a killed benchmark resumes.
 
 A line is appended for each measurement that counts; a torn last line is ignored.
 """
@@ -107,7 +107,7 @@ class Journal:
             raise UsageError(f"Cannot write {shown(self.file)}: {error.strerror}.", "Choose another file.") from None
 
     def append(self, line: Line) -> None:
-        """Write a line. A disk that has become full costs the resumption, not the benchmark."""
+        """Write a line. On a full disk the benchmark continues, but cannot be resumed."""
         self._add(line)
         with contextlib.suppress(OSError), self.file.open("r+b") as file:
             if file.seek(0, 2):

@@ -75,12 +75,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     flash_attn: FlashAttention = "auto"
 
     def placement(self, chosen: Settings) -> PlacementSpec:
-        """Return where it computes; the draft model's cores are those of the settings."""
+        """Return the placement; the draft model's cores are those of the settings."""
         return PlacementSpec(self.cores, chosen.speculation.draft_cores, self.memory, self.threads)
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One setup, who drafts, and what is run. `draft_depth` 0: adaptive."""
+    """One setup, its drafters and its test. `draft_depth` 0: adaptive."""
 
     setup: Setup
     test: Workload

@@ -1,4 +1,4 @@
-"""A draft model beside its target before it is used: what each kind of prompt accepts and gains."""
+"""Measures a draft model with its target before it is used: acceptance and speed-up by kind of prompt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDS: Final = 3
 WORTH: Final = 1.02
 """Speed-up from which on a draft model is worth keeping."""
 _ADAPTS: Final = 1.05
-"""A fixed depth must be faster than the adaptive one by this factor: what is drafted well changes with the text."""
+"""A fixed depth must be faster than the adaptive one by this factor: the best depth changes with the text."""
 
 
 class KindResult(msgspec.Struct, frozen=True, kw_only=True):

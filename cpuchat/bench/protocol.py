@@ -1,8 +1,8 @@
-"""The order of measurements on a machine that is not ours alone. Knows nothing of what is measured.
+"""Orders measurements on a shared machine. Knows nothing of what is measured.
 
 A warm-up of each cell is dropped. Every other round goes through the cells backwards. An anchor (the first cell) is
 measured again every four measurements: when it drifted by more than 10 %, these four are repeated, at most twice; after
-that they are kept and called noisy.
+that they are kept and marked noisy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Protocol(Generic[C, S]):
 
     Args:
         measure: measures a cell once.
-        speed: the rate of a sample that tells of drift.
+        speed: the rate of a sample, which shows drift.
         keep: takes a cell's sample of a round (from 1) and whether it is noisy, once it counts.
     """
 

@@ -31,7 +31,7 @@ _TEMPLATE_TOKENS = 256
 
 @dataclass
 class Progress:
-    """How far a benchmark is. `what` is under way, `note` something to be told once; `done` of `total` measurements,
+    """How far a benchmark is. `what` is being measured, `note` a message to show once; `done` of `total` measurements,
     `seconds_left` from those of the same cell so far (None: not known yet)."""
 
     what: str = ""
@@ -121,8 +121,8 @@ class Bench:
                 raise UsageError(f"{shown(self._file)} is not a benchmark's journal.", "Choose another file.")
             if journal.header is not None and journal.header.key != key:
                 raise UsageError(
-                    f"{shown(self._file)} belongs to another benchmark: other settings, files or engine.",
-                    "Name another file, or add --fresh to overwrite it.",
+                    f"{shown(self._file)} belongs to another benchmark: its settings, files or engine differ.",
+                    "Choose another file, or add --fresh to overwrite it.",
                 )
         if self._fresh or journal.header is None or (journal.finished and self._file is None):
             journal.begin(header)

@@ -142,7 +142,7 @@ async def _prompts(backend: LocalBackend, model: ModelInfo, cell: Cell, prompts:
 
 
 async def _answer(backend: LocalBackend, prompt: Prompt, tokens: int, speculation: Speculation) -> tuple[str, Timings]:
-    """One greedy answer of exactly `tokens` tokens, with nothing known of earlier ones."""
+    """Return one greedy answer of exactly `tokens` tokens, with nothing reused from earlier ones."""
     await backend.forget("")  # neither KV cache nor drafters know the text of the round before
     request = Generate(
         messages=(Message(role="user", content=prompt.text),),

@@ -1,4 +1,4 @@
-"""Where two greedy answers part: the first token that differs."""
+"""Finds where two greedy answers diverge: the first token that differs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Difference:
 
 
 def first_difference(a: TokenText, b: TokenText, *, complete: bool) -> Difference | None:
-    """Return where the texts part; None where they are equal as far as both go.
+    """Return where the texts diverge; None if they are equal up to the end of the shorter one.
 
     `complete`: both models ended their answers by themselves, so that a shorter one is a difference too.
     """

@@ -1,4 +1,4 @@
-"""The figures of both sides, over the rounds, and what they say together."""
+"""Computes the figures of both sides over the rounds, and the verdict."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Literal, get_args
 from cpuchat.compare.rounds import Round, SideAnswer
 
 MIN_ROUNDS = 3
-"""From so many rounds on, medians and the spread are shown."""
+"""Rounds from which on medians and the spread are shown."""
 NOISE = 0.03
-"""Share by which two single measurements differ on an idle machine without a reason (benchmarks/README.md)."""
+"""Share by which two identical measurements differ on an idle machine (benchmarks/README.md)."""
 SAME_BYTES = 0.02
 
 Name = Literal[

@@ -71,7 +71,7 @@ def _fields(answer: SideAnswer) -> dict:
 
 
 def sides_of(chat: Chat) -> Sides:
-    """Return what the comparison `chat` compared. Raises ChatsError when nobody can tell any more."""
+    """Return what the comparison `chat` compared. Raises ChatsError when that is unknown."""
     try:
         return msgspec.json.decode(chat.sides, type=Sides)
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Memory of two workers together: what both map is there once."""
+"""Memory of two workers together: pages that both map are counted once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REGION = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *(.*)$", re.MULTILIN
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """Resident bytes of a worker: `own` is nobody else's file (KV cache, buffers, repacked weights, the program),
+    """Resident bytes of a worker: `own` is not mapped from a model (KV cache, buffers, repacked weights, the program),
     `files` the mapped model files by their real path. `pss`: where several processes map a page, each counts its
     part."""
 
@@ -25,7 +25,7 @@ class WorkerMemory:
 
     @property
     def total(self) -> int:
-        """What this worker would take alone."""
+        """Return what this worker would take alone."""
         return self.own + sum(self.files.values())
 
 

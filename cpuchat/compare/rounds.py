@@ -46,7 +46,7 @@ class Round:
         return all(one.timings is not None and one.stop_reason != "cancelled" for one in self.answers)
 
     def difference(self) -> Difference | None:
-        """Return where the two texts part; None while they do not."""
+        """Return where the two texts diverge; None while they do not."""
         a, b = self.answers
         ended = all(one.stop_reason in ("end", "stop_string") for one in self.answers)
         return first_difference(a.written, b.written, complete=ended)
@@ -60,6 +60,6 @@ class Turn:
     rounds: list[Round] = field(default_factory=list)
 
     def comparable(self) -> list[Round]:
-        """Return the complete rounds that were measured in the way of the last one."""
+        """Return the complete rounds that were measured like the last one."""
         race = bool(self.rounds) and self.rounds[-1].race
         return [one for one in self.rounds if one.complete and one.race == race]

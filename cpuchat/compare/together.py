@@ -1,4 +1,4 @@
-"""Whether two models fit into memory at the same time."""
+"""Checks whether two models fit into memory at the same time."""
 
 from __future__ import annotations
 

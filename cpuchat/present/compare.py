@@ -169,7 +169,7 @@ def verdict(found: Verdict, names: Sequence[str]) -> str:
 
 
 def difference(found: Difference | None, done: Round) -> str:
-    """Say where the texts part."""
+    """Say where the texts diverge."""
     a, b = done.answers
     if not a.written.n_tokens or not b.written.n_tokens:
         return ""

@@ -1,1 +1,1 @@
-"""What a smaller file costs: two models compared over the same tokens, and over the same questions."""
+"""Quality loss: two models compared over the same tokens, and over the same questions."""

@@ -15,7 +15,7 @@ from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, Mes
 from cpuchat.quality.questions import Question, is_right, mcnemar
 
 MAX_TOKENS = 128
-"""Of an answer; the questions ask for short ones, and a model that rambles must not take all day."""
+"""Per answer; the questions ask for short ones, and a rambling model must be stopped."""
 
 Answering = Callable[[Generate], AsyncGenerator[AnyEvent, None]]
 

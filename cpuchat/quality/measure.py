@@ -1,4 +1,4 @@
-"""Measuring what others cost against a base model, in a process of its own; stopped at any time, resumed later."""
+"""Measures the quality loss of models against a base model, in a separate process; can be stopped and resumed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Published losses by quantization, to compare measured ones with.
 
-They were measured on other texts, mostly Wikitext-2, so they tell the order of magnitude and no more.
+They were measured on other texts, mostly Wikitext-2, so they give only the order of magnitude.
 """
 
 from __future__ import annotations

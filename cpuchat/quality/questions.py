@@ -1,4 +1,4 @@
-"""Short questions with checkable answers: how many of them change sides with a smaller file.
+"""Short questions with checkable answers: how many answers change with a smaller file.
 
 Built in: `questions.jsonl`. A user's file has the same form, one JSON object per line:
 `{"id": "sum-1", "prompt": "What is 2 + 3?", "answer": "5", "check": "number"}`.
@@ -35,7 +35,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     - `exact`: all of it is `answer`, but for Markdown, quotes, spacing, a full stop and "The answer is"; case counts,
       except that the first letter may be a capital;
     - `contains`: it contains `answer` as whole words; case doesn't count. Not for answers that the prompt offers as a
-      choice: who repeats the choice would be right.
+      choice: repeating the choice would count as right.
     """
 
     id: Text

@@ -57,7 +57,7 @@ class SavedWindows:
                 file.write(msgspec.json.encode(window) + b"\n")
 
     def delete(self) -> None:
-        """Forget it all."""
+        """Delete all windows."""
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)
 

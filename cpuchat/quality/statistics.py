@@ -120,9 +120,9 @@ def wilson(successes: int, n: int) -> Interval:
 
 
 def indistinguishable(a: Summary, b: Summary) -> bool:
-    """Whether two files, measured against the same base, must not be ranked: the intervals of both the share of equal
-    top tokens and the mean KLD overlap. Among nearly lossless files KLD does not follow benchmark scores at all
-    (arXiv 2606.19558)."""
+    """Return whether two files, measured against the same base, must not be ranked: the intervals of both the share
+    of equal top tokens and the mean KLD overlap. Among nearly lossless files KLD does not follow benchmark scores
+    at all (arXiv 2606.19558)."""
     return a.same_top.overlaps(b.same_top) and a.kld.interval.overlaps(b.kld.interval)
 
 

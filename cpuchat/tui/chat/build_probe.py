@@ -1,4 +1,4 @@
-"""Measures the loaded model once per build of the engine, while nobody wants anything, and tells when it got slower."""
+"""Measures the loaded model once per build of the engine, while the app is idle, and reports when it got slower."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cpuchat.tui.services import Services
 
 CHECK_SECONDS = 5.0
 IDLE_CHECKS = 4
-"""Checks in a row that must find nothing going on."""
+"""Consecutive checks that must find the app idle."""
 
 
 class BuildProbe:
@@ -32,7 +32,7 @@ class BuildProbe:
         self._idle = 0
         self._stopped = False
         self.done = ""
-        """The path of the model that was measured, or cannot be."""
+        """Return the path of the model that was measured, or cannot be."""
         self._worker: Worker[None] | None = None
         screen.set_interval(CHECK_SECONDS, self._check)
 
@@ -45,7 +45,7 @@ class BuildProbe:
             self._worker = self._screen.run_worker(self._run(), group="build-probe", name="build-probe")
 
     async def stop(self) -> None:
-        """Stop what is being measured; it begins again when everything is idle."""
+        """Stop the measurement; it starts again when the app is idle."""
         self._idle, worker = 0, self._worker
         if worker is not None:
             self._stopped = True

@@ -1,4 +1,4 @@
-"""The way from the chat screen to the compare screen and back."""
+"""Opens the compare screen from the chat screen, and returns to the chat."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cpuchat.compare.rounds import Turn
 
 FIRST_PROMPT = "Tell me a story about a dragon and a baker"
-"""Asked of the demo pair when nothing was asked yet: its two quantizations tell different stories."""
+"""Default prompt for the demo pair: its two quantizations answer it differently."""
 
 
 class ComparingScreen(HistoryScreen):
@@ -30,7 +30,7 @@ class ComparingScreen(HistoryScreen):
     services: Services
 
     def refuse_while_busy(self, action: str) -> bool:
-        """Say that `action` has to wait, and return True, while an answer or a load is running."""
+        """Notify that `action` must wait, and return True, while an answer or a load is running."""
         raise NotImplementedError
 
     def load_model(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class ComparingScreen(HistoryScreen):
 
     @work(exclusive=True, group="compare")
     async def action_compare(self) -> None:
-        """Compare the loaded model: the demo with its Q4_K_M at once, any other with what the user chooses."""
+        """Compare the loaded model: the demo model with its Q4_K_M at once, any other with what the user chooses."""
         from cpuchat.models.library.places import DEMO_FILES
 
         path = self.services.loaded_path

@@ -17,7 +17,7 @@ _GAP = 2
 
 
 class AgainstPane(VerticalScroll):
-    """Shows the figures of the last prompt; `quality` is one line of what was measured beside."""
+    """Shows the figures of the last prompt; `quality` is one line about the measured quality loss."""
 
     def __init__(self) -> None:
         super().__init__(id="against")
@@ -61,7 +61,7 @@ class AgainstPane(VerticalScroll):
 
 
 def _blocks(columns: Sequence[Sequence[str]], width: int) -> list[list[Sequence[str]]]:
-    """Put as many columns beside each other as fit; the rest goes below, behind the names again."""
+    """Put as many columns beside each other as fit; the rest goes below, with the names repeated."""
     head, rest = columns[0], list(columns[1:])
     blocks: list[list[Sequence[str]]] = []
     while rest:

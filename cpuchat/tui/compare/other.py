@@ -39,7 +39,7 @@ _DOWNLOAD, _QUANTIZE = "download", "quantize"
 
 @dataclass(frozen=True)
 class Found:
-    """What there is to compare `model` with. `repo` has its other quantizations, "" where none is known."""
+    """Lists what `model` can be compared with. `repo` has its other quantizations, "" where none is known."""
 
     model: LocalModel | None
     repo: str
@@ -61,7 +61,7 @@ def find(services: Services, path: Path) -> Found:
 
 
 def is_same_model(one: LocalModel, other: LocalModel) -> bool:
-    """Whether two files are quantizations of the same model, as far as their headers tell."""
+    """Return whether two files are quantizations of the same model, as far as their headers tell."""
     if (one.architecture, one.n_params) != (other.architecture, other.n_params):
         return False
     return one.name == other.name or _base(one) == _base(other)

@@ -1,4 +1,4 @@
-"""What the smaller file costs, measured beside a comparison."""
+"""Shows the quality loss of side B, measured during a comparison."""
 
 from __future__ import annotations
 

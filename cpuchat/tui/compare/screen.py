@@ -1,4 +1,4 @@
-"""The compare screen: one prompt, two sides, and what they cost and gain against each other."""
+"""The compare screen: one prompt, two sides, and how they differ in speed, memory and quality."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CompareScreen(Dismissable[None]):
 
     Args:
         prompt: asked at once; "" asks the user for one.
-        kept: the chat that this comparison is kept as, and its turns so far.
+        kept: the chat that this comparison is saved as, and its turns so far.
     """
 
     CSS_PATH = "compare.tcss"
