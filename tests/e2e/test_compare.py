@@ -59,3 +59,18 @@ def test_a_side_that_is_killed_in_a_race_leaves_the_other(tiny_model: Path, tmp_
         assert terminal.wait_for_end() == 0
     finally:
         terminal.close()
+
+
+def test_the_command_opens_the_comparison_and_the_chat_follows(tmp_path: Path) -> None:
+    terminal = Terminal(["compare", "demo", "demo-q4"], home=tmp_path)
+    try:
+        terminal.wait_for("Prompt for both")
+        terminal.type("What is quantization?")
+        terminal.press("enter")
+        terminal.wait_for("Q4_K_M reads 0.59 of the bytes")
+        terminal.press("esc")
+        terminal.wait_until(lambda text: "demo 8M Q8_0" in text and "ctx" in text, "the chat with its model")
+        terminal.press("ctrl+q")
+        assert terminal.wait_for_end() == 0
+    finally:
+        terminal.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.text import Text
+from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
@@ -26,7 +27,7 @@ class AgainstPane(VerticalScroll):
         self._comparison: Comparison | None = None
         self._table = Static(id="table")
 
-    def compose(self):
+    def compose(self) -> ComposeResult:
         yield self._table
 
     def show(self, comparison: Comparison) -> None:
