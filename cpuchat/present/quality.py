@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.quality.flips import Answered, Flips
-from cpuchat.quality.measure import Comparison, Progress, QualityMeasurement
+from cpuchat.quality.measure import Progress, QualityLoss, QualityMeasurement
 from cpuchat.quality.messages import Disagreement
 from cpuchat.quality.published import published_for
 from cpuchat.quality.questions import Question
@@ -24,7 +24,7 @@ _ANSWER_COLUMNS = 40
 _SIGNIFICANT = 0.05
 
 
-def label(comparison: Comparison) -> str:
+def label(comparison: QualityLoss) -> str:
     """Name one of the compared files."""
     return comparison.header.quantization or comparison.path.stem
 
@@ -69,7 +69,7 @@ def rows(measurement: QualityMeasurement) -> list[tuple[str, ...]]:
     return found
 
 
-def _published(comparison: Comparison) -> list[tuple[str, ...]]:
+def _published(comparison: QualityLoss) -> list[tuple[str, ...]]:
     header = comparison.header
     values = published_for(header.name or comparison.path.stem, header.quantization)
     values = [one for one in values if one.same_family] or values[:1]

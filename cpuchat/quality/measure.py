@@ -29,7 +29,7 @@ WORST = 10
 
 
 @dataclass
-class Comparison:
+class QualityLoss:
     """What is known of one other model, by window."""
 
     path: Path
@@ -95,7 +95,7 @@ class QualityMeasurement:
         self.base = base
         self.header = read_model(base)
         self.n_ctx = n_ctx
-        self.comparisons = [Comparison(path, read_model(path)) for path in others]
+        self.comparisons = [QualityLoss(path, read_model(path)) for path in others]
         for comparison in self.comparisons:
             require_same_vocabulary(self.header, comparison.header)
         self.progress = Progress()
@@ -180,7 +180,7 @@ class QualityMeasurement:
         new = progress.done - before
         progress.seconds_left = seconds / new * (progress.total - progress.done) if new else None
 
-    def by_kind(self, comparison: Comparison) -> list[tuple[str, Summary]]:
+    def by_kind(self, comparison: QualityLoss) -> list[tuple[str, Summary]]:
         """Summarize each kind of text by itself."""
         kinds = self.progress.kinds
         numbers = {kind: [i for i, one in enumerate(kinds) if one == kind] for kind in dict.fromkeys(kinds)}

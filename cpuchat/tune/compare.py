@@ -10,7 +10,7 @@ from cpuchat.tune.measure import DecodeRate
 LEAST_GAIN = 0.02
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class RateChange(msgspec.Struct, frozen=True, kw_only=True):
     """`gain` as a share of the rate before (0.05: 5 % faster); `needed` is the gain that would have been believed.
 
     `keep` only above `needed`; `words` say it in one sentence.
@@ -22,7 +22,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     words: str
 
 
-def compare(before: DecodeRate, after: DecodeRate) -> Comparison:
+def compare(before: DecodeRate, after: DecodeRate) -> RateChange:
     """Keep a change only if it gains more than 2 % and more than twice the spread of the rounds.
 
     The larger spread of the two measurements counts.
@@ -38,7 +38,7 @@ def compare(before: DecodeRate, after: DecodeRate) -> Comparison:
         words = f"Revert it: {rates}, {percent(gain)}, significantly slower."
     else:
         words = f"Revert it: {rates}, {percent(gain)}, not significant (threshold {100 * needed:.1f} %)."
-    return Comparison(keep=keep, gain=gain, needed=needed, words=words)
+    return RateChange(keep=keep, gain=gain, needed=needed, words=words)
 
 
 def percent(share: float) -> str:

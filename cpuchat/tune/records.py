@@ -12,7 +12,7 @@ import msgspec
 from cpuchat.errors import CpuchatError
 from cpuchat.files import write_atomically
 from cpuchat.protocol import ModelInfo
-from cpuchat.tune.compare import Comparison, compare
+from cpuchat.tune.compare import RateChange, compare
 from cpuchat.tune.measure import DecodeRate
 
 Label = Literal["before", "after"]
@@ -62,7 +62,7 @@ def load(folder: Path, label: Label) -> Record | None:
     return None
 
 
-def judged(before: Record | None, after: Record | None) -> tuple[Comparison | None, str]:
+def judged(before: Record | None, after: Record | None) -> tuple[RateChange | None, str]:
     """Compare both measurements; None and the reason when they cannot be compared."""
     if before is None or after is None:
         missing = " and ".join(label for label, record in (("before", before), ("after", after)) if record is None)

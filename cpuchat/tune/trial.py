@@ -18,7 +18,7 @@ from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import AnyEvent, Failed, Generate, LoadCancelled, LoadProgress, ModelInfo, ModelLoaded, TextDelta
-from cpuchat.tune.compare import Comparison, compare
+from cpuchat.tune.compare import RateChange, compare
 from cpuchat.tune.measure import DecodeRate, measure_decode
 
 N_TOKENS = 48
@@ -57,7 +57,7 @@ class Outcome:
     lost: bool = False
 
     @property
-    def comparison(self) -> Comparison | None:
+    def comparison(self) -> RateChange | None:
         """Return the comparison of both measurements; None when one is missing."""
         return compare(self.before, self.after) if self.before and self.after else None
 
