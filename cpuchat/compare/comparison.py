@@ -54,7 +54,7 @@ class Runner:
         self.failed: Failed | None = None
         self.model: ModelInfo | None = None
         self.n_prompts = 0
-        """Return the number of prompts in its history."""
+        """The number of prompts in its history."""
         self._loaded: Settings | None = None
 
     async def load(self, spec: PlacementSpec, probe: bool, tell: Callable[[AnyEvent], None]) -> bool:
