@@ -8,11 +8,9 @@ the memory bus.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-
-import msgspec
+from typing import TypeVar
 
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
@@ -20,107 +18,22 @@ from cpuchat.chats.records import StoredMessage
 from cpuchat.compare.halves import halves
 from cpuchat.compare.memory import together, worker_memory
 from cpuchat.compare.rounds import Round, SideAnswer, Turn
+from cpuchat.compare.runner import Runner
 from cpuchat.compare.side import Side, short_names
 from cpuchat.compare.together import fit_together
 from cpuchat.conversation import Conversation
-from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.errors import MeasureFailed, UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.library.library import Library
 from cpuchat.protocol import (
     AnyEvent,
-    Failed,
-    GenerationFinished,
-    LoadCancelled,
-    ModelInfo,
-    ModelLoaded,
-    TextDelta,
 )
 from cpuchat.settings import Settings
 from cpuchat.telemetry.machine import Peak
 
 Tell = Callable[[int, AnyEvent], None]
-
-
-class Runner:
-    """One side with its conversation. `failed` is why it cannot answer, None when it can; `model` is the one that was
-    loaded last, also after its worker crashed."""
-
-    def __init__(self, side: Side, settings: Settings, backend: Backend, library: Library | None) -> None:
-        self.side = side
-        self.settings = settings
-        self.conversation = Conversation(settings=settings, backend=backend, store=None, library=library)
-        self.conversation.logs_speed = False  # on half of the cores, or with other settings than the user's
-        self.failed: Failed | None = None
-        self.model: ModelInfo | None = None
-        self.n_prompts = 0
-        """The number of prompts in its history."""
-        self._loaded: Settings | None = None
-
-    async def load(self, spec: PlacementSpec, probe: bool, tell: Callable[[AnyEvent], None]) -> bool:
-        """Load with this placement, unless it is already; returns whether it can answer."""
-        wanted = spec.applied_to(self.settings)
-        wanted.hardware = msgspec.structs.replace(wanted.hardware, probe=probe and wanted.hardware.probe)
-        if self.conversation.model is not None and self._loaded == wanted:
-            return True
-        self.conversation.settings, self._loaded, self.failed = wanted, wanted, None
-        try:
-            async with contextlib.aclosing(self.conversation.load_model(Path(self.side.path))) as events:
-                async for event in events:
-                    if isinstance(event, Failed):
-                        self.failed = event
-                    elif isinstance(event, ModelLoaded):
-                        self.model = event.model
-                    elif isinstance(event, LoadCancelled):
-                        return False
-                    tell(event)
-        except (CpuchatError, OSError) as error:
-            self.failed = _failed(error)
-            tell(self.failed)
-        return self.failed is None and self.conversation.model is not None
-
-    async def answer(
-        self,
-        turns: Sequence[Turn],
-        into: SideAnswer,
-        tell: Callable[[AnyEvent], None],
-        stopped: Callable[[], bool],
-    ) -> None:
-        """Answer the prompt of the last of `turns`, from the start: nothing of an earlier answer is reused."""
-        conversation = self.conversation
-        await conversation.backend.forget("")
-        if self.n_prompts == len(turns):
-            stream = conversation.regenerate()
-        else:
-            stream, self.n_prompts = conversation.send(turns[-1].prompt), len(turns)
-        try:
-            async with contextlib.aclosing(stream) as events:
-                async for event in events:
-                    self._take(event, into)
-                    tell(event)
-                    if stopped():  # asked for when it had not begun
-                        await conversation.stop()
-        except CpuchatError as error:
-            into.failed = _failed(error)
-            tell(into.failed)
-
-    def _take(self, event: AnyEvent, into: SideAnswer) -> None:
-        match event:
-            case TextDelta():
-                into.written.add(event)
-                if event.channel == "reasoning":
-                    into.reasoning += event.text
-                else:
-                    into.content += event.text
-            case ModelLoaded():
-                self.model = event.model
-            case GenerationFinished():
-                into.timings, into.stop_reason = event.timings, event.stop_reason
-                into.roofline, into.model = self.conversation.figures().roofline, self.model
-            case Failed():
-                into.failed, into.stop_reason = event, event.code
-            case _:
-                pass
+T = TypeVar("T")
 
 
 class Comparison:
@@ -131,7 +44,7 @@ class Comparison:
 
     Args:
         backend: makes the backend of a side.
-        library: where draft models are looked for.
+        library: where draft models are looked for (None: the folders of the settings).
 
     Raises:
         UsageError: a side has settings that are not acceptable.
@@ -147,7 +60,8 @@ class Comparison:
     ) -> None:
         self.sides = sides
         self.names = short_names(*sides)
-        self.runners = tuple(Runner(side, side.settings(settings), backend(), library) for side in sides)
+        self._library = library or Library(settings.model.folders)
+        self.runners = tuple(Runner(side, side.settings(settings), backend(), self._library) for side in sides)
         self.turns: list[Turn] = []
         self.in_turn = ""
         self.peak: Peak | None = None
@@ -188,6 +102,30 @@ class Comparison:
         if not self.turns:
             raise UsageError("There is no prompt to repeat.", "Write one first.")
         return await self._round(race)
+
+    async def each(self, do: Callable[[int, Conversation], Awaitable[T]]) -> list[T]:
+        """Let `do` use the loaded model of each side, one after the other.
+
+        Raises:
+            UsageError: something is running. MeasureFailed: a side does not load, or it was stopped; what `do` raises.
+        """
+        self._refuse_while_busy()
+        self.busy, self.stopped = True, False
+        found: list[T] = []
+        try:
+            await self._check_memory()
+            for side, spec in enumerate(self._own_specs()):
+                if self.in_turn:
+                    await self.runners[1 - side].conversation.backend.unload()
+                if not await self._load(side, spec, Round()):
+                    failed = self.runners[side].failed
+                    raise MeasureFailed(failed.message if failed else "Stopped.", failed.hint if failed else "")
+                self._writing = {side}
+                found.append(await do(side, self.runners[side].conversation))
+            return found
+        finally:
+            self.busy = False
+            self._writing.clear()
 
     async def stop(self) -> None:
         """Stop the running round, which ends with what is written."""
@@ -252,7 +190,7 @@ class Comparison:
     async def _check_memory(self) -> None:
         if not self._checked:
             settings = [runner.settings for runner in self.runners]
-            n_ctx, self.in_turn = await asyncio.to_thread(fit_together, self.sides, settings)
+            n_ctx, self.in_turn = await asyncio.to_thread(fit_together, self.sides, settings, self._library)
             for runner in self.runners:
                 runner.settings.engine.ctx = runner.settings.engine.ctx or n_ctx
             self._checked = True
@@ -342,12 +280,6 @@ def _bytes_so_far(runners: Sequence[Runner]) -> tuple[float, float] | None:
             return None
         found.append(figures.roofline.estimate / rate * figures.decode_tok_s)
     return found[0], found[1]
-
-
-def _failed(error: Exception) -> Failed:
-    if isinstance(error, CpuchatError):
-        return Failed(code=error.code, message=error.message, hint=error.hint)
-    return Failed(code="error", message=str(error))
 
 
 def _message(before: Sequence[StoredMessage], role: str, content: str) -> StoredMessage:

@@ -9,19 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/")
-_FIELD = re.compile(r"^(Rss|Pss|Anonymous|Private_Clean|Private_Dirty): +(\d{1,15}) kB", re.MULTILINE)
+_RSS = re.compile(r"^Rss: +(\d{1,15}) kB", re.MULTILINE)
 _REGION = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
     """Resident bytes of a worker: `own` is not mapped from a model (KV cache, buffers, repacked weights, the program),
-    `files` the mapped model files by their real path. `pss`: where several processes map a page, each counts its
-    part."""
+    `files` the mapped model files by their real path."""
 
     own: int
     files: dict[str, int]
-    pss: int
 
     @property
     def total(self) -> int:
@@ -45,18 +43,18 @@ def worker_memory(pid: int, files: Iterable[Path] = (), root: Path = ROOT) -> Wo
     names = {os.path.realpath(file) for file in files}
     folder = root / "proc" / str(pid)
     try:
-        rollup = _fields((folder / "smaps_rollup").read_text(encoding="utf-8"))
+        total = _resident((folder / "smaps_rollup").read_text(encoding="utf-8"))
         regions = (folder / "smaps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    if "Rss" not in rollup:
+    if not total:
         return None
     mapped: dict[str, int] = {}
     _, *parts = _REGION.split(regions)
     for name, body in zip(parts[::2], parts[1::2], strict=True):
         if name in names:
-            mapped[name] = mapped.get(name, 0) + _fields(body).get("Rss", 0)
-    return WorkerMemory(rollup["Rss"] - sum(mapped.values()), mapped, rollup.get("Pss", 0))
+            mapped[name] = mapped.get(name, 0) + _resident(body)
+    return WorkerMemory(total - sum(mapped.values()), mapped)
 
 
 def together(a: WorkerMemory, b: WorkerMemory) -> MemoryTogether:
@@ -65,8 +63,7 @@ def together(a: WorkerMemory, b: WorkerMemory) -> MemoryTogether:
     return MemoryTogether(a.total + b.total - shared, shared)
 
 
-def _fields(text: str) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name, kilobytes in _FIELD.findall(text):
-        found[name] = found.get(name, 0) + (int(kilobytes) << 10)
-    return found
+def _resident(text: str) -> int:
+    """Return the bytes that one region's fields name; 0 when they do not."""
+    found = _RSS.search(text)
+    return int(found[1]) << 10 if found else 0

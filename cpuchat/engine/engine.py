@@ -88,6 +88,7 @@ class Engine:
             self._free_model()
             raise
         else:
+            self._rest()
             self._emit(ModelLoaded(model=info))
 
     def _load(self, command: LoadModel) -> ModelInfo:
@@ -135,7 +136,7 @@ class Engine:
         except CpuchatError as error:
             self._fail(error, command.request_id)
         finally:
-            self._writer.resume()
+            self._rest()
 
     def measure(self, command: Measure) -> None:
         """Time random tokens. Ends with `Measured` or `Failed`."""
@@ -149,7 +150,13 @@ class Engine:
         else:
             self._emit(Measured(request_id=command.request_id, seconds=seconds))
         finally:
-            self._writer.resume()
+            self._rest()
+
+    def _rest(self) -> None:
+        """Leave the cores to others, until the next request."""
+        if self._model is not None:
+            self._model.pool.rest()
+        self._writer.resume()
 
     def forget(self, chat_id: str) -> None:
         """Drop a deleted chat from memory and disk."""

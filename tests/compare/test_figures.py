@@ -140,5 +140,5 @@ def test_shared_memory_and_the_bandwidth_of_a_race_in_words() -> None:
 
 def test_memory_is_that_of_the_worker_alone() -> None:
     a, b = answered(Q8, 25.0), answered(Q4, 37.0)
-    a.memory, b.memory = WorkerMemory(400_000_000, {"/m": 1_600_000_000}, 0), WorkerMemory(200_000_000, {}, 0)
+    a.memory, b.memory = WorkerMemory(400_000_000, {"/m": 1_600_000_000}), WorkerMemory(200_000_000, {})
     assert figures_of([a_round(a, b)]).rows["memory"].ratio == pytest.approx(0.1)

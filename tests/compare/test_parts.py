@@ -126,7 +126,7 @@ def test_without_lengths_the_tokens_of_a_delta_are_spread_over_it() -> None:
     assert [text.token_at(n) for n in range(7)] == [1, 1, 2, 2, 3, 3, 4]
 
 
-ROLLUP = "55-7ff ---p 00000000 00:00 0 [rollup]\nRss: {rss} kB\nPss: {pss} kB\n"
+ROLLUP = "55-7ff ---p 00000000 00:00 0 [rollup]\nRss: {rss} kB\n"
 SMAPS = """7f0000000000-7f0000400000 r--s 00000000 08:01 42 {file}
 Size: 4096 kB
 Rss: {mapped} kB
@@ -139,7 +139,7 @@ Rss: 1000 kB
 def process(root: Path, pid: int, file: Path, rss: int, mapped: int) -> None:
     folder = root / "proc" / str(pid)
     folder.mkdir(parents=True)
-    (folder / "smaps_rollup").write_text(ROLLUP.format(rss=rss, pss=rss - mapped // 2))
+    (folder / "smaps_rollup").write_text(ROLLUP.format(rss=rss))
     (folder / "smaps").write_text(SMAPS.format(file=file, mapped=mapped))
 
 
@@ -152,7 +152,7 @@ def test_what_both_map_is_counted_once(tmp_path: Path) -> None:
     process(tmp_path, 3, other, 6000, 3000)
     a, b, c = (worker_memory(pid, [file, other], tmp_path) for pid in (1, 2, 3))
     assert a is not None and b is not None and c is not None
-    assert (a.own, a.total, a.pss) == (1000 << 10, 5000 << 10, 3000 << 10)
+    assert (a.own, a.total) == (1000 << 10, 5000 << 10)
     assert (together(a, b).total, together(a, b).shared) == (8000 << 10, 3000 << 10)
     assert (together(a, c).total, together(a, c).shared) == (11000 << 10, 0)
     assert worker_memory(4, [file], tmp_path) is None
@@ -167,10 +167,24 @@ def test_what_fits_together_has_one_context(monkeypatch: pytest.MonkeyPatch) -> 
     sides = parse_side("demo", resolve), parse_side("demo-q4", resolve)
     settings = [side.settings(Settings()) for side in sides]
     machine_with(monkeypatch, 8e9)
-    n_ctx, why = fit_together(sides, settings)
+    n_ctx, why = fit_together(sides, settings, Library([]))
     assert n_ctx > 0 and why == ""
     machine_with(monkeypatch, 200e6)  # enough for either
-    assert "loaded in turn" in fit_together(sides, settings)[1]
+    assert "loaded in turn" in fit_together(sides, settings, Library([]))[1]
+
+
+def test_a_draft_model_needs_its_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = parse_side("demo", resolve), parse_side("demo,drafters=draft", resolve)
+    settings = [side.settings(Settings()) for side in sides]
+    needed = []
+    for chosen in (settings[:1] * 2, settings):
+        low, high = 10_000_000, 8_000_000_000
+        while high - low > 10_000:
+            machine_with(monkeypatch, (low + high) / 2)
+            fits = fit_together(sides, chosen, Library([]))[1] == ""
+            low, high = (low, (low + high) // 2) if fits else ((low + high) // 2, high)
+        needed.append(high)
+    assert needed[1] - needed[0] > 1_000_000
 
 
 def test_a_file_that_both_map_needs_its_memory_once(monkeypatch: pytest.MonkeyPatch, without_amx: None) -> None:
@@ -180,13 +194,13 @@ def test_a_file_that_both_map_needs_its_memory_once(monkeypatch: pytest.MonkeyPa
         one.engine.ctx, one.engine.repack = 512, False  # else the private copies are what counts
     need = required_memory(read_model(Path(same[0].path)), settings[0].load_options(), 512)
     machine_with(monkeypatch, 2 * need.least - need.weights)
-    assert fit_together(same, settings)[1] == ""
+    assert fit_together(same, settings, Library([]))[1] == ""
     machine_with(monkeypatch, 2 * need.least - need.weights - 1)
-    assert "loaded in turn" in fit_together(same, settings)[1]
+    assert "loaded in turn" in fit_together(same, settings, Library([]))[1]
 
 
 def test_a_header_that_cannot_be_read_leaves_it_to_the_load(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF")
     sides = parse_side("demo", resolve), Side.of(broken)
-    assert fit_together(sides, [side.settings(Settings()) for side in sides]) == (0, "")
+    assert fit_together(sides, [side.settings(Settings()) for side in sides], Library([])) == (0, "")

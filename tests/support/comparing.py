@@ -40,10 +40,12 @@ def faster(steps: list[Step], factor: float) -> list[Step]:
 
 def scripted() -> list[ScriptedBackend]:
     """Two sides with their answers; B is 1.49 times as fast."""
-    return [
-        ScriptedBackend([answer(TEXTS[0])], model=Q8),
-        ScriptedBackend([faster(answer(TEXTS[1]), 1.49)], model=Q4),
-    ]
+    return [scripted_side(answer(TEXTS[0]), model=Q8), scripted_side(faster(answer(TEXTS[1]), 1.49), model=Q4)]
+
+
+def scripted_side(*answers: Sequence[Step], **options: Any) -> ScriptedBackend:
+    """A side with these answers, after that to the warm-up."""
+    return ScriptedBackend([answer("Hi"), *answers], **options)
 
 
 class ComparingApp(RunningApp):

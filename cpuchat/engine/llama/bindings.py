@@ -81,6 +81,7 @@ def _function(name: str, restype: Any, *argtypes: Any) -> Any:
 threadpool_params_default = _function("ggml_threadpool_params_default", ThreadPoolParams, ctypes.c_int)
 threadpool_new = _function("ggml_threadpool_new", ctypes.c_void_p, ctypes.POINTER(ThreadPoolParams))
 threadpool_free = _function("ggml_threadpool_free", None, ctypes.c_void_p)
+threadpool_pause = _function("ggml_threadpool_pause", None, ctypes.c_void_p)
 attach_threadpool = _function("llama_attach_threadpool", None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 detach_threadpool = _function("llama_detach_threadpool", None, ctypes.c_void_p)
 logits_address = _function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)

@@ -58,6 +58,12 @@ class ThreadPool:
         if self._pinned is not None:
             os.sched_setaffinity(0, self._pinned)
 
+    def rest(self) -> None:
+        """Let the threads sleep until the next pass. By themselves they spin for about 0.1 s after one, on cores
+        that another program, such as the other side of a comparison, may need."""
+        if self._pool:
+            bindings.threadpool_pause(self._pool)
+
     def free(self) -> None:
         """End the threads, after all contexts are detached, on the creating thread. Calling it again does nothing."""
         if not self._pool:

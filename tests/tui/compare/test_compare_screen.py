@@ -11,6 +11,7 @@ from cpuchat.compare.side import Side
 from cpuchat.models.library.library import Library
 from cpuchat.protocol import Failed
 from cpuchat.quality.messages import Text
+from cpuchat.quality.questions import Question
 from cpuchat.tui.chat.chat_list import COMPARISON, Chats
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.compare.other import OtherSideScreen
@@ -19,7 +20,7 @@ from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.prompt import Prompt
 from tests.support.chat_app import running
-from tests.support.comparing import PROMPT, Q4, Q8, SIDES, TEXTS, comparing, scripted
+from tests.support.comparing import PROMPT, Q4, Q8, SIDES, TEXTS, comparing, scripted, scripted_side
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
 
@@ -60,8 +61,8 @@ async def test_the_chat_gives_its_memory_back_and_is_loaded_again() -> None:
 async def test_the_side_that_writes_is_in_front_where_one_is_shown() -> None:
     gates = [Gate(), Gate()]
     sides = [
-        ScriptedBackend([answer("A writes this", gate=gates[0])], model=Q8),
-        ScriptedBackend([answer("B writes that", gate=gates[1])], model=Q4),
+        scripted_side(answer("A writes this", gate=gates[0]), model=Q8),
+        scripted_side(answer("B writes that", gate=gates[1]), model=Q4),
     ]
     async with comparing(sides, size=(80, 24)) as app:
         for gate, here, away in ((gates[0], "A writes", "B writes"), (gates[1], "B writes", "A writes")):
@@ -96,13 +97,13 @@ async def test_next_prompt_repeat_and_medians() -> None:
 
 async def test_escape_stops_and_keeps_what_is_written() -> None:
     gate = Gate()
-    sides = [ScriptedBackend([answer("One two never", gate=gate)], model=Q8), ScriptedBackend(model=Q4)]
+    sides = [scripted_side(answer("One two never", gate=gate), model=Q8), ScriptedBackend(model=Q4)]
     async with comparing(sides) as app:
         await app.until(gate.reached.is_set)
         await app.press("escape")
         await app.done()
         assert "One two" in app.screen_text and "stopped" in app.screen_text
-        assert not app.sides[1].requests
+        assert len(app.sides[1].requests) == 1  # the warm-up
         assert isinstance(app.app.screen, CompareScreen)
 
 
@@ -132,7 +133,7 @@ async def test_a_comparison_is_kept_and_opens_again() -> None:
         assert not sides[0].loads
         await app.press("ctrl+r")
         await app.done()
-        assert sides[0].requests[0].messages[-1].content == PROMPT
+        assert sides[0].requests[1].messages[-1].content == PROMPT
         assert len(app.conversation.history.store.chats()) == 1
         stored = app.conversation.history.store.messages(chat.id)
         assert [message.content for message in stored] == [PROMPT, *TEXTS]
@@ -140,7 +141,7 @@ async def test_a_comparison_is_kept_and_opens_again() -> None:
 
 async def test_linked_sides_scroll_together() -> None:
     lines = "\n\n".join(f"line {number}" for number in range(60))
-    sides = [ScriptedBackend([answer(lines)], model=model) for model in (Q8, Q4)]
+    sides = [scripted_side(answer(lines), model=model) for model in (Q8, Q4)]
     async with comparing(sides) as app:
         await app.done()
         a, b = app.screen.query(SidePane)
@@ -164,7 +165,7 @@ async def test_export_writes_markdown(tmp_path: Path, monkeypatch: pytest.Monkey
 
 async def test_quitting_in_the_middle_ends_both_workers() -> None:
     gate = Gate()
-    sides = [ScriptedBackend([answer("One two never", gate=gate)], model=Q8), ScriptedBackend(model=Q4)]
+    sides = [scripted_side(answer("One two never", gate=gate), model=Q8), ScriptedBackend(model=Q4)]
     async with comparing(sides) as app:
         await app.until(gate.reached.is_set)
         app.press_last("ctrl+q")
@@ -236,6 +237,10 @@ def test_the_sides_of_these_tests_are_told_apart() -> None:
 async def test_the_quality_tab_measures_and_tells_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Text(kind="prose", content="The quick brown fox jumps over the lazy dog, and then it sleeps. " * 60)
     monkeypatch.setattr("cpuchat.tui.compare.quality_tab.builtin_texts", lambda: (text,))
+    questions = [
+        Question(id=f"sum-{n}", prompt=f"What is {n} + {n}?", answer=f"{2 * n}", check="number") for n in range(3)
+    ]
+    monkeypatch.setattr("cpuchat.tui.compare.quality_tab.builtin_questions", lambda: questions)
     monkeypatch.setattr(
         "tests.support.comparing.SIDES", tuple(Side.of(Library([]).resolve(n)) for n in ("demo", "demo-q4"))
     )
@@ -245,6 +250,8 @@ async def test_the_quality_tab_measures_and_tells_the_table(monkeypatch: pytest.
         await app.until(lambda: "positions scored" in app.screen_text)
         await app.until(lambda: "Same next token" in app.screen_text and not app.screen.busy)
         assert "Largest disagreements" in app.screen_text
+        await app.press("f")
+        await app.until(lambda: "3 questions: 0 right in both" in app.screen_text and not app.screen.busy)
         await app.press("q")
         assert "sets the pace." in app.screen_text
 
