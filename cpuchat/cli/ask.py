@@ -165,7 +165,7 @@ def compose(question: str, material: str, *, raw: bool) -> str:
         parts = [part for part in (question.strip(), material.strip("\r\n").rstrip()) if part]
     prompt = "\n\n".join(parts)
     if not prompt.strip() and not (raw and prompt):
-        raise UsageError("No question given.", 'Give one, as in: cpuchat ask "Why is the sky blue?", or pipe it in.')
+        raise UsageError("No question given.", 'Give one, such as "Why is the sky blue?", or pipe it in.')
     return prompt
 
 

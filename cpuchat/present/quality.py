@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from cpuchat.present.table import table
 from cpuchat.quality.flips import Answered, Flips
 from cpuchat.quality.measure import Progress, QualityLoss, QualityMeasurement
 from cpuchat.quality.messages import Disagreement
@@ -21,6 +22,8 @@ HEADINGS = ("", "same next token", "KLD mean", "KLD median", "KLD 99 %", "KLD 99
 PUBLISHED_NOTE = "Published values were measured on other texts: compare the order of magnitude."
 _CONTEXT_COLUMNS = 48
 _ANSWER_COLUMNS = 40
+_LEFT_OUT_FIRST = ("KLD median", "KLD 99 %", "KLD 99.9 %", "ln PPL ratio")
+_PUBLISHED = "  published: "
 _SIGNIFICANT = 0.05
 
 
@@ -69,13 +72,27 @@ def rows(measurement: QualityMeasurement) -> list[tuple[str, ...]]:
     return found
 
 
+def narrow(found: Sequence[tuple[str, ...]], width: int) -> list[str]:
+    """Return `rows` as an aligned table under its headings, without the columns of least use where `width` is short.
+
+    Sources of published values may be longer than `width`.
+    """
+    whole, lines = [HEADINGS, *found], list[str]()
+    for n_out in range(len(_LEFT_OUT_FIRST) + 1):
+        kept = [n for n, heading in enumerate(HEADINGS) if heading not in _LEFT_OUT_FIRST[:n_out]]
+        lines = table([[row[n] for n in kept] for row in whole])
+        if all(len(line) <= width or line.startswith(_PUBLISHED) for line in lines):
+            break
+    return lines
+
+
 def _published(comparison: QualityLoss) -> list[tuple[str, ...]]:
     header = comparison.header
     values = published_for(header.name or comparison.path.stem, header.quantization)
     values = [one for one in values if one.same_family] or values[:1]
     return [
         (
-            f"  published: {one.model}",
+            f"{_PUBLISHED}{one.model}",
             f"{one.same_top:.1f} %" if one.same_top is not None else "",
             f"{one.kld_mean:.4f}",
             "",

@@ -182,6 +182,8 @@ KEYS: tuple[Key, ...] = (
         footer=True),
     Key("compare", "compare.quality", "q", "quality", "quality",
         "Measure the quality loss of B (again: show the answers)", COMPARE, footer=True),
+    Key("compare", "compare.questions", "f", "questions", "questions",
+        "Ask both questions with known answers, and show what B answers differently", COMPARE, footer=True),
     Key("compare", "compare.other", "tab", "other", "other side", "Go to the other side", COMPARE),
     Key("compare", "compare.link", "l", "link", "link scrolling", "Toggle linked scrolling", COMPARE),
     Key("compare", "compare.export", "e", "export", "export", "Export to Markdown", COMPARE),

@@ -81,7 +81,7 @@ class CompareScreen(Dismissable[None]):
         with Horizontal(id="sides"):
             yield a
             yield b
-        yield QualityTab(self._sides, self.comparison.names, self._services.settings)
+        yield QualityTab(self.comparison, self._services.settings)
         yield AgainstPane()
         yield Prompt(self.submit, id="prompt")
         yield Footer(show_command_palette=False)
@@ -187,7 +187,7 @@ class CompareScreen(Dismissable[None]):
         """Stop the round or the measurement; False when nothing runs."""
         quality = self.query_one(QualityTab)
         if quality.running:
-            quality.stop()
+            await quality.stop()
             return True
         if not self.comparison.busy:
             return False
@@ -288,6 +288,8 @@ class CompareScreen(Dismissable[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action in ("next", "repeat", "race", "export") and self.is_mounted and hasattr(self, "_prompt"):
             return None if self.busy else True
+        if action == "questions":
+            return self.has_class("-quality")
         return True
 
     def action_next(self) -> None:
@@ -313,6 +315,12 @@ class CompareScreen(Dismissable[None]):
             self.add_class("-quality")
             quality.focus()
             quality.start()
+            self.call_later(self.refresh_bindings)
+
+    def action_questions(self) -> None:
+        quality = self.query_one(QualityTab)
+        if self.has_class("-quality") and not self._refuse_while_busy():
+            quality.ask()
             self.call_later(self.refresh_bindings)
 
     @work
