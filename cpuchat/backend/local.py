@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeGuard
 
@@ -18,7 +19,7 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.backend.base import DEFAULT_PLACEMENT
-from cpuchat.backend.process import Spawner, WorkerProcess
+from cpuchat.backend.process import Spawned, Spawner, WorkerProcess
 from cpuchat.errors import CpuchatError, Interrupted, WorkerDied
 from cpuchat.hardware.numa.mempolicy import current
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
@@ -56,6 +57,7 @@ class LocalBackend:
         self._state_limit = state_limit
         self._log_dir = log_dir or paths.log_dir()
         self._spawner = Spawner()
+        self._prepared: Future[Spawned] | None = None
         self._worker: WorkerProcess | None = None
         self.log_file: Path | None = None
         """The newest worker's stderr; it outlives the worker."""
@@ -79,6 +81,14 @@ class LocalBackend:
     @property
     def _alive(self) -> bool:
         return self._worker is not None and self._worker.alive
+
+    def prepare(self, spec: PlacementSpec) -> None:
+        """Start the worker process for a load with this placement, before there is an event loop.
+
+        It imports the engine while the caller imports what comes next. What fails is tried again, and reported, by
+        `load`.
+        """
+        self._prepared = self._spawner.spawn(self._log_dir, lambda: _place(spec, False).memory.words)
 
     async def start(self) -> Failed | None:
         """Start the worker without a model, to read its `engine`; returns the error if that failed."""
@@ -216,6 +226,8 @@ class LocalBackend:
         if worker is not None:
             await worker.close()
         async with self._starting:  # a start in progress sees that it is no longer wanted
+            if (prepared := await self._take_prepared()) is not None:
+                await _discard(prepared)
             self._spawner.close()
 
     @contextlib.asynccontextmanager
@@ -260,8 +272,12 @@ class LocalBackend:
             await worker.finished()
         if self._closed:
             return _CLOSED
+        worker = await self._take_prepared()
+        if worker is not None and worker.memory != memory:
+            await _discard(worker)
+            worker = None
         try:
-            worker = await WorkerProcess.start(self._spawner, self._log_dir, memory)
+            worker = worker or await WorkerProcess.start(self._spawner, self._log_dir, memory)
         except OSError as error:
             return Failed(code=WorkerDied.code, message=f"Cannot start the inference worker: {error}.")
         if self._closed:
@@ -283,6 +299,13 @@ class LocalBackend:
             return event
         return Failed(code="error", message=f"The inference worker started with an unexpected {type(event).__name__}.")
 
+    async def _take_prepared(self) -> WorkerProcess | None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            with contextlib.suppress(CpuchatError, OSError):
+                return WorkerProcess(await asyncio.wrap_future(prepared))
+        return None
+
 
 class _Exchange:
     """Reads the events of one command, up to its final one."""
@@ -296,6 +319,12 @@ class _Exchange:
         event = await self._worker.events.get()
         self.finished = isinstance(event, self._final)
         return event
+
+
+async def _discard(worker: WorkerProcess) -> None:
+    """End a worker that has nothing to save."""
+    worker.kill()
+    await worker.finished()
 
 
 def _is_death(event: AnyEvent) -> TypeGuard[Failed]:

@@ -11,8 +11,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -31,8 +32,17 @@ ANSWER_SECONDS = 3.0
 _DYING_SECONDS = 3.0
 
 
+@dataclass(frozen=True)
+class Spawned:
+    """A worker process that nothing listens to yet; `memory` is the policy that it was started under, in words."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    memory: str
+
+
 class Spawner:
-    """Starts processes from one long-lived thread.
+    """Starts worker processes from one long-lived thread; needs no event loop.
 
     On Linux niceness belongs to a thread and a child inherits it from the one that starts it. The user interface
     lowers itself once it runs; a worker that is started after that must not be lowered with it.
@@ -42,41 +52,45 @@ class Spawner:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
         self._thread.submit(lambda: None)  # which has the thread made now, by a caller that is not lowered yet
 
-    async def start(self, argv: Sequence[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-        """Raises OSError."""
-
-        def popen() -> subprocess.Popen[bytes]:
-            with log.open("wb") as stderr:
-                # A process group of its own, so that no helper of the worker outlives it.
-                return subprocess.Popen(
-                    argv,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    env=env,
-                    process_group=0 if sys.platform != "win32" else None,
-                )
-
-        return await asyncio.wrap_future(self._thread.submit(popen))
+    def spawn(self, log_dir: Path, memory: Callable[[], str]) -> Future[Spawned]:
+        """Start a worker under the memory policy that `memory` returns, called in the thread. The result raises
+        OSError, and what `memory` raises.
+        """
+        return self._thread.submit(lambda: _spawn(log_dir, memory()))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False)
 
 
+def _spawn(log_dir: Path, memory: str) -> Spawned:
+    log = _new_log(log_dir)
+    with log.open("wb") as stderr:
+        # A process group of its own, so that no helper of the worker outlives it.
+        process = subprocess.Popen(
+            launch_command(memory, python_command("-m", "cpuchat.worker")),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=_environment(),
+            process_group=0 if sys.platform != "win32" else None,
+        )
+    return Spawned(process, log, memory)
+
+
 class WorkerProcess:
-    """A running worker, made by `start`. Use it from one event loop only.
+    """A running worker, as `start` makes one. Use it from one event loop only.
 
     `events` holds what it reported and, once it is gone, one last `Failed`: "worker_died", or "interrupted" when it was
     closed or killed from here. Two threads of its own read and write the pipes: that works the same on every system.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, memory: str) -> None:
+    def __init__(self, spawned: Spawned) -> None:
+        self._process = process = spawned.process
         self.pid = process.pid
-        self.log = log
-        self.memory = memory
-        """Return the memory policy that the worker was started under, in words."""
+        self.log = spawned.log
+        self.memory = spawned.memory
+        """The memory policy that the worker was started under, in words."""
         self.events: asyncio.Queue[AnyEvent] = asyncio.Queue()
-        self._process = process
         self._loop = asyncio.get_running_loop()
         self._status: int | None = None
         self._gone = asyncio.Event()
@@ -88,9 +102,7 @@ class WorkerProcess:
     @classmethod
     async def start(cls, spawner: Spawner, log_dir: Path, memory: str) -> WorkerProcess:
         """Start a worker under the memory policy `memory` ("local" or another in words). Raises OSError."""
-        log = _new_log(log_dir)
-        argv = launch_command(memory, python_command("-m", "cpuchat.worker"))
-        return cls(await spawner.start(argv, _environment(), log), log, memory)
+        return cls(await asyncio.wrap_future(spawner.spawn(log_dir, lambda: memory)))
 
     @property
     def alive(self) -> bool:

@@ -49,21 +49,32 @@ def open_app(model: str | None, values: Mapping[str, Any], *, sides: tuple[Side,
     chosen = overridden(values)
 
     from cpuchat.backend.local import LocalBackend
-    from cpuchat.chats.store import ChatStore
-    from cpuchat.conversation import Conversation
-    from cpuchat.models.drafts.choice import choose_draft
+    from cpuchat.hardware.placement.placement import PlacementSpec
     from cpuchat.models.library.library import Library
-    from cpuchat.tui.app import ChatApp, Resume
-    from cpuchat.tui.launch import run
 
     library = Library(chosen.model.folders)
     initial = _initial(library, model, chosen.model.last)
     if values.get("speculation__draft_model") is not None:  # say it here, where the command can be corrected
+        from cpuchat.models.drafts.choice import choose_draft
+
         require_draft_in_use(chosen)
         choose_draft(initial, chosen.speculation.wanted_draft, library)
 
+    def new_backend() -> LocalBackend:
+        return LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
+
+    # Importing the engine takes the worker as long as importing Textual takes this process.
+    prepared: list[LocalBackend] = [new_backend()]
+    if sides is None:
+        prepared[0].prepare(PlacementSpec.of(chosen))
+
+    from cpuchat.chats.store import ChatStore
+    from cpuchat.conversation import Conversation
+    from cpuchat.tui.app import ChatApp, Resume
+    from cpuchat.tui.launch import run
+
     def make(resume: Resume) -> ChatApp:
-        backend = LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
+        backend = prepared.pop() if prepared else new_backend()
         conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
         if resume.chat_id:
             with contextlib.suppress(ChatsError):  # deleted meanwhile

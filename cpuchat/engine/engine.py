@@ -14,11 +14,11 @@ from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.limits import available_for_model, describe_with_limits
 from cpuchat.engine.llama.model import Model
-from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.loaded import LoadedModel
 from cpuchat.engine.prompt.chat_template import ChatTemplate
 from cpuchat.engine.prompt.disk_writer import DiskWriter, WriteBudget
 from cpuchat.engine.prompt.prefix_cache import PrefixCache
+from cpuchat.engine.prompt.template_helper import TemplateHelper
 from cpuchat.engine.text.output_thread import OutputThread
 from cpuchat.engine.text.reasoning import MARKER_TOKENS
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
@@ -59,7 +59,7 @@ class Engine:
         self._model: Model | None = None
         self._loaded: LoadedModel | None = None
         self._setup: SpeculationSetup | None = None
-        self._template: ChatTemplate | None = None
+        self._template: TemplateHelper | None = None
 
     def cancel(self) -> None:
         """Cancel the load or the answer under way, or the next one. From any thread; holds until `clear_cancel`."""
@@ -100,7 +100,7 @@ class Engine:
             on_progress=self._on_progress,
             abort=self._abort,
             visible_markers=tuple(sorted(MARKER_TOKENS)),
-            on_vocab=self._start_template,
+            on_header=self._start_template,
             available=available,
         )
         left = available - model.plan.need.least
@@ -110,12 +110,13 @@ class Engine:
         if command.state_dir:
             cache = PrefixCache(Path(command.state_dir), command.state_limit, model.state_key(), self._writer)
         speculator, chunking = self._setup.speculator, PrefillChunking.of(model)
-        self._loaded = LoadedModel(model, self._template, cache, speculator, chunking, self._budget)
+        template = self._template and ChatTemplate(self._template, model.vocab.bos_text, model.vocab.eos_text)
+        self._loaded = LoadedModel(model, template, cache, speculator, chunking, self._budget)
         return model.info
 
-    def _start_template(self, header: GGUFHeader, vocab: Vocab) -> None:
+    def _start_template(self, header: GGUFHeader) -> None:
         if header.chat_template:
-            self._template = ChatTemplate(header.chat_template, vocab.bos_text, vocab.eos_text)
+            self._template = TemplateHelper(header.chat_template)
             self._template.warm_up()
 
     def _on_progress(self, phase: str, done: int, total: int) -> None:

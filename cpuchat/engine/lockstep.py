@@ -26,6 +26,7 @@ from cpuchat.engine.llama.limits import available_for_model
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.prompt.chat_template import ChatTemplate, plain_completion
+from cpuchat.engine.prompt.template_helper import TemplateHelper
 from cpuchat.errors import CpuchatError, DoesNotFit, UsageError
 from cpuchat.line_process import Refused
 from cpuchat.models.gguf.header import read_model
@@ -234,7 +235,8 @@ def _tokens(vocab: Vocab, text: Text, template: str) -> list[int]:
     if not template:
         rendered = [plain_completion(dialogue) for dialogue in marked]
     else:
-        with contextlib.closing(ChatTemplate(template, vocab.bos_text, vocab.eos_text)) as chat:
+        with contextlib.closing(TemplateHelper(template)) as helper:
+            chat = ChatTemplate(helper, vocab.bos_text, vocab.eos_text)
             rendered = [chat.render(dialogue) for dialogue in marked]
     return [token for dialogue in rendered for token in vocab.tokenize_prompt(dialogue.encode())]
 

@@ -14,7 +14,7 @@ from cpuchat.hardware.numa.mempolicy import parse_policy
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol import Failed, LoadOptions, ModelLoaded, WorkerReady
-from tests.support.chatting import chat, collect
+from tests.support.chatting import chat, children, collect
 
 # Niceness can only be raised, so a process of its own does it. The main thread lowers itself before each start.
 _NICE = """
@@ -111,6 +111,45 @@ async def test_a_policy_that_makes_no_sense_here_is_a_failed_load(tiny_model: Pa
         assert "77" in failed.message
     finally:
         await backend.close()
+
+
+async def test_a_prepared_worker_loads_the_model(tiny_model: Path, tmp_path: Path) -> None:
+    backend = LocalBackend(log_dir=tmp_path)
+    backend.prepare(PlacementSpec())
+    try:
+        loaded = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512)))
+        assert isinstance(loaded.events[-1], ModelLoaded)
+        assert len(list(tmp_path.glob("worker-*.log"))) == 1
+    finally:
+        await backend.close()
+
+
+async def test_a_prepared_worker_under_another_policy_is_replaced(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def placed(spec: PlacementSpec, with_draft: bool) -> Placement:
+        return Placement(own_cpus()[:1], (), parse_policy(spec.memory), "", "")
+
+    monkeypatch.setattr(local, "_place", placed)
+    before = children()
+    backend = LocalBackend(log_dir=tmp_path)
+    backend.prepare(PlacementSpec(memory="local"))
+    try:
+        await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory="bind:0")))
+        assert backend.engine is not None and backend.engine.memory == "bind:0"
+        assert children() - before == {backend.pid}
+    finally:
+        await backend.close()
+
+
+@pytest.mark.parametrize("memory", ["local", "bind:77"])
+async def test_a_prepared_worker_that_nobody_needs_is_ended(tmp_path: Path, memory: str) -> None:
+    """Also where it could not be started: the placement makes no sense here."""
+    before = children()
+    backend = LocalBackend(log_dir=tmp_path)
+    backend.prepare(PlacementSpec(memory=memory))
+    await backend.close()
+    assert children() <= before
 
 
 async def test_workers_are_not_as_nice_as_their_parent_became(tmp_path: Path) -> None:

@@ -29,15 +29,10 @@ from cpuchat.protocol import (
     TextDelta,
     WorkerReady,
 )
-from tests.support.chatting import chat, collect
+from tests.support.chatting import chat, children, collect
 
 OPTIONS = LoadOptions(n_ctx=512)
 _STUCK = 120.0  # seconds after which a test that waits for ever fails
-
-
-def children() -> set[int]:
-    """Processes that this one started and that still run."""
-    return {p.pid for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE}
 
 
 @pytest.fixture

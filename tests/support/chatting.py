@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
+import psutil
+
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
 from cpuchat.protocol import (
@@ -51,6 +53,11 @@ class Answer:
         last = self.events[-1]
         assert isinstance(last, Failed), last
         return last
+
+
+def children() -> set[int]:
+    """Processes that this one started and that still run."""
+    return {p.pid for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE}
 
 
 async def collect(stream: AsyncGenerator[AnyEvent, None]) -> Answer:

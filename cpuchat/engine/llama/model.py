@@ -65,7 +65,7 @@ class Model:
         on_progress: Progress,
         abort: AbortFlag,
         visible_markers: tuple[str, ...] = (),
-        on_vocab: Callable[[GGUFHeader, Vocab], None] = lambda *_: None,
+        on_header: Callable[[GGUFHeader], None] = lambda _: None,
         available: int | None = None,
         n_outputs: int = N_OUTPUTS_MAX,
     ) -> Model:
@@ -76,8 +76,7 @@ class Model:
                 it; its owner frees them after this model.
             available: bytes of memory that the model may take; None asks the system.
             n_outputs: rows of logits that one batch may ask for; each takes 4 * n_vocab bytes.
-            on_vocab: called as soon as the vocabulary is there, while context and warm-up are still to come and the
-                calling thread is not pinned yet.
+            on_header: called before the weights are read, while the calling thread is not pinned yet.
 
         Raises:
             Interrupted: `abort` was set.
@@ -88,6 +87,7 @@ class Model:
         header = read_model(path)
         plan = plan_load(header, options, available_bytes() if available is None else available, n_outputs)
         check_header(header)
+        on_header(header)
         model = cls(header, plan, options, abort)
         bindings.log.clear()
         try:
@@ -96,7 +96,6 @@ class Model:
                 read_ahead(header, on_progress, abort)
             model._load_weights(on_progress)
             model.vocab = Vocab(model._model, visible_markers, spm_coverage(header), special_types(header))
-            on_vocab(header, model.vocab)
             model._make_context(threads)
             model._warm_up()
             model._describe(1e3 * (perf_counter() - started))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cpuchat.engine.prompt.template_helper import TemplateHelper, TemplateRejection
-from cpuchat.errors import TemplateError
 from cpuchat.protocol import Message
 
 PLAIN_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:")
@@ -41,25 +38,16 @@ class ChatTemplate:
     a template rejects the order of the roles, neighbors of the same role are merged and it is tried again.
 
     Args:
-        source: Jinja text from the model file.
+        helper: renders the template; its owner closes it.
         bos_token, eos_token: texts that the template may place. After a template that writes the BOS token itself,
             tokenizing must not add another one.
     """
 
-    def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
+    def __init__(self, helper: TemplateHelper, bos_token: str, eos_token: str) -> None:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._helper = TemplateHelper(source)
+        self._helper = helper
         self._style: _Style | None = None
         self._renders_system: bool | None = None
-        self._lock = threading.Lock()
-
-    def warm_up(self) -> None:
-        """Render a first message in the background: the helper process takes a moment to start."""
-        threading.Thread(target=self._warm_up, name="template", daemon=True).start()
-
-    def _warm_up(self) -> None:
-        with contextlib.suppress(TemplateError):  # raised again when a chat is rendered
-            self.render([Message(role="user", content="Hello")])
 
     def render(self, messages: Sequence[Message]) -> str:
         """Return the prompt for `messages`, ending where the model continues.
@@ -68,27 +56,21 @@ class ChatTemplate:
             TemplateError: the template is invalid, rejected the messages, or exceeded a limit (time, memory, output of
                 8 MB, recursion, access to internals). The next call is safe.
         """
-        with self._lock:
-            if self._style is None:
-                self._style = next((style for style in _STYLES if self._renders("user", style)), _STYLES[0])
-            plain = list(messages)
-            if any(m.role == "system" for m in plain):
-                if self._renders_system is None:
-                    self._renders_system = self._renders("system", self._style)
-                if not self._renders_system:
-                    plain = _system_into_user(plain)
-            try:
-                return self._render(plain, self._style)
-            except TemplateRejection:
-                merged = _merge_neighbors(plain)
-                if len(merged) == len(plain):
-                    raise
-            return self._render(merged, self._style)
-
-    def close(self) -> None:
-        """End the helper process. A later rendering starts it again."""
-        with self._lock:
-            self._helper.close()
+        if self._style is None:
+            self._style = next((style for style in _STYLES if self._renders("user", style)), _STYLES[0])
+        plain = list(messages)
+        if any(m.role == "system" for m in plain):
+            if self._renders_system is None:
+                self._renders_system = self._renders("system", self._style)
+            if not self._renders_system:
+                plain = _system_into_user(plain)
+        try:
+            return self._render(plain, self._style)
+        except TemplateRejection:
+            merged = _merge_neighbors(plain)
+            if len(merged) == len(plain):
+                raise
+        return self._render(merged, self._style)
 
     def _render(self, messages: Sequence[Message], style: _Style) -> str:
         return self._helper.render(

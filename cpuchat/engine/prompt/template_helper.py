@@ -37,8 +37,17 @@ class TemplateHelper:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_compiled = False
         self._reaper: weakref.finalize[..., Any] | None = None
+        self._lock = threading.Lock()
         if len(source) <= MAX_SOURCE:
             self._start()
+
+    def warm_up(self) -> None:
+        """Compile the template in the background."""
+        threading.Thread(target=self._warm_up, name="template", daemon=True).start()
+
+    def _warm_up(self) -> None:
+        with contextlib.suppress(TemplateError), self._lock:  # raised again when a chat is rendered
+            self._ask(None)
 
     def render(self, variables: dict[str, Any]) -> str:
         """Return the rendered text.
@@ -47,6 +56,15 @@ class TemplateHelper:
             TemplateRejection: the template raised an error with these variables.
             TemplateError: it is invalid, or exceeded a limit.
         """
+        with self._lock:
+            reply = self._ask(variables)
+        if "error" in reply:
+            verb = "rejected the conversation" if reply["raised"] else "failed"
+            raise TemplateRejection(f"The model's chat template {verb}: {_one_line(reply['error'])}.", _HINT)
+        return reply["text"]
+
+    def _ask(self, variables: dict[str, Any] | None) -> dict[str, Any]:
+        """Compile the template if it is not, and return the reply to `variables` (None: none). Raises TemplateError."""
         if len(self._source) > MAX_SOURCE:
             raise TemplateError("The model's chat template is larger than 1 MB.", _HINT)
         try:
@@ -61,21 +79,21 @@ class TemplateHelper:
             if not self._is_compiled:
                 reply = _exchange(process, self._source)
                 if "error" in reply:
-                    self.close()
+                    self._end()
                     raise TemplateError(f"The model's chat template is invalid: {_one_line(reply['error'])}.", _HINT)
                 self._is_compiled = True
-            reply = _exchange(process, variables)
+            return {} if variables is None else _exchange(process, variables)
         except (EOFError, OSError, ValueError):
             raise TemplateError(f"The model's chat template {self._exit_reason(timed_out.is_set())}.", _HINT) from None
         finally:
             timer.cancel()
-        if "error" in reply:
-            verb = "rejected the conversation" if reply["raised"] else "failed"
-            raise TemplateRejection(f"The model's chat template {verb}: {_one_line(reply['error'])}.", _HINT)
-        return reply["text"]
 
     def close(self) -> None:
         """End the process. A later rendering starts it again."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
         self._process = None
         if self._reaper is not None:
             self._reaper()
@@ -98,7 +116,7 @@ class TemplateHelper:
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1)
-        self.close()
+        self._end()
         if timed_out or (process is not None and process.returncode == -getattr(signal, "SIGXCPU", 0)):
             return "exceeded its time limit"
         return "exceeded its memory or output limit"

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cpuchat.engine.prompt import template_helper
 from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, ChatTemplate, plain_completion
+from cpuchat.engine.prompt.template_helper import TemplateHelper
 from cpuchat.errors import TemplateError
 from cpuchat.protocol import Message
+from tests.support.chatting import children
 
 CHATML = """\
 {%- for message in messages %}
@@ -46,14 +49,14 @@ def system(text: str) -> Message:
 
 @pytest.fixture
 def template():
-    made: list[ChatTemplate] = []
+    helpers: list[TemplateHelper] = []
 
     def make(source: str) -> ChatTemplate:
-        made.append(ChatTemplate(source, "<s>", "</s>"))
-        return made[-1]
+        helpers.append(TemplateHelper(source))
+        return ChatTemplate(helpers[-1], "<s>", "</s>")
 
     yield make
-    for one in made:
+    for one in helpers:
         one.close()
 
 
@@ -165,15 +168,25 @@ def test_a_template_that_dies_of_one_conversation_serves_the_next(template):
     assert chat.render([user("three")]) == "three"
 
 
-def test_closing_ends_the_helper_and_a_later_call_starts_it_again(template):
-    chat = template(CHATML)
+def test_closing_ends_the_helper_and_a_later_call_starts_it_again():
+    before = children()
+    helper = TemplateHelper(CHATML)
+    chat = ChatTemplate(helper, "", "")
     chat.render([user("Hi")])
-    pid = chat._helper._process.pid
-    chat.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    chat.close()
+    (pid,) = children() - before
+    helper.close()
+    assert not psutil.pid_exists(pid)
+    helper.close()
     assert chat.render([user("Hi")])
+    helper.close()
+
+
+def test_warming_up_hides_no_error():
+    """Compiling begins before anything is to be rendered, and nobody waits for it."""
+    with contextlib.closing(TemplateHelper("{% if %}")) as helper:
+        helper.warm_up()
+        with pytest.raises(TemplateError, match="invalid"):
+            ChatTemplate(helper, "", "").render([user("Hi")])
 
 
 def test_plain_completion():
@@ -201,11 +214,12 @@ def test_a_reply_that_is_cut_short_is_an_error_and_the_next_one_whole(
     reply: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "template_process.py").write_text(_CUT_SHORT.replace("REPLY", reply))
-    template = None
+
     with monkeypatch.context() as cut:
         cut.setattr(template_helper, "__file__", str(tmp_path / "template_helper.py"))
-        template = ChatTemplate("{{ messages[0].content }}", "", "")
+        helper = TemplateHelper("{{ messages[0].content }}")
+        template = ChatTemplate(helper, "", "")
         with pytest.raises(TemplateError):
             template.render([Message(role="user", content="Hello")])
     assert "Hello" in template.render([Message(role="user", content="Hello")])
-    template.close()
+    helper.close()
