@@ -191,8 +191,6 @@ def _print(
         terminal.line()
     for sentence in words.verdicts(measurement):
         terminal.line(sentence)
-    if any(row[0].startswith("  published") for row in rows):
-        terminal.line(words.PUBLISHED_NOTE)
     for comparison in measurement.comparisons:
         if comparison.worst:
             terminal.line(f"\nLargest disagreements of {words.label(comparison)} (text ▸ next token):")

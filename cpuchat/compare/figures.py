@@ -11,8 +11,9 @@ from cpuchat.compare.rounds import Round, SideAnswer
 
 MIN_ROUNDS = 3
 """Rounds from which on medians and the spread are shown."""
-NOISE = 0.03
-"""Share by which two identical measurements differ on an idle machine (benchmarks/README.md)."""
+NOISE, NOISE_SECONDS, MOST_NOISE = 0.03, 1.0, 0.5
+"""Share by which two identical answers of so many seconds differ on an idle machine (benchmarks/README.md, compare.py).
+Shorter ones differ more: single answers of the demo models, 0.03 s, by up to 20 %."""
 SAME_BYTES = 0.02
 
 Name = Literal[
@@ -142,12 +143,18 @@ def figure(name: Name, answer: SideAnswer, *, race: bool) -> float | None:
             return roofline.joules_per_token if roofline and not race else None
 
 
+def _noise_of_one(measured: Round) -> float:
+    """Return the spread that is assumed for a single round: it shrinks with the root of the time measured."""
+    seconds = min((one.timings.predicted_ms / 1e3 for one in measured.answers if one.timings), default=NOISE_SECONDS)
+    return min(NOISE * max(NOISE_SECONDS / max(seconds, 1e-3), 1) ** 0.5, MOST_NOISE)
+
+
 def _verdict(rows: dict[Name, Row], rounds: Sequence[Round]) -> Verdict:
     speed = rows.get("tok_s")
     if speed is None or speed.a is None or speed.b is None or not speed.ratio:
         return Verdict("incomplete")
     ratio, n = speed.ratio, min(speed.a.n, speed.b.n)
-    noise = max(one.spread / one.median for one in (speed.a, speed.b)) if n >= MIN_ROUNDS else NOISE
+    noise = max(one.spread / one.median for one in (speed.a, speed.b)) if n >= MIN_ROUNDS else _noise_of_one(rounds[-1])
     size = rows.get("bytes")
     read = size.ratio if size is not None else None
     last = [answer.roofline for answer in rounds[-1].answers]

@@ -12,18 +12,16 @@ from cpuchat.present.table import table
 from cpuchat.quality.flips import Answered, Flips
 from cpuchat.quality.measure import Progress, QualityLoss, QualityMeasurement
 from cpuchat.quality.messages import Disagreement
-from cpuchat.quality.published import published_for
+from cpuchat.quality.published import Published, published_for
 from cpuchat.quality.questions import Question
 from cpuchat.quality.statistics import MIN_POSITIONS, Estimate, Interval, Summary, indistinguishable
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 
 HEADINGS = ("", "same next token", "KLD mean", "KLD median", "KLD 99 %", "KLD 99.9 %", "ln PPL ratio", "RMS Δp")
-PUBLISHED_NOTE = "Published values were measured on other texts: compare the order of magnitude."
 _CONTEXT_COLUMNS = 48
 _ANSWER_COLUMNS = 40
 _LEFT_OUT_FIRST = ("KLD median", "KLD 99 %", "KLD 99.9 %", "ln PPL ratio")
-_PUBLISHED = "  published: "
 _SIGNIFICANT = 0.05
 
 
@@ -73,36 +71,37 @@ def rows(measurement: QualityMeasurement) -> list[tuple[str, ...]]:
 
 
 def narrow(found: Sequence[tuple[str, ...]], width: int) -> list[str]:
-    """Return `rows` as an aligned table under its headings, without the columns of least use where `width` is short.
-
-    Sources of published values may be longer than `width`.
-    """
+    """Return `rows` as an aligned table under its headings, without the columns of least use where `width` is short."""
     whole, lines = [HEADINGS, *found], list[str]()
     for n_out in range(len(_LEFT_OUT_FIRST) + 1):
         kept = [n for n, heading in enumerate(HEADINGS) if heading not in _LEFT_OUT_FIRST[:n_out]]
         lines = table([[row[n] for n in kept] for row in whole])
-        if all(len(line) <= width or line.startswith(_PUBLISHED) for line in lines):
+        if all(len(line) <= width for line in lines):
             break
     return lines
 
 
 def _published(comparison: QualityLoss) -> list[tuple[str, ...]]:
-    header = comparison.header
-    values = published_for(header.name or comparison.path.stem, header.quantization)
-    values = [one for one in values if one.same_family] or values[:1]
     return [
         (
-            f"{_PUBLISHED}{one.model}",
+            f"  published: {one.model}",
             f"{one.same_top:.1f} %" if one.same_top is not None else "",
             f"{one.kld_mean:.4f}",
             "",
             "",
             f"{one.kld_999:.3f}" if one.kld_999 is not None else "",
             "",
-            f"({one.source})",  # last, so that it widens no column of figures
+            "",
         )
-        for one in values
+        for one in _values(comparison)
     ]
+
+
+def _values(comparison: QualityLoss) -> list[Published]:
+    """Return the published values of the same family, or of the nearest."""
+    header = comparison.header
+    found = published_for(header.name or comparison.path.stem, header.quantization)
+    return [one for one in found if one.same_family] or found[:1]
 
 
 def verdicts(measurement: QualityMeasurement) -> list[str]:
@@ -123,6 +122,11 @@ def verdicts(measurement: QualityMeasurement) -> list[str]:
     for name, summary in found:
         if summary.kld.interval.low <= 0:
             sentences.append(f"{name} is indistinguishable from the base on this text.")
+    sources = {one.source: None for comparison in measurement.comparisons for one in _values(comparison)}
+    if sources:
+        sentences.append(
+            f"Published values ({', '.join(sources)}) were measured on other texts: compare the order of magnitude."
+        )
     return sentences
 
 

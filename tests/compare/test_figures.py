@@ -65,6 +65,12 @@ def test_fewer_bytes_that_are_not_faster_have_another_limit() -> None:
     )
 
 
+def test_a_short_round_differs_more_by_itself() -> None:
+    long, short = (said(a_round(answered(Q8, rate), answered(Q4, 1.1 * rate))) for rate in (25.0, 1250.0))
+    assert "is 1.10× as fast" in long
+    assert short.startswith("No significant difference: 1.10×, single rounds of this length vary by 16 %")
+
+
 def test_the_same_bytes_are_not_given_as_a_reason() -> None:
     assert said(a_round(answered(Q8, 25.0), answered(Q8, 37.5))) == "Q4_K_M is 1.50× as fast as Q8_0."
 
