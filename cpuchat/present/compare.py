@@ -147,7 +147,8 @@ def verdict(found: Verdict, names: Sequence[str]) -> str:
             why = (
                 f"within the spread of {found.n_rounds} rounds ({100 * found.noise:.0f} %)"
                 if found.n_rounds >= MIN_ROUNDS
-                else f"single rounds of this length vary by {100 * found.noise:.0f} %; repeat it for medians of {MIN_ROUNDS} rounds"
+                else f"single rounds of this length vary by {100 * found.noise:.0f} %; "
+                f"repeat it for medians of {MIN_ROUNDS} rounds"
             )
             return f"No significant difference: {units.factor(found.speed)}, {why}."
         case "cached":
