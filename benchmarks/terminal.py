@@ -93,9 +93,28 @@ class Terminal:
             if time.perf_counter() > deadline:
                 self._catch_up()
                 raise MeasureError(f"nothing after {seconds:.0f} s:\n{self.text}")
-            pause = time.perf_counter() + every
-            while (left := pause - time.perf_counter()) > 0:
-                self._unseen.append(self._read(left))
+            self.skip(every)
+
+    def skip(self, seconds: float) -> None:
+        """Take the output of so many seconds without looking at it."""
+        until = time.perf_counter() + seconds
+        while (left := until - time.perf_counter()) > 0:
+            self._unseen.append(self._read(left))
+
+    def wait_for_bytes(self, wanted: bytes, seconds: float = 10.0) -> float:
+        """Take the output until it has `wanted`; the time at which that had arrived.
+
+        Raises:
+            MeasureError: it ended, or the time is up.
+        """
+        deadline, taken = time.perf_counter() + seconds, b""
+        while wanted not in taken:
+            if time.perf_counter() > deadline:
+                raise MeasureError(f"{wanted!r} is not on the screen after {seconds:.0f} s")
+            chunk = self._read(0.05)
+            taken = taken[-len(wanted) :] + chunk
+            self._unseen.append(chunk)
+        return self.last_output
 
     def _catch_up(self) -> None:
         """Show the emulator what `drain` took."""

@@ -1,12 +1,13 @@
-"""What the screen costs: CPU of a UI process that shows a streamed answer, in a real terminal (a pty of 120 by 40).
+"""What the app costs while an answer streams: CPU of the UI process alone, in a real terminal (a pty of 120 by 40).
 
-    python benchmarks/ui.py [--rate 60] [--tokens 1000] [--history 10000] [--runs 3] [--no-panel]
+    python benchmarks/ui.py [--quick] [--rounds 3] [--rates 20,60] [--seconds 20] [--against CHECKOUT]
 
-The process holds the transcript with a history and the telemetry panel. A scripted source writes mixed Markdown;
-text reaches the transcript at 10 Hz, figures the panel at 4 Hz, as in the app. The output is drained by this process.
+The whole app with its store, worker pipe and counters, after a chat of 10,000 tokens with the figures shown. The worker
+computes nothing: it writes mixed Markdown at the given pace (`paced_worker.py`), but says that it uses every core, so
+the app takes its slowest pace. Counted are CPU seconds, user and system, of the UI process with all its threads; so
+other load on the machine changes little. `--against` runs the app of another checkout in turn.
 
-CPU seconds of the process, user and system, from the first to the last token, are divided by wall time. A stall is
-how much later than asked a 5 ms timer in the same event loop came.
+About 4 minutes.
 """
 
 from __future__ import annotations
@@ -14,155 +15,113 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import cProfile
+import itertools
 import json
 import os
-import re
 import select
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-PUMP_HZ = 10
-PANEL_HZ = 4
-TICK = 0.005
-
-PROSE = (
-    "Reading the prompt is a **matrix × matrix** product: each weight is fetched once and used for *every* token. "
-    "Writing is `matrix × vector`, so every weight is fetched again for each token and the memory sets the pace. "
-)
-DOCUMENT = (
-    "## How fast could it be?\n\n"
-    + PROSE * 2
-    + "\n\n1. Measure the **read bandwidth** of the machine.\n2. Divide it by the bytes per token.\n"
-    "   - weights, without the embedding table\n   - the part of the KV cache that is in use\n3. Compare.\n\n"
-    "```python\ndef ceiling(bandwidth: float, bytes_per_token: float) -> float:\n"
-    '    """Tokens per second if nothing but memory counted."""\n    if bytes_per_token <= 0:\n'
-    "        raise ValueError('no model')\n    return bandwidth / bytes_per_token  # no draft\n\n"
-    "for name, size in {'Q8_0': 1.65e9, 'Q4_K_M': 0.99e9}.items():\n    print(name, ceiling(51e9, size))\n```\n\n"
-    "| quantization | bytes per token | ceiling |\n|:--|--:|--:|\n| Q8_0 | 1.65 GB | 30.9 tok/s |\n"
-    "| Q4_K_M | 0.99 GB | 51.5 tok/s |\n| F16 | 3.09 GB | 16.5 tok/s |\n\n> A draft model moves the ceiling.\n\n"
-    + PROSE
-)
-
-
-def tokens(count: int) -> list[str]:
-    """`count` pieces of Markdown of about four characters each."""
-    pieces = re.findall(r"\s*\w{1,6}|\s*[^\w\s]{1,3}|\s+", DOCUMENT + "\n\n")
-    return [pieces[index % len(pieces)] for index in range(count)]
+HERE = Path(__file__).parent
+HISTORY = 10_000
+TARGETS = {20.0: 2.0, 60.0: 5.0}
+"""% of a core by tok/s."""
 
 
 def child(options: argparse.Namespace) -> None:
-    """Run the UI, write one line "start" and one of figures to the pipe."""
-    from textual.app import App, ComposeResult
-    from textual.containers import Horizontal
+    """Run the app, write one line "start" and one of figures to the pipe."""
+    sys.path.insert(0, str(options.root))
 
-    from cpuchat.protocol import ModelInfo, ModelLoaded, PrefillProgress, TextDelta
-    from cpuchat.telemetry.meter import Meter
-    from cpuchat.telemetry.process import process_memory
-    from cpuchat.tui.chat.telemetry import TelemetryPanel
-    from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
-    from cpuchat.tui.themes import OWN_VARIABLES
+    from paced_worker import tokens
 
+    from cpuchat import paths, settings
+    from cpuchat.backend import process
+    from cpuchat.backend.local import LocalBackend
+    from cpuchat.chats.store import ChatStore
+    from cpuchat.conversation import Conversation
+    from cpuchat.models.library.library import Library
+    from cpuchat.tui.app import ChatApp
+
+    command = [sys.executable, str(HERE / "paced_worker.py"), str(options.root), str(options.rate)]
+    process.python_command = lambda *_: command  # type: ignore[assignment]
+
+    store = ChatStore(paths.chats_db())
+    chat = store.create_chat("Paced", title="How fast?")
+    for _ in range(options.history // 500):
+        store.add_message(chat.id, "user", "How fast could it be?")
+        store.add_message(chat.id, "assistant", "".join(tokens(500)), model="Paced", stop_reason="end")
     pipe = options.pipe.open("w", buffering=1)
 
-    class Host(App[None]):
-        CSS = """
-        Transcript, TelemetryPanel { border: round $foreground 40%; }
-        TelemetryPanel { padding: 0 1; height: 100%; }
-        """
+    painted = itertools.count()
 
-        def get_theme_variable_defaults(self) -> dict[str, str]:
-            return OWN_VARIABLES
+    async def watch() -> None:
+        screen = app.chat_screen
+        await until(lambda: screen.conversation.model is not None and not screen.busy)
+        screen.open_chat(chat.id)
+        await until(lambda: len(screen.conversation.messages) >= options.history // 500 * 2)
+        await until(lambda: screen._transcript.up_to_date)
+        screen.submit("How fast could it be?")
+        await until(lambda: screen.conversation.figures().predicted_n > options.rate)
+        print("start", file=pipe)
+        profile = cProfile.Profile()
+        if options.profile:
+            profile.enable()
+        before, paints = (time.perf_counter(), time.process_time(), time.thread_time()), next(painted)
+        await asyncio.sleep(options.seconds)
+        after = time.perf_counter(), time.process_time(), time.thread_time()
+        if options.profile:
+            profile.disable()
+            profile.dump_stats(options.profile)
+        wall, cpu, own = (now - then for now, then in zip(after, before, strict=True))
+        result = {"cpu": 100 * cpu / wall, "threads": 100 * (cpu - own) / wall, "wall": wall}
+        print(json.dumps({**result, "paints": (next(painted) - paints - 1) / wall}), file=pipe)
+        app.action_leave()
 
-        def compose(self) -> ComposeResult:
-            self.transcript, self.panel = Transcript(), TelemetryPanel()
-            with Horizontal():
-                yield self.transcript
-                if options.panel:
-                    yield self.panel
+    async def until(condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(0.05)
 
-        def on_mount(self) -> None:
-            self.run_worker(self.stream())
-
-        async def stream(self) -> None:
-            transcript = self.transcript
-            history: list[TranscriptMessage] = []
-            for _ in range(options.history // 500):
-                history.append(TranscriptMessage("user", "You", "How fast could it be?"))
-                history.append(TranscriptMessage("assistant", "Model", "".join(tokens(500))))
-            transcript.set_messages(history)
-            await asyncio.sleep(3)  # all of the history is rendered and painted
-            meter = Meter()
-            model = ModelInfo(
-                path="", name="m", architecture="", quantization="", n_params=0, size=0, n_ctx=32768, n_ctx_train=0,
-                n_vocab=0, n_layer=0, n_threads=0,
-            )  # fmt: skip
-            meter.observe(ModelLoaded(model=model), 0)
-            meter.observe(PrefillProgress(request_id=1, processed=64, total=64, cache_n=0), 0)
-            late: list[float] = []
-            ticker = asyncio.create_task(self.tick(late))
-            if options.panel:
-                self.set_interval(1 / PANEL_HZ, lambda: self.panel.show(meter.figures(), process_memory(os.getpid())))
-            transcript.begin_answer("Model")
-            pieces = tokens(options.tokens)
-            print("start", file=pipe)
-            began, cpu = time.perf_counter(), time.process_time()
-            sent = 0
-            while sent < len(pieces):
-                await asyncio.sleep(1 / PUMP_HZ)
-                now = time.perf_counter() - began
-                due = min(len(pieces), int(now * options.rate))
-                for number in range(sent, due):
-                    delta = TextDelta(request_id=1, text="", predicted_n=number + 1, at_ms=1000 * number / options.rate)
-                    meter.observe(delta, now)
-                if due > sent:
-                    transcript.append("".join(pieces[sent:due]))
-                sent = due
-            await asyncio.sleep(2 / PUMP_HZ)
-            used, wall = time.process_time() - cpu, time.perf_counter() - began
-            ticker.cancel()
-            late.sort()
-            result = {"cpu": used, "wall": wall, "p99": late[int(0.99 * len(late))], "max": late[-1]}
-            print(json.dumps(result), file=pipe)
-            self.exit()
-
-        async def tick(self, late: list[float]) -> None:
-            while True:
-                asked = time.perf_counter() + TICK
-                await asyncio.sleep(TICK)
-                late.append(time.perf_counter() - asked)
-
-    Host().run()
+    ChatApp.post_display_hook = lambda self: next(painted)  # type: ignore[assignment, method-assign]
+    ChatApp.on_ready = lambda self: self.run_worker(watch())  # type: ignore[attr-defined]
+    conversation = Conversation(settings=settings.load(), backend=LocalBackend(), store=store)
+    library = Library(())
+    app = ChatApp(conversation, library, library.resolve("demo"))
+    app.run()
+    if app.crash is not None:
+        print(app.crash.what)
 
 
-def measure(options: argparse.Namespace) -> dict[str, float]:
-    """One run in a pty of its own; adds "bytes" to the child's figures."""
-    with tempfile.TemporaryDirectory() as folder:
+def measure(options: argparse.Namespace, root: Path, rate: float) -> dict[str, float]:
+    """One run in a pty of its own; adds KB per second to the child's figures."""
+    with tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as folder:
         fifo = Path(folder, "figures")
         os.mkfifo(fifo)
         reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            return _measure(options, fifo, reader)
+            return _measure(options, root, rate, Path(folder), reader)
         finally:
             os.close(reader)
 
 
-def _measure(options: argparse.Namespace, fifo: Path, reader: int) -> dict[str, float]:
+def _measure(options: argparse.Namespace, root: Path, rate: float, folder: Path, reader: int) -> dict[str, float]:
     import pexpect
+    from common import MeasureError
+    from terminal import COLUMNS, LINES, environment
 
-    args = [__file__, "--child", "--pipe", str(fifo), "--rate", str(options.rate), "--tokens", str(options.tokens)]
-    args += ["--history", str(options.history), *([] if options.panel else ["--no-panel"])]
-    environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    environment.setdefault("TEXTUAL_FPS", "30")  # as the app sets it
-    terminal = pexpect.spawn(sys.executable, args, dimensions=(40, 120), env=environment, timeout=None)
-    written, counting, pending = 0, False, b""
+    args = [__file__, "--child", "--root", str(root), "--pipe", str(folder / "figures"), "--rate", str(rate)]
+    args += ["--seconds", str(options.seconds), "--history", str(options.history), "--profile", options.profile]
+    terminal = pexpect.spawn(
+        sys.executable, args, dimensions=(LINES, COLUMNS), env=environment(folder), timeout=None, echo=False
+    )
+    written, counting, pending, last = 0, False, b"", b""
     result: dict[str, float] = {}
     while True:
-        ready, _, _ = select.select([terminal.child_fd], [], [], 0.05)
+        ready, _, _ = select.select([terminal.child_fd], [], [], 0.1)
         with contextlib.suppress(BlockingIOError):
             pending += os.read(reader, 65536)
         while b"\n" in pending:
@@ -172,43 +131,57 @@ def _measure(options: argparse.Namespace, fifo: Path, reader: int) -> dict[str, 
                 result = json.loads(line)
         if terminal.child_fd in ready:
             try:
-                size = len(os.read(terminal.child_fd, 65536))
+                last = os.read(terminal.child_fd, 65536)
             except OSError:  # Linux's way of telling that the other end is closed
                 break
-            written += size * counting
+            written += len(last) * counting
     terminal.close()
     if not result:
-        raise SystemExit("the UI process ended before it was measured")
-    return {**result, "bytes": written}
+        raise MeasureError(f"the app ended before it was measured: {last[-2000:]!r}")
+    return {**result, "KB/s": written / 1000 / result["wall"]}
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rates", default="20,60", help="tokens per second")
+    parser.add_argument("--seconds", type=float, default=0, help="of each run (0: 20, quick 5)")
+    parser.add_argument("--history", type=int, default=HISTORY, help="tokens already in the chat")
+    parser.add_argument("--against", type=Path, help="another checkout of cpuchat, measured in turn")
+    parser.add_argument("--profile", default="", help="write a cProfile of the event loop here")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--root", type=Path, default=HERE.parent, help=argparse.SUPPRESS)
+    parser.add_argument("--pipe", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rate", type=float, help=argparse.SUPPRESS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rate", type=float, default=60, help="tokens per second")
-    parser.add_argument("--tokens", type=int, default=1000)
-    parser.add_argument("--history", type=int, default=10_000, help="tokens already in the chat")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--no-panel", dest="panel", action="store_false")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--pipe", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    from common import Row, Target, alternate, arguments, machine, report
+
+    options = arguments(__doc__, _options)
     if options.child:
         child(options)
         return
-    runs = [measure(options) for _ in range(options.runs)]
-    thousand = options.tokens / 1000
-    columns = {
-        "CPU, % of one core": [100 * run["cpu"] / run["wall"] for run in runs],
-        "CPU-s per 1k tokens": [run["cpu"] / thousand for run in runs],
-        "stall p99, ms": [1000 * run["p99"] for run in runs],
-        "longest stall, ms": [1000 * run["max"] for run in runs],
-        "to the terminal, KB per 1k tokens": [run["bytes"] / 1000 / thousand for run in runs],
-    }
-    setting = f"{options.rate:g} tok/s, {options.tokens} tokens after {options.history}"
-    print(f"{setting}, {'with' if options.panel else 'without'} panel, {options.runs} runs")
-    print("| figure | median | min | max |\n|---|---:|---:|---:|")
-    for name, values in columns.items():
-        print(f"| {name} | {statistics.median(values):.2f} | {min(values):.2f} | {max(values):.2f} |")
+    where = machine()
+    options.seconds = options.seconds or (5 if options.quick else 20)
+    rounds = options.rounds or (1 if options.quick else 3)
+    roots = {"cpuchat": HERE.parent, **({"other": options.against.resolve()} if options.against else {})}
+    rows: list[Row] = []
+    remarks: list[str] = []
+    for rate in map(float, options.rates.split(",")):
+        runs = alternate(
+            rounds, {name: lambda root=root, rate=rate: measure(options, root, rate) for name, root in roots.items()}
+        )
+        values = {name: [run["cpu"] for run in runs[name]] for name in runs}
+        target = Target(TARGETS[rate], at_least=False) if rate in TARGETS and len(roots) == 1 else None
+        rows.append(
+            Row(f"UI process at {rate:g} tok/s", "% of a core", values["cpuchat"], values.get("other", ()), target)
+        )
+        for name in runs:
+            middle = {key: statistics.median(run[key] for run in runs[name]) for key in ("threads", "paints", "KB/s")}
+            remarks.append(
+                f"{rate:g} tok/s, {name}: {middle['threads']:.2f} % of a core in threads beside the event loop, "
+                f"{middle['paints']:.1f} paints/s, {middle['KB/s']:.1f} KB/s to the terminal"
+            )
+    report("ui", where, rows, quick=options.quick or bool(options.against), remarks=remarks)
 
 
 if __name__ == "__main__":

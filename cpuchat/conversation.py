@@ -24,6 +24,7 @@ from cpuchat.models.drafts.choice import AUTO, NO_DRAFT, choose_draft
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol import (
+    FRAME_SECONDS,
     AnyEvent,
     Failed,
     Generate,
@@ -47,7 +48,8 @@ class Conversation:
 
     `drafting` False answers without drafters whatever the settings say. `draft_problem` is why the draft model that the
     settings name was not loaded with the model, "" when it was. `history` is the open chat; `on_save_problem` is called
-    when its `save_problem` changes. `logs_speed` False does not record how fast the model answered.
+    when its `save_problem` changes. `logs_speed` False does not record how fast the model answered. `frame_seconds`
+    pass between two events with text.
 
     Args:
         store: None keeps nothing.
@@ -71,6 +73,7 @@ class Conversation:
         self.drafting = True
         self.draft_problem = ""
         self.logs_speed = True
+        self.frame_seconds = FRAME_SECONDS
         self.on_save_problem: Callable[[], None] = lambda: None
         self.history = ChatHistory(store, lambda: self.on_save_problem())
         self._clock = clock
@@ -302,6 +305,7 @@ class Conversation:
             stop=stop,
             chat_id=self.chat.id,
             speculation=self.speculation,
+            frame_seconds=self.frame_seconds,
         )
 
     async def _choose_draft(self, target: Path, strict: bool, calibrate: bool) -> tuple[Path | None, str]:

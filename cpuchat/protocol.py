@@ -18,6 +18,8 @@ StopReason = Literal["end", "stop_string", "max_tokens", "context", "cancelled"]
 FlashAttention = Literal["auto", "on", "off"]
 LoadMode = Literal["mmap", "read"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+FRAME_SECONDS: Final = 0.08
+"""Shortest time between two events with text, unless a request says otherwise."""
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +209,8 @@ class Generate(Command, frozen=True):
 
     `request_id` is the backend's to give. `chat_id` names the conversation for KV saved across restarts ("" = don't
     save). `max_tokens` 0 = until the model ends or the context is full. `ignore_eos`: the model cannot end the answer,
-    its end-of-generation tokens are never chosen.
+    its end-of-generation tokens are never chosen. `frame_seconds` pass between two events with text, at least; the
+    first does not wait.
     """
 
     request_id: int = 0
@@ -219,6 +222,7 @@ class Generate(Command, frozen=True):
     chat_id: str = ""
     speculation: Speculation = Speculation()
     ignore_eos: bool = False
+    frame_seconds: float = FRAME_SECONDS
 
 
 class Measure(Command, frozen=True):

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from cpuchat.chats.store import ChatStore
 
 AUTOSAVE_SECONDS = 0.3
+"""Seconds from one save to the next, at least. Text that comes later than that is saved as it arrives: then one
+wake-up serves both."""
 _RETRY_SECONDS = 1.0
 _UNSAVED = -1  # id of an answer that the store does not have yet
 
@@ -43,6 +45,7 @@ class AnswerSaver:
         self._writing = threading.Lock()  # a cancelled save continues in its thread
         self._taking_turns = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
+        self._not_before = 0.0  # time of the event loop
         self._task: asyncio.Task[bool] | None = None
 
     def begin_answer(
@@ -88,7 +91,7 @@ class AnswerSaver:
         """Schedule this state of the answer for saving; the first state is saved at once."""
         if self._store is not None and self.conflict is None:
             self.answer = answer
-            self._schedule(AUTOSAVE_SECONDS if self._saved else 0.0)
+            self._schedule(self._wait() if self._saved else 0.0)
 
     async def save(self) -> bool:
         """Save now. Returns whether the store has everything; if not, saving continues in the background."""
@@ -97,6 +100,7 @@ class AnswerSaver:
             answer = self.answer
             if answer is None:
                 return True
+            self._not_before = asyncio.get_running_loop().time() + AUTOSAVE_SECONDS
             try:
                 saved = await asyncio.to_thread(self._write, answer)
             except ChatsChanged as error:
@@ -110,7 +114,7 @@ class AnswerSaver:
             self._tell(None)
             self._on_saved(*saved)
             if self.answer is not answer:  # it has grown meanwhile
-                self._schedule(AUTOSAVE_SECONDS)
+                self._schedule(self._wait())
                 return False
             self.answer = None
             return True
@@ -158,6 +162,9 @@ class AnswerSaver:
         if str(problem) != str(self.problem):
             self.problem = problem
             self._on_problem()
+
+    def _wait(self) -> float:
+        return max(0.0, self._not_before - asyncio.get_running_loop().time())
 
     def _schedule(self, seconds: float) -> None:
         if self._timer is None:

@@ -159,6 +159,7 @@ class Answer:
             ReasoningSplitter(tail, template),
             stops,
             self._arrived,
+            self._command.frame_seconds,
         )
         return stream if stops else ThreadedStream(self._output_thread, stream)
 

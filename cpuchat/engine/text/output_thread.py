@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from cpuchat.engine.text.text_stream import FRAME_SECONDS, TextStream
+from cpuchat.engine.text.text_stream import TextStream
 
 
 class OutputThread:
@@ -67,7 +67,7 @@ class ThreadedStream:
         self._last = now
         # The first text does not wait, even if the first tokens had none.
         if now >= self._next_frame or not self.inner.has_emitted:
-            self._next_frame = now + FRAME_SECONDS
+            self._next_frame = now + self.inner.frame_seconds
             self._hand_over()
         return False
 

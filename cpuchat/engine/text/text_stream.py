@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable
-from typing import Final
 
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.stops import StopMatcher
-from cpuchat.protocol import Channel, Event, TextDelta
-
-FRAME_SECONDS: Final = 0.08
-"""Shortest time between two events of one answer; the first text does not wait."""
+from cpuchat.protocol import FRAME_SECONDS, Channel, Event, TextDelta
 
 
 class TextStream:
-    """The text of one answer: tokens in, `TextDelta` events out, at most one frame per `FRAME_SECONDS`.
+    """The text of one answer: tokens in, `TextDelta` events out, at most one frame per `frame_seconds`.
 
     Stop strings count in the answer only, not in reasoning. A UTF-8 sequence that continues in the next token waits for
     it; invalid UTF-8 becomes U+FFFD.
@@ -23,6 +19,7 @@ class TextStream:
     Args:
         piece_of: returns the bytes of one token.
         arrived: `perf_counter()` when the request arrived, the zero of `at_ms`.
+        frame_seconds: shortest time between two events; the first text does not wait.
     """
 
     def __init__(
@@ -33,7 +30,9 @@ class TextStream:
         splitter: ReasoningSplitter,
         stops: tuple[str, ...],
         arrived: float,
+        frame_seconds: float = FRAME_SECONDS,
     ) -> None:
+        self.frame_seconds = frame_seconds
         self._request_id = request_id
         self._emit = emit
         self._piece_of = piece_of
@@ -134,7 +133,7 @@ class TextStream:
                 )
             )
         self._spans.clear()
-        self._next_frame = now + FRAME_SECONDS
+        self._next_frame = now + self.frame_seconds
 
     def finish(self, now: float, *, stopped: bool) -> None:
         """Emit the rest. After a stop string (`stopped`) what was held back is not part of the text."""

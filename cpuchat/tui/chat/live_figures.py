@@ -1,41 +1,52 @@
-"""Updates the figures on the chat screen a few times a second while something runs."""
+"""Sets the pace of the chat screen while something runs, and updates its figures."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from textual.screen import Screen
-from textual.timer import Timer
 
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.telemetry.process import process_memory
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
-from cpuchat.tui.markdown.transcript import MIN_INTERVAL, Transcript
+from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.services import Services
 
-FIGURES_HZ = 4
-# While every core computes, what the UI takes is taken from the model: measured, 8 % of a core cost 6 to 9 % of the
-# tokens on two cores (benchmarks/README.md). So there it draws half as often.
-CROWDED_FIGURES_HZ = 2
-CROWDED_INTERVAL = 0.2
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds between two drawings of text that is being written, and of the figures."""
+
+    text: float
+    figures: float
+
+
+SPARE = Pace(text=0.1, figures=0.25)
+# While every core computes, what the UI takes is taken from the model, and more: all threads wait for the one that was
+# interrupted. Measured, 8 % of a core cost 6 to 9 % of the tokens on two cores (benchmarks/README.md).
+CROWDED = Pace(text=1 / 3, figures=1.0)
 
 
 class LiveFigures:
     """Updates status line and figures from the meter, the worker process and the counters.
 
-    Created paused, when `screen` is mounted. Use from the event loop.
+    Where text is drawn, they are drawn with it: each frame has a price of its own. Created paused, when `screen` is
+    mounted. Use from the event loop.
     """
 
     def __init__(self, screen: Screen[Any], services: Services) -> None:
         self._screen = screen
         self._services = services
         self._status = screen.query_one(StatusLine)
+        self._transcript = screen.query_one(Transcript)
+        self._transcript.on_flush = self._show_in_time
         self._running = False
-        self._timer = self._every(FIGURES_HZ)
-
-    def _every(self, hz: int) -> Timer:
-        return self._screen.set_interval(1 / hz, self.show, pause=not self._running)
+        self._shown = 0.0  # when
+        self._pace = SPARE
+        self._timer = screen.set_interval(SPARE.figures, self._show_in_time, pause=True)
 
     def start(self) -> None:
         """Update periodically."""
@@ -49,14 +60,21 @@ class LiveFigures:
         self.show()
 
     def share_the_cores(self) -> None:
-        """Choose the rate: half as often if the model uses every core."""
+        """Choose the pace: slower if the model uses every core."""
         model = self._services.conversation.model
         crowded = model is not None and model.n_threads >= len(own_cpus())
-        self._screen.query_one(Transcript).min_interval = CROWDED_INTERVAL if crowded else MIN_INTERVAL
+        self._pace = CROWDED if crowded else SPARE
+        self._services.conversation.frame_seconds = self._transcript.min_interval = self._pace.text
         self._timer.stop()
-        self._timer = self._every(CROWDED_FIGURES_HZ if crowded else FIGURES_HZ)
+        self._timer = self._screen.set_interval(self._pace.figures, self._show_in_time, pause=not self._running)
+
+    def _show_in_time(self) -> None:
+        """Update unless that was just done."""
+        if self._running and monotonic() - self._shown > 0.9 * self._pace.figures:
+            self.show()
 
     def show(self) -> None:
+        self._shown = monotonic()
         conversation, watch = self._services.conversation, self._services.machine_watch
         pid = conversation.backend.pid
         if not conversation.settings.hardware.counters:

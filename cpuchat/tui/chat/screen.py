@@ -31,6 +31,7 @@ from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.welcome import COMPARE, QUESTIONS, WelcomePane
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.services import Services
+from cpuchat.tui.terminal.painter import Painter
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.prompt import Prompt
@@ -49,6 +50,7 @@ class ChatScreen(ComparingScreen):
     def __init__(self, services: Services, initial_model: Path | None, text: str = "") -> None:
         """`initial_model` is loaded after the first paint; `text` is put into the prompt."""
         super().__init__()
+        self._compositor = Painter()
         self.services = services
         self.conversation = services.conversation
         self._initial_model = initial_model

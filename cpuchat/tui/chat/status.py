@@ -50,8 +50,8 @@ class StatusLine(Widget):
 
     def show_context(self, used: int) -> None:
         """Show the number of tokens in the context."""
-        if used != self._used:
-            self._used = used
+        before, self._used = self._context_words(), used
+        if before != self._context_words():
             self.refresh()
 
     def show_engine(self, engine: EngineInfo | None) -> None:
@@ -92,9 +92,8 @@ class StatusLine(Widget):
         if model is not None:
             what = "core" if len(model.cpus) == model.n_threads else "thread"
             threads = units.plural(model.n_threads, what)
-            used = f"{units.context(self._used, model.n_ctx)} ctx"
             memory = [("rejected" if "rejected" in self._memory else "", self._memory)] if self._memory else []
-            parts = [("", threads), *memory, ("full" if self._used > 0.9 * model.n_ctx else "", used)]
+            parts = [("", threads), *memory, ("full" if self._used > 0.9 * model.n_ctx else "", self._context_words())]
         # From the widest that fits: each wording of the draft model with all else, then less and less.
         for chosen in [*([("", words), *parts] for words in drafts), *(parts[n:] for n in range(len(parts)))]:
             right = Text(" · ", dim).join(Text(text, warn if kind else dim) for kind, text in chosen)
@@ -104,6 +103,9 @@ class StatusLine(Widget):
                 return Text.assemble(left, " " * gap, right, no_wrap=True)
         left.truncate(width, overflow="ellipsis")
         return left
+
+    def _context_words(self) -> str:
+        return "" if self._model is None else f"{units.context(self._used, self._model.n_ctx)} ctx"
 
     def _draft_words(self) -> list[str]:
         """Wordings of the draft model, longest first; [] without one."""

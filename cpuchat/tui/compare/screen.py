@@ -34,6 +34,7 @@ from cpuchat.tui.compare.pane import SidePane
 from cpuchat.tui.compare.quality_tab import QualityTab
 from cpuchat.tui.markdown.transcript import MIN_INTERVAL
 from cpuchat.tui.services import Services
+from cpuchat.tui.terminal.painter import Painter
 from cpuchat.tui.threads import yield_to_inference
 from cpuchat.tui.widgets.dialogs import AskTextScreen
 from cpuchat.tui.widgets.dismissable import Dismissable
@@ -61,6 +62,7 @@ class CompareScreen(Dismissable[None]):
         self, services: Services, sides: tuple[Side, Side], prompt: str = "", kept: tuple[str, list[Turn]] | None = None
     ) -> None:
         super().__init__()
+        self._compositor = Painter()
         self._services = services
         self._sides = sides
         self.comparison = Comparison(sides, services.settings, backend=services.new_backend, library=services.library)

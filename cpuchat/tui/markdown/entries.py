@@ -64,6 +64,19 @@ class Entries(list[Entry]):
     def height(self) -> int:
         return self.starts[-1]
 
+    def end(self, before: int, view: int, following: bool) -> int:
+        """Return the line after the last that can be scrolled into a view of `view` lines; it was `before`.
+
+        An answer that is written and followed has the view move on by a third of its height at a time: in between the
+        text stands still, and only new lines are drawn.
+        """
+        if self.height <= view:
+            return self.height
+        step, left = view // 3, before - self.height
+        if left < 0:
+            left = step if following and self.open_index() is not None else 0
+        return self.height + min(left, step)
+
     def at(self, line: int) -> int:
         """Return the index of the entry with `line`, the nearest one beyond the ends."""
         return min(max(0, bisect_right(self.starts, line) - 1), len(self) - 1)

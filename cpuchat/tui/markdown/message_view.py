@@ -154,6 +154,8 @@ class OpenMessage:
         self._spans = SpanList()
         self._fresh: list[tuple[str, str]] = []  # content that the stream has not seen yet, and who proposed it
         self._stream = self._new_stream()
+        self._head: list[Line] = []  # title and reasoning
+        self._head_of: tuple[int, bool] | None = None  # parts of reasoning, and whether there is content
         self._done: list[Line] = []
         self.lines: list[Line] = []
         self.update()
@@ -183,13 +185,16 @@ class OpenMessage:
         self.view = view
         self._stream = self._new_stream()
         self._fresh = pieces("".join(self.content), self._spans.spans())
-        self._done = []
+        self._head_of, self._done = None, []
         self.update()
 
     def update(self) -> int:
         """Render what came in; returns the first changed line."""
         view = self.view
-        head = view.lines(title_rows(TranscriptMessage("assistant", self.title, ""), view) + self._live_reasoning())
+        begun = (len(self.reasoning), bool(self.content))
+        if begun != self._head_of:
+            title = title_rows(TranscriptMessage("assistant", self.title, ""), view)
+            self._head_of, self._head = begun, view.lines(title + self._live_reasoning())
         key = []
         if isinstance(self._stream, DraftedStream):
             for text, drafter in self._fresh:
@@ -205,7 +210,7 @@ class OpenMessage:
             tail = [Row([(self.pending, view.palette.dim)] if self.pending and not self.content else [])]
         if not (self.pending and not self.content):
             tail[-1].runs = [*tail[-1].runs, (CURSOR, view.palette.cursor)]
-        return self._replace([*head, *self._done, *view.lines([*tail, *key]), view.line(Row())])
+        return self._replace([*self._head, *self._done, *view.lines([*tail, *key]), view.line(Row())])
 
     def message(self, note: str = "") -> TranscriptMessage:
         """Return the message so far."""

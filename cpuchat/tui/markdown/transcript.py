@@ -7,6 +7,7 @@ inference. Here a finished message is a list of strips, and a streamed one rende
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 from typing import ClassVar
@@ -58,7 +59,10 @@ class Transcript(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.min_interval = MIN_INTERVAL
         """Seconds between two drawings of the text that is being written, at least."""
+        self.on_flush: Callable[[], None] = lambda: None
+        """Called after each of them, before the screen is painted."""
         self._entries = Entries()
+        self._end = 0  # of what can be scrolled into view
         self._view: View | None = None
         self._show_reasoning = False
         self._color_drafts = False
@@ -93,6 +97,7 @@ class Transcript(ScrollView, can_focus=True):
         self._stop_flush_timer()
         self._entries = Entries([Entry(message.cleaned()) for message in messages])
         self._current = None
+        self._end = 0
         self.following = True
         self._render_stale()
         if not self._entries:
@@ -135,9 +140,7 @@ class Transcript(ScrollView, can_focus=True):
         assert entry.open is not None
         entry.message = entry.open.finish(note)
         entry.open = None
-        self._render_entry(entry)
-        self._resized()
-        self.refresh()
+        self._show_whole(entry)
         return entry.message
 
     def compare_last(self, other: str) -> None:
@@ -145,9 +148,7 @@ class Transcript(ScrollView, can_focus=True):
         if self._entries and self._entries[-1].open is None:
             entry = self._entries[-1]
             entry.message = replace(entry.message, other=other).cleaned()
-            self._render_entry(entry)
-            self._resized()
-            self.refresh()
+            self._show_whole(entry)
 
     def toggle_reasoning(self) -> bool:
         """Toggle reasoning; returns True if it is shown now."""
@@ -181,6 +182,9 @@ class Transcript(ScrollView, can_focus=True):
 
     def _append(self, entry: Entry) -> None:
         self._entries.append(entry)
+        self._show_whole(entry)
+
+    def _show_whole(self, entry: Entry) -> None:
         self._render_entry(entry)
         self._resized()
         self.refresh()
@@ -192,7 +196,9 @@ class Transcript(ScrollView, can_focus=True):
     def _resized(self) -> None:
         """Recount the lines and keep the place in the text (or the end, when following)."""
         self._entries.recount()
-        size = Size(self.scrollable_content_region.width, self._entries.height)
+        width, height = self.scrollable_content_region.size
+        self._end = self._entries.end(self._end, height, self.following)
+        size = Size(width, self._end)
         if size != self.virtual_size:
             self._steering = True
             # Not by assignment: that would lay out the whole screen, and nothing outside this widget moves.
@@ -217,6 +223,7 @@ class Transcript(ScrollView, can_focus=True):
         view = View(width, palettes.from_widget(self), self._show_reasoning, self._color_drafts)
         if view != self._view:
             self._view = view
+            self._end = 0
             self._render_stale()
 
     def _render_stale(self) -> None:
@@ -271,15 +278,15 @@ class Transcript(ScrollView, can_focus=True):
         if self.scroll_offset.y == old_scroll:  # else the scroll has the whole view drawn again
             start = self._entries.starts[index]
             self._refresh_rows(start + first, start + max(len(entry.lines), old_count))
-        cost = perf_counter() - started
-        self._not_before = started + max(self.min_interval, COST_FACTOR * cost)
+        self._not_before = started + max(self.min_interval, COST_FACTOR * (perf_counter() - started))
+        self.on_flush()
 
     def _refresh_rows(self, first: int, end: int) -> None:
         """Redraw the lines from `first` to before `end`."""
         top = max(0, first - self.scroll_offset.y)
         bottom = min(self.size.height, end - self.scroll_offset.y)
         if top < bottom:
-            self.refresh(Region(0, top, self.size.width, bottom - top))
+            self.refresh(Region(0, top, self.scrollable_content_region.width, bottom - top))
 
     # Drawing
 
@@ -362,8 +369,8 @@ class Transcript(ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         self._restyle()
-        if self.following:
-            self._steer(self.max_scroll_y)
+        self._end = 0
+        self._resized()
 
     def on_focus(self) -> None:
         self._refresh_marker()

@@ -39,6 +39,8 @@ class Prompt(TextArea):
         self._draft = ""
         self.suggestions: tuple[str, ...] = ()
         """Typed by their numbers into an empty prompt."""
+        self.steady = False
+        """The cursor does not blink: each time would cost a paint."""
         self._suggested = ("", "")  # the digit, and what it put here
 
     async def _on_key(self, event: events.Key) -> None:
@@ -55,6 +57,10 @@ class Prompt(TextArea):
                 self.put(self._suggested[1])
                 return
         await super()._on_key(event)
+
+    def _toggle_cursor_blink_visible(self) -> None:
+        if not (self.steady and self._cursor_visible):
+            super()._toggle_cursor_blink_visible()
 
     @property
     def draft(self) -> str:

@@ -57,3 +57,11 @@ def test_deltas_say_how_much_of_their_text_each_token_gave(pieces: list[bytes], 
 
 def test_an_unfinished_character_is_not_lost() -> None:
     assert decode([b"a\xf0\x9f"]) == ["a", "\ufffd"]
+
+
+def test_the_first_text_comes_at_once_and_the_next_when_it_was_asked_for() -> None:
+    events: list[Event] = []
+    stream = TextStream(1, events.append, lambda token: b"x", ReasoningSplitter(), (), 0.0, frame_seconds=1.0)
+    for tick in range(8):
+        stream.feed(tick, 0.3 * tick)
+    assert [event.predicted_n for event in events if isinstance(event, TextDelta)] == [1, 5]

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cpuchat import settings
@@ -19,6 +20,7 @@ from cpuchat.protocol import (
     TextDelta,
 )
 from cpuchat.timings import Timings
+from cpuchat.tui.chat import live_figures
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.welcome import QUESTIONS
@@ -149,6 +151,33 @@ async def test_prefill_is_shown_where_the_answer_will_be() -> None:
         gate.open()
         await app.until(lambda: not app.chat.busy)
         assert "processing the prompt" not in app.screen_text
+
+
+@pytest.mark.parametrize(("n_threads", "seconds"), [(7, 0.1), (8, 1 / 3)])
+async def test_where_every_core_computes_text_is_asked_for_less_often(
+    n_threads: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_figures, "own_cpus", lambda: tuple(range(8)))
+    async with running(ScriptedBackend(model=msgspec.structs.replace(MODEL, n_threads=n_threads))) as app:
+        await app.ready()
+        await app.send("Hello")
+        assert app.backend.requests[-1].frame_seconds == seconds
+
+
+async def test_the_cursor_does_not_blink_while_an_answer_is_written() -> None:
+    gate = Gate()
+    async with running(ScriptedBackend([answer("One two", gate=gate)])) as app:
+        await app.count_up_to(gate)
+        app.prompt._cursor_visible = False
+        app.prompt._toggle_cursor_blink_visible()
+        for _ in range(3):
+            assert app.prompt._cursor_visible
+            app.prompt._toggle_cursor_blink_visible()
+        gate.open()
+        await app.until(lambda: not app.chat.busy)
+        app.prompt._cursor_visible = True
+        app.prompt._toggle_cursor_blink_visible()
+        assert not app.prompt._cursor_visible
 
 
 async def test_a_trimmed_context_is_told() -> None:

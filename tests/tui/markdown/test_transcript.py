@@ -198,6 +198,32 @@ async def test_follows_the_end_until_the_user_scrolls_up() -> None:
         assert transcript.following and transcript.scroll_y == transcript.max_scroll_y
 
 
+async def test_the_view_follows_a_third_at_a_time() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(40, 12)) as pilot:
+        await pilot.pause()
+        transcript.begin_answer("Model")
+        tops = [0]
+        for n in range(60):
+            transcript.append(f"line {n}\n\n")
+            transcript.flush()
+            assert any(f"line {n}" in row for row in shown(transcript))
+            tops.append(transcript.scroll_offset.y)
+        steps = [step for a, b in itertools.pairwise(tops) if (step := b - a)]
+        assert 10 < len(steps) < 40 and min(steps) >= 4
+        before = [row.rstrip("▍") for row in shown(transcript)]
+        transcript.finish_answer()
+        assert shown(transcript) == before  # the text stays where it was
+        transcript.add_message(said("next"))
+        assert any("next" in row for row in shown(transcript))
+        await pilot.resize_terminal(40, 9)
+        await until(pilot, lambda: transcript.size.height == 9)
+        assert shown(transcript)[-2].strip() == "next"  # no room below what is not being written
+        transcript.set_messages(LONG)
+        await until(pilot, lambda: rendered(transcript))
+        assert "".join(shown(transcript)[-2]).strip() == "• two"
+
+
 async def test_wheel_and_page_keys_scroll() -> None:
     app, transcript = host()
     async with app.run_test(size=(40, 10)) as pilot:

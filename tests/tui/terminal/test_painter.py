@@ -1,0 +1,244 @@
+"""Tests the painter: what it writes to the terminal makes the same screen as painting everything anew."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pyte
+import pytest
+from textual._compositor import CompositorUpdate, LayoutUpdate
+from textual.app import App
+from textual.geometry import Region
+from textual.screen import Screen
+from textual.strip import Strip
+from textual.widget import Widget
+
+from cpuchat.protocol import PrefillProgress, SpeculationUpdate, TextDelta
+from cpuchat.tui.app import ChatApp
+from cpuchat.tui.terminal import painter
+from cpuchat.tui.terminal.painter import Painter
+from tests.support.chat_app import RunningApp, running
+from tests.support.scripted_backend import DRAFTING, WITH_DRAFT, ScriptedBackend
+
+HANG_GUARD = 20
+PIECES = [
+    "Reading ",
+    "**is** a ",
+    "matrix × matrix ",
+    "日本語を読む",
+    "🙂 ",
+    "\n\n",
+    "- item\n",
+    "```py\nx = 1\n",
+    "```\n\n",
+    "| a | b |\n",
+]
+
+
+class Emulator:
+    """A terminal of the app's size that is fed with what the app would write."""
+
+    def __init__(self) -> None:
+        self.screen = pyte.Screen(80, 24)
+        self._stream = pyte.Stream(self.screen)
+
+    def write(self, app: App[Any], update: CompositorUpdate) -> None:
+        if (self.screen.columns, self.screen.lines) != app.size:
+            self.screen.reset()
+            self.screen.resize(app.size.height, app.size.width)
+        self._stream.feed(update.render_segments(app.console))
+
+    @property
+    def cells(self) -> list[list[Any]]:
+        return [[self.screen.buffer[y][x] for x in range(self.screen.columns)] for y in range(self.screen.lines)]
+
+
+def painted_anew(app: App[Any]) -> Emulator:
+    """Return what the screen is when all of it is painted by Textual."""
+    compositor = app.screen._compositor
+    region = compositor.size.region
+    emulator = Emulator()
+    rows = [chops.values() for chops in compositor._render_chops(region, lambda y: True)]
+    emulator.write(app, LayoutUpdate(rows, region))  # type: ignore[arg-type]
+    return emulator
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Emulator:
+    """An emulator that is fed by every app that runs."""
+    emulator = Emulator()
+    display = App._display
+
+    def shown(self: App[Any], screen: Screen[Any], update: Any) -> None:
+        if isinstance(update, CompositorUpdate) and self._running and not self._batch_count:
+            emulator.write(self, update)
+        display(self, screen, update)
+
+    monkeypatch.setattr(App, "_display", shown)
+    return emulator
+
+
+async def same(app: App[Any], terminal: Emulator, pause: Callable[[], Awaitable[Any]], what: str) -> None:
+    """Wait until all is painted; fails if cells stay as they were."""
+    try:
+        async with asyncio.timeout(HANG_GUARD):
+            while terminal.cells != painted_anew(app).cells:
+                await pause()
+    except TimeoutError:
+        wanted = painted_anew(app)
+        rows = [y for y, (a, b) in enumerate(zip(terminal.cells, wanted.cells, strict=False)) if a != b]
+        shown = "\n".join(f"{y:3} {terminal.screen.display[y]}\n    {wanted.screen.display[y]}" for y in rows)
+        pytest.fail(f"after {what} these rows are stale, as shown and as they should be:\n{shown}")
+
+
+class Actions:
+    """What happens to a chat: each method changes something at random."""
+
+    def __init__(self, run: RunningApp, chance: random.Random) -> None:
+        self.run, self.chance, self.n = run, chance, 0
+
+    async def write(self) -> None:
+        transcript = self.run.transcript
+        transcript.append("".join(self.chance.choices(PIECES, k=self.chance.randint(1, 12))))
+        transcript.flush()
+
+    async def figures(self) -> None:
+        meter = self.run.conversation.meter
+        self.n += self.chance.randint(1, 60)
+        meter.observe(TextDelta(request_id=1, text="", predicted_n=self.n, at_ms=25.0 * self.n), self.n / 40)
+        meter.observe(SpeculationUpdate(request_id=1, predicted_n=self.n, figures=DRAFTING), self.n / 40)
+        self.run.chat._figures.show()
+
+    async def scroll(self) -> None:
+        self.run.transcript.scroll_to(y=self.chance.randint(0, self.run.transcript.max_scroll_y), animate=False)
+
+    async def end(self) -> None:
+        self.run.transcript.action_scroll_end()
+
+    async def toast(self) -> None:
+        self.run.app.notify("日本 words\n" * self.chance.randint(1, 3), severity="warning", timeout=60)
+
+    async def clear_toasts(self) -> None:
+        self.run.app.clear_notifications()
+
+    async def resize(self) -> None:
+        await self.run.pilot.resize_terminal(self.chance.choice((61, 80, 103, 120)), self.chance.choice((24, 31, 40)))
+
+    async def type(self) -> None:
+        self.run.prompt.focus()
+        await self.run.press(*self.chance.sample("日本ab 語c", 3))
+
+    async def focus(self) -> None:
+        await self.run.press("tab")
+
+    async def popup(self) -> None:
+        await self.run.press(self.chance.choice(("ctrl+p", "f1")))
+        await self.write()
+        await self.figures()
+        await self.run.pilot.pause()
+        await self.run.press("escape")
+
+    async def select(self) -> None:
+        transcript, (width, height) = self.run.transcript, self.run.transcript.size
+        x, y = self.chance.randrange(width), self.chance.randrange(height)
+        await self.run.pilot.mouse_down(transcript, offset=(x, y))
+        await self.run.pilot.hover(transcript, offset=(self.chance.randrange(width), self.chance.randrange(height)))
+        await self.run.pilot.mouse_up(transcript, offset=(x, y))
+
+    async def unselect(self) -> None:
+        self.run.chat.clear_selection()
+
+    async def theme(self) -> None:
+        self.run.app.theme = self.chance.choice(("textual-dark", "textual-light", "ansi-dark"))
+
+    async def sidebar(self) -> None:
+        self.run.chat.action_sidebar()
+
+    async def status(self) -> None:
+        self.run.chat._answering._status.show_context(self.chance.randint(0, 8000))
+
+
+@pytest.mark.parametrize(("seed", "no_color"), [(0, False), (1, False), (2, True)])
+async def test_no_cell_is_stale_whatever_happens(
+    seed: int, no_color: bool, terminal: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    chance = random.Random(seed)
+    async with running(ScriptedBackend(model=WITH_DRAFT)) as run:
+        await run.ready()
+        await run.send("Hello")
+        run.prompt.cursor_blink = False
+        run.transcript.begin_answer("Model", drafted=seed % 2 == 1)
+        run.conversation.meter.observe(PrefillProgress(request_id=1, processed=9, total=9, cache_n=0), 0)
+        actions = Actions(run, chance)
+        names = [name for name in vars(Actions) if not name.startswith("_")]
+        assert isinstance(run.chat._compositor, Painter)
+        for name in chance.choices(names, weights=[6 if n in ("write", "figures") else 1 for n in names], k=40):
+            await getattr(actions, name)()
+            await same(run.app, terminal, run.pilot.pause, name)
+
+
+class Rows(Widget):
+    """Records which of its rows are rendered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rendered: list[int] = []
+
+    def render_line(self, y: int) -> Strip:
+        self.rendered.append(y)
+        return Strip.blank(self.size.width)
+
+    def change(self, *rows: int) -> None:
+        self.rendered.clear()
+        self.refresh(*(Region(0, y, self.size.width, 1) for y in rows))
+
+
+class Host(App[None]):
+    CSS = "Rows { height: 10; }"
+
+    def get_default_screen(self) -> Screen[Any]:
+        screen: Screen[Any] = Screen(id="_default")
+        screen._compositor = Painter()
+        return screen
+
+    def compose(self):  # type: ignore[no-untyped-def]
+        self.first, self.last = Rows(), Rows()
+        yield self.first
+        yield self.last
+
+
+async def test_only_changed_rows_are_rendered_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[CompositorUpdate] = []
+    monkeypatch.setattr(App, "_display", lambda self, screen, update: update and written.append(update))
+    app = Host()
+    async with app.run_test(size=(40, 20)) as pilot:
+        await pilot.pause()
+        written.clear()
+        app.first.change(1)
+        app.last.change(9)
+        async with asyncio.timeout(HANG_GUARD):
+            while not (app.first.rendered and app.last.rendered):
+                await pilot.pause()
+        assert (app.first.rendered, app.last.rendered) == ([1], [9])
+        (update,) = written
+        assert {line.split("H")[0] for line in update.render_segments(app.console).split("\x1b[") if "H" in line} == {
+            "2;1", "20;1"
+        }  # fmt: skip
+
+
+async def test_another_textual_paints_itself(terminal: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(painter, "KNOWN", "0.")
+    painter._is_known.cache_clear()
+    try:
+        async with running() as run:
+            await run.ready()
+            await run.send("Hello")
+            assert isinstance(run.app, ChatApp)
+            await same(run.app, terminal, run.pilot.pause, "an answer")
+    finally:
+        painter._is_known.cache_clear()
