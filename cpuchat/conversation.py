@@ -20,7 +20,6 @@ from cpuchat.chats.history import ChatHistory
 from cpuchat.chats.records import Chat, SearchHit, StoredMessage
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.models.drafts.choice import AUTO, NO_DRAFT, choose_draft
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol import (
@@ -310,6 +309,8 @@ class Conversation:
 
     async def _choose_draft(self, target: Path, strict: bool, calibrate: bool) -> tuple[Path | None, str]:
         """Return the draft model and a note about it; sets `draft_problem`."""
+        from cpuchat.models.drafts.choice import AUTO, NO_DRAFT, choose_draft  # not before the app's first paint
+
         section = self.settings.speculation
         wanted = section.wanted_draft
         library = self.library or Library(self.settings.model.folders)

@@ -110,7 +110,8 @@ class JsonCache(Generic[T]):
     """Entries of one type by key in a JSON file, the oldest first; only the newest `max_entries` are kept.
 
     A file that is missing, damaged, of another `version` or larger than `max_bytes` counts as empty. Losing the file
-    costs time and is never an error: a folder that cannot be written only means that nothing is cached.
+    costs time and is never an error: a folder that cannot be written only means that nothing is cached, and nothing
+    waits for the disk.
     """
 
     def __init__(self, file: Path, kind: type[T], *, version: int, max_entries: int, max_bytes: int = 1 << 20) -> None:
@@ -140,7 +141,7 @@ class JsonCache(Generic[T]):
                 change(entries)
                 while len(entries) > self._max_entries:
                     del entries[next(iter(entries))]
-                write_atomically(self.file, msgspec.json.encode(_Content(self._version, entries)))
+                write_atomically(self.file, msgspec.json.encode(_Content(self._version, entries)), sync=False)
 
     def put(self, key: str, value: T) -> None:
         """Store `value` as the newest entry."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +43,7 @@ def open_app(model: str | None, values: Mapping[str, Any], *, sides: tuple[Side,
         DraftMismatch: a draft model was given that does not fit.
     """
     require_terminal()
+    gc.disable()  # until the first paint: importing makes next to no garbage
 
     from cpuchat import paths
     from cpuchat.cli.options import overridden, require_draft_in_use

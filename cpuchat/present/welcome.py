@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpuchat.present import typical
 from cpuchat.protocol import ModelInfo
 from cpuchat.settings import Settings
 from cpuchat.telemetry import units
@@ -25,6 +24,7 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
     from cpuchat.models.catalog import load_catalog
     from cpuchat.models.machine import this_machine
     from cpuchat.models.shortlist import estimates, ranked
+    from cpuchat.present import typical
 
     machine = this_machine(settings, loaded=loaded)
     parts = [units.plural(len(read_topology().allowed_cores), "core")]

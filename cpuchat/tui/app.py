@@ -95,6 +95,17 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._loaded_themes = themes.load_themes()
         for theme in self._loaded_themes.themes.values():
             self.register_theme(theme)
+        self._begin_with_theme(conversation.settings.ui.theme)
+
+    def _begin_with_theme(self, wanted: str) -> None:
+        """Set the theme while no style sheet has been parsed: changing it later parses all of them again."""
+        known = [name for name in (wanted, themes.DEFAULT_THEME, "textual-dark") if name in self.available_themes]
+        self.set_reactive(ChatApp.theme, known[0])
+        theme = self.current_theme
+        classes = {f"-theme-{theme.name}": True, "-dark-mode": theme.dark, "-light-mode": not theme.dark}
+        self.update_classes(classes, update=False)
+        self._refresh_truecolor_filter(self.ansi_theme)
+        self.stylesheet.set_variables(self.get_css_variables())
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         return [*super().get_line_filters(), self._gate]
@@ -128,10 +139,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def on_mount(self) -> None:
         wanted = self.conversation.settings.ui.theme
         problems = [f"{p.file.name}: {p.reason}" for p in self._loaded_themes.problems]
-        if wanted in self.available_themes:
-            self.theme = wanted
-        else:
-            self.theme = themes.DEFAULT_THEME if themes.DEFAULT_THEME in self.available_themes else "textual-dark"
+        if wanted not in self.available_themes:
             problems.append(f"no theme named “{wanted}”")
         if problems:
             self.notify("\n".join(problems), title="Themes skipped", severity="warning", timeout=10, markup=False)

@@ -8,6 +8,7 @@ color where a text style belongs, so every value is checked here and a bad file 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -63,6 +64,7 @@ class LoadedThemes:
     problems: list[ThemeProblem]
 
 
+@functools.cache
 def known_variables() -> dict[str, str]:
     """Return the variables that a theme may set, each with its kind: "color" or "style"."""
     generated = Theme("probe", primary="#808080").to_color_system().generate()

@@ -6,6 +6,7 @@ stdout is pointed at stderr, which the parent keeps as a log file.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -19,6 +20,7 @@ def _claim_protocol_output() -> int:
 
 
 def main() -> int:
+    gc.disable()  # until the engine is imported, which makes next to no garbage
     output = _claim_protocol_output()
     # Ctrl+C in the terminal goes to the whole process group; only the UI decides what it means.
     import signal

@@ -6,6 +6,7 @@ thread does everything that touches llama.cpp, because thread pools belong to th
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import sys
@@ -160,6 +161,8 @@ class _EngineThread(threading.Thread):
         with self._lock:
             self._engine = engine
         self._output.emit(WorkerReady(engine=info))
+        gc.freeze()  # full collections would walk all modules, in the middle of an answer
+        gc.enable()
         try:
             while self._run_next(engine):
                 pass

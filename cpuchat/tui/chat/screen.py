@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import ClassVar
@@ -29,6 +30,7 @@ from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.stream import ChatStream
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.welcome import COMPARE, QUESTIONS, WelcomePane
+from cpuchat.tui.markdown import parser
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter
@@ -55,6 +57,7 @@ class ChatScreen(ComparingScreen):
         self.conversation = services.conversation
         self._initial_model = initial_model
         self._initial_text = text
+        self.set_class(not self.conversation.messages, "-empty", update=False)
         self.COMMANDS = {chat_provider(services), model_provider(services)}  # pyright: ignore[reportAttributeAccessIssue]
 
     def compose(self) -> ComposeResult:
@@ -99,10 +102,12 @@ class ChatScreen(ComparingScreen):
     def _start(self) -> None:
         # What start-up made stays until the end: full collections that walk it would be felt as a stall.
         gc.freeze()
-        self.list_chats()
-        self._figures.show()
+        gc.enable()  # off since the program began
         if self._initial_model is not None:
             self.load_model(self._initial_model)
+        self.list_chats()
+        self._figures.show()
+        threading.Thread(target=parser.warm_up, name="markdown", daemon=True).start()
 
     def on_unmount(self) -> None:
         self.services.machine_watch.close()

@@ -27,7 +27,6 @@ from cpuchat.tui import keys
 from cpuchat.tui.markdown import palette as palettes
 from cpuchat.tui.markdown.entries import Entries, Entry
 from cpuchat.tui.markdown.message_view import GUTTER, OpenMessage, TranscriptMessage, View
-from cpuchat.tui.markdown.parser import warm_up
 from cpuchat.tui.markdown.render import code_blocks
 from cpuchat.tui.markdown.rows import Line, copied_text, selected
 
@@ -365,7 +364,6 @@ class Transcript(ScrollView, can_focus=True):
     def on_mount(self) -> None:
         super().on_mount()
         self._restyle_soon()
-        self.call_after_refresh(warm_up)
 
     def on_resize(self) -> None:
         self._restyle()

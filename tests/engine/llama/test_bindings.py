@@ -30,7 +30,7 @@ def test_installed_engine_matches_the_pinned_layout() -> None:
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bindings.metadata, "version", lambda _: "0.3.99")
+    monkeypatch.setattr(bindings, "installed_version", lambda: "0.3.99")
     with pytest.raises(EngineMismatch, match=r"llama-cpp-python is 0\.3\.99, expected 0\.3\.36"):
         bindings.check_layout()
 
