@@ -23,7 +23,7 @@ def encode(message: Command | Event) -> bytes:
     return _HEADER.pack(len(body)) + body
 
 
-def frame_length(header: bytes) -> int:
+def frame_length(header: bytes | bytearray) -> int:
     """Return the number of bytes that follow a frame's header.
 
     Raises:
@@ -40,6 +40,6 @@ def decode_command(body: bytes) -> AnyCommand:
     return _commands.decode(body)
 
 
-def decode_event(body: bytes) -> AnyEvent:
+def decode_event(body: bytes | memoryview) -> AnyEvent:
     """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
     return _events.decode(body)

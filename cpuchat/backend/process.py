@@ -30,6 +30,7 @@ SHUTDOWN_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
 """Seconds after which a worker that has not confirmed the shutdown counts as hung (stopped, or waiting for a disk)."""
 _DYING_SECONDS = 3.0
+_READ_BYTES = 1 << 16  # what a pipe holds
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class WorkerProcess:
     """A running worker, as `start` makes one. Use it from one event loop only.
 
     `events` holds what it reported and, once it is gone, one last `Failed`: "worker_died", or "interrupted" when it was
-    closed or killed from here. Two threads of its own read and write the pipes: that works the same on every system.
+    closed or killed from here. A thread of its own writes to its pipe, which may be full.
     """
 
     def __init__(self, spawned: Spawned) -> None:
@@ -97,7 +98,10 @@ class WorkerProcess:
         self._shutting_down = asyncio.Event()  # or gone
         self._expected = False
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"to-{process.pid}")
-        threading.Thread(target=self._read, name=f"from-{process.pid}", daemon=True).start()
+        assert process.stdout is not None
+        self._output, self._unread = process.stdout.fileno(), bytearray()
+        os.set_blocking(self._output, False)
+        self._loop.add_reader(self._output, self._read)
 
     @classmethod
     async def start(cls, spawner: Spawner, log_dir: Path, memory: str) -> WorkerProcess:
@@ -160,32 +164,41 @@ class WorkerProcess:
             self._process.stdin.close()
 
     def _read(self) -> None:
-        """Pass frames on as events until the worker exits, then report how it ended. Runs on a separate thread."""
-        stream = self._process.stdout
-        assert stream is not None
-        broken = ""
+        """Pass on the frames that have arrived. On the loop: waking a thread for each would cost as much again."""
         try:
-            while len(header := stream.read(HEADER_SIZE)) == HEADER_SIZE:
-                length = frame_length(header)
-                body = stream.read(length)
-                if len(body) < length:
+            data = os.read(self._output, _READ_BYTES)
+            self._unread += data
+            while len(self._unread) >= HEADER_SIZE:
+                end = HEADER_SIZE + frame_length(self._unread[:HEADER_SIZE])
+                if len(self._unread) < end:
                     break
-                self._tell(self._arrived, decode_event(body))
+                self._arrived(decode_event(memoryview(self._unread)[HEADER_SIZE:end]))
+                del self._unread[:end]
+        except BlockingIOError:
+            return
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            broken = f"invalid message on its pipe ({error})"
             self._kill()
+            self._end_reading(f"invalid message on its pipe ({error})")
+        else:
+            if not data:
+                self._end_reading("")
+
+    def _end_reading(self, broken: str) -> None:
+        self._loop.remove_reader(self._output)
+        threading.Thread(target=self._reap, args=(broken,), name=f"reap-{self.pid}", daemon=True).start()
+
+    def _reap(self, broken: str) -> None:
+        """Wait until the worker has exited, then report how it ended. Runs on a separate thread."""
+        assert self._process.stdout is not None
         try:
             status = self._process.wait(_DYING_SECONDS)
         except subprocess.TimeoutExpired:  # it is hung
             self._kill()
             status = self._process.wait()
         self._kill_helpers()
-        stream.close()
-        self._tell(self._ended, status, broken)
-
-    def _tell(self, callback: Callable[..., None], *values: object) -> None:
+        self._process.stdout.close()
         with contextlib.suppress(RuntimeError):  # the loop is closed: no receiver is left
-            self._loop.call_soon_threadsafe(callback, *values)
+            self._loop.call_soon_threadsafe(self._ended, status, broken)
 
     def _arrived(self, event: AnyEvent) -> None:
         if isinstance(event, ShuttingDown):
