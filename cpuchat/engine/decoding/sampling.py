@@ -27,6 +27,9 @@ _MAX_STACK = 128
 _LONGEST_SHORTLIST = 256  # above it numpy is faster
 _MIN_TEMPERATURE = 1e-8  # below this, (logit - max) / temperature could overflow; the result is greedy anyway
 _BLOCK = 128
+_FEW = 16  # entries near the peak, beyond which numpy reads them faster
+_LARGEST_PEAK = 1e4  # above it a float32 is off by more than 0.001
+_N_UNIFORMS = 64
 
 
 def largest(row: Row, k: int) -> Ids:
@@ -58,36 +61,45 @@ def largest(row: Row, k: int) -> Ids:
 
 
 class _Shortlist:
-    """Finds the `k` largest entries of one row after the other: `largest`, with fewer and lighter steps.
+    """Finds those of the `k` largest entries that matter, in one row after the other.
 
-    Rows of one text are alike, so the entries within a margin of the peak are usually few more than `k`. If they are
-    fewer, or too many, the row is searched without a guess and the margin adapted: always exact. The rest uses Python
-    numbers: after a decode the caches hold none of numpy's code, and calling another of its functions costs more than
-    the forty numbers that it works on.
+    That are the entries within a margin of the peak, as a rule: the others of the `k` have so little weight that they
+    change nothing (`Sampler._cut` decides). Where they might, the row is searched for all of the `k`, and the margin
+    widened. The rest uses Python numbers: after a decode the caches hold none of numpy's code, and calling another of
+    its functions costs more than the few numbers that it works on.
     """
 
     def __init__(self, k: int, n_vocab: int) -> None:
-        self._k = k
-        self._margin = 10.0
+        self.k = k
+        self._margin = 8.0
         self._mask = np.empty(n_vocab, np.bool_)
 
-    def find(self, row: Row, peak: float) -> tuple[list[int], list[float]]:
-        """Return ids and logits, descending, equal logits by lower id. `peak`: the largest entry."""
-        k = self._k
-        np.greater_equal(row, peak - self._margin, out=self._mask)
+    def near(self, row: Row, peak: float) -> tuple[list[int], list[float], float] | None:
+        """Return ids and logits of the entries near the peak, descending, equal logits by lower id, and the logit that
+        no other entry reaches. None: they are too many.
+        """
+        limit = peak - self._margin
+        np.greater_equal(row, limit, out=self._mask)
         found = self._mask.nonzero()[0]
         n = found.size
-        if not k <= n <= 4 * k:
-            found = largest(row, min(2 * k, row.size))
-            logits = row[found].tolist()
-            self._margin = peak - logits[(3 * k) // 2]
-            return found[:k].tolist(), logits[:k]
-        if n > 2 * k:
-            self._margin *= 0.97
-        ids, values = found.tolist(), row[found].tolist()
+        if n > 4 * self.k or abs(peak) > _LARGEST_PEAK:
+            return None
+        if n > _FEW:
+            self._margin *= 0.99
+        ids = found.tolist()
+        logits = row[found].tolist() if n > _FEW else [row.item(token) for token in ids]
         # ids ascend, and a stable sort keeps equal logits in that order, backwards too
-        order = sorted(range(n), key=values.__getitem__, reverse=True)[:k]
-        return [ids[i] for i in order], [values[i] for i in order]
+        order = sorted(range(n), key=logits.__getitem__, reverse=True)[: self.k]
+        # numpy has compared with the limit as a float32
+        return [ids[i] for i in order], [logits[i] for i in order], limit + 0.001
+
+    def all(self, row: Row, peak: float) -> tuple[list[int], list[float], float]:
+        """Return the same of all the `k` largest entries."""
+        k = self.k
+        ids = largest(row, min(2 * k, row.size))
+        logits = row[ids].tolist()
+        self._margin = max(min(1.3 * self._margin, peak - logits[(3 * k) // 2]), 1.0)
+        return ids[:k].tolist(), logits[:k], -math.inf
 
 
 class _Window:
@@ -158,7 +170,8 @@ class Sampler:
         self._greedy = sampling.temperature <= 0
         self._temperature = max(sampling.temperature, _MIN_TEMPERATURE)
         self.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-        self._uniform = np.random.Generator(np.random.PCG64(self.seed)).random
+        self._random = np.random.Generator(np.random.PCG64(self.seed)).random
+        self._uniforms: list[float] = []  # drawn in advance: the same numbers, for fewer calls of numpy
         neutral = sampling.repeat_penalty == 1 and not sampling.presence_penalty and not sampling.frequency_penalty
         self._window = None if neutral or not sampling.repeat_last_n else _Window(sampling.repeat_last_n)
         short = 0 < sampling.top_k <= min(_LONGEST_SHORTLIST, n_vocab // 4)
@@ -197,7 +210,9 @@ class Sampler:
         if self._greedy:
             return ids[0]
         draw = _draw_short if isinstance(weights, list) else _draw
-        return int(ids[draw(weights, self._uniform())])  # type: ignore[arg-type]
+        if not self._uniforms:
+            self._uniforms = self._random(_N_UNIFORMS)[::-1].tolist()
+        return int(ids[draw(weights, self._uniforms.pop())])  # type: ignore[arg-type]
 
     def candidates(self, row: Row) -> Candidates:
         """Return the tokens that `sample` chooses from, and their weights exp((logit - max) / temperature).
@@ -241,27 +256,45 @@ class Sampler:
         if self._greedy:
             return [token], [1.0]
         floor = None if self._min_p_logit is None else np.float32(peak) + self._min_p_logit
-        if self._shortlist is not None:
-            return self._filter_short(*self._shortlist.find(row, peak), peak, floor)
-        return self._filter_long(row, np.float32(peak), floor)
+        if self._shortlist is None:
+            return self._filter_long(row, np.float32(peak), floor)
+        near = self._shortlist.near(row, peak)
+        found = near and self._cut(*near, peak, floor)
+        if found is None:
+            found = self._cut(*self._shortlist.all(row, peak), peak, floor)
+            assert found is not None
+        return found
 
-    def _filter_short(self, ids: list[int], logits: list[float], peak: float, floor: np.float32 | None) -> Candidates:
-        """Apply top-p, min-p and temperature to the top-k, in Python numbers."""
-        s = self._sampling
-        n, exp = len(ids), math.exp
+    def _cut(
+        self, ids: list[int], logits: list[float], limit: float, peak: float, floor: np.float32 | None
+    ) -> tuple[list[int], list[float]] | None:
+        """Apply top-p, min-p and temperature to the largest entries, in Python numbers.
+
+        None when others of the top-k, which are all below `limit`, could change the result.
+        """
+        s, exp = self._sampling, math.exp
+        n = keep = len(ids)
+        others = max(s.top_k - n, 0) * exp(limit - peak)  # their share of the peak's weight, at most
+        least = -math.inf if floor is None else float(floor)
+        while keep > 1 and logits[keep - 1] < least:
+            keep -= 1
+        has_all = not others or least >= limit  # that pass min-p
         if s.top_p < 1:
             shares = [exp(x - peak) for x in logits]
-            target, reached = s.top_p * sum(shares), 0.0
-            for n, share in enumerate(shares, 1):  # noqa: B007 - n is what we want
+            total = sum(shares)
+            target, reached, cut = s.top_p * total, 0.0, 0
+            for share in shares:
+                cut += 1
                 reached += share
                 if reached >= target:
                     break
-        if floor is not None:
-            least = float(floor)
-            while n > 1 and logits[n - 1] < least:
-                n -= 1
+            if reached < s.top_p * (total + others) and not (has_all and cut >= keep):
+                return None
+            keep = min(keep, cut)
+        elif not has_all:
+            return None
         temperature = self._temperature
-        return ids[:n], [exp((x - peak) / temperature) for x in logits[:n]]
+        return ids[:keep], [exp((x - peak) / temperature) for x in logits[:keep]]
 
     def _filter_long(self, row: Row, peak: np.float32, floor: np.float32 | None) -> Candidates:
         """Apply the same filters to any number of tokens, in numpy."""

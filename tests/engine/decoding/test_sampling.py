@@ -105,6 +105,22 @@ def test_candidates_and_probabilities_are_those_of_the_whole_row(row, sampling, 
     assert np.array_equal(row, before)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 30), samplings)
+def test_what_one_row_has_taught_changes_no_other(seed, sampling):
+    """The entries near the peak are usually enough; how near follows the rows before."""
+    rng = np.random.default_rng(seed)
+    sampler = Sampler(sampling, 1500)
+    for _ in range(30):
+        row = rng.standard_normal(1500) * rng.choice([0.1, 1.0, 3.0, 20.0])
+        spikes = int(rng.integers(0, 60))
+        row[rng.integers(0, 1500, spikes)] += np.linspace(20, 5, spikes) * rng.choice([0.3, 1.0])
+        row = row.astype(np.float32)
+        expected, got = reference(row, sampling, []), distribution(sampler, row)
+        assert {i for i, p in got.items() if p > 1e-12} == {i for i, p in expected.items() if p > 1e-12}
+        assert all(math.isclose(got[i], p, rel_tol=1e-4, abs_tol=1e-9) for i, p in expected.items() if p > 1e-12)
+
+
 @settings(deadline=None)
 @given(rows(), st.integers(1, 2000))
 def test_largest_is_exact_and_breaks_ties_by_id(row, k):
