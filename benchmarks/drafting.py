@@ -155,8 +155,12 @@ class Runs:
         return wrong
 
 
-def compare(workers: Workers, sides: Mapping[str, Side], texts: Sequence[Text], n_tokens: int) -> Runs:
+def compare(
+    workers: Workers, sides: Mapping[str, Side], texts: Sequence[Text], n_tokens: int, *, to_the_end: bool = True
+) -> Runs:
     """Every side writes every text, one text and one seed per round, in turn.
+
+    `to_the_end` False: an answer may end before `n_tokens`.
 
     Raises:
         MeasureError: an answer failed, is too short or, of a side with drafters, has no figures of speculation.
@@ -167,7 +171,16 @@ def compare(workers: Workers, sides: Mapping[str, Side], texts: Sequence[Text], 
         number = len(runs.answers[name])
         sampling = msgspec.structs.replace(side.sampling, seed=number + 1)
         prompt = texts[number].prompt_text
-        done = workers.run(answer(side.backend, prompt, n_tokens, sampling=sampling, speculation=side.speculation))
+        done = workers.run(
+            answer(
+                side.backend,
+                prompt,
+                n_tokens,
+                sampling=sampling,
+                speculation=side.speculation,
+                to_the_end=to_the_end,
+            )
+        )
         if side.speculation.drafters:
             figures(done)
         runs.answers[name].append(done)

@@ -1,10 +1,13 @@
-"""Lookup and suffix decoding: on text that repeats its prompt, and where nothing can be predicted."""
+"""Lookup and suffix decoding: on text that repeats its prompt, on real text, and where nothing can be predicted."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from common import Row, Target
+from base_model import base_model
+from common import Row, Target, say
 from drafting import (
     ADAPTIVE,
     Runs,
@@ -15,19 +18,24 @@ from drafting import (
     adaptive,
     compare,
     figures,
+    model_info,
     tokens_per_pass,
     workers,
 )
 from pairs import Text, as_text, copied_text, decoy_text, text_at
-from product import answer
+from product import GREEDY, answer
+from replay import RECORDED, Known, Task, likeness, oracle, proposed, recorded, repeated, replay, tasks, tokenizer
 
+from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.protocol import Sampling
+from cpuchat.speculation.depth.costs import PassCosts, interpolate
 
 QUANTIZATION = "Q8_0"
 COPIED, SOURCE = 129, 400
 CHANGED = 0.05
 PROSE = 65
 FASTER, NEVER_SLOWER = Target(2.0), Target(0.98)
+GAINS, PROSE_NOT_SLOWER, SHARE = Target(1.0), Target(0.99), Target(0.6)
 HEADS = ("text", "drafters", "against plain", "tokens per pass", "accepted of drafted", "off at the end because")
 DRAWN = Sampling(temperature=1.0, top_k=40, top_p=1.0, min_p=0.0)
 """At random from 40 nearly equal tokens each time; all sides of a round draw with the same seed."""
@@ -36,6 +44,27 @@ FREE = {
     "suffix": adaptive("suffix"),
     "lookup + suffix": adaptive("lookup", "suffix"),
 }
+
+READ = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.0)
+"""For free prose; greedy, a small model soon repeats itself, which is easily drafted."""
+OWN_HEADS = (
+    "task",
+    "words of the right answer in it",
+    "against plain",
+    "oracle",
+    "share of its gain",
+    "tokens per pass",
+    "accepted of drafted",
+)
+RIGHT_HEADS = (
+    "task",
+    "T(n) of",
+    *FREE,
+    "oracle",
+    "share of its gain",
+    "oracle over all repetitions",
+    "share of its gain",
+)
 
 
 def _lines(table: Table, what: str, runs: Runs) -> None:
@@ -114,3 +143,104 @@ def _add(section: Section, what: str, runs: Runs, goal: Target | None) -> None:
     section.data[what] = {side: {"rates": runs.rates(side)} for side in runs.answers} | {
         "prompt_n": statistics.median(len(text.prompt) for text in runs.texts)
     }
+
+
+@dataclass(frozen=True)
+class Prompted(Text):
+    """A prompt in words."""
+
+    words: str = ""
+
+    @property
+    def prompt_text(self) -> str:
+        return self.words
+
+
+def _share(ratio: float, best: float) -> str:
+    """Share of the gain that the oracle would reach; where that is under 2 %, there is nothing to share."""
+    return f"{(ratio - 1) / (best - 1):.2f}" if best > 1.02 else "–"
+
+
+def text(setup: Setup) -> Section:
+    """Real text: what a real base model writes by itself, measured; and the right answers, in simulated time.
+
+    A base model of 270 million parameters does not always do the task. Its own text shows what the whole program gains;
+    the right answers, what copying is worth where the model is good.
+    """
+    chosen = tasks()[: 2 if setup.quick else None]
+    known = tokenizer(base_model())
+    own = Table("the model's own text, measured", OWN_HEADS)
+    right = Table("the right answers, replayed with the times of passes", RIGHT_HEADS)
+    section = Section(tables=[own, right])
+    with workers(setup.threads) as loaded:
+        backend = loaded.load(base_model())
+        costs = PassCosts(interpolate(dict(enumerate(model_info(backend).pass_ms, 1))))
+        loaded.run(answer(backend, "Warm up: one, two, three,", 16, to_the_end=False))
+        for task in chosen:
+            say(task.name)
+            sampling = GREEDY if task.copies else READ
+            sides = {"plain": Side(backend, sampling=sampling)}
+            sides["lookup + suffix"] = Side(backend, FREE["lookup + suffix"], sampling)
+            n = len(known(task.prompt, task.answer).answer)
+            rounds = setup.choose(5)
+            runs = compare(loaded, sides, [Prompted((), (), words=task.prompt)] * rounds, n, to_the_end=False)
+            section.rows += _rows(task.name, runs, GAINS if task.copies else PROSE_NOT_SLOWER)
+            section.remarks.append(_wrong(task.name, runs))
+            own.lines.append(_own_line(task, runs, costs, known))
+    for name, each in {"Gemma 270M, as measured": costs, **{name: recorded(name) for name in RECORDED}}.items():
+        right.lines += _replayed(name, each, chosen, known)
+    section.remarks.append(
+        "oracle: knows how many tokens of each proposal are right, and plans its passes by that; over all repetitions: "
+        "the same for the right one of all continuations of the last two tokens, wherever they stood before"
+    )
+    section.data["pass_ms"] = costs.verify_ms
+    return section
+
+
+def _own_line(task: Task, runs: Runs, costs: PassCosts, known: Callable[[str, str], Known]) -> list[str]:
+    side, plain = "lookup + suffix", costs.verify_ms[0]
+    best = []
+    for done in runs.answers[side]:
+        written = known(task.prompt, done.text)
+        best.append(plain * (len(written.answer) - 1) / oracle(costs, proposed(written)))
+    ratios, limit = runs.ratios(side, "plain"), statistics.median(best)
+    found = [figures(done) for done in runs.answers[side]]
+    return [
+        task.name,
+        f"{statistics.median(likeness(done.text, task.answer) for done in runs.answers[side]):.0%}",
+        f"{statistics.median(ratios):.2f}× ({min(ratios):.2f}–{max(ratios):.2f})",
+        f"{limit:.2f}×",
+        _share(statistics.median(ratios), limit),
+        f"{tokens_per_pass(runs.answers[side]):.2f}",
+        f"{sum(one.draft_n_accepted for one in found)} of {sum(one.draft_n for one in found)}",
+    ]
+
+
+def _replayed(
+    name: str, costs: PassCosts, chosen: Sequence[Task], known: Callable[[str, str], Known], rounds: int = 3
+) -> list[list[str]]:
+    """One chat after the other, each task in turn, as in a session; the mean of the rounds."""
+    texts = [known(task.prompt, task.answer) for task in chosen]
+    ms = {side: [0.0] * len(texts) for side in FREE}
+    for side, options in FREE.items():
+        speculator = Speculator(costs)
+        for _ in range(rounds):
+            for number, one in enumerate(texts):
+                ms[side][number] += replay(speculator, costs, one, options) / rounds
+    lines = []
+    for number, (task, one) in enumerate(zip(chosen, texts, strict=True)):
+        plain = costs.verify_ms[0] * (len(one.answer) - 1)
+        ours = [plain / ms[side][number] for side in FREE]
+        near, far = (plain / oracle(costs, right) for right in (proposed(one), repeated(one)))
+        lines.append(
+            [
+                task.name,
+                name,
+                *(f"{ratio:.2f}×" for ratio in ours),
+                f"{near:.2f}×",
+                _share(ours[-1], near),
+                f"{far:.2f}×",
+                _share(ours[-1], far),
+            ]
+        )
+    return lines

@@ -24,7 +24,7 @@ from common import RESULTS, WORK, MeasureError, Row, arguments, machine, run_mai
 from demo_pair import demo
 from depths import ALPHAS, full_vocabulary, large_draft, longer, never_slower, small_draft
 from drafting import Section, Setup
-from free_drafters import copy, prose
+from free_drafters import copy, prose, text
 from overlap import overlap
 from pairs import Shapes
 from plots import COLOURS, INK, PALE, Chart, Dot, Line, Panel
@@ -40,6 +40,7 @@ SECTIONS: dict[str, Callable[[Setup], Section]] = {
     "large-draft": large_draft,
     "copy": copy,
     "prose": prose,
+    "text": text,
     "server": server,
     "overlap": overlap,
     "vocabulary": full_vocabulary,

@@ -16,6 +16,7 @@ from cpuchat.speculation.depth.disabled_reason import UNCALIBRATED, too_fast
 from cpuchat.speculation.drafters.cascade import Cascade
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
 from cpuchat.speculation.drafters.lookup import PromptLookup
+from cpuchat.speculation.drafters.ngrams import NgramIndex
 from cpuchat.speculation.drafters.suffix import SuffixDecoding
 from cpuchat.speculation.pass_record import PassRecord
 from cpuchat.speculation.stats import SpeculationStats
@@ -62,8 +63,9 @@ class Speculator:
             costs, max_depth=max_depth, has_draft_model=draft is not None, uncalibrated=uncalibrated
         )
         self._draft = ModelDrafting(draft, thread, self._controller) if draft is not None else None
-        self._suffix = SuffixDecoding()
-        self._lookup = PromptLookup()
+        self._index = NgramIndex()
+        self._suffix = SuffixDecoding(self._index)
+        self._lookup = PromptLookup(self._index)
         self._begin(Speculation())
 
     def _begin(self, options: Speculation) -> None:
@@ -85,8 +87,7 @@ class Speculator:
         """Forget the texts of other chats; with `current` also the text of the last answer."""
         self._suffix.forget()
         if current:
-            self._suffix.begin_answer(())
-            self._lookup.begin_answer(())
+            self._index.set_text(())
             if self._draft is not None:
                 self._draft.forget()
 
@@ -98,7 +99,7 @@ class Speculator:
         free = [drafter for drafter in known if drafter.name in options.drafters]
         self._controller.begin_answer(fixed=min(options.depth, self._max_depth))
         if free and self._max_depth:
-            self._cascade = Cascade(free, self._controller.free_depth)
+            self._cascade = Cascade(self._index, free, self._controller.free_depth)
             self._cascade.begin_answer(text)
         if self._model is not None:
             self._model.begin_answer(text, options.min_probability)

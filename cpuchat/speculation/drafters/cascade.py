@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from cpuchat.speculation.drafters.drafter import Drafter, Proposal
+from cpuchat.speculation.drafters.ngrams import NgramIndex
 from cpuchat.timings import DrafterName
 
 SHADOW_TOKENS: Final = 8
@@ -24,12 +25,13 @@ class Cascade:
     drafter that is not worth a pass becomes worth it.
 
     Args:
+        index: of the text that the drafters look into.
         drafters: preferred ones first.
         worth: returns how many tokens of a proposal to verify now, 0 = none.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], worth: Callable[[Proposal], int]) -> None:
-
+    def __init__(self, index: NgramIndex, drafters: Sequence[Drafter], worth: Callable[[Proposal], int]) -> None:
+        self._index = index
         self._drafters = tuple(drafters)
         self._worth = worth
         self._pending: dict[DrafterName, Proposal] = {}
@@ -41,8 +43,7 @@ class Cascade:
         """Begin an answer to `text`. Scores of the last one that were not taken yet are kept."""
         self._pending.clear()
         self._asked.clear()
-        for drafter in self._drafters:
-            drafter.begin_answer(text)
+        self._index.set_text(text)
 
     def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
         """Return the first proposal that is worth a pass, cut to what is; empty: none is.
@@ -69,7 +70,7 @@ class Cascade:
             if drafter.name not in self._pending and drafter.name not in self._asked:
                 self._predict(drafter.propose(SHADOW_TOKENS))
             self._compare(drafter.name, tokens)
-            drafter.append(tokens)
+        self._index.extend(tokens)
         self._asked.clear()
 
     def take_scores(self) -> list[Score]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -43,18 +42,10 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Proposes the next tokens of a text. It always holds the whole text, including the newest token."""
+    """Proposes the next tokens of a text. It always knows the whole text, including the newest token."""
 
     @property
     def name(self) -> DrafterName: ...
-
-    def begin_answer(self, text: Sequence[int]) -> None:
-        """Set `text` as the prefix of the next answer. The part shared with the previous text is not read again."""
-        ...
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Add tokens that were written."""
-        ...
 
     def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
         """Draft at most `max_n` tokens; stop before one less likely than `min_probability`."""

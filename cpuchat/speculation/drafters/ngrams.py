@@ -1,4 +1,4 @@
-"""An n-gram index over a growing text, used by prompt lookup and suffix decoding."""
+"""The index of a growing text, in which suffix decoding and prompt lookup find what was written before."""
 
 from __future__ import annotations
 
@@ -8,29 +8,47 @@ from typing import Final
 
 from cpuchat.prefix import common_prefix
 
-_BASE: Final = (1 << 20) + 7
-_MASK: Final = (1 << 61) - 1
+SIZES: Final = (8, 4, 2)
+"""Lengths of the indexed n-grams, longest first."""
 NOWHERE: Final = -1
+_CANDIDATES: Final = 8
+"""Most recent occurrences among which the source of a copy is chosen."""
+_WINDOW: Final = 12
+"""Tokens of the source, from where a copy broke off, among which it may resume."""
+_REACH: Final = 16
+"""Tokens in a row that are not in the source after which a copy has ended."""
+_CHANGE: Final = 4
+"""Longest replacement, and longest replaced part of the source, that is remembered."""
 
 
 class NgramIndex:
-    """Hash index over the n-grams of a growing text; O(number of sizes) for a token appended or removed.
+    """Index over a text: where its n-grams occurred before, and from where its end is being copied.
 
-    For every size a dictionary maps an n-gram's key to the position of its last token where it occurred last, and an
-    array maps every position to the occurrence before. Keys are polynomial hashes of 61 bits (exact up to three tokens
-    below a million). A collision gives a wrong draft, which verification rejects. About 75 bytes per token and size.
+    For every size a dictionary maps the hash of an n-gram to the position of its last token where it occurred last, and
+    an array maps every position to the occurrence before. (Two different n-grams of the same 64-bit hash would give a
+    wrong draft, which verification rejects.) Appending or removing a token takes constant time.
+
+    A copy begins with an n-gram of the longest size that occurred before. From there on its source is followed, across
+    changes too: a token that is not the next one in the source replaces that, or stands somewhat later in the source.
+
+    Attributes:
+        previous: for each of `SIZES`, where the n-gram that ends at a position ended before; `NOWHERE` the first time.
+        source: where each token was copied from, or would have been; `NOWHERE` where nothing is copied.
+        run: how many tokens up to each one are the same as in the source; 0 or less: minus those since the last one.
+        changed: what was replaced in copies: its first token, the others, and the replacement.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        """`sizes`: lengths of the n-grams, at least 1 each."""
-        self.sizes: Final = tuple(sorted(set(sizes)))
+    def __init__(self) -> None:
         self._clear()
 
     def _clear(self) -> None:
         self.text = array("i")
-        self.previous = {size: array("i") for size in self.sizes}
-        self._last: dict[int, dict[int, int]] = {size: {} for size in self.sizes}
-        self._keys: list[int] = []
+        self.previous = tuple(array("i") for _ in SIZES)
+        self.source, self.run = array("i"), array("i")
+        self.changed: dict[int, tuple[array[int], array[int]]] = {}
+        self._changes: list[tuple[int, int, tuple[array[int], array[int]] | None]] = []  # where, token, value before
+        self._last: tuple[dict[int, int], ...] = tuple({} for _ in SIZES)
+        self._tables = tuple(zip(SIZES, self._last, self.previous, strict=True))
 
     def __len__(self) -> int:
         return len(self.text)
@@ -38,75 +56,105 @@ class NgramIndex:
     def set_text(self, text: Sequence[int]) -> None:
         """Replace the text; the prefix that it shares with the one before stays indexed."""
         new = array("i", text)
-        self.truncate(common_prefix(self.text, new))
-        self.extend(new[len(self.text) :])
+        shared = common_prefix(self.text, new)
+        if 2 * shared < len(self.text):  # indexing it again is faster than removing the rest
+            self._clear()
+            shared = 0
+        self._truncate(shared)
+        self.extend(new[shared:])
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append `tokens`."""
-        keys, longest = self._keys, self.sizes[-1]
-        tables = [(size - 1, self._last[size], self.previous[size]) for size in self.sizes]
-        position = len(self.text)
-        for token in tokens:
-            keys = [token & _MASK, *((key * _BASE + token) & _MASK for key in keys[: longest - 1])]
-            known = len(keys)
-            for i, last, previous in tables:
-                if i < known:
-                    key = keys[i]
-                    previous.append(last.get(key, NOWHERE))
-                    last[key] = position
-                else:
-                    previous.append(NOWHERE)
-            position += 1
-        self.text.extend(tokens)
-        self._keys = keys
+        text, first = self.text, len(self.text)
+        text.extend(tokens)
+        for end in range(first, len(text)):
+            for size, last, previous in self._tables:
+                key = _key(text, end, size)
+                previous.append(last.get(key, NOWHERE))
+                last[key] = end
+            self._follow(end)
 
-    def truncate(self, length: int) -> None:
-        """Remove what follows the first `length` tokens."""
-        removed = len(self.text) - length
-        if removed <= 0:
-            return
-        if removed > length:
-            kept = self.text[:length]
-            self._clear()
-            self.extend(kept)
-            return
-        for position in range(len(self.text) - 1, length - 1, -1):
-            keys = self._keys_at(position)
-            for size in self.sizes:
-                if size > len(keys):
-                    break
-                before = self.previous[size].pop()
+    def _follow(self, end: int) -> None:
+        """Append to `source` and `run` the values of the token at `end`."""
+        known = self.previous[0][end]
+        at, run = (self.source[-1], self.run[-1]) if end else (NOWHERE, 0)
+        if at < 0:
+            at, run = (known, SIZES[0]) if known >= 0 else (NOWHERE, 0)
+        elif self.text[at + 1] == self.text[end]:
+            at, run = at + 1, max(0, run) + 1
+            if self.text[at] in self.changed:
+                self._set_change(end, self.text[at], None)
+            if run == 2:
+                self._note_change(end - 1, at - 1)
+        else:
+            at, run = self._resume(end, known, at + 1, min(0, run))
+        self.source.append(at)
+        self.run.append(run)
+
+    def _resume(self, end: int, known: int, at: int, run: int) -> tuple[int, int]:
+        """Return source and run of a token that differs from that at `at`, where it would have been copied from."""
+        first = at + run  # behind the last token that was the same
+        if known >= 0:
+            return self._nearest(known, first), SIZES[0]
+        try:
+            return self.text.index(self.text[end], first, min(first + _WINDOW, end)), 1
+        except ValueError:
+            return (at, run - 1) if run > -_REACH else (NOWHERE, 0)
+
+    def _nearest(self, end: int, after: int) -> int:
+        """Return the first place from `after` on where the longest n-gram that ends at `end` ends too; else `end`."""
+        nearest, previous = end, self.previous[0]
+        for _ in range(_CANDIDATES):
+            if end < after:
+                break
+            nearest, end = end, previous[end]
+        return nearest
+
+    def _note_change(self, end: int, at: int) -> None:
+        """Remember what was replaced before `end`, from where on the text is the same as the source from `at` on."""
+        for start in range(end, max(0, end - 1 - _CHANGE), -1):
+            if self.run[start - 1] >= SIZES[0]:
+                source = self.source[start - 1] + 1
+                if start < end and source < at <= source + _CHANGE:
+                    change = self.text[source + 1 : at], self.text[start:end]
+                    self._set_change(end + 1, self.text[source], change)
+                return
+
+    def _set_change(self, end: int, token: int, change: tuple[array[int], array[int]] | None) -> None:
+        self._changes.append((end, token, self.changed.pop(token, None)))
+        if change is not None:
+            self.changed[token] = change
+
+    def _truncate(self, length: int) -> None:
+        for end in range(len(self.text) - 1, length - 1, -1):
+            for size, last, previous in self._tables:
+                key, before = _key(self.text, end, size), previous.pop()
                 if before == NOWHERE:
-                    del self._last[size][keys[size - 1]]
+                    del last[key]
                 else:
-                    self._last[size][keys[size - 1]] = before
-        del self.text[length:]
-        for previous in self.previous.values():
-            del previous[length:]
-        self._keys = self._keys_at(length - 1)
+                    last[key] = before
+        for values in (self.text, self.source, self.run):
+            del values[length:]
+        while self._changes and self._changes[-1][0] >= length:
+            _, token, change = self._changes.pop()
+            self.changed.pop(token, None)
+            if change is not None:
+                self.changed[token] = change
 
-    def match(self) -> tuple[int, int]:
-        """Return the longest size whose n-gram at the end of the text occurred before, and its end; (0, -1): none."""
-        for size in reversed(self.sizes):
-            previous = self.previous[size]
-            if previous and previous[-1] != NOWHERE:
-                return size, previous[-1]
-        return 0, NOWHERE
+    def find(self, text: array[int]) -> list[int]:
+        """Return for each size where the n-gram at the end of another, not empty text occurred last, or `NOWHERE`."""
+        end = len(text) - 1
+        return [
+            last.get(_key(text, end, size), NOWHERE) if end >= size - 1 else NOWHERE for size, last, _ in self._tables
+        ]
 
-    def key(self, size: int) -> int | None:
-        """Return the key of the last `size` tokens, for `last` of another index; None: the text is shorter."""
-        return self._keys[size - 1] if size <= len(self._keys) else None
 
-    def last(self, size: int, key: int) -> int:
-        """Return the end of the last occurrence of the n-gram with this key; `NOWHERE`: none."""
-        return self._last[size].get(key, NOWHERE)
+def _key(text: array[int], end: int, size: int) -> int:
+    """Return the hash of the n-gram that ends at `end`, or of the shorter one at the text's beginning."""
+    return hash(text[end + 1 - size if end >= size else 0 : end + 1].tobytes())
 
-    def _keys_at(self, position: int) -> list[int]:
-        """Return the keys of the 1-gram, 2-gram, ... that end at `position`, as `extend` computes them."""
-        keys, factor = [], 1
-        key = 0
-        for token in reversed(self.text[max(0, position + 1 - self.sizes[-1]) : position + 1]):
-            key = (key + token * factor) & _MASK
-            keys.append(key)
-            factor = (factor * _BASE) & _MASK
-        return keys
+
+def following(text: array[int], end: int, n: int) -> array[int]:
+    """Return the `n` tokens after `end`; past the end of the text they repeat: periodic text keeps its period."""
+    part = text[end + 1 : end + 1 + n]
+    return part if len(part) == n else (part * (n // len(part) + 1))[:n]

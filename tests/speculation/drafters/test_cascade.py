@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.speculation.drafters.cascade import SHADOW_TOKENS, Cascade
-from cpuchat.speculation.drafters.drafter import Drafter, Proposal
+from cpuchat.speculation.drafters.drafter import Proposal
 from cpuchat.speculation.drafters.lookup import PromptLookup
+from cpuchat.speculation.drafters.ngrams import NgramIndex
 from cpuchat.speculation.drafters.suffix import SuffixDecoding
 from cpuchat.timings import DrafterName
 
@@ -22,16 +23,10 @@ class Scripted:
     def __init__(self, name: DrafterName, script: dict[int, list[int]]) -> None:
         self.name: Final = name
         self.script = script
-        self.text: list[int] = []
-
-    def begin_answer(self, text: Sequence[int]) -> None:
-        self.text = list(text)
-
-    def append(self, tokens: Sequence[int]) -> None:
-        self.text.extend(tokens)
+        self.index = NgramIndex()
 
     def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
-        tokens = self.script.get(len(self.text), [])[:max_n]
+        tokens = self.script.get(len(self.index), [])[:max_n]
         return Proposal(self.name, tokens, [1 + i % 7 for i in range(len(tokens))])
 
 
@@ -43,8 +38,17 @@ def nothing(proposal: Proposal) -> int:
     return 0
 
 
-def begun(drafters: list[Drafter], worth=all_of_it, text: Sequence[int] = ()) -> Cascade:
-    cascade = Cascade(drafters, worth)
+def begun(drafters: list[Scripted], worth=all_of_it) -> Cascade:
+    index = NgramIndex()
+    for drafter in drafters:
+        drafter.index = index
+    cascade = Cascade(index, drafters, worth)
+    cascade.begin_answer(())
+    return cascade
+
+
+def real(index: NgramIndex, text: Sequence[int]) -> Cascade:
+    cascade = Cascade(index, [SuffixDecoding(index), PromptLookup(index)], nothing)
     cascade.begin_answer(text)
     return cascade
 
@@ -134,16 +138,16 @@ def test_scores_are_what_verifying_each_prediction_would_tell(script, pieces, as
 
 @given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.lists(st.integers(0, 2), min_size=1), max_size=8))
 def test_real_drafters_follow_the_text(text, pieces):
-    suffix, lookup = SuffixDecoding(), PromptLookup()
-    cascade = begun([suffix, lookup], worth=nothing, text=text)
+    index = NgramIndex()
+    cascade = real(index, text)
     for piece in pieces:
         cascade.propose(8)
         cascade.append(piece)
         text = text + piece
-    fresh = SuffixDecoding(), PromptLookup()
-    for ours, anew in zip((suffix, lookup), fresh, strict=True):
-        anew.begin_answer(text)
-        assert ours.propose(8) == anew.propose(8)
+    fresh = NgramIndex()
+    fresh.extend(text)
+    for kind in (SuffixDecoding, PromptLookup):
+        assert kind(index).propose(8) == kind(fresh).propose(8)
     for name, buckets, rights in cascade.take_scores():
         assert name in ("suffix", "lookup")
         assert len(buckets) == len(rights) > 0
@@ -152,7 +156,7 @@ def test_real_drafters_follow_the_text(text, pieces):
 
 def test_real_drafters_are_right_about_periodic_text():
     period = [4, 8, 15, 16, 23, 42]
-    cascade = begun([SuffixDecoding(), PromptLookup()], worth=nothing, text=period * 10)
+    cascade = real(NgramIndex(), period * 10)
     for token in period * 5:
         cascade.append([token])
     scores = cascade.take_scores()
@@ -163,7 +167,8 @@ def test_real_drafters_are_right_about_periodic_text():
 
 @pytest.mark.parametrize("worth", [all_of_it, nothing])
 def test_no_drafters_nothing_proposed(worth):
-    cascade = begun([], worth, text=[1, 2, 1, 2])
+    cascade = begun([], worth)
+    cascade.begin_answer([1, 2, 1, 2])
     assert not cascade.propose(8)
     cascade.append([1])
     assert cascade.take_scores() == []

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS
 from cpuchat.speculation.drafters.lookup import MAX_MATCH, PromptLookup, estimate
+from cpuchat.speculation.drafters.ngrams import SIZES, NgramIndex
 
 texts = st.lists(st.integers(0, 3), max_size=80)
 
 
-def naive(text: list[int], n: int, shortest: int = 2, longest: int = 8) -> list[int]:
-    """Apply the algorithm as defined: longest n-gram, latest occurrence, token by token, its own ones included."""
-    for size in range(longest, shortest - 1, -1):
+def naive(text: list[int], n: int) -> list[int]:
+    """Apply the algorithm as defined: longest indexed n-gram, latest occurrence, token by token."""
+    for size in SIZES:
         for start in range(len(text) - size - 1, -1, -1):
             if text[start : start + size] == text[len(text) - size :]:
                 copy = list(text)
@@ -24,9 +25,9 @@ def naive(text: list[int], n: int, shortest: int = 2, longest: int = 8) -> list[
 
 
 def lookup(text: list[int]) -> PromptLookup:
-    drafter = PromptLookup()
-    drafter.begin_answer(text)
-    return drafter
+    index = NgramIndex()
+    index.extend(text)
+    return PromptLookup(index)
 
 
 @given(texts, st.integers(0, 12))
@@ -47,8 +48,8 @@ def test_as_many_grades_as_tokens_and_no_more_than_asked_for(text, n, min_probab
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=20, unique=True), st.integers(0, 19), st.integers(1, 31))
 def test_periodic_text_goes_on_with_its_period(period, cut, n):
     text = period * 2 + period[: cut % len(period)]
-    drafter = lookup([*text, *period[cut % len(period) :], period[0]])
-    length = len(drafter._index.text)
+    text = [*text, *period[cut % len(period) :], period[0]]
+    drafter, length = lookup(text), len(text)
     if length - len(period) >= 2:
         assert drafter.propose(n).tokens == [period[(length + i) % len(period)] for i in range(n)]
 

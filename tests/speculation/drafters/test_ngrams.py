@@ -2,77 +2,100 @@
 
 from __future__ import annotations
 
+import random
 import tracemalloc
+from array import array
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.prefix import common_prefix
-from cpuchat.speculation.drafters.ngrams import NOWHERE, NgramIndex
+from cpuchat.speculation.drafters.ngrams import NOWHERE, SIZES, NgramIndex, following
 
-SIZES = (1, 2, 3, 5)
 # Few different tokens, so that much repeats, and one of each kind of extreme id.
 texts = st.lists(st.sampled_from([0, 1, 2, 262_143, 2**31 - 1]), max_size=40)
-changes = st.lists(st.one_of(texts, st.integers(0, 60)), max_size=8)
+few = st.lists(st.integers(0, 1), max_size=60)
 
 
-def naive(text: list[int], size: int) -> list[int]:
-    """Return where the n-gram that ends at each position ended before."""
-    grams = [tuple(text[i + 1 - size : i + 1]) if i + 1 >= size else None for i in range(len(text))]
-    return [
-        max((j for j in range(i) if gram is not None and grams[j] == gram), default=NOWHERE)
-        for i, gram in enumerate(grams)
-    ]
+def indexed(text: list[int]) -> NgramIndex:
+    index = NgramIndex()
+    index.extend(text)
+    return index
+
+
+def ends(text: list[int], size: int, gram: list[int]) -> list[int]:
+    """Return where `gram` ends in `text`."""
+    return [end for end in range(size - 1, len(text)) if text[end + 1 - size : end + 1] == gram]
 
 
 def check(index: NgramIndex, text: list[int]) -> None:
-    """Assert that the index equals one built from `text` at once."""
+    """Assert that the index holds what a search through `text` finds, also where another text asks."""
     assert index.text.tolist() == text
-    fresh = NgramIndex(SIZES)
-    fresh.extend(text)
-    for size in SIZES:
-        assert index.previous[size].tolist() == naive(text, size)
-        assert index.key(size) == fresh.key(size)
-        # Also what is found from outside, by key: nothing of the removed tokens is left.
-        assert index._last[size] == fresh._last[size]
-    assert index.match() == fresh.match()
+    for size, previous in zip(SIZES, index.previous, strict=True):
+        for end in range(len(text)):
+            gram = text[max(0, end + 1 - size) : end + 1]
+            before = [other for other in ends(text, size, gram) if other < end] if len(gram) == size else []
+            assert previous[end] == max(before, default=NOWHERE)
+    for end, (source, run) in enumerate(zip(index.source, index.run, strict=True)):
+        assert source < end
+        assert run <= 0 or text[source + 1 - run : source + 1] == text[end + 1 - run : end + 1]
+        if index.previous[0][end] != NOWHERE:
+            assert run > 0, "an n-gram of the longest size is copied from somewhere"
+    fresh = indexed(text)
+    assert (index.source, index.run, index.changed) == (fresh.source, fresh.run, fresh.changed)
 
 
-@given(texts)
+def check_find(index: NgramIndex, text: list[int], other: list[int]) -> None:
+    found = index.find(array("i", other))
+    for size, end in zip(SIZES, found, strict=True):
+        assert end == max(ends(text, size, other[-size:]) if len(other) >= size else [], default=NOWHERE)
+
+
+@given(st.one_of(texts, few))
 def test_finds_the_occurrence_before(text):
-    index = NgramIndex(SIZES)
-    index.extend(text)
-    check(index, text)
+    check(indexed(text), text)
 
 
-@given(changes)
-def test_any_order_of_appending_and_truncating_is_as_if_built_anew(changes):
-    index, text = NgramIndex(SIZES), []
-    for change in changes:
-        if isinstance(change, int):
-            index.truncate(change)
-            text = text[:change]
+@given(st.lists(st.one_of(texts, few), max_size=8), st.data())
+def test_a_text_that_grows_and_is_edited_is_as_if_indexed_at_once(parts, data):
+    index, text = NgramIndex(), []
+    for part in parts:
+        if data.draw(st.booleans()):
+            text = text[: data.draw(st.integers(0, len(text)))] + part
+            index.set_text(text)
         else:
-            index.extend(change)
-            text = text + change
+            text = text + part
+            index.extend(part)
         check(index, text)
+        check_find(index, text, [*part, 7] if data.draw(st.booleans()) else part or [7])
 
 
-@given(texts, texts, texts)
-def test_begin_with_another_text_is_as_if_built_anew(shared, a, b):
-    index = NgramIndex(SIZES)
-    index.set_text(shared + a)
-    index.set_text(shared + b)
-    check(index, shared + b)
+@given(few, few.filter(bool))
+def test_another_text_finds_its_end_here(text, other):
+    check_find(indexed(text), text, other)
 
 
-def test_begin_does_not_index_the_shared_part_again():
+def test_of_several_sources_the_next_one_is_followed():
+    """A repeated part of a file that is copied: its first copy is nearer, its second place in the file is right."""
+    part, words = list(range(20, 30)), list(range(100, 140))
+    file = [*words[:10], *part, *words[10:20], *part, *words[20:30]]
+    index = indexed([*file, 1, *words[:10], *part, *words[10:20], 2, *part])
+    assert index.source[-1] == len(words[:20]) + 2 * len(part) - 1
+
+
+def test_a_copy_ends_when_its_source_is_left():
+    index = indexed([*range(100, 140), 1, *range(100, 110)])
+    assert index.source[-1] == 9
+    index.extend(range(200, 240))
+    assert index.source[-1] == NOWHERE
+
+
+def test_the_shared_part_is_not_indexed_again():
     shared = list(range(2000))
-    index = NgramIndex((2,))
-    index.set_text([*shared, 1, 2, 3])
-    before = index.previous[2]
+    index = indexed([*shared, 1, 2, 3])
+    before = index.previous[-1]
     index.set_text([*shared, 4, 5])
-    assert index.previous[2] is before, "the index was made anew"
+    assert index.previous[-1] is before, "the index was made anew"
     assert index.text.tolist() == [*shared, 4, 5]
 
 
@@ -83,24 +106,23 @@ def test_common_prefix(a, b):
     assert n == min(len(a), len(b)) or a[n] != b[n]
 
 
-@given(texts, texts)
-def test_keys_lead_into_another_index(a, b):
-    here, there = NgramIndex(SIZES), NgramIndex(SIZES)
-    here.extend(a)
-    there.extend(b)
-    for size in SIZES:
-        key = here.key(size)
-        if key is None:
-            assert len(a) < size
-            continue
-        ends = [i for i in range(size - 1, len(b)) if b[i + 1 - size : i + 1] == a[-size:]]
-        assert there.last(size, key) == max(ends, default=NOWHERE)
+@given(few.filter(lambda text: len(text) > 1), st.data(), st.integers(0, 40))
+def test_what_follows_goes_round_past_the_end(text, data, n):
+    end = data.draw(st.integers(0, len(text) - 2))
+    copy = list(text)
+    for i in range(n):
+        copy.append(copy[end + 1 + i])
+    assert following(array("i", text), end, n).tolist() == copy[end + 1 : end + 1 + n]
 
 
-def test_memory_per_token_and_size():
+def test_memory_for_a_long_chat():
+    source = random.Random(0)
+    text = [source.randrange(150_000) for _ in range(32_000)]
     tracemalloc.start()
-    index = NgramIndex((2, 3))
-    index.extend(range(10_000))
-    used = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert 10_000 * 2 * 40 < used < 10_000 * 2 * 200
+    try:
+        index = indexed(text)
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(index) == 32_000
+    assert used < 12e6
