@@ -218,6 +218,8 @@ class LocalBackend:
         self._closed = True
         if self._worker is not None:
             self._worker.kill()
+        if self._prepared is not None:
+            self._prepared.add_done_callback(_end_unused)
 
     async def close(self) -> None:
         self._closed = True
@@ -319,6 +321,13 @@ class _Exchange:
         event = await self._worker.events.get()
         self.finished = isinstance(event, self._final)
         return event
+
+
+def _end_unused(prepared: Future[Spawned]) -> None:
+    if not prepared.cancelled() and prepared.exception() is None:
+        process = prepared.result().process
+        process.kill()
+        process.wait()
 
 
 async def _discard(worker: WorkerProcess) -> None:

@@ -17,6 +17,7 @@ from cpuchat.cli.options import (
     model_option,
     model_path,
     overridden,
+    prepared_backend,
     require_draft_in_use,
     setting,
     speculation_options,
@@ -128,14 +129,19 @@ def ask(
     if strict:
         require_draft_in_use(chosen)
 
-    from cpuchat.cli.session import Session
-    from cpuchat.cli.terminal import Terminal
+    backend = prepared_backend(chosen)
+    try:
+        from cpuchat.cli.session import Session
+        from cpuchat.cli.terminal import Terminal
 
+        path = model_path(model, chosen)
+    except BaseException:
+        backend.kill()
+        raise
     terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning, raw=raw_output)
-    path = model_path(model, chosen)
 
     async def run() -> int:
-        async with Session(chosen, terminal) as session:
+        async with Session(chosen, terminal, backend) as session:
             info = await session.load(path, strict=strict, calibrate=calibrate)
             for note in filter(None, (session.conversation.draft_problem, *info.notes)):
                 terminal.note(f"cpuchat: {note}")

@@ -148,7 +148,7 @@ def _run(arguments: Sequence[str]) -> int:
     except CpuchatError as error:
         return _fail(error, arguments)
     except (Abort, KeyboardInterrupt):
-        return Interrupted.exit_code
+        return _fail(Interrupted("Stopped."), arguments) if "--json" in arguments else Interrupted.exit_code
     except (BrokenPipeError, SystemExit):  # click makes an exit of the former
         return _reader_gone()
     except Exception as error:

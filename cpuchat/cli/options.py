@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 import msgspec
@@ -13,6 +13,9 @@ import msgspec
 from cpuchat import settings
 from cpuchat.errors import UsageError
 from cpuchat.settings import Settings
+
+if TYPE_CHECKING:
+    from cpuchat.backend.local import LocalBackend
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -204,6 +207,16 @@ def model_path(spec: str | None, chosen: Settings) -> Path:
     from cpuchat.models.library.library import Library
 
     return Library(chosen.model.folders).resolve(spec or chosen.model.last or DEMO)
+
+
+def prepared_backend(chosen: Settings) -> LocalBackend:
+    """Return a backend whose worker is starting already, beside what the caller has yet to import and to check."""
+    from cpuchat.backend.local import LocalBackend
+    from cpuchat.hardware.placement.placement import PlacementSpec
+
+    backend = LocalBackend()
+    backend.prepare(PlacementSpec.of(chosen))
+    return backend
 
 
 def require_draft_in_use(chosen: Settings) -> None:

@@ -52,8 +52,9 @@ class Session:
     The first Ctrl+C stops the load or the answer and keeps the partial answer; a second one kills the worker.
     """
 
-    def __init__(self, settings: Settings, terminal: Terminal) -> None:
-        self._backend = LocalBackend()
+    def __init__(self, settings: Settings, terminal: Terminal, backend: LocalBackend | None = None) -> None:
+        """`backend` is closed with the session; None: a new one."""
+        self._backend = backend or LocalBackend()
         self.conversation = Conversation(settings=settings, backend=self._backend, store=None)
         self._terminal = terminal
         self._presses = 0

@@ -38,7 +38,6 @@ def read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> N
 
     llama.cpp would do the same inside one mmap call that neither reports progress nor can be cancelled.
     """
-    buffer = memoryview(bytearray(_READ_CHUNK))
     part, on_progress = header.path, throttled(on_progress)
     try:
         missing: list[tuple[Path, int, int]] = []
@@ -48,6 +47,7 @@ def read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> N
         total = header.file_size
         done = max(0, total - sum(end - start for _, start, end in missing))
         on_progress("reading", done, total)
+        buffer = memoryview(bytearray(_READ_CHUNK if missing else 0))
         for part, start, end in missing:
             with part.open("rb", buffering=0) as file:
                 file.seek(start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -94,11 +95,16 @@ class Model:
             if options.load_mode == "mmap":
                 model._notes += place_pages(header)
                 read_ahead(header, on_progress, abort)
-            model._load_weights(on_progress)
-            model.vocab = Vocab(model._model, visible_markers, spm_coverage(header), special_types(header))
+            with ThreadPoolExecutor(1) as beside:  # llama.cpp loads on this thread, which leaves a core
+                facts = beside.submit(
+                    lambda: (spm_coverage(header), special_types(header), file_fingerprint(header.path))
+                )
+                model._load_weights(on_progress)
+            coverage, types, fingerprint = facts.result()
+            model.vocab = Vocab(model._model, visible_markers, coverage, types)
             model._make_context(threads)
             model._warm_up()
-            model._describe(1e3 * (perf_counter() - started))
+            model._describe(fingerprint, 1e3 * (perf_counter() - started))
         except Aborted:
             model.free()
             raise Interrupted("The load was cancelled.") from None
@@ -187,7 +193,7 @@ class Model:
         if has_recurrent_state(self._model):
             sequence.rollback = detect_rollback(sequence)
 
-    def _describe(self, load_ms: float) -> None:
+    def _describe(self, fingerprint: str, load_ms: float) -> None:
         header, plan = self.header, self.plan
         notes = list(self._notes)
         if not header.chat_template:
@@ -216,7 +222,7 @@ class Model:
             kv_size=plan.need.kv,
             has_template=bool(header.chat_template),
             load_ms=load_ms,
-            fingerprint=file_fingerprint(header.path),
+            fingerprint=fingerprint,
             n_expert=header.number("expert_count"),
             n_expert_used=plan.experts[1] if plan.experts else header.number("expert_used_count"),
             notes=tuple(notes),

@@ -75,11 +75,13 @@ def own_draft(target: Path, library: Library, *, measured_only: bool = False) ->
     if _is_demo(target):
         draft = library.resolve("demo-draft")
         return (draft, "") if check_files(target, draft).ok else (None, "")
+    costs = target_costs(target) if measured_only else UNKNOWN
+    if measured_only and not costs.draft_ms:
+        return None, ""
     catalog, header = load_catalog(), read_model(target)
     entry = match_local(catalog, header)
     if entry is None:
         return None, ""
-    costs = target_costs(target) if measured_only else UNKNOWN
     for one in named_drafts(header, entry, library, catalog):
         if one.path is None or (measured_only and not costs.measured_draft(one.path)):
             continue
