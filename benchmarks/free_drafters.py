@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from base_model import base_model
-from common import Row, Target, say
+from common import MeasureError, Row, Target, say
 from drafting import (
     ADAPTIVE,
     Runs,
@@ -26,9 +26,9 @@ from pairs import Text, as_text, copied_text, decoy_text, text_at
 from product import GREEDY, answer
 from replay import RECORDED, Known, Task, likeness, oracle, proposed, recorded, repeated, replay, tasks, tokenizer
 
-from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.protocol import Sampling
-from cpuchat.speculation.depth.costs import PassCosts, interpolate
+from cpuchat.speculation.depth.controller import DepthController
+from cpuchat.speculation.depth.costs import PassCosts
 
 QUANTIZATION = "Q8_0"
 COPIED, SOURCE = 129, 400
@@ -56,6 +56,8 @@ OWN_HEADS = (
     "tokens per pass",
     "accepted of drafted",
 )
+OURS = "suffix"
+"""What the app drafts with when there is no draft model."""
 RIGHT_HEADS = (
     "task",
     "T(n) of",
@@ -174,13 +176,16 @@ def text(setup: Setup) -> Section:
     section = Section(tables=[own, right])
     with workers(setup.threads) as loaded:
         backend = loaded.load(base_model())
-        costs = PassCosts(interpolate(dict(enumerate(model_info(backend).pass_ms, 1))))
+        info = model_info(backend)
+        if not info.pass_ms:
+            raise MeasureError(" ".join(info.notes) or "the model was not calibrated")
+        costs = PassCosts(info.pass_ms)
         loaded.run(answer(backend, "Warm up: one, two, three,", 16, to_the_end=False))
         for task in chosen:
             say(task.name)
             sampling = GREEDY if task.copies else READ
             sides = {"plain": Side(backend, sampling=sampling)}
-            sides["lookup + suffix"] = Side(backend, FREE["lookup + suffix"], sampling)
+            sides[OURS] = Side(backend, FREE[OURS], sampling)
             n = len(known(task.prompt, task.answer).answer)
             rounds = setup.choose(5)
             runs = compare(loaded, sides, [Prompted((), (), words=task.prompt)] * rounds, n, to_the_end=False)
@@ -188,17 +193,19 @@ def text(setup: Setup) -> Section:
             section.remarks.append(_wrong(task.name, runs))
             own.lines.append(_own_line(task, runs, costs, known))
     for name, each in {"Gemma 270M, as measured": costs, **{name: recorded(name) for name in RECORDED}}.items():
-        right.lines += _replayed(name, each, chosen, known)
+        rows, lines = _replayed(name, each, chosen, known)
+        section.rows += rows
+        right.lines += lines
     section.remarks.append(
-        "oracle: knows how many tokens of each proposal are right, and plans its passes by that; over all repetitions: "
-        "the same for the right one of all continuations of the last two tokens, wherever they stood before"
+        "oracle: knows how many tokens of each proposal of suffix decoding are right, and plans its passes by that; "
+        "over all repetitions: the same for the right one of all continuations of the last two tokens"
     )
     section.data["pass_ms"] = costs.verify_ms
     return section
 
 
 def _own_line(task: Task, runs: Runs, costs: PassCosts, known: Callable[[str, str], Known]) -> list[str]:
-    side, plain = "lookup + suffix", costs.verify_ms[0]
+    side, plain = OURS, costs.verify_ms[0]
     best = []
     for done in runs.answers[side]:
         written = known(task.prompt, done.text)
@@ -218,29 +225,36 @@ def _own_line(task: Task, runs: Runs, costs: PassCosts, known: Callable[[str, st
 
 def _replayed(
     name: str, costs: PassCosts, chosen: Sequence[Task], known: Callable[[str, str], Known], rounds: int = 3
-) -> list[list[str]]:
+) -> tuple[list[Row], list[list[str]]]:
     """One chat after the other, each task in turn, as in a session; the mean of the rounds."""
     texts = [known(task.prompt, task.answer) for task in chosen]
     ms = {side: [0.0] * len(texts) for side in FREE}
     for side, options in FREE.items():
-        speculator = Speculator(costs)
+        # The cascade asks suffix decoding first, as the app does.
+        order = sorted(options.drafters, reverse=True)
+        controller = DepthController(costs, has_draft_model=False)
         for _ in range(rounds):
             for number, one in enumerate(texts):
-                ms[side][number] += replay(speculator, costs, one, options) / rounds
-    lines = []
+                ms[side][number] += replay(controller, costs, one, order) / rounds
+    rows, lines = [], []
     for number, (task, one) in enumerate(zip(chosen, texts, strict=True)):
         plain = costs.verify_ms[0] * (len(one.answer) - 1)
-        ours = [plain / ms[side][number] for side in FREE]
+        speeds = {side: plain / ms[side][number] for side in FREE}
+        ours = speeds[OURS]
         near, far = (plain / oracle(costs, right) for right in (proposed(one), repeated(one)))
+        what = f"{task.name}, replayed, {name}"
+        rows.append(Row(what, "× plain", [ours], target=GAINS if task.copies else PROSE_NOT_SLOWER))
+        if task.copies:
+            rows.append(Row(f"{what}: share of the oracle's gain", "", [(ours - 1) / (near - 1)], target=SHARE))
         lines.append(
             [
                 task.name,
                 name,
-                *(f"{ratio:.2f}×" for ratio in ours),
+                *(f"{ratio:.2f}×" for ratio in speeds.values()),
                 f"{near:.2f}×",
-                _share(ours[-1], near),
+                _share(ours, near),
                 f"{far:.2f}×",
-                _share(ours[-1], far),
+                _share(ours, far),
             ]
         )
-    return lines
+    return rows, lines

@@ -13,17 +13,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.bindings import llama
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.prefix import common_prefix
-from cpuchat.protocol import Speculation
+from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts, interpolate
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH
+from cpuchat.speculation.drafters.cascade import Cascade
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
 from cpuchat.speculation.drafters.lookup import PromptLookup
 from cpuchat.speculation.drafters.ngrams import NgramIndex
 from cpuchat.speculation.drafters.suffix import SuffixDecoding
+from cpuchat.speculation.pass_record import PassRecord
+from cpuchat.timings import DrafterName
 
+MAKERS: dict[DrafterName, Callable[[NgramIndex], Drafter]] = {"suffix": SuffixDecoding, "lookup": PromptLookup}
 TASKS = Path(__file__).with_name("real_text.toml")
 RECORDED = {
     "1.5B Q8_0": (62.0, {2: 1.52, 3: 1.74, 4: 1.86, 5: 2.91, 6: 3.15, 8: 2.79, 12: 3.79, 16: 4.76}),
@@ -80,41 +83,43 @@ def likeness(written: str, expected: str) -> float:
     return sum(block.size for block in same) / max(1, len(b))
 
 
-def replay(speculator: Speculator, costs: PassCosts, text: Known, options: Speculation) -> float:
+def replay(controller: DepthController, costs: PassCosts, text: Known, drafters: Sequence[DrafterName]) -> float:
     """Return the ms in which the answer is written; its first token comes from the prompt and takes none."""
-    if not speculator.begin_answer(options, text.prompt):
-        return costs.verify_ms[0] * (len(text.answer) - 1)
-    written, ms = text.answer[:1], 0.0
-    while len(written) < len(text.answer):
-        at = len(written)
-        proposal = speculator.propose(written, len(text.answer) - at - 1)
-        if proposal is None:
-            accepted = drafted = 0
-        else:
-            drafted = len(proposal)
-            accepted = common_prefix(proposal.tokens, text.answer[at : at + drafted])
+    index = NgramIndex()
+    cascade = Cascade(index, [MAKERS[name](index) for name in drafters], controller.free_depth)
+    controller.begin_answer()
+    cascade.begin_answer(text.prompt)
+    cascade.append(text.answer[:1])
+    at, ms = 1, 0.0
+    while at < len(text.answer):
+        for score in cascade.take_scores():
+            controller.record_scores(*score)
+        room = len(text.answer) - at - 1
+        proposal = cascade.propose(room) if room else Proposal("suffix")
+        drafted = len(proposal)
+        accepted = common_prefix(proposal.tokens, text.answer[at : at + drafted])
         took = costs.verify_ms[drafted]
         ms += took
-        written = text.answer[: at + accepted + 1]
-        if proposal is None:
-            speculator.record_plain(took / 1e3)
+        cascade.append(text.answer[at : at + accepted + 1])
+        at += accepted + 1
+        if drafted:
+            controller.record(PassRecord(took, proposal.drafter, proposal.buckets, accepted, drafted))
         else:
-            speculator.record_verify(proposal, accepted, drafted, took / 1e3)
-    speculator.end_answer()
+            controller.record(PassRecord(took))
     return ms
 
 
 def proposed(text: Known) -> list[int]:
-    """Return how many tokens are right, behind each token of the answer, of what the free drafters propose there."""
+    """Return how many tokens are right, behind each token of the answer, of what suffix decoding proposes there."""
     index = NgramIndex()
-    drafters = SuffixDecoding(index), PromptLookup(index)
+    drafter = SuffixDecoding(index)
     index.extend(text.prompt)
     right = []
     for at, token in enumerate(text.answer[:-1], 1):
         index.extend([token])
         future = text.answer[at:]
-        offers = [drafter.propose(MAX_DEPTH).tokens for drafter in drafters]
-        right.append(max(common_prefix(offer, future[: len(offer)]) for offer in offers))
+        offer = drafter.propose(MAX_DEPTH).tokens
+        right.append(common_prefix(offer, future[: len(offer)]))
     return right
 
 

@@ -32,12 +32,12 @@ MemoryPolicy = Annotated[
 ]
 
 _DRAFTERS: dict[Drafters, tuple[DrafterName, ...]] = {
-    "auto": ("suffix", "lookup", "draft"),
+    "auto": ("suffix", "draft"),
     "off": (),
     "draft": ("draft",),
     "lookup": ("lookup",),
     "suffix": ("suffix",),
-    "free": ("suffix", "lookup"),
+    "free": ("suffix",),
 }
 # For values whose rule msgspec can only show as a regular expression.
 WANTED = {
@@ -118,7 +118,7 @@ class EngineSection(Section):
 class SpeculationSection(Section):
     """Drafters and draft depth (protocol.Speculation).
 
-    `drafters` "auto" is suffix decoding, prompt lookup and the draft model if one is loaded; "free" is what needs no
+    `drafters` "auto" is suffix decoding and the draft model if one is loaded; "free" is what needs no
     model. `draft_model` "" is the one that belongs to the model, if that is known; "none"; or what --model takes.
     `depth` 0 is adaptive. `draft_cores` see hardware.placement.PlacementSpec.
     """

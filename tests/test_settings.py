@@ -19,15 +19,15 @@ from cpuchat.settings import Settings, parse
 
 def test_drafting_is_on_and_adaptive_unless_said_otherwise() -> None:
     assert Settings().speculation.speculation() == Speculation(
-        drafters=("suffix", "lookup", "draft"), depth=0, min_probability=0.0, across_chats=False
+        drafters=("suffix", "draft"), depth=0, min_probability=0.0, across_chats=False
     )
 
 
 @pytest.mark.parametrize(
     ("name", "drafters"),
     [
-        ("auto", ("suffix", "lookup", "draft")),
-        ("free", ("suffix", "lookup")),
+        ("auto", ("suffix", "draft")),
+        ("free", ("suffix",)),
         ("draft", ("draft",)),
         ("lookup", ("lookup",)),
         ("suffix", ("suffix",)),

@@ -16,7 +16,7 @@ AUTO, NONE = "auto", "none"
 
 _OTHERS = {
     AUTO: ("Automatic", "the catalog's draft model for each target, if it is downloaded and compatible"),
-    NONE: ("No draft model", "only suffix decoding and prompt lookup, which need none"),
+    NONE: ("No draft model", "only suffix decoding, which needs none"),
 }
 
 
