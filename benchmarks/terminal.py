@@ -61,6 +61,7 @@ class Terminal:
             timeout=60,
             echo=False,
         )
+        self._child.delaybeforesend = None  # 50 ms, for prompts that ask for passwords
 
     @property
     def text(self) -> str:

@@ -39,7 +39,7 @@ class Composer:
         self._prompt.border_title, self._prompt.border_subtitle = title, keys
         self._prompt.set_class(self.editing, "-editing")
         self._prompt.set_class(bool(self.queued), "-queued")
-        self._prompt.steady = busy
+        self._prompt.hold_cursor(busy)
 
     def queue(self, text: str) -> None:
         self._prompt.accept()

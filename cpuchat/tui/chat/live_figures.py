@@ -42,11 +42,11 @@ class LiveFigures:
         self._services = services
         self._status = screen.query_one(StatusLine)
         self._transcript = screen.query_one(Transcript)
-        self._transcript.on_flush = self._show_in_time
+        self._transcript.on_flush = self._with_text
         self._running = False
-        self._shown = 0.0  # when
+        self._shown = self._drawn = 0.0  # when the figures were, and the text
         self._pace = SPARE
-        self._timer = screen.set_interval(SPARE.figures, self._show_in_time, pause=True)
+        self._timer = screen.set_interval(SPARE.figures, self._without_text, pause=True)
 
     def start(self) -> None:
         """Update periodically."""
@@ -64,13 +64,18 @@ class LiveFigures:
         model = self._services.conversation.model
         crowded = model is not None and model.n_threads >= len(own_cpus())
         self._pace = CROWDED if crowded else SPARE
-        self._services.conversation.frame_seconds = self._transcript.min_interval = self._pace.text
+        self._services.conversation.frame_seconds = self._pace.text
+        self._transcript.min_interval = 0.8 * self._pace.text  # what comes a little early does not wait
         self._timer.stop()
-        self._timer = self._screen.set_interval(self._pace.figures, self._show_in_time, pause=not self._running)
+        self._timer = self._screen.set_interval(self._pace.figures, self._without_text, pause=not self._running)
 
-    def _show_in_time(self) -> None:
-        """Update unless that was just done."""
-        if self._running and monotonic() - self._shown > 0.9 * self._pace.figures:
+    def _with_text(self) -> None:
+        self._drawn = monotonic()
+        if self._running and self._drawn - self._shown > 0.9 * self._pace.figures:
+            self.show()
+
+    def _without_text(self) -> None:
+        if monotonic() - self._drawn > self._pace.figures:
             self.show()
 
     def show(self) -> None:

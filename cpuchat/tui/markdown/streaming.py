@@ -14,7 +14,7 @@ from rich.style import Style
 
 from cpuchat.tui.markdown.highlight import highlight
 from cpuchat.tui.markdown.palette import Palette
-from cpuchat.tui.markdown.parser import parse, parse_inline
+from cpuchat.tui.markdown.parser import parse, parse_blocks, parse_inline
 from cpuchat.tui.markdown.render import Renderer, top_blocks
 from cpuchat.tui.markdown.rows import Row, plain_rows
 
@@ -65,8 +65,8 @@ class Stream:
         text = self._open
         if cut := commit_point(text):
             self._open = text[cut:]
-            if done := top_blocks(parse(text[:cut])):
-                last, following = done[-1], parse(self._open)[0].type
+            if done := top_blocks(parse_blocks(text[:cut])):
+                last, following = done[-1], parse_blocks(self._open)[0].type
                 in_list = last[0].type == following and following.endswith("list_open")
                 final += self._rows(text[:cut])
                 self._gap = _is_loose(last) if in_list else last[0].type != "heading_open"
@@ -103,7 +103,7 @@ def commit_point(tail: str) -> int:
 
     The last item of a long list counts as a block of its own.
     """
-    blocks = top_blocks(parse(tail))
+    blocks = top_blocks(parse_blocks(tail))
     if not blocks:
         return 0
     last = blocks[-1]
@@ -120,7 +120,7 @@ def _inner_cut(text: str, palette: Palette) -> tuple[int, int]:
     """
     if len(text) <= LONG_BLOCK:
         return 0, 0
-    blocks = top_blocks(parse(text))
+    blocks = top_blocks(parse_blocks(text))
     if len(blocks) != 1:
         return 0, 0
     first = blocks[0][0]

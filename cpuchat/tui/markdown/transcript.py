@@ -6,6 +6,7 @@ inference. Here a finished message is a list of strips, and a streamed one rende
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,7 +71,7 @@ class Transcript(ScrollView, can_focus=True):
         """New text scrolls into view."""
         self._steering = False
         self._restyle_asked = False
-        self._flush_timer: Timer | None = None
+        self._flush_timer: asyncio.TimerHandle | None = None
         self._chunk_timer: Timer | None = None
         self._not_before = 0.0
 
@@ -254,12 +255,12 @@ class Transcript(ScrollView, can_focus=True):
 
     def _flush_soon(self) -> None:
         if self._flush_timer is None:
-            wait = self._not_before - perf_counter()
-            self._flush_timer = self.set_timer(max(0.001, wait), self.flush)
+            wait = self._not_before - perf_counter()  # Textual's timers never fire when late at their start
+            self._flush_timer = asyncio.get_running_loop().call_later(max(0.0, wait), self.flush)
 
     def _stop_flush_timer(self) -> None:
         if self._flush_timer is not None:
-            self._flush_timer.stop()
+            self._flush_timer.cancel()
             self._flush_timer = None
 
     def flush(self) -> None:
@@ -290,7 +291,7 @@ class Transcript(ScrollView, can_focus=True):
     # Drawing
 
     def render_line(self, y: int) -> Strip:
-        width = self.scrollable_content_region.width
+        width = self._view.width if self._view else self.scrollable_content_region.width
         base = self._view.palette.base if self._view else self.rich_style
         at = y + self.scroll_offset.y
         if at >= self._entries.height:
@@ -370,15 +371,14 @@ class Transcript(ScrollView, can_focus=True):
         self._end = 0
         self._resized()
 
-    def on_focus(self) -> None:
-        self._refresh_marker()
-
-    def on_blur(self) -> None:
-        self._refresh_marker()
+    def on_unmount(self) -> None:
+        self._stop_flush_timer()
 
     def _refresh_marker(self) -> None:
         if self._current is not None:
             self.refresh()
+
+    on_focus = on_blur = _refresh_marker
 
     def notify_style_update(self) -> None:
         super().notify_style_update()

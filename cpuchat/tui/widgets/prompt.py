@@ -39,8 +39,7 @@ class Prompt(TextArea):
         self._draft = ""
         self.suggestions: tuple[str, ...] = ()
         """Typed by their numbers into an empty prompt."""
-        self.steady = False
-        """The cursor does not blink: each time would cost a paint."""
+        self._steady = False
         self._suggested = ("", "")  # the digit, and what it put here
 
     async def _on_key(self, event: events.Key) -> None:
@@ -58,9 +57,17 @@ class Prompt(TextArea):
                 return
         await super()._on_key(event)
 
-    def _toggle_cursor_blink_visible(self) -> None:
-        if not (self.steady and self._cursor_visible):
-            super()._toggle_cursor_blink_visible()
+    def hold_cursor(self, still: bool) -> None:
+        """Let the cursor blink, or not: each time costs a paint."""
+        if still != self._steady:
+            self._steady = still
+            self._restart_blink()
+
+    def _restart_blink(self) -> None:
+        if self._steady:
+            self._pause_blink(visible=True)
+        elif self.has_focus:
+            super()._restart_blink()
 
     @property
     def draft(self) -> str:

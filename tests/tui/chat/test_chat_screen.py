@@ -168,16 +168,11 @@ async def test_the_cursor_does_not_blink_while_an_answer_is_written() -> None:
     gate = Gate()
     async with running(ScriptedBackend([answer("One two", gate=gate)])) as app:
         await app.count_up_to(gate)
-        app.prompt._cursor_visible = False
-        app.prompt._toggle_cursor_blink_visible()
-        for _ in range(3):
-            assert app.prompt._cursor_visible
-            app.prompt._toggle_cursor_blink_visible()
+        await app.press("x")
+        assert app.prompt._cursor_visible and not app.prompt.blink_timer._active.is_set()
         gate.open()
         await app.until(lambda: not app.chat.busy)
-        app.prompt._cursor_visible = True
-        app.prompt._toggle_cursor_blink_visible()
-        assert not app.prompt._cursor_visible
+        assert app.prompt.blink_timer._active.is_set()
 
 
 async def test_a_trimmed_context_is_told() -> None:
