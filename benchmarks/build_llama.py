@@ -1,4 +1,4 @@
-"""Build the tools that the benchmarks compare against: llama-bench, llama-server and llama-perplexity.
+"""Build the tools that the benchmarks compare against: llama-bench, llama-completion, llama-server, llama-perplexity.
 
 They come from the source distribution of exactly the llama-cpp-python that is installed, with the same ggml
 switches as the product's engine, so that a difference in the figures is ours and not the compiler's. A second
@@ -132,7 +132,7 @@ def main() -> None:
         raise MeasureError(f"{sdist.name} is not the source of the installed {PACKAGE} {version}")
     source = unpack(sdist, version)
     plain = ROOT / "plain"
-    cmake(source, plain, ["llama-bench", "llama-server", "llama-perplexity"], options.jobs)
+    cmake(source, plain, ["llama-bench", "llama-completion", "llama-server", "llama-perplexity"], options.jobs)
     build_openmp(source, plain, options.jobs)
     print(f"built {tool('llama-bench')}, {tool('llama-server')}, {tool('llama-bench', openmp=True)}")
 
