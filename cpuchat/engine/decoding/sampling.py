@@ -176,7 +176,7 @@ class Sampler:
         self._window = None if neutral or not sampling.repeat_last_n else _Window(sampling.repeat_last_n)
         short = 0 < sampling.top_k <= min(_LONGEST_SHORTLIST, n_vocab // 4)
         self._shortlist = _Shortlist(sampling.top_k, n_vocab) if short else None
-        self._min_p_logit = np.float32(math.log(min(sampling.min_p, 1.0))) if sampling.min_p > 0 else None
+        self._min_p_logit = math.log(min(sampling.min_p, 1.0)) if sampling.min_p > 0 else -math.inf
 
     def accept(self, token: int) -> None:
         """Add `token` to the text that penalties apply to.
@@ -255,18 +255,17 @@ class Sampler:
             )
         if self._greedy:
             return [token], [1.0]
-        floor = None if self._min_p_logit is None else np.float32(peak) + self._min_p_logit
         if self._shortlist is None:
-            return self._filter_long(row, np.float32(peak), floor)
+            return self._filter_long(row, np.float32(peak))
         near = self._shortlist.near(row, peak)
-        found = near and self._cut(*near, peak, floor)
+        found = near and self._cut(*near, peak)
         if found is None:
-            found = self._cut(*self._shortlist.all(row, peak), peak, floor)
+            found = self._cut(*self._shortlist.all(row, peak), peak)
             assert found is not None
         return found
 
     def _cut(
-        self, ids: list[int], logits: list[float], limit: float, peak: float, floor: np.float32 | None
+        self, ids: list[int], logits: list[float], limit: float, peak: float
     ) -> tuple[list[int], list[float]] | None:
         """Apply top-p, min-p and temperature to the largest entries, in Python numbers.
 
@@ -275,7 +274,7 @@ class Sampler:
         s, exp = self._sampling, math.exp
         n = keep = len(ids)
         others = max(s.top_k - n, 0) * exp(limit - peak)  # their share of the peak's weight, at most
-        least = -math.inf if floor is None else float(floor)
+        least = peak + self._min_p_logit
         while keep > 1 and logits[keep - 1] < least:
             keep -= 1
         has_all = not others or least >= limit  # that pass min-p
@@ -296,9 +295,10 @@ class Sampler:
         temperature = self._temperature
         return ids[:keep], [exp((x - peak) / temperature) for x in logits[:keep]]
 
-    def _filter_long(self, row: Row, peak: np.float32, floor: np.float32 | None) -> Candidates:
+    def _filter_long(self, row: Row, peak: np.float32) -> Candidates:
         """Apply the same filters to any number of tokens, in numpy."""
         s = self._sampling
+        floor = None if self._min_p_logit == -math.inf else peak + np.float32(self._min_p_logit)
         if not s.top_k and s.top_p >= 1 and floor is None:
             with np.errstate(over="ignore"):
                 return range(row.size), np.exp((row - peak) / np.float32(self._temperature))
