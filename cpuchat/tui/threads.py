@@ -11,7 +11,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-NICENESS = 10
+NICENESS = 5
 
 
 async def run_in_daemon_thread(function: Callable[[], T]) -> T:
