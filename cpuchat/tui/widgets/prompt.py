@@ -65,7 +65,7 @@ class Prompt(TextArea):
 
     def _restart_blink(self) -> None:
         if self._steady:
-            self._pause_blink(visible=True)
+            self._pause_blink(visible=self.has_focus)
         elif self.has_focus:
             super()._restart_blink()
 

@@ -169,10 +169,14 @@ async def test_the_cursor_does_not_blink_while_an_answer_is_written() -> None:
     async with running(ScriptedBackend([answer("One two", gate=gate)])) as app:
         await app.count_up_to(gate)
         await app.press("x")
-        assert app.prompt._cursor_visible and not app.prompt.blink_timer._active.is_set()
+        assert app.prompt._draw_cursor and not app.prompt.blink_timer._active.is_set()
         gate.open()
         await app.until(lambda: not app.chat.busy)
         assert app.prompt.blink_timer._active.is_set()
+        app.transcript.focus()
+        await app.until(lambda: app.transcript.has_focus)
+        app.prompt.hold_cursor(True)
+        assert not app.prompt._draw_cursor
 
 
 async def test_a_trimmed_context_is_told() -> None:
