@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import textual
 from rich.console import Console
@@ -80,4 +81,5 @@ class Painter(Compositor):
 
 @functools.cache
 def _is_known() -> bool:
-    return textual.__version__.startswith(KNOWN)
+    # Not by `textual.__version__`, which imports `importlib.metadata` before the first frame.
+    return any(Path(textual.__file__).parent.parent.glob(f"textual-{KNOWN}*.dist-info"))
