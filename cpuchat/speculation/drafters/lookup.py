@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Final
 
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, Proposal
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
 from cpuchat.speculation.drafters.ngrams import SIZES, NgramIndex, following
 from cpuchat.timings import DrafterName
 
@@ -14,7 +14,6 @@ MAX_MATCH: Final = 32
 _BUCKET_MATCHES: Final = (3, 4, 6, 9, 16, 32)
 """Match lengths at which the next confidence bucket begins."""
 _BUCKETS: Final = [1 + bisect_right(_BUCKET_MATCHES, match) for match in range(MAX_MATCH + MAX_DEPTH)]
-assert _BUCKETS[-1] == N_BUCKETS - 1
 
 
 def estimate(match: int) -> float:

@@ -11,8 +11,8 @@ from cpuchat.prefix import common_prefix
 SIZES: Final = (8, 4, 2)
 """Lengths of the indexed n-grams, longest first."""
 NOWHERE: Final = -1
-_CANDIDATES: Final = 8
-"""Most recent occurrences among which the source of a copy is chosen."""
+MAX_CANDIDATES: Final = 8
+"""Most recent occurrences that count: this bounds the time of a proposal."""
 _WINDOW: Final = 12
 """Tokens of the source, from where a copy broke off, among which it may resume."""
 _REACH: Final = 16
@@ -104,7 +104,7 @@ class NgramIndex:
     def _nearest(self, end: int, after: int) -> int:
         """Return the first place from `after` on where the longest n-gram that ends at `end` ends too; else `end`."""
         nearest, previous = end, self.previous[0]
-        for _ in range(_CANDIDATES):
+        for _ in range(MAX_CANDIDATES):
             if end < after:
                 break
             nearest, end = end, previous[end]

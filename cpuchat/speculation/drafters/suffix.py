@@ -5,15 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Final
 
 from cpuchat.prefix import common_prefix
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal, confidence_bucket
-from cpuchat.speculation.drafters.ngrams import SIZES, NgramIndex, following
+from cpuchat.speculation.drafters.ngrams import MAX_CANDIDATES, SIZES, NgramIndex, following
 from cpuchat.timings import DrafterName
 
-MAX_CANDIDATES: Final = 8
-"""Most recent occurrences that count: this bounds the time of a proposal."""
 ENOUGH: Final = 6
 """A match with so many occurrences ends the search: shorter ones predict worse."""
 MIN_PATH: Final = 0.05
@@ -49,6 +48,9 @@ def escape(match: int, seen: int) -> float:
     tokens seen once, 0.5 to 0.8 after four, and 0.9 or more after any seen three times in a text that repeats itself.
     """
     return 4 / (match**1.5 * seen)
+
+
+_ESCAPES: Final = {size: [escape(size, max(1, seen)) for seen in range(MAX_CANDIDATES + 1)] for size in SIZES}
 
 
 @cache
@@ -131,10 +133,14 @@ class SuffixDecoding:
         run = chat.run[-1]
         best = self._copy(run, limit, min_probability) if chat.source[-1] >= 0 and run >= _REPLACED else _NOTHING
         if run < SIZES[0]:
-            best = max(best, _likeliest(chat, [one[-1] for one in chat.previous], limit, min_probability), key=_score)
+            latest = [one[-1] for one in chat.previous]
+            if latest[-1] >= 0:
+                best = max(best, _likeliest(chat, latest, limit, min_probability), key=itemgetter(0))
             for other in (self._newer, self._older) if self.use_remembered else ():
                 if other.text:
-                    best = max(best, _likeliest(other, other.find(chat.text), limit, min_probability), key=_score)
+                    best = max(
+                        best, _likeliest(other, other.find(chat.text), limit, min_probability), key=itemgetter(0)
+                    )
         return Proposal("suffix", list(best[1]), list(best[2]))
 
     def _copy(self, run: int, limit: int, min_probability: float) -> Draft:
@@ -165,38 +171,40 @@ class SuffixDecoding:
         return drafted, marks[: len(drafted)]
 
 
-def _score(draft: Draft) -> float:
-    return draft[0]
-
-
 def _likeliest(source: NgramIndex, latest: list[int], limit: int, min_probability: float) -> Draft:
-    """Return the draft of the highest score from the matches in `source`, whose latest ends by size are given."""
-    best, found = _NOTHING, 0
+    """Return the draft with the likeliest next token, from the matches in `source` whose latest ends are given by size.
+
+    It goes on as long as all occurrences agree that continue with that token.
+    """
+    text, found, likeliest = source.text, 0, 0.0
+    best: tuple[int, int, list[int]] = (0, 0, [])
     for size, previous, end in zip(SIZES, source.previous, latest, strict=True):
         ends: list[int] = []
+        tokens: list[int] = []
         while end >= 0 and len(ends) < MAX_CANDIDATES:
-            if source.text[end + 1] != END:
+            if (token := text[end + 1]) != END:
                 ends.append(end)
+                tokens.append(token)
             end = previous[end]
-        if len(ends) > found:  # as many: those of the longer match
-            found = len(ends)
-            best = max(best, _most_frequent(source.text, ends, size, limit, min_probability), key=_score)
-            if found >= ENOUGH:
-                break
-    return best
-
-
-def _most_frequent(text: array[int], ends: list[int], match: int, limit: int, min_probability: float) -> Draft:
-    """Return the most frequent continuation of `ends`: the most frequent next token, and on as long as all agree."""
-    following_tokens = [text[end + 1] for end in ends]
-    # On a tie the one seen last: it comes first in `ends`.
-    token = max(following_tokens, key=following_tokens.count)
+        if len(ends) <= found:  # those of the longer match
+            continue
+        found = len(ends)
+        # On a tie the one seen last: it comes first.
+        token = max(tokens, key=tokens.count) if found > 1 else tokens[0]
+        probability = tokens.count(token) / (found + _ESCAPES[size][found])
+        if probability > likeliest:
+            likeliest, best = probability, (size, token, ends)
+        if found >= ENOUGH:
+            break
+    size, token, ends = best
     ways = [following(text, end, limit) for end in ends if text[end + 1] == token]
+    if not ways or likeliest < min_probability:
+        return _NOTHING
     way = ways[0]
     for other in ways:
         if other != way:
             way = way[: common_prefix(way, other[: len(way)])]
     if END in way:
         way = way[: way.index(END)]
-    score, buckets, probability = _plan(match, len(ways), len(ends), len(way))
-    return (score, way[: len(buckets)].tolist(), buckets) if probability >= min_probability else _NOTHING
+    score, buckets, _ = _plan(size, len(ways), len(ends), len(way))
+    return score, way[: len(buckets)].tolist(), buckets

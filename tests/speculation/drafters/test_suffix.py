@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, confidence_bucket
-from cpuchat.speculation.drafters.ngrams import NOWHERE, SIZES, NgramIndex
-from cpuchat.speculation.drafters.suffix import MAX_CANDIDATES, SuffixDecoding, escape
+from cpuchat.speculation.drafters.ngrams import MAX_CANDIDATES, NOWHERE, SIZES, NgramIndex
+from cpuchat.speculation.drafters.suffix import SuffixDecoding, escape
 
 texts = st.lists(st.integers(0, 3), max_size=80)
 
