@@ -262,12 +262,6 @@ def small_draft(setup: Setup) -> Section:
     return _all_pairs(setup, setup.shapes, grid, setup.choose(3, 2), setup.depths or MOST_DEPTHS)
 
 
-def never_slower(setup: Setup) -> Section:
-    """Where drafting cannot pay: more rounds than elsewhere, because 2 % is less than the machine's noise."""
-    grid: dict[str, Sequence[float]] = {"Q8_0": (0.3,)} if setup.quick else dict.fromkeys(N_TOKENS, (0.3,))
-    return _all_pairs(setup, setup.shapes, grid, setup.choose(7, 2), 1)
-
-
 def longer(setup: Setup) -> Section:
     """Answers of 257 tokens: what there is to learn and to begin with weighs less than in short ones."""
     grid: dict[str, Sequence[float]] = {"Q8_0": (1.0,)} if setup.quick else {"Q8_0": (0.95, 1.0), "Q4_K_M": (0.95,)}

@@ -22,9 +22,10 @@ from typing import Any
 from accuracy import accuracy
 from common import RESULTS, WORK, MeasureError, Row, arguments, machine, run_main, save, say, table
 from demo_pair import demo
-from depths import ALPHAS, full_vocabulary, large_draft, longer, never_slower, small_draft
+from depths import ALPHAS, full_vocabulary, large_draft, longer, small_draft
 from drafting import Section, Setup
 from free_drafters import copy, prose, text
+from never_slower import free_drafters, hopeless_pair, noise
 from overlap import overlap
 from pairs import Shapes
 from plots import COLOURS, INK, PALE, Chart, Dot, Line, Panel
@@ -35,7 +36,9 @@ NAME = "speculation"
 SECTIONS: dict[str, Callable[[Setup], Section]] = {
     "accuracy": accuracy,
     "adaptive": small_draft,
-    "never-slower": never_slower,
+    "never-slower": hopeless_pair,
+    "never-slower-free": free_drafters,
+    "never-slower-noise": noise,
     "longer": longer,
     "large-draft": large_draft,
     "copy": copy,
