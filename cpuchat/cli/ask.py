@@ -109,7 +109,7 @@ def ask(
     """
     import asyncio
 
-    chosen = overridden(values)
+    chosen, strict = overridden(values), values["speculation__draft_model"] is not None
     if raw and system:
         raise UsageError(
             "--system cannot be used with --raw, which skips the chat template.",
@@ -125,10 +125,8 @@ def ask(
     # One question does not pay for measuring the machine; what the app has measured is used.
     chosen.hardware.probe = False
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
-    strict = values["speculation__draft_model"] is not None
     if strict:
         require_draft_in_use(chosen)
-
     backend = prepared_backend(chosen)
     try:
         from cpuchat.cli.session import Session

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import ClassVar
@@ -30,7 +29,7 @@ from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.stream import ChatStream
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.welcome import COMPARE, QUESTIONS, WelcomePane
-from cpuchat.tui.markdown import parser
+from cpuchat.tui.markdown.parser import warm_up
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter
@@ -107,7 +106,7 @@ class ChatScreen(ComparingScreen):
             self.load_model(self._initial_model)
         self.list_chats()
         self._figures.show()
-        threading.Thread(target=parser.warm_up, name="markdown", daemon=True).start()
+        warm_up()
 
     def on_unmount(self) -> None:
         self.services.machine_watch.close()

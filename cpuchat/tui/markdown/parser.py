@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,15 @@ def _parser() -> MarkdownIt:
 
 
 def warm_up() -> None:
-    """Load the parser and Pygments now, in about 0.1 s."""
-    from cpuchat.tui.markdown.highlight import find_lexer
+    """Load the parser and Pygments in a thread, in about 0.1 s."""
 
-    parse("")
-    find_lexer("python")
+    def load() -> None:
+        from cpuchat.tui.markdown.highlight import find_lexer
+
+        parse("")
+        find_lexer("python")
+
+    threading.Thread(target=load, name="markdown", daemon=True).start()
 
 
 def parse(text: str) -> list[Token]:
