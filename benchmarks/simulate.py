@@ -1,0 +1,277 @@
+"""Scores the depth controller in simulated time: its speed against the best fixed depth and against plain decoding.
+
+Nothing is measured: the times of passes and the acceptance are known (tests/speculation/depth/simulator.py), only the
+controller is real. Two tables: every cell (pass times of a quantization, text, length of the answers), and a 96-core
+server on paper (--epyc).
+
+    python benchmarks/simulate.py [--quick] [--rounds CHATS] [--epyc] [--cells] [--jobs N]
+
+2 minutes for the cells on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from math import inf
+from multiprocessing import get_context
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from common import RESULTS, arguments, run_main, table
+
+from cpuchat.speculation.depth.controller import DepthController
+from cpuchat.speculation.depth.costs import PassCosts
+from tests.speculation.depth.simulator import (
+    AMX,
+    TARGETS,
+    Noise,
+    adaptive_answer,
+    best_fixed,
+    bursty,
+    draft_traces,
+    miscalibrated,
+    oracle_answer,
+    real_texts,
+    server_costs,
+    text,
+    text_answer,
+    true_costs,
+)
+
+RATES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+STRETCHES = (((0.95, 0.3), 32), ((0.9, 0.1), 64))
+LENGTHS = (41, 129, 257)
+CURVES = (*TARGETS, "recorded Q4_K_M", "recorded Q8_0", "recorded F16", AMX)
+AFTER_READ = 0.1
+"""The plain step after the draft model has read along is slower by this share: paired answers of 41 tokens lost one
+token to reading along, three times what its own time explains."""
+PAYS = 1.02
+"""Gain of the best fixed depth from which drafting pays in a cell."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Chats over one kind of text. `name`: an acceptance rate, the index of `STRETCHES`, or a recorded trace."""
+
+    curve: str
+    draft: str
+    name: float | int | str
+    n: int
+    busy: bool
+    chats: int
+
+    @property
+    def title(self) -> str:
+        if isinstance(self.name, int):
+            (easy, hard), length = STRETCHES[self.name]
+            return f"stretches of {length}, α {easy} and {hard}, {self.n}"
+        return self.name if isinstance(self.name, str) else f"α {self.name:g}, {self.n}"
+
+    def write(self, rng: random.Random) -> list[bool]:
+        """Return the next text: whether the draft model is right at each position."""
+        if isinstance(self.name, str):
+            return rng.choice([one for one in draft_traces()[self.name] if len(one) > 32])
+        if isinstance(self.name, int):
+            rates, length = STRETCHES[self.name]
+            return bursty(rng, rates, length, self.n)
+        return text(rng, self.name, self.n)
+
+
+@dataclass
+class Speed:
+    """Times in ms: of the controller, at the best fixed depth of all these answers, and plain."""
+
+    ms: float
+    fixed: float
+    plain: float
+
+    @property
+    def of_best(self) -> float:
+        return self.fixed / self.ms
+
+    @property
+    def of_plain(self) -> float:
+        return self.plain / self.ms
+
+
+@dataclass
+class Cell:
+    """The first answer of a new pair, and those after it."""
+
+    case: Case
+    first: Speed
+    later: Speed
+
+    @property
+    def pays(self) -> bool:
+        """Whether any fixed depth is clearly faster than plain decoding."""
+        return self.later.plain / self.later.fixed > PAYS
+
+
+def score(case: Case) -> Cell:
+    """Chats of a first answer and a few more. `busy`: times scatter, pause, and were calibrated
+    under other conditions."""
+    costs = true_costs(case.curve, case.draft)
+    answers: list[list[tuple[list[bool], float]]] = [[], []]
+    for seed in range(case.chats):
+        rng = random.Random(7919 * seed)
+        noise = Noise(random.Random(seed), 0.07, 0.03) if case.busy else None
+        calibrated = miscalibrated(costs, rng, 0.15, 0.05) if case.busy else costs
+        one = DepthController(calibrated, has_draft_model=True)
+        for turn in range(9 if case.n == 41 else 4):
+            right = case.write(rng)
+            took = adaptive_answer(one, costs, right, noise, after_read=AFTER_READ).ms
+            answers[min(turn, 1)].append((right, took))
+    return Cell(case, *(_speed(costs, done) for done in answers))
+
+
+def _speed(costs: PassCosts, done: Sequence[tuple[list[bool], float]]) -> Speed:
+    texts = [right for right, _ in done]
+    plain = sum(map(len, texts)) * costs.verify_ms[0]
+    return Speed(sum(ms for _, ms in done), best_fixed(costs, texts)[0], plain)
+
+
+def cases(curves: Iterable[str], draft: str, busy: bool, chats: int, lengths: Sequence[int] = LENGTHS) -> list[Case]:
+    """Every text of every length for each curve."""
+    names: list[float | int] = [*RATES, *range(len(STRETCHES))]
+    found = []
+    for curve in curves:
+        found += [Case(curve, draft, name, n, busy, chats) for n in lengths for name in names]
+        found += [Case(curve, draft, name, 0, busy, chats) for name in draft_traces()]
+    return found
+
+
+HEADS = (
+    "times", "cells", "α: mean", "worst", "first answer", "stretches", "recorded: mean", "worst",
+    "cannot pay, of plain", "first answer", "41 tokens", "41, first",
+)  # fmt: skip
+
+
+def summary(name: str, cells: Sequence[Cell]) -> list[str]:
+    """One line: speed relative to the best fixed depth, and to plain decoding where no depth pays."""
+    alphas = [one for one in cells if isinstance(one.case.name, float) and one.case.n != 41]
+    stretches = [one.later.of_best for one in cells if isinstance(one.case.name, int)]
+    recorded = [one.later.of_best for one in cells if isinstance(one.case.name, str)]
+    idle = [one for one in cells if not one.pays]
+    long, short = [one for one in idle if one.case.n != 41], [one for one in idle if one.case.n == 41]
+    figures = (
+        statistics.fmean(one.later.of_best for one in alphas), min(one.later.of_best for one in alphas),
+        statistics.fmean(one.first.of_best for one in alphas),
+        statistics.fmean(stretches or [inf]), statistics.fmean(recorded or [inf]), min(recorded, default=inf),
+        min((one.later.of_plain for one in long), default=inf), min((one.first.of_plain for one in long), default=inf),
+        min((one.later.of_plain for one in short), default=inf),
+        min((one.first.of_plain for one in short), default=inf),
+    )  # fmt: skip
+    return [name, str(len(cells)), *("–" if figure == inf else f"{figure:.3f}" for figure in figures)]
+
+
+def cell_line(one: Cell) -> list[str]:
+    speeds = (one.later.of_best, one.later.of_plain, one.first.of_best, one.first.of_plain)
+    return [one.case.curve, one.case.title, *(f"{speed:.3f}" for speed in speeds)]
+
+
+CELL_HEADS = ("times", "text", "of best", "of plain", "first, of best", "first, of plain")
+
+
+# --- a large server -------------------------------------------------------------------------------------------------
+
+SERVER_RATES = (0.6, 0.7, 0.8, 0.9, 1.0)
+UI_CORES = 0.05
+"""Cores that the app takes while it shows an answer (ui.py, 20 tok/s)."""
+SERVER_HEADS = (
+    "target", "plain", "T(4), T(8), T(16)", *(f"α {rate:g}" for rate in SERVER_RATES), "app, shared core", "spare core",
+)  # fmt: skip
+
+
+def server_line(target: str) -> list[str]:
+    """What the controller chooses on a 96-core server, and gains, per acceptance rate."""
+    costs = server_costs(target)
+    times = [ms / costs.verify_ms[0] for ms in costs.verify_ms]
+    cells = []
+    for rate in SERVER_RATES:
+        rng, one, depths = random.Random(1), DepthController(costs, has_draft_model=True), Counter[int]()
+        ms = n = 0
+        for turn in range(6):
+            right = text(rng, rate, 257)
+            done = adaptive_answer(one, costs, right, after_read=AFTER_READ)
+            if turn:
+                ms, n = ms + done.ms, n + len(right)
+                depths.update(depth for _, depth in done.plans)
+        cells.append(f"{n * costs.verify_ms[0] / ms:.2f}× (depth {depths.most_common(1)[0][0]})")
+    widths = ", ".join(f"{times[n - 1]:.2f}" for n in (4, 8, 16))
+    shared = f"{UI_CORES / 96:.2%} to {UI_CORES:.0%}"
+    return [target, f"{1e3 / costs.verify_ms[0]:.1f} tok/s", widths, *cells, shared, "0 to 1.0%"]
+
+
+# --- free drafters --------------------------------------------------------------------------------------------------
+
+
+def free_lines(curves: Iterable[str]) -> list[list[str]]:
+    """Real texts with the free drafters: adaptive, the best fixed depth and the oracle, against plain decoding."""
+    lines = []
+    for curve in curves:
+        costs = true_costs(curve, None)
+        for name, (prompt, answer) in real_texts().items():
+            plain = len(answer) * costs.verify_ms[0]
+            one = DepthController(costs, has_draft_model=False)
+            times = (
+                text_answer(len, costs, prompt, answer, one),
+                min(
+                    text_answer(lambda offer, d=d: min(d, len(offer)), costs, prompt, answer)
+                    for d in (0, 1, 2, 3, 5, 7, 11, 15, 23, 31)
+                ),
+                oracle_answer(costs, prompt, answer),
+            )
+            lines.append([curve, name, *(f"{plain / ms:.2f}×" for ms in times)])
+    return lines
+
+
+FREE_HEADS = ("times", "text", "adaptive", "best fixed depth", "oracle")
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--curves", default=",".join(CURVES))
+    parser.add_argument("--draft", default="0.05B")
+    parser.add_argument("--epyc", action="store_true", help="only a 96-core server")
+    parser.add_argument("--cells", action="store_true", help="show every cell")
+    parser.add_argument("--jobs", type=int, default=2)
+
+
+def main() -> None:
+    options = arguments(__doc__, _options)
+    if options.epyc:
+        targets = [f"{size} {kind}" for size in ("8B", "70B") for kind in TARGETS]
+        print(table([server_line(target) for target in targets], SERVER_HEADS))
+        return
+    chats = options.rounds or (1 if options.quick else 4)
+    curves = options.curves.split(",")
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        lines, cells = [], []
+        for busy in (False, True):
+            listed = cases(curves, options.draft, busy, chats)
+            found = list(pool.map(score, listed, chunksize=4))
+            for curve in curves:
+                name = f"{curve}, {'noisy' if busy else 'exact'}"
+                lines.append(summary(name, [one for one in found if one.case.curve == curve]))
+            lines.append(summary(f"all, {'noisy' if busy else 'exact'}", found))
+            cells += found
+    print(table(lines, HEADS))
+    if options.cells:
+        print(table([cell_line(one) for one in cells], CELL_HEADS))
+    print(table(free := free_lines(curves), FREE_HEADS))
+    if not options.quick:
+        content = {"summary": [HEADS, *lines], "cells": [cell_line(one) for one in cells], "free": free}
+        (RESULTS / "simulate.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    run_main(main)
