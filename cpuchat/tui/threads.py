@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import threading
 from collections.abc import Callable
@@ -41,6 +42,15 @@ async def run_in_daemon_thread(function: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="daemon-call", daemon=True).start()
     return await future
+
+
+def collect_garbage() -> None:
+    """Turn garbage collection on, which is off until the first paint.
+
+    What start-up made stays until the end: full collections that walk it would be felt as a stall.
+    """
+    gc.freeze()
+    gc.enable()
 
 
 def yield_to_inference() -> None:

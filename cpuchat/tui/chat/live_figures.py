@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from textual.screen import Screen
 
-from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.telemetry.process import process_memory
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.markdown.transcript import Transcript
+from cpuchat.tui.pace import SPARE, pace_beside
 from cpuchat.tui.services import Services
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Seconds between two drawings of text that is being written, and of the figures."""
-
-    text: float
-    figures: float
-
-
-SPARE = Pace(text=0.1, figures=0.25)
-# While every core computes, what the UI takes is taken from the model, and more: all threads wait for the one that was
-# interrupted. Measured, 8 % of a core cost 6 to 9 % of the tokens on two cores (benchmarks/README.md).
-CROWDED = Pace(text=1 / 3, figures=1.0)
 
 
 class LiveFigures:
@@ -62,10 +47,9 @@ class LiveFigures:
     def share_the_cores(self) -> None:
         """Choose the pace: slower if the model uses every core."""
         model = self._services.conversation.model
-        crowded = model is not None and model.n_threads >= len(own_cpus())
-        self._pace = CROWDED if crowded else SPARE
+        self._pace = pace_beside(model.n_threads) if model is not None else SPARE
         self._services.conversation.frame_seconds = self._pace.text
-        self._transcript.min_interval = 0.8 * self._pace.text  # what comes a little early does not wait
+        self._transcript.min_interval = self._pace.interval
         self._timer.stop()
         self._timer = self._screen.set_interval(self._pace.figures, self._without_text, pause=not self._running)
 

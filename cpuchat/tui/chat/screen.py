@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import ClassVar
@@ -33,6 +32,7 @@ from cpuchat.tui.markdown.parser import warm_up
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter
+from cpuchat.tui.threads import collect_garbage
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.prompt import Prompt
@@ -95,13 +95,10 @@ class ChatScreen(ComparingScreen):
         self.show_chat()
         if self._initial_text:
             self._prompt.put(self._initial_text)
-        # The first paint waits for nothing; the list of chats and the model come after it.
-        self.call_after_refresh(self._start)
+        self.call_after_refresh(self._start)  # after the first paint, which waits for nothing
 
     def _start(self) -> None:
-        # What start-up made stays until the end: full collections that walk it would be felt as a stall.
-        gc.freeze()
-        gc.enable()  # off since the program began
+        collect_garbage()
         if self._initial_model is not None:
             self.load_model(self._initial_model)
         self.list_chats()
@@ -158,7 +155,7 @@ class ChatScreen(ComparingScreen):
         return self._stream.writing
 
     def refuse_while_busy(self, action: str) -> bool:
-        """Say that `action` has to wait, and return True, while an answer or a load is running."""
+        """Say that `action` has to wait, and return True, while something runs."""
         if self.busy and not self.refuse_while_writing(action):
             self.tell(f"You can {action} when the model is loaded (Esc stops the load).", "warning")
         return self.busy
@@ -250,8 +247,7 @@ class ChatScreen(ComparingScreen):
         if self._composer.queued and self.chat_id != self._composer.chat_id:
             self._composer.unqueue()  # it belongs to the chat that was open
             self.tell("Message not sent; it is in the prompt of its chat.")
-        sent = [m.content for m in self.conversation.messages if m.role == "user"]
-        self._composer.switch_chat(self.chat_id, sent)
+        self._composer.switch_chat(self.chat_id, [m.content for m in self.conversation.messages if m.role == "user"])
         self.remove_class("-chats-over")
         self._show_messages()
         self.show_chat_title()
@@ -275,8 +271,8 @@ class ChatScreen(ComparingScreen):
         self.set_class(empty, "-empty")
         self._prompt.suggestions = QUESTIONS if empty and self._stream.path else ()
         if empty:
-            ready = self._stream.loaded or self._stream.path is None
-            self.query_one(WelcomePane).show(self._stream.path is not None, idle=ready and not self.busy)
+            chosen = self._stream.path is not None
+            self.query_one(WelcomePane).show(chosen, idle=(self._stream.loaded or not chosen) and not self.busy)
 
     def action_suggest(self, number: int) -> None:
         """Put one of the questions into the prompt."""

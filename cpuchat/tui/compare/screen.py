@@ -21,7 +21,6 @@ from cpuchat.compare.rounds import Round, Turn
 from cpuchat.compare.side import Side
 from cpuchat.errors import CpuchatError
 from cpuchat.files import write_atomically
-from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.paths import expanded, shown
 from cpuchat.present import compare
 from cpuchat.present.compare_export import markdown, title
@@ -32,16 +31,13 @@ from cpuchat.tui import keys
 from cpuchat.tui.compare.against import AgainstPane
 from cpuchat.tui.compare.pane import SidePane
 from cpuchat.tui.compare.quality_tab import QualityTab
-from cpuchat.tui.markdown.transcript import MIN_INTERVAL
+from cpuchat.tui.pace import SPARE, pace_beside
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter
 from cpuchat.tui.threads import yield_to_inference
 from cpuchat.tui.widgets.dialogs import AskTextScreen
 from cpuchat.tui.widgets.dismissable import Dismissable
 from cpuchat.tui.widgets.prompt import Prompt
-
-FIGURES_HZ, CROWDED_HZ = 4, 2
-CROWDED_INTERVAL = 0.2  # as the chat: where every core computes, each drawing costs tokens
 
 
 class CompareScreen(Dismissable[None]):
@@ -95,7 +91,7 @@ class CompareScreen(Dismissable[None]):
     def on_mount(self) -> None:
         self._prompt = self.query_one(Prompt)
         self._prompt.border_title = "Prompt for both · Enter sends"
-        self._timer = self.set_interval(1 / FIGURES_HZ, self._show_live, pause=True)
+        self._timer = self.set_interval(SPARE.figures, self._show_live, pause=True)
         self._put_in_front(0)
         for pane in self._panes:
             pane.show_turns(self.comparison.turns)
@@ -180,10 +176,12 @@ class CompareScreen(Dismissable[None]):
             self._put_in_front(side)
         if isinstance(event, ModelLoaded):
             yield_to_inference()
-            crowded = 2 * len(event.model.cpus) >= len(own_cpus())  # a race has two such
-            pane.min_interval = CROWDED_INTERVAL if crowded else MIN_INTERVAL
+            race = self.comparison.turns[-1].rounds[-1].race
+            pace = pace_beside(event.model.n_threads * (2 if race else 1))
+            pane.min_interval = pace.interval
+            self.comparison.runners[side].conversation.frame_seconds = pace.text
             self._timer.stop()
-            self._timer = self.set_interval(1 / (CROWDED_HZ if crowded else FIGURES_HZ), self._show_live)
+            self._timer = self.set_interval(pace.figures, self._show_live)
 
     async def interrupt(self) -> bool:
         """Stop the round or the measurement; False when nothing runs."""

@@ -20,7 +20,7 @@ from cpuchat.protocol import (
     TextDelta,
 )
 from cpuchat.timings import Timings
-from cpuchat.tui.chat import live_figures
+from cpuchat.tui import pace
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.welcome import QUESTIONS
@@ -157,7 +157,7 @@ async def test_prefill_is_shown_where_the_answer_will_be() -> None:
 async def test_where_every_core_computes_text_is_asked_for_less_often(
     n_threads: int, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_figures, "own_cpus", lambda: tuple(range(8)))
+    monkeypatch.setattr(pace, "own_cpus", lambda: tuple(range(8)))
     async with running(ScriptedBackend(model=msgspec.structs.replace(MODEL, n_threads=n_threads))) as app:
         await app.ready()
         await app.send("Hello")
