@@ -103,12 +103,18 @@ class Terminal:
 
     def wait_for_end(self) -> int:
         """Return the exit status after the program closed the terminal."""
-        while True:
+        deadline = time.monotonic() + HANG_GUARD
+        while (left := deadline - time.monotonic()) > 0:
             try:
-                data = self.process.read_nonblocking(65_536, timeout=HANG_GUARD)
+                data = self.process.read_nonblocking(65_536, timeout=left)
             except pexpect.EOF:
                 break
+            except pexpect.TIMEOUT:
+                continue
             self.raw += data
+            self._stream.feed(data)
+        else:
+            raise AssertionError(f"the program does not end:\n{self.text}")
         self.last_modes = self.modes
         self.process.close()
         status = self.process.exitstatus
