@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuchat import paths
+from cpuchat import paths, settings
 from tests.support.terminal import Terminal
 
 
@@ -136,6 +136,7 @@ def test_a_cache_folder_that_cannot_be_written_is_a_note(
     (tmp_path / "file").touch()
     monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the log goes instead
+    settings.update({"hardware": {"probe": False}, "speculation": {"drafters": "off"}})
     with contextlib.closing(Terminal(["--model", str(tiny_model)], columns=120, rows=40, home=tmp_path)) as terminal:
         terminal.wait_for("Cannot write to")
         ask(terminal, "Hello")
