@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import models
@@ -66,6 +67,13 @@ def llama_completion(folder: Path, file: Path) -> dict[str, float]:
     return _timed(argv, folder)
 
 
+def after_another(folder: Path, file: Path, run: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """What `run` returns, right after a process that took as much memory: a virtual machine may have to get memory from
+    its host first, which took whichever side came first 2 s here."""
+    llama_completion(folder, file)
+    return run()
+
+
 def bare_python() -> dict[str, float]:
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "pass"], check=True)
@@ -87,8 +95,8 @@ def main() -> None:
             "app": lambda: first_paint(folder),
             "help": lambda: whole_run(folder, "--help"),
             "ask": lambda: whole_run(folder, "ask", QUESTION, "--max-tokens", "32", "--temperature", "0"),
-            "long ask": lambda: whole_run(folder, *long, QUESTION),
-            "llama-completion": lambda: llama_completion(folder, file),
+            "long ask": lambda: after_another(folder, file, lambda: whole_run(folder, *long, QUESTION)),
+            "llama-completion": lambda: after_another(folder, file, lambda: llama_completion(folder, file)),
             "python": bare_python,
         }
         for side in sides.values():
