@@ -221,7 +221,7 @@ def run_program(folder: Path) -> str:
     places = {f"CPUCHAT_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "CACHE")}
     config = folder / "config" / "config.toml"
     config.parent.mkdir(exist_ok=True)
-    config.write_text("[hardware]\nprobe = false\n[speculation]\ndrafters = \"off\"\n")  # neither is of interest
+    config.write_text('[hardware]\nprobe = false\n[speculation]\ndrafters = "off"\n')  # neither is of interest
     child = pexpect.spawn(
         sys.executable,
         ["-P", "-m", "cpuchat.cli.main"],
