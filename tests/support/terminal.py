@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import termios
 import time
@@ -65,6 +66,8 @@ class Terminal:
             dimensions=(rows, columns),
             env=environment,
             timeout=None,
+            # A shell's background jobs ignore it, and so do the tests in one; a program in a terminal does not.
+            preexec_fn=lambda: signal.signal(signal.SIGQUIT, signal.SIG_DFL),
         )
 
     @property
