@@ -11,9 +11,9 @@ from cpuchat.compare.rounds import Round, SideAnswer
 
 MIN_ROUNDS = 3
 """Rounds from which on medians and the spread are shown."""
-NOISE, NOISE_SECONDS, MOST_NOISE = 0.03, 1.0, 0.5
-"""Share by which two identical answers of so many seconds differ on an idle machine (benchmarks/README.md, compare.py).
-Shorter ones differ more: single answers of the demo models, 0.03 s, by up to 20 %."""
+NOISE, MOST_NOISE = 0.03, 1.5
+"""Share by which two identical answers of a second differ on an idle machine (benchmarks/README.md, compare.py). What
+interrupts has a length of its own, so shorter answers differ more: those of the demo, 0.03 s, by a factor of 2."""
 SAME_BYTES = 0.02
 
 Name = Literal[
@@ -144,9 +144,9 @@ def figure(name: Name, answer: SideAnswer, *, race: bool) -> float | None:
 
 
 def _noise_of_one(measured: Round) -> float:
-    """Return the spread that is assumed for a single round: it shrinks with the root of the time measured."""
-    seconds = min((one.timings.predicted_ms / 1e3 for one in measured.answers if one.timings), default=NOISE_SECONDS)
-    return min(NOISE * max(NOISE_SECONDS / max(seconds, 1e-3), 1) ** 0.5, MOST_NOISE)
+    """Return the spread that is assumed for a single round."""
+    seconds = min((one.timings.predicted_ms / 1e3 for one in measured.answers if one.timings), default=1.0)
+    return min(max(NOISE, NOISE / max(seconds, 1e-3)), MOST_NOISE)
 
 
 def _verdict(rows: dict[Name, Row], rounds: Sequence[Round]) -> Verdict:
