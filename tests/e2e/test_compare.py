@@ -28,7 +28,7 @@ def test_one_key_compares_the_demo_and_the_chat_comes_back(tmp_path: Path) -> No
         terminal.press("ctrl+l")
         terminal.wait_for("B against A")
         terminal.wait_for("round 1")
-        terminal.wait_for("Q4_K_M reads 0.59 of the bytes")
+        terminal.wait_for("0.59×")  # of the bytes per token; whether a speed differs is up to the machine
         assert len(workers(terminal)) == 2
         terminal.press("esc")
         terminal.wait_for("⇄ Q8_0")
@@ -67,7 +67,7 @@ def test_the_command_opens_the_comparison_and_the_chat_follows(tmp_path: Path) -
         terminal.wait_for("Prompt for both")
         terminal.type("What is quantization?")
         terminal.press("enter")
-        terminal.wait_for("Q4_K_M reads 0.59 of the bytes")
+        terminal.wait_for("0.59×")  # of the bytes per token; whether a speed differs is up to the machine
         terminal.press("esc")
         terminal.wait_until(lambda text: "demo 8M Q8_0" in text and "ctx" in text, "the chat with its model")
         terminal.press("ctrl+q")

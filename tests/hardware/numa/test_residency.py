@@ -84,6 +84,13 @@ def line(path: Path, policy: str = "default", **pages: int) -> str:
     return f"7f0000000000 {policy} file={name} mapped={sum(pages.values())} active=0 {counts} kernelpagesize_kB=4"
 
 
+def stayed(path: Path) -> bool:
+    """Whether the file is still in memory: the kernel may take some of its pages where memory is short."""
+    resident = resident_bytes(path)
+    assert resident is not None
+    return resident > SIZE // 2
+
+
 def test_nonsense_is_left_out() -> None:
     lines = ["", "7f00", "7f00 default", "7f00 default N0=x N=3 Nn=1 N0=1=1", "7f00 default N1=2 kernelpagesize_kB=big"]
     assert [(region.nodes, region.page_size) for region in parse_numa_maps(lines)] == [({1: 8192}, 4096)]
@@ -179,15 +186,15 @@ def test_a_process_that_is_gone(holder: subprocess.Popen[bytes]) -> None:
 
 def test_a_file_is_in_memory_until_it_is_dropped(weights: Path) -> None:
     """It was just written: its pages are not on the disk yet either."""
-    assert resident_bytes(weights) == SIZE
+    assert stayed(weights)
     nodes = resident_nodes(weights)
     assert nodes is not None
-    assert sum(nodes.values()) == pytest.approx(SIZE, rel=0.001)
+    assert sum(nodes.values()) == pytest.approx(resident_bytes(weights), rel=0.001)
     assert evict(weights)
     assert resident_bytes(weights) == 0
     assert resident_nodes(weights) == {}
     assert len(weights.read_bytes()) == SIZE
-    assert resident_bytes(weights) == SIZE
+    assert stayed(weights)
 
 
 def test_asking_reads_nothing_in(weights: Path) -> None:
@@ -265,8 +272,9 @@ def test_a_file_that_an_earlier_program_placed(
     policy = Policy(mode, tuple(range(int(nodes[0]), int(nodes[-1]) + 1)) if nodes else ())  # pyright: ignore
     note = prepare_file(weights, policy, topology, root)
     assert bool(note) == moved
-    assert resident_bytes(weights) == (0 if moved else SIZE)
+    assert stayed(weights) != moved
     if moved:
+        assert resident_bytes(weights) == 0
         assert f"which does not match {words}: reading it from disk again" in note
 
 
@@ -293,7 +301,7 @@ def test_what_is_not_worth_reading_again(tmp_path: Path, weights: Path, monkeypa
         write(root, {f"sys/devices/system/node/node{node}/meminfo": text})
     topology = read_topology(root, allowed=range(128))
     assert prepare_file(weights, Policy("preferred", (1,)), topology, root) == ""
-    assert resident_bytes(weights) == SIZE
+    assert stayed(weights)
     # And what is not known is said.
     monkeypatch.setattr(residency, "resident_nodes", lambda path, root: None)
     assert "is not known" in prepare_file(weights, Policy("bind", (1,)), topology, root)
