@@ -18,7 +18,7 @@ from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.protocol import KVTraffic, Traffic
 
 # Tables of which a pass reads one row per token.
-_TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
+TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
 # Not used for text decoding: encoders, vision, audio, blocks that predict further tokens.
 _OTHER = re.compile(r"^(enc|v|a|mm|nextn)\.")
 _NO_FLASH_ATTENTION = frozenset({"grok"})  # llama_init_from_model switches it off for these
@@ -72,13 +72,13 @@ def traffic_of(
     tied = not any(t.name == "output.weight" for t in header.tensors)
     weights = experts = row = 0
     for tensor in header.tensors:
-        if not _is_used(header, tensor):
+        if not is_used(header, tensor):
             continue
-        if tensor.name in _TABLES:
+        if tensor.name in TABLES:
             row += tensor.nbytes // max(tensor.shape[1] if len(tensor.shape) > 1 else 1, 1)
         if n_expert and tensor.is_routed:
             experts += tensor.nbytes
-        elif tensor.name not in _TABLES or (tied and tensor.name == "token_embd.weight"):
+        elif tensor.name not in TABLES or (tied and tensor.name == "token_embd.weight"):
             weights += tensor.nbytes
     return Traffic(
         weights=weights,
@@ -91,7 +91,7 @@ def traffic_of(
     )
 
 
-def _is_used(header: GGUFHeader, tensor: TensorInfo) -> bool:
+def is_used(header: GGUFHeader, tensor: TensorInfo) -> bool:
     if _OTHER.match(tensor.name):
         return False
     layer = tensor.name.split(".")[1] if tensor.name.startswith("blk.") else ""
@@ -116,6 +116,22 @@ def _kv(header: GGUFHeader, type_k: str, type_v: str, flash_attn: bool) -> tuple
         totals[window] = totals.get(window, 0) + fit.row_bytes(rows[owner], type_k, type_v)
     step = 1 if flash_attn else fit.CONTEXT_STEP
     return tuple(KVTraffic(bytes_per_token=n, window=w, step=step) for w, n in sorted(totals.items()) if n)
+
+
+def attention_madds(header: GGUFHeader, *, flash_attn: bool = True) -> dict[int, int]:
+    """Return the multiply-adds of attention for a token of a pass and one of its context, by window as in
+    `traffic_of(...).kv`.
+    """
+    flash_attn = flash_attn and header.architecture not in _NO_FLASH_ATTENTION
+    windows, rows = windows_of(header), fit.kv_rows(header)
+    totals: dict[int, int] = {}
+    for layer in range(min(_layers(header), len(rows))):
+        if any(rows[layer]):
+            window = windows[layer] if flash_attn else 0
+            # q·k and p·v. With latent attention the compressed row stands for both.
+            each = rows[layer][0] * 2 if not rows[layer][1] else header.key_length + header.value_length
+            totals[window] = totals.get(window, 0) + header.n_head * each
+    return totals
 
 
 def windows_of(header: GGUFHeader) -> list[int]:

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 
 from cpuchat.errors import UsageError
+from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.gguf.parse import TensorInfo
+from cpuchat.models.gguf.types import ALIGNMENT
 from cpuchat.synthetic.blocks import RANDOM_TYPES, random_rows
 from cpuchat.synthetic.gguf_writer import TensorSource, from_array, write_gguf
 from cpuchat.synthetic.shapes import Shape, file_type, shape_of, tensor_type
@@ -41,6 +44,12 @@ def random_tensor(name: str, shape: tuple[int, ...], kind: str, seed: int, std: 
 
 def metadata(shape: Shape, quant: str, name: str, vocab: Vocab, template: str | None) -> dict[str, Any]:
     """Return the metadata of a model."""
+    values = shape_metadata(shape, quant, name)
+    return values | vocab_metadata(shape.architecture, shape.n_vocab, vocab, template)
+
+
+def shape_metadata(shape: Shape, quant: str, name: str) -> dict[str, Any]:
+    """Return the metadata of a model without those of its tokenizer."""
     a = shape.architecture
     values: dict[str, Any] = {
         "general.architecture": a,
@@ -65,7 +74,7 @@ def metadata(shape: Shape, quant: str, name: str, vocab: Vocab, template: str | 
             f"{a}.expert_used_count": shape.n_expert_used,
             f"{a}.expert_feed_forward_length": shape.n_ff,
         }
-    return values | vocab_metadata(a, shape.n_vocab, vocab, template)
+    return values
 
 
 def layer_tensors(
@@ -136,6 +145,26 @@ def write_model(
     """
     shape = shape_of(shape, layers)
     check(shape, quant, RANDOM_TYPES)
+    tensors = _tensors(shape, quant, seed)
+    name = f"synthetic {shape.name} {quant.upper()}"
+    return write_gguf(path, metadata(shape, quant, name, vocab, template), tensors)
+
+
+def header_of(shape: str | Shape, quant: str = "Q8_0", *, layers: int | None = None) -> GGUFHeader:
+    """Return the header of the file that `write_model` would write, without a tokenizer.
+
+    Raises:
+        UsageError: unknown shape or quantization.
+    """
+    shape = shape_of(shape, layers)
+    check(shape, quant, RANDOM_TYPES)
+    name = f"synthetic {shape.name} {quant.upper()}"
+    tensors = [TensorInfo(one.name, one.shape, one.type, 0, one.nbytes) for one in _tensors(shape, quant, 0)]
+    size = sum(one.nbytes for one in tensors)
+    return GGUFHeader(3, shape_metadata(shape, quant, name), tensors, 0, size, ALIGNMENT, Path(f"{name}.gguf"))
+
+
+def _tensors(shape: Shape, quant: str, seed: int) -> list[TensorSource]:
     embedding = tensor_type(shape, quant, "token_embd.weight", shape.n_embd)
     size = (shape.n_embd, shape.n_vocab)
     tensors = [random_tensor("token_embd.weight", size, embedding, seed, STD)]
@@ -143,6 +172,4 @@ def write_model(
     if not shape.tied:
         kind = tensor_type(shape, quant, "output.weight", shape.n_embd)
         tensors.append(random_tensor("output.weight", size, kind, seed, STD))
-    tensors += layer_tensors(shape, quant, seed)
-    name = f"synthetic {shape.name} {quant.upper()}"
-    return write_gguf(path, metadata(shape, quant, name, vocab, template), tensors)
+    return [*tensors, *layer_tensors(shape, quant, seed)]

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
+from cpuchat.costmodel.work import experts_read
 from cpuchat.protocol import Traffic
-
-
-def experts_read(n_expert: int, n_expert_used: int, n_tokens: float) -> float:
-    """Return the expected number of distinct experts that `n_tokens` tokens use, when each chooses `n_expert_used` of
-    `n_expert` independently.
-    """
-    if n_expert <= 0:
-        return 0.0
-    return n_expert * (1 - (1 - min(n_expert_used / n_expert, 1.0)) ** n_tokens)
 
 
 def pass_bytes(traffic: Traffic, n_tokens: float, n_past: int) -> float:

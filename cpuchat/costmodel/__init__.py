@@ -1,0 +1,1 @@
+"""How long a pass takes: bytes, multiply-adds and fixed costs, of a model on a machine. Pure arithmetic."""

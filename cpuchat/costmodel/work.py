@@ -1,0 +1,144 @@
+"""What a pass of a model has to do: bytes to read and multiply-adds to compute, by tensor type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+
+class Weights(msgspec.Struct, frozen=True):
+    """The matrices of one tensor `type`: `nbytes` together, and one multiply-add per value and token."""
+
+    type: str
+    nbytes: float
+    madds: float
+
+
+class Attention(msgspec.Struct, frozen=True):
+    """Layers that attend alike. Per token of the context: `nbytes` of KV cache, and `madds` multiply-adds for each
+    token of the pass.
+
+    `window`: only over the last tokens (0: all); `step`: in steps of so many tokens (1 with flash attention).
+    """
+
+    nbytes: float
+    madds: float
+    window: int = 0
+    step: int = 1
+
+    def cells(self, n_tokens: float, n_past: float) -> float:
+        """Return the tokens of the context that a pass over `n_tokens` tokens reads."""
+        cells = n_past + n_tokens
+        if self.window:
+            cells = min(cells, self.window + n_tokens - 1)
+        return -(-cells // self.step) * self.step if self.step > 1 else cells
+
+
+class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of a model.
+
+    `dense` and `head` (the output matrix, only for tokens whose logits are wanted) are read whole by every pass;
+    of the `experts`, all routed ones together, a token uses `n_expert_used` of `n_expert`. `row`: bytes of tables that
+    each token looks up; `state`: bytes of recurrent state, read and written by each pass.
+    """
+
+    name: str = ""
+    n_layer: int
+    dense: tuple[Weights, ...]
+    head: tuple[Weights, ...] = ()
+    experts: tuple[Weights, ...] = ()
+    n_expert: int = 0
+    n_expert_used: int = 0
+    row: int = 0
+    state: int = 0
+    attention: tuple[Attention, ...] = ()
+
+    @property
+    def weight_bytes(self) -> float:
+        """Return the bytes of weights that passes read, all experts included."""
+        return sum(one.nbytes for one in (*self.dense, *self.head, *self.experts))
+
+    @property
+    def is_moe(self) -> bool:
+        return self.n_expert > 0
+
+    def kv_bytes(self, n_ctx: float) -> float:
+        """Return the bytes of KV cache and state of one sequence of `n_ctx` tokens; windows are kept in full."""
+        return n_ctx * sum(one.nbytes for one in self.attention) + self.state
+
+
+class Part(NamedTuple):
+    """A part of a pass: matrices of one `type` that `batch` tokens are multiplied with at once."""
+
+    type: str
+    nbytes: float
+    madds: float
+    batch: float
+
+
+KV = "KV"
+"""The type of attention over the KV cache among the arithmetic rates."""
+
+
+def experts_read(n_expert: int, n_expert_used: int, n_tokens: float) -> float:
+    """Return the expected number of distinct experts that `n_tokens` tokens use, when each chooses `n_expert_used` of
+    `n_expert` independently.
+    """
+    if n_expert <= 0:
+        return 0.0
+    return n_expert * (1 - (1 - min(n_expert_used / n_expert, 1.0)) ** n_tokens)
+
+
+def parts(
+    work: ModelWork, n_tokens: float, n_past: float = 0, *, n_outputs: float | None = None, sequences: int = 1
+) -> list[Part]:
+    """Return the parts of a pass.
+
+    Args:
+        n_tokens: evaluated together, of all sequences.
+        n_past: tokens in the context of each sequence.
+        n_outputs: tokens whose logits are wanted (default: all).
+        sequences: chats that the tokens belong to in equal parts; each has a KV cache of its own.
+    """
+    outputs = n_tokens if n_outputs is None else n_outputs
+    found = [Part(one.type, one.nbytes, one.madds * n_tokens, n_tokens) for one in work.dense]
+    if outputs:
+        found += [Part(one.type, one.nbytes, one.madds * outputs, outputs) for one in work.head]
+    if work.is_moe:
+        read = experts_read(work.n_expert, work.n_expert_used, n_tokens)
+        used = n_tokens * work.n_expert_used
+        found += [
+            Part(
+                one.type,
+                one.nbytes * read / work.n_expert,
+                one.madds * used / work.n_expert,
+                max(used / max(read, 1e-9), 1.0),
+            )
+            for one in work.experts
+        ]
+    each = n_tokens / sequences
+    for one in work.attention:
+        cells = one.cells(each, n_past)
+        seen = cells - (each - 1) / 2
+        seen = min(seen, one.window) if one.window else seen
+        found.append(Part(KV, sequences * cells * one.nbytes, n_tokens * seen * one.madds, each))
+    moved = n_tokens * work.row + 2.0 * sequences * work.state
+    if moved:
+        found.append(Part(KV, moved, 0.0, 1.0))
+    return found
+
+
+def bytes_read(work: ModelWork, n_tokens: float, n_past: float = 0, *, sequences: int = 1) -> float:
+    """Return the bytes that a pass reads."""
+    return sum(part.nbytes for part in parts(work, n_tokens, n_past, sequences=sequences))
+
+
+def by_type(tensors: Iterable[tuple[str, float, float]]) -> tuple[Weights, ...]:
+    """Add up (type, bytes, values) by type, in the order of their first appearance."""
+    totals: dict[str, tuple[float, float]] = {}
+    for kind, nbytes, values in tensors:
+        known = totals.get(kind, (0.0, 0.0))
+        totals[kind] = known[0] + nbytes, known[1] + values
+    return tuple(Weights(kind, *total) for kind, total in totals.items())

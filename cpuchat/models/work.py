@@ -1,0 +1,37 @@
+"""Computes the work of a pass of a model from its header; `costmodel` turns it into time."""
+
+from __future__ import annotations
+
+from cpuchat.costmodel.work import Attention, ModelWork, by_type
+from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.traffic import TABLES, attention_madds, is_used, traffic_of
+
+_HEAD = "output.weight"
+_TIED = "token_embd.weight"
+
+
+def model_work(
+    header: GGUFHeader, *, type_k: str = "f16", type_v: str = "f16", n_experts: int = 0, flash_attn: bool = True
+) -> ModelWork:
+    """Return the work of the model of `header` (of `read_model`). The arguments are those of `traffic_of`."""
+    traffic = traffic_of(header, type_k=type_k, type_v=type_v, n_experts=n_experts, flash_attn=flash_attn)
+    head = _HEAD if any(tensor.name == _HEAD for tensor in header.tensors) else _TIED
+    used = [tensor for tensor in header.tensors if is_used(header, tensor)]
+    routed = {tensor.name for tensor in used if traffic.n_expert and tensor.is_routed}
+    apart = {*TABLES, *routed, head}
+    dense = [tensor for tensor in used if tensor.name not in apart]
+    madds = attention_madds(header, flash_attn=flash_attn)
+    return ModelWork(
+        name=header.name,
+        n_layer=header.n_layer,
+        dense=by_type((one.type, one.nbytes, one.n_elements) for one in dense),
+        head=by_type((one.type, one.nbytes, one.n_elements) for one in used if one.name == head),
+        experts=by_type((one.type, one.nbytes, one.n_elements) for one in used if one.name in routed),
+        n_expert=traffic.n_expert,
+        n_expert_used=traffic.n_expert_used,
+        row=traffic.row,
+        state=traffic.state,
+        attention=tuple(
+            Attention(part.bytes_per_token, madds.get(part.window, 0), part.window, part.step) for part in traffic.kv
+        ),
+    )

@@ -1,0 +1,61 @@
+"""Machines with known properties, and models for them."""
+
+from __future__ import annotations
+
+from cpuchat.costmodel.fit import KNOTS, Observation, knots
+from cpuchat.costmodel.passes import pass_cost
+from cpuchat.costmodel.profile import CostProfile, Rate
+from cpuchat.costmodel.work import KV, ModelWork
+from cpuchat.models.work import model_work
+from cpuchat.synthetic.model import header_of
+
+QUANTIZATIONS = ("Q4_K_M", "Q8_0", "F16")
+
+
+def work(shape: str, quantization: str = "Q8_0", layers: int | None = None) -> ModelWork:
+    return model_work(header_of(shape, quantization, layers=layers))
+
+
+def two_cores(overlap: float = 4.0) -> CostProfile:
+    """About two Zen 4 cores: few tokens are multiplied slowly, caches are twice as fast as memory."""
+    slow, fast = 3e10, 1.2e11
+    curve = tuple((n, slow * (fast / slow) ** min(i / 5, 1.0)) for i, n in enumerate(KNOTS))
+    return CostProfile(
+        pass_s=2e-4,
+        layer_s=3e-5,
+        bandwidth=((16e6, 9e10), (64e6, 4.2e10)),
+        rates=(
+            Rate("Q8_0", curve),
+            Rate("Q4_K", tuple((n, 0.8 * rate) for n, rate in curve)),
+            Rate("F16", tuple((n, 0.6 * rate) for n, rate in curve)),
+            Rate(KV, ((1.0, 2e10),)),
+        ),
+        overlap=overlap,
+    )
+
+
+def guess() -> CostProfile:
+    """What may be assumed of any machine before it is measured."""
+    return CostProfile(
+        pass_s=1e-4,
+        layer_s=1e-5,
+        bandwidth=((16e6, 6e10), (64e6, 3e10)),
+        rates=(*knots(("Q8_0", "Q4_K", "F16"), 6e10), Rate(KV, ((1.0, 4e10),))),
+    )
+
+
+def probe(machine: CostProfile, noise: tuple[float, ...] = (0.0,)) -> list[Observation]:
+    """Measure what a probe would: one layer and four of two widths, in every type; `noise` in turn, relative."""
+    models = [
+        work(shape, quantization, layers)
+        for quantization in QUANTIZATIONS
+        for shape, layers in (("tiny", 2), ("0.05b", 6), ("1.5b", 2), ("3b", 4))
+    ]
+    found: list[Observation] = []
+    for model in models:
+        for n in KNOTS:
+            seconds = pass_cost(machine, model, n, 0, n_outputs=1).seconds * (1 + noise[len(found) % len(noise)])
+            found.append(Observation(work=model, n_tokens=n, n_outputs=1, seconds=seconds))
+        seconds = pass_cost(machine, model, 1, 4096).seconds
+        found.append(Observation(work=model, n_tokens=1, n_past=4096, seconds=seconds))
+    return found

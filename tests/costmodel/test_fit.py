@@ -1,0 +1,121 @@
+"""Fits of profiles to passes of machines with known properties."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cpuchat.costmodel.fit import Observation, fit
+from cpuchat.costmodel.passes import decode_rate, pass_cost, prefill_cost
+from cpuchat.costmodel.profile import CostProfile
+from tests.costmodel.made_up import QUANTIZATIONS, guess, probe, two_cores, work
+
+MODELS = [
+    (shape, quantization, layers)
+    for shape, layers in (("0.05b", None), ("0.5b", None), ("1.5b", None), ("3b", None), ("30b-a3b", 4))
+    for quantization in QUANTIZATIONS
+]
+
+
+def errors(found: CostProfile, machine: CostProfile) -> tuple[float, float]:
+    """Return the largest relative errors of decoding and of prefill, over models that the fit has not seen."""
+    decode = prefill = 0.0
+    for name, quantization, layers in MODELS:
+        model = work(name, quantization, layers)
+        decode = max(decode, abs(decode_rate(found, model, 100) / decode_rate(machine, model, 100) - 1))
+        ours, true = (prefill_cost(one, model, 512).seconds for one in (found, machine))
+        prefill = max(prefill, abs(ours / true - 1))
+    return decode, prefill
+
+
+def test_a_probe_predicts_models_that_it_has_not_seen() -> None:
+    machine = two_cores()
+    found = fit(guess(), probe(machine))
+    assert found.error < 0.01
+    decode, prefill = errors(found.profile, machine)
+    assert decode < 0.05
+    assert prefill < 0.05
+
+
+def test_noise_and_a_few_disturbed_passes_do_not_spoil_it() -> None:
+    machine = two_cores()
+    noisy = probe(machine, noise=(0.03, -0.04, 0.0, 0.05, -0.02, 0.9, -0.03, 0.02, -0.05, 0.01, 0.04))
+    found = fit(guess(), noisy)
+    decode, prefill = errors(found.profile, machine)
+    assert decode < 0.15
+    assert prefill < 0.2
+
+
+@pytest.mark.parametrize("overlap", [1.2, 3.0, 8.0])
+def test_whether_reading_and_computing_overlap_is_found_out(overlap: float) -> None:
+    machine = two_cores(overlap)
+    found = fit(guess(), probe(machine))
+    decode, prefill = errors(found.profile, machine)
+    assert decode < 0.08
+    assert prefill < 0.08
+
+
+def test_without_measurements_the_start_stays() -> None:
+    assert fit(guess(), []).profile == guess()
+
+
+def test_what_was_not_measured_keeps_its_start() -> None:
+    machine = two_cores()
+    some = [one for one in probe(machine) if one.n_tokens == 1]
+    found = fit(guess(), some).profile
+    assert found.madd_rate("Q8_0", 512) == pytest.approx(guess().madd_rate("Q8_0", 512), rel=0.05)
+
+
+def test_chats_with_a_small_model_do_not_spoil_predictions_of_large_ones() -> None:
+    machine = two_cores()
+    probed = fit(guess(), probe(machine)).profile
+    small, large = work("0.05b", "Q4_K_M"), work("8b", "Q4_K_M")
+    # A chat that ran beside other load, at 0.6 of its speed.
+    seconds = pass_cost(machine, small, 1, 300).seconds / 0.6
+    chat = Observation(work=small, n_tokens=1, n_past=300, seconds=seconds, weight=0.5, model="small")
+    refined = fit(probed, [chat] * 5, trust=10)
+    assert decode_rate(refined.profile, large) == pytest.approx(decode_rate(machine, large), rel=0.1)
+    again = pass_cost(refined.profile, small, 1, 300).seconds * refined.factors["small"]
+    assert again == pytest.approx(seconds, rel=0.05)
+
+
+def test_chats_teach_what_a_guess_does_not_know() -> None:
+    machine = two_cores()
+    model = work("8b", "Q4_K_M")
+    before = abs(decode_rate(guess(), model) / decode_rate(machine, model) - 1)
+    chat = Observation(work=model, n_tokens=1, n_past=300, seconds=pass_cost(machine, model, 1, 300).seconds)
+    found = fit(guess(), [chat]).profile
+    after = abs(decode_rate(found, model) / decode_rate(machine, model) - 1)
+    assert after < 0.02 < before
+
+
+def test_more_weight_pulls_more() -> None:
+    machine, model = two_cores(), work("1.5b")
+    true = pass_cost(machine, model).seconds
+    two = [Observation(work=model, n_tokens=1, seconds=true), Observation(work=model, n_tokens=1, seconds=1.2 * true)]
+    first = fit(guess(), [two[0], msgspec.structs.replace(two[1], weight=0.01)]).profile
+    second = fit(guess(), [msgspec.structs.replace(two[0], weight=0.01), two[1]]).profile
+    assert pass_cost(first, model).seconds < pass_cost(second, model).seconds
+
+
+def test_impossible_measurements_are_refused() -> None:
+    model = work("tiny")
+    with pytest.raises(ValueError):
+        fit(guess(), [Observation(work=model, n_tokens=1, seconds=0.0)])
+    with pytest.raises(ValueError):
+        fit(guess(), [Observation(work=model, n_tokens=1, seconds=1.0, weight=-1.0)])
+
+
+def test_what_many_models_agree_on_changes_the_profile() -> None:
+    machine = two_cores()
+    probed = fit(guess(), probe(machine)).profile
+    slower = msgspec.structs.replace(machine, bandwidth=tuple((at, 0.8 * rate) for at, rate in machine.bandwidth))
+    chats = [
+        Observation(work=work(*spec), n_tokens=1, n_past=300, model=str(spec),
+                    seconds=pass_cost(slower, work(*spec), 1, 300).seconds)
+        for spec in MODELS
+    ]  # fmt: skip
+    refined = fit(probed, chats, trust=10).profile
+    unseen = work("14b", "F16")
+    before, after = (decode_rate(one, unseen) / decode_rate(slower, unseen) - 1 for one in (probed, refined))
+    assert after < 0.7 * before
