@@ -29,6 +29,7 @@ _COMMANDS = {
     "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
     "quality": ("cpuchat.cli.quality", "quality", "Measure the quality loss of quantized models."),
     "bench": ("cpuchat.cli.bench", "bench", "Measure speed over models, drafters, depths and settings."),
+    "plan": ("cpuchat.cli.plan", "plan", "Plan a model on a machine: fit, speed, users, cost."),
     "doctor": ("cpuchat.cli.doctor", "doctor", "Check what limits inference speed on this machine."),
     "probe": ("cpuchat.cli.probe", "probe", "Measure the read bandwidth of this machine."),
     "counters": ("cpuchat.cli.counters", "counters", "List hardware counters of memory traffic and power."),

@@ -10,6 +10,7 @@ from cpuchat.costmodel.work import ModelWork, Part, bytes_read, parts
 
 MICRO_BATCH = 512
 """Tokens of a prompt that are evaluated at once (n_ubatch)."""
+_KERNELS_CHANGE = 32  # tokens up to which kernels for fewer and more tokens differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +123,18 @@ def batch_rate(profile: CostProfile, work: ModelWork, users: int, n_past: float 
 
 def most_users(profile: CostProfile, work: ModelWork, tok_s: float, n_past: float, limit: int) -> int:
     """Return how many chats, at most `limit`, can be decoded together at `tok_s` each; 0 when not even one can."""
-    # Longer passes are not always slower per token, so all numbers are tried.
-    return max((n for n in range(1, limit + 1) if batch_rate(profile, work, n, n_past) >= tok_s), default=0)
+    few = min(limit, _KERNELS_CHANGE)  # longer passes are not always slower per token here: all are tried
+    low = max((n for n in range(1, few + 1) if batch_rate(profile, work, n, n_past) >= tok_s), default=0)
+    if low < few:
+        return low
+    high = limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if batch_rate(profile, work, middle, n_past) >= tok_s:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def memory_ceiling(profile: CostProfile, work: ModelWork, n_past: float = 0) -> float:

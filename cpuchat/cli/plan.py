@@ -1,0 +1,292 @@
+"""`cpuchat plan`: what a model would do on a machine that need not be here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cpuchat.errors import UsageError
+
+if TYPE_CHECKING:
+    from cpuchat.models.catalog import Catalog
+    from cpuchat.planner.machine_specs import MachineSpec
+    from cpuchat.planner.plan import Load, Plan, Prices
+    from cpuchat.planner.service import Service
+    from cpuchat.settings import Settings
+
+_EPILOG = """\b
+Examples:
+  cpuchat plan                                      the catalog on this machine, the fastest first
+  cpuchat plan --on 9354 --tok-s 10                 what runs at 10 tok/s there
+  cpuchat plan 70b:Q4_K_M --on 9754                 one model: fit, speed, users, cost
+  cpuchat plan 70b --on 9754 --draft llama-3.2-1b-instruct
+  cpuchat plan 70b:Q4_K_M --cheapest --tok-s 15     the model on every machine, the cheapest first
+  cpuchat plan qwen3-30b-a3b-instruct-2507 --on 9655 --users 200 --tok-s 8
+  cpuchat plan 8b --like server.toml --json         a machine of your own
+  cpuchat plan --machines                           the machines, each figure with its source
+  cpuchat plan --claims                             published claims, checked
+
+MODEL is a GGUF file, an id of `cpuchat models catalog`, or a usual size (0.5b to 70b), with its quantization behind a
+colon. A figure is given as expected (low–high): an untuned and a tuned setup.
+
+Exit codes: 0 success, 2 wrong usage, unknown names, or a plan that is impossible."""
+
+
+class _Positive(click.FloatRange):
+    name = "X"
+
+    def __init__(self, most: float) -> None:
+        super().__init__(min=0, min_open=True, max=most)
+
+
+@click.command(epilog=_EPILOG, short_help="Plan a model on a machine: fit, speed, users, cost.")
+@click.argument("model", required=False)
+@click.option("--on", "machine", metavar="MACHINE", help="A machine of --machines; default: this one.")
+@click.option("--like", type=click.Path(path_type=Path), metavar="FILE.toml", help="A machine described in a file.")
+@click.option("--draft", metavar="MODEL", help="A draft model.")
+@click.option("--ctx", type=click.IntRange(256, 10_000_000), metavar="N", help="Context of a chat; default: 8192.")
+@click.option("--prompt", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of a prompt; default: 500.")
+@click.option("--answer", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of an answer; default: 300.")
+@click.option("--users", type=click.IntRange(1, 1_000_000), metavar="N", help="Simulate this many users.")
+@click.option(
+    "--tok-s", type=_Positive(1e6), metavar="X", help="tok/s that each user wishes; default: 5, as one reads."
+)
+@click.option("--cheapest", is_flag=True, help="Compare all machines, the cheapest first.")
+@click.option("--usd-per-kwh", type=click.FloatRange(0, 100), metavar="X", help="Price of power; default: 0.15.")
+@click.option("--years", type=_Positive(100), metavar="X", help="Years to write a machine off; default: 4.")
+@click.option("--machines", "list_machines", is_flag=True, help="List the machines with the sources of their figures.")
+@click.option("--claims", "list_claims", is_flag=True, help="Check published claims.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: rates in tok/s, sizes in bytes.")
+def plan(
+    model: str | None,
+    machine: str | None,
+    like: Path | None,
+    draft: str | None,
+    cheapest: bool,
+    list_machines: bool,
+    list_claims: bool,
+    as_json: bool,
+    **values: Any,
+) -> int:
+    """Plan before buying or downloading: does a model fit a machine, how fast, for how many users, at what cost.
+
+    Without MODEL it lists the catalog on the machine.
+    """
+    from cpuchat import settings
+    from cpuchat.models.catalog import load_catalog
+    from cpuchat.planner.model_specs import find_model
+
+    _check(model, machine, like, draft, cheapest, values)
+    if list_machines:
+        return _show_machines(as_json)
+    if list_claims:
+        return _show_claims(as_json)
+    chosen, catalog = settings.load(), load_catalog()
+    load, prices = _load(values), _prices(values)
+    if model is None:
+        return _show_catalog(_machine(machine, like, chosen), catalog, load, as_json, values["tok_s"])
+    wanted = find_model(model, catalog, chosen.model.folders)
+    drafting = find_model(draft, catalog, chosen.model.folders) if draft is not None else _usual_draft(wanted, catalog)
+    if cheapest:
+        from cpuchat.planner.choices import machine_plans
+        from cpuchat.planner.machine_specs import machines
+
+        plans = machine_plans(machines(), wanted, load, draft=drafting, prices=prices)
+        return _show_machine_plans(plans, as_json, values["tok_s"])
+    from cpuchat.planner.plan import make_plan
+
+    made = make_plan(_machine(machine, like, chosen), wanted, load, draft=drafting, prices=prices)
+    return _show_plan(made, _service(made) if values["users"] else None, as_json)
+
+
+def _check(
+    model: str | None, machine: str | None, like: Path | None, draft: str | None, cheapest: bool, values: dict[str, Any]
+) -> None:
+    if machine is not None and like is not None:
+        raise UsageError("--on and --like name two machines.", "Use one of them.")
+    if model is None:
+        for flag, given in (("--draft", draft), ("--cheapest", cheapest), ("--users", values["users"])):
+            if given:
+                raise UsageError(f"{flag} needs a MODEL.", "Example: cpuchat plan 70b:Q4_K_M --cheapest")
+    if cheapest and (machine is not None or like is not None):
+        raise UsageError("--cheapest compares all machines.", "Drop --on and --like.")
+    if cheapest and values["users"]:
+        raise UsageError("--cheapest compares one chat on all machines.", "Use --users with --on MACHINE.")
+
+
+def _load(values: dict[str, Any]) -> Load:
+    from cpuchat.planner.plan import Load
+
+    names = {"ctx": "n_ctx", "prompt": "n_prompt", "answer": "n_answer", "users": "users", "tok_s": "tok_s"}
+    given = {name: values[key] for key, name in names.items() if values[key] is not None}
+    if "n_ctx" not in given:  # long prompts and answers make the default context longer
+        usual = Load.__struct_defaults__
+        fields = dict(zip(Load.__struct_fields__[-len(usual) :], usual, strict=True)) | given
+        given["n_ctx"] = max(fields["n_ctx"], fields["n_prompt"] + fields["n_answer"])
+    return Load(**given)
+
+
+def _prices(values: dict[str, Any]) -> Prices:
+    from cpuchat.planner.plan import Prices
+
+    return Prices(**{name: values[name] for name in ("usd_per_kwh", "years") if values[name] is not None})
+
+
+def _machine(name: str | None, like: Path | None, chosen: Settings) -> MachineSpec:
+    from cpuchat.planner.here import machine_here
+    from cpuchat.planner.machine_specs import HERE, find_machine, read_machine
+
+    if like is not None:
+        return read_machine(like)
+    return machine_here(chosen) if name in (None, HERE) else find_machine(name)
+
+
+def _usual_draft(target: Any, catalog: Catalog) -> Any:
+    """Return the catalog's draft model for a model of the catalog; None when it names none."""
+    from cpuchat.planner.model_specs import from_catalog
+
+    entry = next((one for one in catalog.models if one.name == target.name), None)
+    drafts = catalog.drafts_of(entry) if entry is not None else []
+    return from_catalog(drafts[0]) if drafts and drafts[0].sizes else None
+
+
+def _service(made: Plan) -> Service:
+    from cpuchat.planner.service import simulate_service
+
+    return simulate_service(made)
+
+
+def _show_plan(made: Plan, service: Service | None, as_json: bool) -> int:
+    from cpuchat.cli.output import json_line
+    from cpuchat.cli.terminal import echo_paragraph, echo_table
+    from cpuchat.present import plan as words
+    from cpuchat.text import clean_line
+
+    if as_json:
+        click.echo(json_line({"plan": _plain(made), "service": _plain(service) if service is not None else None}))
+        return 0
+    click.echo(clean_line(words.title(made)))
+    for label, text in words.lines(made):
+        echo_paragraph(clean_line(text), f"  {label:<13}", " " * 15)
+    if not made.model.exact:
+        echo_paragraph("≈ from the size of the file; a GGUF file's header gives exact sizes.", "  ", "  ")
+    if service is not None:
+        click.echo()
+        echo_table([words.SERVICE_HEADS, *words.service_rows(service)], right=range(8))
+        for line in words.service_lines(service, made):
+            echo_paragraph(line)
+    return 0
+
+
+def _show_catalog(machine: MachineSpec, catalog: Catalog, load: Load, as_json: bool, wished: float | None) -> int:
+    from cpuchat.cli.output import json_line
+    from cpuchat.cli.terminal import echo_paragraph, echo_table
+    from cpuchat.planner.choices import catalog_plans, reaches
+    from cpuchat.present import plan as words
+
+    found = catalog_plans(machine, catalog.models, load)
+    if wished is not None:
+        found = [one for one in found if reaches(one, wished)]
+    if as_json:
+        click.echo(json_line([_plain(one) for one in found]))
+        return 0
+    limit = f" at {wished:g} tok/s or more" if wished is not None else ""
+    click.echo(f"{machine.name}: {len(found)} models of the catalog run{limit}.\n")
+    echo_table([words.CATALOG_HEADS, *map(words.catalog_row, found)], right=(2, 3, 4, 5))
+    echo_paragraph(f"\nPlain decoding in the middle of an answer; first token of a prompt of {load.n_prompt} tokens.")
+    return 0
+
+
+def _show_machine_plans(plans: Sequence[Plan], as_json: bool, wished: float | None) -> int:
+    from cpuchat.cli.output import json_line
+    from cpuchat.cli.terminal import echo_paragraph, echo_table
+    from cpuchat.planner.choices import cheapest
+    from cpuchat.present import plan as words
+
+    best = {
+        "plain": cheapest(plans, wished) if wished is not None else None,
+        "drafted": cheapest(plans, wished, 0.8) if wished is not None else None,
+    }
+    if as_json:
+        ids = {name: one.machine.id if one is not None else None for name, one in best.items()}
+        click.echo(json_line({"plans": [_plain(one) for one in plans], "cheapest": ids}))
+        return 0
+    first = plans[0]
+    click.echo(f"{first.model.name} {first.model.quantization}, the cheapest machine first\n")
+    echo_table([words.MACHINE_HEADS, *map(words.machine_row, plans)], right=range(1, 9))
+    click.echo()
+    if wished is not None:
+        for line in words.cheapest_lines(wished, best["plain"], best["drafted"], first.draft):
+            echo_paragraph(line)
+    echo_paragraph("Prices are estimates of whole machines; `cpuchat plan --machines` has their sources.")
+    return 0
+
+
+def _show_machines(as_json: bool) -> int:
+    import msgspec
+
+    from cpuchat.cli.output import json_line
+    from cpuchat.cli.terminal import echo_paragraph
+    from cpuchat.planner.machine_specs import machines
+    from cpuchat.present import plan as words
+
+    if as_json:
+        click.echo(json_line([_without_none(msgspec.to_builtins(one)) for one in machines()]))
+        return 0
+    for one in machines():
+        click.echo(f"{one.id}: {one.name}")
+        for label, text in words.machine_figures(one):
+            echo_paragraph(text, f"  {label:<17}", " " * 19)
+        click.echo()
+    return 0
+
+
+def _show_claims(as_json: bool) -> int:
+    import msgspec
+
+    from cpuchat.cli.output import json_line
+    from cpuchat.cli.terminal import echo_paragraph
+    from cpuchat.planner.claims import claims
+    from cpuchat.present import plan as words
+
+    known = claims()
+    if as_json:
+        click.echo(json_line(msgspec.to_builtins(known)))
+        return 0
+    for document in known.document:
+        echo_paragraph(f"{document.id}  {document.title}: {document.nature}")
+        for one in known.claim:
+            if one.document == document.id:
+                echo_paragraph(f"{one.claim}", "  ", "    ")
+                echo_paragraph(f"{one.judged}: {one.arithmetic}", "    ", "    ")
+                echo_paragraph(f"planner: {one.planner}", "    ", "    ")
+        click.echo()
+    for line in words.claim_lines(known.claim):
+        echo_paragraph(line)
+    return 0
+
+
+def _plain(value: Any) -> Any:
+    """Return plain data; infinite numbers become null."""
+    import dataclasses
+    import math
+
+    import msgspec
+
+    data = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else msgspec.to_builtins(value)
+
+    def finite(one: Any) -> Any:
+        if isinstance(one, dict):
+            return {key: finite(part) for key, part in one.items()}
+        if isinstance(one, list | tuple):
+            return [finite(part) for part in one]
+        return None if isinstance(one, float) and not math.isfinite(one) else one
+
+    return finite(data)
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if value is not None}

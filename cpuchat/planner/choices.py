@@ -1,0 +1,49 @@
+"""Compares plans: the catalog on one machine, and one model on all machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cpuchat.models.catalog import CatalogModel
+from cpuchat.planner.machine_specs import MachineSpec
+from cpuchat.planner.model_specs import PlannedModel, from_catalog
+from cpuchat.planner.plan import Load, Plan, Prices, hourly, make_plan
+
+
+def catalog_plans(machine: MachineSpec, entries: Iterable[CatalogModel], load: Load) -> list[Plan]:
+    """Return a plan for every chat model of the catalog that fits, the fastest first."""
+    chat = [entry for entry in entries if entry.use != "draft" and entry.sizes]
+    plans = [make_plan(machine, from_catalog(entry), load) for entry in chat]
+    fitting = [plan for plan in plans if plan.tok_s is not None]
+    return sorted(fitting, key=_speed, reverse=True)
+
+
+def machine_plans(
+    machines: Sequence[MachineSpec], model: PlannedModel, load: Load, *, draft: PlannedModel | None, prices: Prices
+) -> list[Plan]:
+    """Return a plan on every machine, the cheapest machine first; those without a price last."""
+    plans = [make_plan(machine, model, load, draft=draft, prices=prices) for machine in machines]
+    return sorted(plans, key=lambda plan: _price(plan, prices))
+
+
+def reaches(plan: Plan, tok_s: float, acceptance: float | None = None) -> bool:
+    """Return whether one chat is expected to reach `tok_s`, plain or with its draft model at an acceptance rate."""
+    if plan.tok_s is None:
+        return False
+    if acceptance is None:
+        return plan.tok_s.value >= tok_s
+    return any(one.tok_s.value >= tok_s for one in plan.drafted if one.acceptance == acceptance)
+
+
+def cheapest(plans: Sequence[Plan], tok_s: float, acceptance: float | None = None) -> Plan | None:
+    """Return the first of `machine_plans` that reaches `tok_s`; None when none does."""
+    return next((plan for plan in plans if reaches(plan, tok_s, acceptance)), None)
+
+
+def _price(plan: Plan, prices: Prices) -> tuple[bool, float]:
+    per_hour = hourly(plan.machine, prices)
+    return per_hour is None, per_hour or 0.0
+
+
+def _speed(plan: Plan) -> float:
+    return plan.tok_s.value if plan.tok_s is not None else 0.0

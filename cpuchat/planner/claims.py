@@ -1,0 +1,58 @@
+"""Published claims about language models on CPUs, each checked by hand: `claims.toml` beside this file."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from cpuchat import toml
+
+Verdict = Literal["plausible", "only if", "impossible"]
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where claims come from, and of what kind they are there."""
+
+    id: str
+    title: str
+    nature: str
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A figure of a document, what the planner gives for it, the verdict, and its arithmetic in a line.
+
+    `condition` completes "only if"; `model` and `machine` name a plan that shows it, where there is one.
+    """
+
+    document: str
+    claim: str
+    planner: str
+    verdict: Verdict
+    condition: str = ""
+    arithmetic: str
+    machine: str = ""
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.verdict == "only if") != bool(self.condition):
+            raise ValueError("condition: belongs to the verdict `only if`")
+
+    @property
+    def judged(self) -> str:
+        """Return the verdict with its condition."""
+        return f"{self.verdict} {self.condition}".strip()
+
+
+class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    document: tuple[Document, ...]
+    claim: tuple[Claim, ...]
+
+
+@functools.cache
+def claims() -> Claims:
+    """Return all documents and their claims."""
+    text = Path(__file__).with_name("claims.toml").read_text(encoding="utf-8")
+    return msgspec.convert(toml.loads(text), Claims)

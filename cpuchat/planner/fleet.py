@@ -1,0 +1,237 @@
+"""Simulates users on several machines that decode chats together: discrete events, no steps of a clock.
+
+Requests arrive at random (Poisson), wait in one queue, and go to the machine with the fewest chats. A machine evaluates
+one prompt at a time, in micro-batches, each followed by a decoding step of its other chats, as llama-server and vLLM
+do; all running chats get a token per step. Between events rates are constant, so only arrivals and ends are computed.
+With one chat per machine and random lengths this is M/M/k, with a step that takes as much longer as there are chats
+M/M/1 with shared service, and saturated it writes batch / step(batch) tok/s.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cpuchat.costmodel.passes import MICRO_BATCH
+
+Lengths = Callable[[random.Random], float]
+_WARM_UP = 0.1  # of the requests, not counted: the queue fills
+_LONGEST_QUEUE = 0.2  # of the requests waiting at the end: it grows without limit
+_DONE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a machine does: `prefill_s(tokens)` seconds for a prompt, `step_s(chats)` seconds for one token of each of
+    so many chats, of which at most `most` run at once."""
+
+    prefill_s: Callable[[float], float]
+    step_s: Callable[[int], float]
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Requests per second, and the lengths of prompts and answers in tokens."""
+
+    rate: float
+    prompt: Lengths
+    answer: Lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Values that 50 % and 95 % of the requests do not exceed, or reach at least, and the mean."""
+
+    mean: float
+    p50: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What users of `machines` get. `ttft_s` from arrival to the first token; `tok_s` of an answer (p95: 95 % are at
+    least so fast); `total_tok_s` of all machines; `busy` share of the time in which a machine has something to do;
+    `mean_chats` on a machine. `saturated`: requests come faster than they are served.
+    """
+
+    machines: int
+    ttft_s: Percentiles
+    tok_s: Percentiles
+    total_tok_s: float
+    busy: float
+    mean_chats: float
+    saturated: bool
+
+
+@dataclass(slots=True)
+class _Request:
+    arrived: float
+    prompt: float
+    answer: float
+    left: float = 0.0
+    first: float = 0.0
+    ended: float = 0.0
+
+
+@dataclass(slots=True)
+class _Machine:
+    """`running` chats; of them `prefilling` has `prefill_left` micro-batches to go. `version` marks outdated events."""
+
+    server: Server
+    running: list[_Request] = field(default_factory=list)
+    to_prefill: deque[_Request] = field(default_factory=deque)
+    prefill_left: float = 0.0
+    since: float = 0.0
+    version: int = 0
+    busy: float = 0.0
+    chat_seconds: float = 0.0
+    written: float = 0.0
+
+    @property
+    def load(self) -> int:
+        return len(self.running) + len(self.to_prefill)
+
+    def add(self, request: _Request) -> None:
+        self.to_prefill.append(request)
+        if len(self.to_prefill) == 1:
+            self.prefill_left = _batches(request.prompt)
+
+    def _iteration(self) -> float:
+        """Return the seconds of a decoding step, with a micro-batch of a prompt before it."""
+        step = self.server.step_s(len(self.running)) if self.running else 0.0
+        if not self.to_prefill:
+            return step
+        prompt = self.to_prefill[0].prompt
+        return step + self.server.prefill_s(prompt) / _batches(prompt)
+
+    def next_event(self) -> float:
+        """Return when a prompt or an answer ends, if nothing comes in between."""
+        if not self.load:
+            return math.inf
+        return self.since + self._steps_left() * self._iteration()
+
+    def _steps_left(self) -> float:
+        """Return the steps until a prompt or an answer ends."""
+        steps = min((one.left for one in self.running), default=math.inf)
+        return max(min(steps, self.prefill_left) if self.to_prefill else steps, 0.0)
+
+    def advance(self, now: float, *, due: bool = False) -> list[_Request]:
+        """Compute everything up to `now`; return the answers that ended.
+
+        `due`: this is the time of `next_event`, whatever is lost to rounding.
+        """
+        passed, self.since = now - self.since, now
+        if not self.load:
+            return []
+        self.busy += passed
+        self.chat_seconds += passed * self.load
+        iteration = self._iteration()
+        steps = passed / iteration if iteration > 0 else math.inf
+        if due:
+            steps = max(steps, self._steps_left())
+        for one in self.running:
+            self.written += min(steps, one.left)
+            one.left -= steps
+        if self.to_prefill:
+            self.prefill_left -= steps
+            if self.prefill_left <= _DONE:
+                self._begin_answer(now)
+        ended = [one for one in self.running if one.left <= _DONE]
+        if ended:
+            self.running = [one for one in self.running if one.left > _DONE]
+        for one in ended:
+            one.ended = now
+        return ended
+
+    def _begin_answer(self, now: float) -> None:
+        request = self.to_prefill.popleft()
+        request.first, request.left = now, max(request.answer - 1, 0.0)
+        self.written += 1
+        self.running.append(request)
+        if self.to_prefill:
+            self.prefill_left = _batches(self.to_prefill[0].prompt)
+
+
+def _batches(prompt: float) -> float:
+    return max(math.ceil(prompt / MICRO_BATCH), 1)
+
+
+def simulate(server: Server, machines: int, demand: Demand, n_requests: int = 5_000, seed: int = 1) -> Outcome:
+    """Simulate `n_requests` on `machines` like `server`. The same arguments give the same figures."""
+    chance = random.Random(seed)
+    fleet = [_Machine(server) for _ in range(machines)]
+    waiting: deque[_Request] = deque()
+    done: list[_Request] = []
+    events: list[tuple[float, int, int]] = []  # (when, machine or -1 for an arrival, version)
+    to_come = n_requests
+    heapq.heappush(events, (chance.expovariate(demand.rate), -1, 0))
+    now = 0.0
+    while events and (to_come or len(done) < n_requests):
+        now, index, version = heapq.heappop(events)
+        if index < 0:
+            waiting.append(_Request(now, demand.prompt(chance), max(demand.answer(chance), _DONE)))
+            to_come -= 1
+            if to_come:
+                heapq.heappush(events, (now + chance.expovariate(demand.rate), -1, 0))
+            elif len(waiting) > _LONGEST_QUEUE * n_requests:
+                break
+        elif version != fleet[index].version:
+            continue
+        touched = {index} if index >= 0 else set()
+        if index >= 0:
+            done += fleet[index].advance(now, due=True)
+        while waiting:
+            free = min(range(machines), key=lambda one: fleet[one].load)
+            if fleet[free].load >= server.most:
+                break
+            done += fleet[free].advance(now)
+            fleet[free].add(waiting.popleft())
+            touched.add(free)
+        for one in touched:
+            fleet[one].version += 1
+            heapq.heappush(events, (fleet[one].next_event(), one, fleet[one].version))
+    return _outcome(fleet, done, n_requests, now)
+
+
+def _outcome(fleet: list[_Machine], done: list[_Request], n_requests: int, now: float) -> Outcome:
+    counted = sorted(done, key=lambda one: one.arrived)[int(_WARM_UP * len(done)) :]
+    ttft = [one.first - one.arrived for one in counted]
+    rates = [(one.answer - 1) / (one.ended - one.first) for one in counted if one.answer > 1 and one.ended > one.first]
+    return Outcome(
+        machines=len(fleet),
+        ttft_s=_percentiles(ttft, highest=True),
+        tok_s=_percentiles(rates, highest=False),
+        total_tok_s=sum(one.written for one in fleet) / now if now else 0.0,
+        busy=sum(one.busy for one in fleet) / (len(fleet) * now) if now else 0.0,
+        mean_chats=sum(one.chat_seconds for one in fleet) / (len(fleet) * now) if now else 0.0,
+        saturated=len(done) < n_requests,
+    )
+
+
+def _percentiles(values: list[float], *, highest: bool) -> Percentiles:
+    """Return the percentiles, counted from the other end unless `highest` values are the bad ones."""
+    if not values:
+        return Percentiles(math.nan, math.nan, math.nan)
+    ordered = sorted(values, reverse=not highest)
+    return Percentiles(sum(values) / len(values), *(ordered[round(at * (len(values) - 1))] for at in (0.5, 0.95)))
+
+
+def exponential(mean: float) -> Lengths:
+    """Return random lengths as of answers of chats: many short ones, few long ones."""
+    return lambda chance: chance.expovariate(1 / mean)
+
+
+def fixed(length: float) -> Lengths:
+    """Return always the same length."""
+    return lambda chance: length
+
+
+def capacity(server: Server, prompt: float, answer: float) -> float:
+    """Return the requests per second that one machine serves at most, with chats of these lengths."""
+    n = server.most
+    return 1 / (server.prefill_s(prompt) + max(answer - 1, 0.0) * server.step_s(n) / n)

@@ -1,0 +1,237 @@
+"""Machines to plan for: figures with their sources, and the cost profiles that follow from them."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from cpuchat import paths, toml
+from cpuchat.costmodel.profile import CostProfile, Rate
+from cpuchat.costmodel.work import KV
+from cpuchat.errors import UsageError
+from cpuchat.settings import explained
+
+Basis = Literal["measured", "data sheet", "computed", "estimate"]
+Kind = Literal["desktop", "server", "dual socket", "cloud", "apple", "here"]
+Scenario = Literal["low", "value", "high"]
+SCENARIOS: tuple[Scenario, ...] = ("low", "value", "high")
+HERE = "this"
+"""The name of the machine that cpuchat runs on."""
+MAX_BYTES = 1 << 20
+_FOLDER = Path(__file__).parent
+_BARRIERS, _PASS_BARRIERS = 20, 40  # per layer, and per pass beside its layers
+_WORDS = re.compile(r"[a-z]+|\d+")
+_FULL, _MANY = 16, 112  # cores up to which rates add up, and at which `scaling` holds
+_OFF_BATCH = 32  # tokens from which kernels compute at their full rate
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+Text = Annotated[str, msgspec.Meta(max_length=400)]
+
+
+class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A number with its range (0: none), its source, and what that source is."""
+
+    value: Positive
+    low: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    high: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    basis: Basis = "estimate"
+    source: Text = ""
+
+    def __post_init__(self) -> None:
+        if (self.low and self.low > self.value) or (self.high and self.high < self.value):
+            raise ValueError("low, value and high: must be in rising order")
+
+    def at(self, scenario: Scenario) -> float:
+        """Return `low`, `value` or `high`; `value` where there is no range."""
+        return (getattr(self, scenario) if scenario != "value" else 0.0) or self.value
+
+
+class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A machine. Bandwidths in GB/s, memory in GB, of 1e9 bytes.
+
+    `theoretical` is what the memory channels allow, `measured` what reading reaches, `decode` what decoding reaches;
+    the latter two follow from the kind of machine where missing. `cpu` is a name in cpus.toml. Either `price_usd`, or
+    `usd_per_hour`, or neither is known.
+    """
+
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.+-]*\Z", max_length=60)]
+    name: Text
+    kind: Kind = "server"
+    cpu: Text
+    sockets: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    cores: Figure
+    clock_ghz: Figure
+    memory_gb: Figure
+    theoretical: Figure | None = None
+    measured: Figure | None = None
+    decode: Figure | None = None
+    l3_mb: Figure | None = None
+    watts: Figure | None = None
+    price_usd: Figure | None = None
+    usd_per_hour: Figure | None = None
+
+    def __post_init__(self) -> None:
+        if self.theoretical is None and self.measured is None:
+            raise ValueError("measured: give the measured or the theoretical bandwidth")
+        both = self.theoretical, self.measured
+        if both[0] is not None and both[1] is not None and both[1].value > 1.05 * both[0].value:
+            raise ValueError("measured: exceeds the theoretical bandwidth")
+        if self.cpu not in _cpus().cpu:
+            known = difflib.get_close_matches(self.cpu, _cpus().cpu, n=3, cutoff=0.3) or list(_cpus().cpu)
+            raise ValueError(f"cpu: unknown {self.cpu!r}; known are {', '.join(known)}")
+
+    @property
+    def read_gbs(self) -> Figure:
+        """Return the read bandwidth: measured, else what is typical of the theoretical one."""
+        if self.measured is not None:
+            return self.measured
+        share, peak = _cpus().typical, self.theoretical
+        assert peak is not None  # by __post_init__
+        return Figure(share.value * peak.value, basis="estimate", source=f"80 % of {peak.value:g}: {share.source}")
+
+    def decode_gbs(self, scenario: Scenario) -> float:
+        """Return the bandwidth that decoding reaches."""
+        if self.decode is not None:
+            return self.decode.at(scenario)
+        share = _cpus().decode[self.kind].at(scenario)
+        return share * self.read_gbs.value
+
+    @property
+    def decode_source(self) -> str:
+        if self.decode is not None:
+            return self.decode.source
+        share = _cpus().decode[self.kind]
+        return f"{100 * share.at('low'):.0f} to {100 * share.at('high'):.0f} % of the read bandwidth: {share.source}"
+
+    def int8_tops(self, scenario: Scenario) -> float:
+        """Return tera-operations per second in products of quantized matrices, all cores together."""
+        found = _cpus()
+        cores = self.cores.value / self.sockets
+        beyond = min(max(math.log(cores / _FULL) / math.log(_MANY / _FULL), 0.0), 1.0) if cores > _FULL else 0.0
+        scaling = found.scaling.value**beyond
+        return self.cores.value * scaling * self.clock_ghz.value * found.cpu[self.cpu].int8.at(scenario) / 1e3
+
+    def profile(self, scenario: Scenario = "value") -> CostProfile:
+        """Return the cost profile, with everything at its `low`, its `value`, or its `high`."""
+        found = _cpus()
+        full = self.int8_tops(scenario) * 1e12 / 2
+        barrier = found.barrier_us.value * 1e-6 * math.log2(2 * self.cores.value) * self.sockets
+        curve = ((1.0, found.few.value * full), (float(_OFF_BATCH), full))
+        f16 = tuple((n, found.f16.value * rate) for n, rate in curve)
+        return CostProfile(
+            bandwidth=self._bandwidth(scenario),
+            rates=(
+                Rate("Q4_K", curve),
+                Rate("Q8_0", curve),
+                Rate("F16", f16),
+                Rate(KV, ((1.0, found.attention.value * full),)),
+            ),
+            pass_s=_PASS_BARRIERS * barrier,
+            layer_s=_BARRIERS * barrier,
+        )
+
+    def _bandwidth(self, scenario: Scenario) -> tuple[tuple[float, float], ...]:
+        """Return the bandwidth by working set: twice as much where the weights stay in the L3 caches."""
+        memory = self.decode_gbs(scenario) * 1e9
+        if self.l3_mb is None:
+            return ((1.0, memory),)
+        cache = self.l3_mb.value * 1e6
+        return ((cache / 2, 2 * memory), (2 * cache, memory))
+
+
+class _CPU(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    int8: Figure
+
+
+class _CPUs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    cpu: dict[str, _CPU]
+    few: Figure
+    f16: Figure
+    attention: Figure
+    typical: Figure
+    decode: dict[Kind, Figure]
+    scaling: Figure
+    barrier_us: Figure
+
+
+@functools.cache
+def _cpus() -> _CPUs:
+    return msgspec.convert(toml.loads((_FOLDER / "cpus.toml").read_text(encoding="utf-8")), _CPUs)
+
+
+def cpu_names() -> list[str]:
+    """Return the names that `MachineSpec.cpu` may have."""
+    return list(_cpus().cpu)
+
+
+@functools.cache
+def machines() -> tuple[MachineSpec, ...]:
+    """Return the machines that come with the program."""
+    tables = toml.loads((_FOLDER / "machines.toml").read_text(encoding="utf-8"))
+    return tuple(msgspec.convert(table, MachineSpec) for table in tables["machine"])
+
+
+def find_machine(wanted: str) -> MachineSpec:
+    """Return the machine with that id or name, or a part of it that only one has.
+
+    Raises:
+        UsageError: unknown or ambiguous; the hint names the nearest.
+    """
+    text = wanted.strip().lower()
+    exact = [one for one in machines() if text in (one.id, one.name.lower())]
+    words = _words(text)
+    parts = exact or [one for one in machines() if words and words <= _words(f"{one.id} {one.name}")]
+    if len(parts) == 1:
+        return parts[0]
+    names = [one.id for one in machines()]
+    if parts:
+        raise UsageError(f"{wanted} is ambiguous.", f"Use {' or '.join(one.id for one in parts)}.")
+    near = difflib.get_close_matches(text, names, n=2, cutoff=0.4) or names
+    hint = f"Did you mean {' or '.join(near)}?" if len(near) < 3 else f"Known are {', '.join(names)}."
+    raise UsageError(
+        f"Unknown machine {wanted!r}.", f"{hint} Describe another one in a file: --like FILE.toml; see --machines."
+    )
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(_WORDS.findall(name.lower().replace("×", "x")))
+
+
+def read_machine(file: Path) -> MachineSpec:
+    """Read a machine of the user's from a TOML file.
+
+    Raises:
+        UsageError: the file cannot be read, or a figure is missing or impossible; the message names the key.
+    """
+    try:
+        table = toml.loads(paths.read_text(file, MAX_BYTES))
+    except OSError as error:
+        raise UsageError(f"{paths.shown(file)} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise UsageError(f"{paths.shown(file)} is not valid TOML: {error}.") from None
+    table = {key: {"value": value} if key in _FIGURES and _is_number(value) else value for key, value in table.items()}
+    table.setdefault("id", "own")
+    table.setdefault("name", file.stem)
+    try:
+        return msgspec.convert(table, MachineSpec)
+    except msgspec.ValidationError as error:
+        key, reason = explained(error)
+        raise UsageError(
+            f"{paths.shown(file)}{f', {key}' if key else ''}: {reason}.",
+            "`cpuchat plan --machines --json` prints machines in this format.",
+        ) from None
+
+
+_FIGURES = frozenset(
+    {"cores", "clock_ghz", "memory_gb", "theoretical", "measured", "decode", "l3_mb", "watts", "price_usd",
+     "usd_per_hour"}
+)  # fmt: skip
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,320 @@
+"""Plans a model on a machine: does it fit, how fast, for how many users, at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from cpuchat.costmodel.passes import (
+    batch_rate,
+    compute_ceiling,
+    draft_cost,
+    memory_ceiling,
+    most_users,
+    pass_cost,
+    prefill_cost,
+    verify_costs,
+)
+from cpuchat.costmodel.profile import CostProfile
+from cpuchat.costmodel.work import bytes_read
+from cpuchat.errors import UsageError
+from cpuchat.models.drafts.gain import WORTH, gain
+from cpuchat.models.fit import PROCESS_BYTES
+from cpuchat.models.shortlist import PACE
+from cpuchat.planner.machine_specs import HERE, SCENARIOS, MachineSpec
+from cpuchat.planner.model_specs import PlannedModel
+
+Fit = Literal["fits", "tight", "too large"]
+ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
+"""Acceptance rates per token: open chat 0.6 to 0.75, code 0.8 to 0.95, with a small model of the same family."""
+MOST_USERS = 1024
+"""Chats decoded together that are tried: llama-server and vLLM allow some hundred."""
+_LONGEST_VERIFY = 32
+_USABLE, _TIGHT = 0.95, 0.05
+_BUFFERS, _MOST_BUFFERS = 0.01, 2e9  # of the engine, as a share of the weights
+_HOURS_PER_YEAR = 8766
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of the model: tokens of context that each chat may have, of a prompt, and of an answer; `users`
+    that write at once, and the `tok_s` that each of them wishes."""
+
+    n_ctx: int = 8192
+    n_prompt: int = 500
+    n_answer: int = 300
+    users: int = 1
+    tok_s: float = PACE
+
+    def __post_init__(self) -> None:
+        if self.n_prompt + self.n_answer > self.n_ctx:
+            raise UsageError(
+                f"{self.n_prompt} tokens of prompt and {self.n_answer} of answer exceed the context of {self.n_ctx}.",
+                f"Use --ctx {self.n_prompt + self.n_answer} or more.",
+            )
+
+    @property
+    def n_past(self) -> float:
+        """Return the tokens in the context in the middle of an answer."""
+        return self.n_prompt + self.n_answer / 2
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """Money: a machine is written off over `years`, of which it works `busy`, at `usd_per_kwh`."""
+
+    years: float = 4.0
+    busy: float = 1.0
+    usd_per_kwh: float = 0.15
+
+
+class Range(msgspec.Struct, frozen=True):
+    """A figure between `low` and `high`; `value` is expected."""
+
+    low: float
+    value: float
+    high: float
+
+    def map(self, change: Callable[[float], float]) -> Range:
+        """Return the range of `change(figure)`."""
+        low, value, high = sorted(change(one) for one in (self.low, self.value, self.high))
+        return Range(low, value, high)
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes: of the weights, the KV caches of all users, the draft model, buffers; `usable` of the machine."""
+
+    weights: float
+    kv: float
+    draft: float
+    buffers: float
+    usable: float
+
+    @property
+    def needed(self) -> float:
+        return self.weights + self.kv + self.draft + self.buffers
+
+    @property
+    def fit(self) -> Fit:
+        if self.needed > self.usable:
+            return "too large"
+        return "tight" if self.needed > (1 - _TIGHT) * self.usable else "fits"
+
+
+class Drafted(msgspec.Struct, frozen=True, kw_only=True):
+    """With a draft model at an `acceptance` rate per token: the best `depth` (0: off), tok/s and the speed-up."""
+
+    acceptance: float
+    depth: int
+    tok_s: Range
+    speedup: Range
+
+    @property
+    def pays(self) -> bool:
+        """Return whether drafting is worth a second model."""
+        return self.depth > 0 and self.speedup.value >= WORTH
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the machine per hour, and per million generated tokens: of one chat, and of as many as the wish allows.
+
+    `tok_s_per_1000_usd` of one chat; None where the machine is rented. `joules` per token of one chat.
+    """
+
+    usd_per_hour: float
+    usd_per_million: Range
+    usd_per_million_shared: Range | None
+    tok_s_per_1000_usd: Range | None
+    joules: Range | None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A model on a machine.
+
+    `tok_s` of one chat in the middle of an answer; None when it does not fit. `limit` takes most of a pass, with
+    `limit_share` of it. `ttft_s` of the prompt on an idle machine. Ceilings in tok/s: if only reading took time, and if
+    only computing did, which no drafter exceeds. `users`: chats that can be decoded together at the wished rate, each,
+    at most what memory holds (`users_by_memory`); `machines` for the wished number of users.
+    """
+
+    machine: MachineSpec
+    model: PlannedModel
+    draft: PlannedModel | None
+    load: Load
+    memory: Memory
+    users_by_memory: int
+    bytes_per_token: float
+    tok_s: Range | None = None
+    limit: str = ""
+    limit_share: float = 0.0
+    prefill_tok_s: Range | None = None
+    ttft_s: Range | None = None
+    memory_ceiling: Range | None = None
+    compute_ceiling: Range | None = None
+    drafted: tuple[Drafted, ...] = ()
+    draft_ceiling: Range | None = None
+    users: Range | None = None
+    shared_tok_s: Range | None = None
+    machines: Range | None = None
+    costs: Costs | None = None
+
+    @property
+    def why_not(self) -> str:
+        """Return why there is no speed; "" when there is one."""
+        if self.tok_s is not None:
+            return ""
+        return "does not fit: weights would be read from disk"
+
+
+def make_plan(
+    machine: MachineSpec,
+    model: PlannedModel,
+    load: Load,
+    *,
+    draft: PlannedModel | None = None,
+    prices: Prices | None = None,
+) -> Plan:
+    """Plan `model` on `machine`."""
+    memory = _memory(machine, model, draft, load, users=1)
+    plan = Plan(
+        machine=machine,
+        model=model,
+        draft=draft,
+        load=load,
+        memory=memory,
+        users_by_memory=_users_by_memory(machine, model, draft, load),
+        bytes_per_token=bytes_read(model.work, 1, load.n_past),
+    )
+    if memory.fit == "too large":
+        return plan
+    work, past = model.work, load.n_past
+    costs = {name: pass_cost(machine.profile(name), work, 1, past) for name in SCENARIOS}
+    middle = costs["value"]
+    share = {"memory": middle.read, "compute": middle.compute, "overhead": middle.fixed}[middle.limit] / middle.seconds
+    by_memory = min(plan.users_by_memory, MOST_USERS)
+    users = _over(machine, lambda profile: most_users(profile, work, load.tok_s, past, by_memory))
+    shared = _over(machine, lambda profile: _shared(profile, plan, by_memory))
+    plan = msgspec.structs.replace(
+        plan,
+        tok_s=_over(machine, lambda profile: 1 / pass_cost(profile, work, 1, past).seconds),
+        limit=middle.limit,
+        limit_share=min(share, 1.0),
+        prefill_tok_s=_over(
+            machine, lambda profile: load.n_prompt / prefill_cost(profile, work, load.n_prompt).seconds
+        ),
+        ttft_s=_over(machine, lambda profile: prefill_cost(profile, work, load.n_prompt).seconds),
+        memory_ceiling=_over(machine, lambda profile: memory_ceiling(profile, work, past)),
+        compute_ceiling=_over(machine, lambda profile: compute_ceiling(profile, work, past)),
+        users=users,
+        shared_tok_s=shared,
+        machines=users.map(lambda one: -(-load.users // int(one)) if one >= 1 else float("inf")),
+    )
+    if draft is not None:
+        plan = msgspec.structs.replace(
+            plan,
+            drafted=tuple(_drafted(machine, plan, draft, one) for one in ACCEPTANCES),
+            draft_ceiling=_drafted(machine, plan, draft, 1.0).tok_s,
+        )
+    return msgspec.structs.replace(plan, costs=_costs(machine, plan, prices or Prices()))
+
+
+def require_fit(plan: Plan) -> None:
+    """Check that the machine holds the model.
+
+    Raises:
+        UsageError: it does not; the message has the arithmetic.
+    """
+    need = plan.memory
+    if need.fit == "too large":
+        raise UsageError(
+            f"{plan.model.name} {plan.model.quantization} does not fit {plan.machine.name}: {_gb(need.weights)} of "
+            f"weights, {_gb(need.kv)} of KV cache for one chat and {_gb(need.draft + need.buffers)} beside, of "
+            f"{_gb(need.usable)}.",
+            "Choose a smaller quantization, a shorter --ctx, or a machine with more memory.",
+        )
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.1f} GB"
+
+
+def _over(machine: MachineSpec, figure: Callable[[CostProfile], float]) -> Range:
+    """Return a figure with the profiles of all scenarios."""
+    low, value, high = (figure(machine.profile(name)) for name in SCENARIOS)
+    return Range(min(low, high), value, max(low, high))
+
+
+def _memory(machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, load: Load, users: int) -> Memory:
+    kv = users * (load.n_ctx * model.kv_row + model.work.state)
+    beside = 0.0
+    if draft is not None:
+        beside = draft.size + users * load.n_ctx * draft.kv_row
+    return Memory(
+        weights=model.size,
+        kv=kv,
+        draft=beside,
+        buffers=PROCESS_BYTES + min(_BUFFERS * model.size, _MOST_BUFFERS),
+        # What is available here is counted without what other programs use.
+        usable=machine.memory_gb.value * 1e9 * (1.0 if machine.id == HERE else _USABLE),
+    )
+
+
+def _users_by_memory(machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, load: Load) -> int:
+    none, one = (_memory(machine, model, draft, load, users) for users in (0, 1))
+    each = one.needed - none.needed
+    left = none.usable - none.needed
+    return max(int(left // each), 0) if each > 0 else MOST_USERS
+
+
+def _shared(profile: CostProfile, plan: Plan, limit: int) -> float:
+    """Return tok/s of all chats together, as many as the wish allows; 0 when it allows none."""
+    n = most_users(profile, plan.model.work, plan.load.tok_s, plan.load.n_past, limit)
+    return n * batch_rate(profile, plan.model.work, n, plan.load.n_past) if n else 0.0
+
+
+def _drafted(machine: MachineSpec, plan: Plan, draft: PlannedModel, acceptance: float) -> Drafted:
+    target, past = plan.model.work, plan.load.n_past
+    rates, speedups, depths = [], [], []
+    for name in SCENARIOS:
+        profile = machine.profile(name)
+        verify = verify_costs(profile, target, _LONGEST_VERIFY, past, draft.work.weight_bytes)
+        drafting = draft_cost(profile, draft.work, past, target.weight_bytes)
+        best = gain([1e3 * one for one in verify], 1e3 * drafting, acceptance)
+        rates.append(best.speedup / verify[0])
+        speedups.append(best.speedup)
+        depths.append(best.depth)
+    return Drafted(
+        acceptance=acceptance,
+        depth=depths[1],
+        tok_s=Range(min(rates), rates[1], max(rates)),
+        speedup=Range(min(speedups), speedups[1], max(speedups)),
+    )
+
+
+def hourly(machine: MachineSpec, prices: Prices) -> float | None:
+    """Return what an hour of the machine costs in USD, power included; None when its price is not known."""
+    if machine.usd_per_hour is not None:
+        return machine.usd_per_hour.value
+    if machine.price_usd is None:
+        return None
+    power = machine.watts.value / 1e3 * prices.usd_per_kwh if machine.watts is not None else 0.0
+    return machine.price_usd.value / (prices.years * _HOURS_PER_YEAR * prices.busy) + power
+
+
+def _costs(machine: MachineSpec, plan: Plan, prices: Prices) -> Costs | None:
+    per_hour = hourly(machine, prices)
+    if plan.tok_s is None or per_hour is None:
+        return None
+    shared = plan.shared_tok_s
+    price, watts = machine.price_usd, machine.watts
+    return Costs(
+        usd_per_hour=per_hour,
+        usd_per_million=plan.tok_s.map(lambda rate: 1e6 * per_hour / (3600 * rate)),
+        usd_per_million_shared=shared.map(lambda rate: 1e6 * per_hour / (3600 * rate))
+        if shared is not None and shared.low > 0
+        else None,
+        tok_s_per_1000_usd=plan.tok_s.map(lambda rate: 1e3 * rate / price.value)
+        if price is not None and machine.usd_per_hour is None
+        else None,
+        joules=plan.tok_s.map(lambda rate: watts.value / rate) if watts is not None else None,
+    )

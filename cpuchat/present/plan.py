@@ -1,0 +1,257 @@
+"""Formats plans: what a model would do on a machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cpuchat.telemetry import units
+
+if TYPE_CHECKING:
+    from cpuchat.planner.claims import Claim
+    from cpuchat.planner.machine_specs import Figure, MachineSpec
+    from cpuchat.planner.model_specs import PlannedModel
+    from cpuchat.planner.plan import Drafted, Plan, Range
+    from cpuchat.planner.service import Service
+
+OTHER_ENGINE = (
+    "For one machine with many users the engine is llama-server, for more than one llama-server or vLLM behind a load "
+    "balancer: cpuchat decodes one chat at a time."
+)
+CATALOG_HEADS = ("MODEL", "QUANT", "SIZE", "TOK/S", "RANGE", "FIRST TOKEN")
+MACHINE_HEADS = (
+    "MACHINE",
+    "BANDWIDTH",
+    "TOK/S",
+    "RANGE",
+    "CODE, DRAFT",
+    "USERS",
+    "$/HOUR",
+    "$/M TOKENS",
+    "TOK/S/$1000",
+)
+SERVICE_HEADS = ("MACHINES", "BUSY", "CHATS EACH", "FIRST TOKEN P50", "P95", "TOK/S P50", "P95", "ALL TOK/S", "")
+CLAIM_HEADS = ("DOCUMENT", "CLAIM", "PLANNER", "VERDICT")
+_CODE = 0.8
+
+
+def rates(found: Range | None) -> str:
+    """`6.3 (5.3–7.2)`; "n/a" when unknown."""
+    if found is None:
+        return "n/a"
+    if math.isinf(found.value):
+        return "n/a"
+    return f"{units.about(found.value)} ({_span(found)})"
+
+
+def _span(found: Range) -> str:
+    return f"{units.about(found.low)}–{units.about(found.high)}"
+
+
+def seconds(found: Range) -> str:
+    """`3.2 s (2.1–4.9)`."""
+    return f"{_seconds(found.value)} s ({_seconds(found.low)}–{_seconds(found.high)})"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _gb(count: float) -> str:
+    return f"{units.gigabytes(count)}"
+
+
+def title(plan: Plan) -> str:
+    """`70B Q4_K_M on EPYC 9754`."""
+    beside = f", drafted by {plan.draft.name} {plan.draft.quantization}" if plan.draft is not None else ""
+    return f"{plan.model.name} {plan.model.quantization} on {plan.machine.name}{beside}"
+
+
+def lines(plan: Plan) -> list[tuple[str, str]]:
+    """Return the plan as labels and texts."""
+    found = [("memory", _memory(plan))]
+    if plan.tok_s is None:
+        return [*found, ("tok/s", f"n/a: {plan.why_not}")]
+    assert plan.ttft_s is not None  # all figures are there when one is
+    found += [
+        ("tok/s", f"{rates(plan.tok_s)}, plain decoding"),
+        ("", _reason(plan)),
+        (
+            "first token",
+            f"{seconds(plan.ttft_s)}, prompt of {plan.load.n_prompt:,} tokens at {rates(plan.prefill_tok_s)} tok/s",
+        ),
+        ("ceilings", f"reading ≤ {rates(plan.memory_ceiling)}, computing ≤ {rates(plan.compute_ceiling)} tok/s"),
+    ]
+    if plan.drafted:
+        found.append(("with a draft", "; ".join(_drafted(one) for one in plan.drafted)))
+        if not any(one.pays for one in plan.drafted):
+            found.append(("", "Off is recommended: the best gain is under 10 %."))
+        if plan.draft_ceiling is not None:
+            found.append(("", f"ceiling, every drafted token accepted: {rates(plan.draft_ceiling)} tok/s"))
+    elif plan.model.work.is_moe:
+        found.append(("with a draft", "rarely pays: a verify pass reads the experts of all of its tokens"))
+    found += _shared(plan)
+    return found + _costs(plan)
+
+
+def _memory(plan: Plan) -> str:
+    need = plan.memory
+    draft = f" + draft {_gb(need.draft)}" if need.draft else ""
+    return (
+        f"weights {_gb(need.weights)} + KV cache {_gb(need.kv)} ({units.tokens(plan.load.n_ctx)} tokens){draft} + "
+        f"buffers {_gb(need.buffers)} = {_gb(need.needed)} of {_gb(need.usable)} GB: {need.fit}"
+    )
+
+
+def _reason(plan: Plan) -> str:
+    machine = plan.machine
+    low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
+    per_token = units.gigabytes(plan.bytes_per_token)
+    takes = {"memory": "reading", "compute": "computing", "overhead": "fixed costs"}[plan.limit]
+    return (
+        f"{low:.0f} to {high:.0f} GB/s of {machine.read_gbs.value:.0f} ÷ {per_token} GB per token; "
+        f"{takes} takes {100 * plan.limit_share:.0f} % of a pass"
+    )
+
+
+def _drafted(one: Drafted) -> str:
+    if not one.depth:
+        return f"α {one.acceptance:g}: no gain"
+    return f"α {one.acceptance:g}: {rates(one.tok_s)}, {units.factor(one.speedup.value)} at depth {one.depth}"
+
+
+def _shared(plan: Plan) -> list[tuple[str, str]]:
+    load, users = plan.load, plan.users
+    if users is None or plan.shared_tok_s is None:
+        return []
+    if users.value < 1:
+        return [("users", f"0 at {load.tok_s:g} tok/s each: one chat alone does not reach that")]
+    span = f"{users.low:.0f}–{users.high:.0f}"
+    limit = f", memory for {plan.users_by_memory}" if plan.users_by_memory <= users.high else ""
+    together = f"{rates(plan.shared_tok_s)} tok/s together"
+    found = [("users", f"{users.value:.0f} ({span}) at {load.tok_s:g} tok/s each, {together}{limit}")]
+    if load.users > 1 and plan.machines is not None:
+        ends = f"{plan.machines.low:.0f}–" + ("?" if math.isinf(plan.machines.high) else f"{plan.machines.high:.0f}")
+        found.append(("machines", f"{plan.machines.value:.0f} ({ends}) while all {load.users:,} users wait for text"))
+    return found
+
+
+def _costs(plan: Plan) -> list[tuple[str, str]]:
+    if plan.costs is None:
+        return [("cost", "n/a: the price of this machine is not known")]
+    costs = plan.costs
+    power = f", {plan.machine.watts.value:.0f} W" if plan.machine.watts is not None else ""
+    joules = f", {units.about(costs.joules.value)} J per token" if costs.joules is not None else ""
+    per = f"${costs.usd_per_million.value:.2f} per million tokens for one chat"
+    if costs.usd_per_million_shared is not None:
+        per += f", ${costs.usd_per_million_shared.value:.2f} with all of these users"
+    found = [("cost", f"${costs.usd_per_hour:.2f} an hour{power}{joules}; {per}")]
+    if costs.tok_s_per_1000_usd is not None:
+        found.append(("", f"{rates(costs.tok_s_per_1000_usd)} tok/s for each $1,000 of its price"))
+    return found
+
+
+def catalog_row(plan: Plan) -> tuple[str, ...]:
+    """Return a line of the catalog on a machine, as of `CATALOG_HEADS`."""
+    assert plan.tok_s is not None and plan.ttft_s is not None  # only models that fit are listed
+    return (
+        plan.model.name,
+        plan.model.quantization,
+        units.size(round(plan.model.size)),
+        units.about(plan.tok_s.value),
+        _span(plan.tok_s),
+        f"{_seconds(plan.ttft_s.value)} s",
+    )
+
+
+def machine_row(plan: Plan) -> tuple[str, ...]:
+    """Return a line of a model on all machines, as of `MACHINE_HEADS`."""
+    machine, costs = plan.machine, plan.costs
+    code = next((one for one in plan.drafted if one.acceptance == _CODE), None)
+    cells = (machine.name, f"{machine.read_gbs.value:.0f} GB/s")
+    if plan.tok_s is None or plan.users is None:
+        return (*cells, "too large", "", "", "", "", "", "")
+    return (
+        *cells,
+        units.about(plan.tok_s.value),
+        _span(plan.tok_s),
+        units.about(code.tok_s.value) if code is not None else "",
+        f"{plan.users.value:.0f}",
+        f"{costs.usd_per_hour:.2f}" if costs is not None else "n/a",
+        f"{costs.usd_per_million.value:.2f}" if costs is not None else "n/a",
+        units.about(costs.tok_s_per_1000_usd.value) if costs is not None and costs.tok_s_per_1000_usd else "",
+    )
+
+
+def cheapest_lines(tok_s: float, plain: Plan | None, drafted: Plan | None, draft: PlannedModel | None) -> list[str]:
+    """Return which machine is the cheapest that reaches `tok_s`, plain and with a draft model, in sentences."""
+    name = plain.machine.name if plain is not None else "none of them"
+    found = [f"{tok_s:g} tok/s, plain decoding: {name}."]
+    if draft is not None:
+        name = drafted.machine.name if drafted is not None else "none of them"
+        found.append(f"{tok_s:g} tok/s in code (acceptance {_CODE:g}), drafted by {draft.name}: {name}.")
+    return found
+
+
+def machine_figures(machine: MachineSpec) -> list[tuple[str, str]]:
+    """Return every figure of a machine with its basis and source."""
+    figures: list[tuple[str, Figure | None, str]] = [
+        ("cores", machine.cores, ""),
+        ("clock", machine.clock_ghz, " GHz"),
+        ("memory", machine.memory_gb, " GB"),
+        ("theoretical peak", machine.theoretical, " GB/s"),
+        ("read bandwidth", machine.read_gbs, " GB/s"),
+        ("L3", machine.l3_mb, " MB"),
+        ("power", machine.watts, " W"),
+        ("price", machine.price_usd, " USD"),
+        ("rent", machine.usd_per_hour, " USD an hour"),
+    ]
+    found = [(name, _figure(one, unit)) for name, one, unit in figures if one is not None]
+    low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
+    found.append(("decoding reads", f"{low:.0f}–{high:.0f} GB/s ({machine.decode_source})"))
+    low, high = machine.int8_tops("low"), machine.int8_tops("high")
+    found.append(("int8", f"{low:.1f}–{high:.1f} TOPS"))
+    return found
+
+
+def _figure(one: Figure, unit: str) -> str:
+    span = f" ({one.low:g}–{one.high:g})" if one.low and one.high else ""
+    return f"{one.value:,g}{unit}{span}, {one.basis}: {one.source}"
+
+
+def service_rows(found: Service) -> list[tuple[str, ...]]:
+    """Return a line for each number of machines, as of `SERVICE_HEADS`."""
+    rows: list[tuple[str, ...]] = []
+    for one in found.outcomes:
+        first = (f"{one.machines:,}", f"{100 * one.busy:.0f} %", f"{one.mean_chats:.1f}")
+        if one.saturated:
+            rows.append((*first, "", "", "", "", units.about(one.total_tok_s), "saturated: the queue grows"))
+            continue
+        times = (f"{_seconds(one.ttft_s.p50)} s", f"{_seconds(one.ttft_s.p95)} s")
+        note = "enough" if one.machines == found.enough else ""
+        tok_s = (units.about(one.tok_s.p50), units.about(one.tok_s.p95))
+        rows.append((*first, *times, *tok_s, units.about(one.total_tok_s), note))
+    return rows
+
+
+def service_lines(found: Service, plan: Plan) -> list[str]:
+    """Return what the simulation says, in sentences."""
+    load = plan.load
+    said = [
+        f"{found.users:,} users send {units.about(60 * found.rate)} requests a minute; a machine with {found.chats} "
+        f"chats at once saturates at {units.about(60 * found.machine_rate)}, which is {found.saturates_at:.0f} users."
+    ]
+    if found.enough is None:
+        said.append(f"None of these gives 95 % of the answers {load.tok_s:g} tok/s.")
+    else:
+        said.append(f"{units.plural(found.enough, 'machine')} give 95 % of the answers {load.tok_s:g} tok/s.")
+    return [*said, OTHER_ENGINE]
+
+
+def claim_lines(claims: Sequence[Claim]) -> list[str]:
+    """Return the number of claims by verdict, in a sentence."""
+    counts: dict[str, int] = {}
+    for one in claims:
+        counts[one.verdict] = counts.get(one.verdict, 0) + 1
+    return [", ".join(f"{count} {verdict}" for verdict, count in counts.items())]
