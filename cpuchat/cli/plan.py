@@ -271,12 +271,9 @@ def _show_claims(as_json: bool) -> int:
 
 def _plain(value: Any) -> Any:
     """Return plain data; infinite numbers become null."""
-    import dataclasses
     import math
 
     import msgspec
-
-    data = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else msgspec.to_builtins(value)
 
     def finite(one: Any) -> Any:
         if isinstance(one, dict):
@@ -285,7 +282,7 @@ def _plain(value: Any) -> Any:
             return [finite(part) for part in one]
         return None if isinstance(one, float) and not math.isfinite(one) else one
 
-    return finite(data)
+    return finite(msgspec.to_builtins(value))
 
 
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A figure of a document, what the planner gives for it, the verdict, and its arithmetic in a line.
 
-    `condition` completes "only if"; `model` and `machine` name a plan that shows it, where there is one.
+    `condition` completes "only if".
     """
 
     document: str
@@ -33,8 +33,6 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     verdict: Verdict
     condition: str = ""
     arithmetic: str
-    machine: str = ""
-    model: str = ""
 
     def __post_init__(self) -> None:
         if (self.verdict == "only if") != bool(self.condition):

@@ -47,7 +47,7 @@ def machine_here(settings: Settings) -> MachineSpec:
         memory_gb=Figure(max(found.available, 1) / 1e9, basis="measured", source="available now"),
         measured=Figure(found.peak / 1e9, basis="measured", source=found.peak_source),
         l3_mb=Figure(found.cache_bytes / 1e6, basis="measured", source="of the cores in use")
-        if found.cache_bytes
+        if found.cache_bytes and not topology.virtual  # the caches of a virtual machine may be those of its neighbors
         else None,
     )
 

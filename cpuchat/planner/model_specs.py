@@ -15,7 +15,7 @@ from cpuchat import toml
 from cpuchat.costmodel.work import Attention, ModelWork, Weights
 from cpuchat.errors import ModelNotFound, UsageError
 from cpuchat.models.catalog import Catalog, CatalogModel
-from cpuchat.models.file_names import quantization_of, without_prefix
+from cpuchat.models.file_names import without_prefix
 from cpuchat.models.fit import kv_bytes
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.types import BY_NAME
@@ -28,6 +28,7 @@ from cpuchat.synthetic.shapes import SHAPES
 USUAL = "Q4_K_M"
 _SHORT = {"Q4": "Q4_K_M", "Q5": "Q5_K_M", "Q6": "Q6_K", "Q8": "Q8_0", "Q3": "Q3_K_M", "FP16": "F16", "FP32": "F32"}
 _WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
+_LARGEST_HEAD = 0.45  # share of the parameters, for models that are scaled from a larger one
 _TOO_SMALL = 1e6  # parameters: a header without matrices
 
 
@@ -71,7 +72,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @functools.cache
-def _known() -> tuple[Dimensions, ...]:
+def dimensions() -> tuple[Dimensions, ...]:
+    """Return the known configurations."""
     text = Path(__file__).with_name("dimensions.toml").read_text(encoding="utf-8")
     return msgspec.convert(toml.loads(text), _File).model
 
@@ -100,8 +102,8 @@ def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> Pl
     except ModelNotFound:
         if name.lower().endswith(".gguf"):
             raise
-    words = _words(name)
-    found = [entry for entry in catalog.models if words and words <= _words(entry.id)]
+    words = _words(name) or {name}
+    found = [entry for entry in catalog.models if entry.id.startswith(name.lower()) or words <= _words(entry.id)]
     if len(found) == 1:
         return from_catalog(found[0], quantization)
     if found:
@@ -133,7 +135,7 @@ def _divided(wanted: str) -> tuple[str, str]:
     kind = _SHORT.get(kind.upper(), kind.upper())
     if not name or "/" in kind:
         return text, ""
-    return name.strip(), kind if quantization_of(kind) else quant_type(kind).name
+    return name.strip(), kind if without_prefix(kind) != kind else quant_type(kind).name
 
 
 def from_header(header: GGUFHeader, name: str = "") -> PlannedModel:
@@ -158,7 +160,7 @@ def from_catalog(entry: CatalogModel, quantization: str = "") -> PlannedModel:
     """Return a model of the catalog, in its usual quantization by default."""
     kind = quantization or entry.quantization or USUAL
     size = entry.sizes.get(kind, 0.0) * 1e9 or 1e9 * entry.params * quant_type(kind).bits / 8
-    dims = next((one for one in _known() if any(fnmatch.fnmatch(entry.id, id) for id in one.ids)), None)
+    dims = next((one for one in dimensions() if any(fnmatch.fnmatch(entry.id, id) for id in one.ids)), None)
     return described(entry.name, kind, 1e9 * entry.params, size, active=1e9 * entry.active_params, dims=dims)
 
 
@@ -173,11 +175,11 @@ def described(
     """
     known = dims or _scaled(params, active)
     kind, per_value = main_type(quantization), size / params
-    head = known.vocab * known.embd
+    head = min(known.vocab * known.embd, _LARGEST_HEAD * params)
     rest = max(params - head - (0 if known.tied else head), 0.1 * params)
     routed = 0.0
     if 0 < active < params and known.experts > known.used > 0:
-        routed = min((params - active) / (1 - known.used / known.experts), 0.98 * rest)
+        routed = min((params - active) / (1 - known.used / known.experts), 0.995 * rest)
     weights = Weights(kind, (rest - routed) * per_value, rest - routed)
     experts = (Weights(kind, routed * per_value, routed),) if routed else ()
     kv_row = 2.0 * known.layers * known.kv_values
@@ -221,4 +223,4 @@ def _scaled(params: float, active: float) -> Dimensions:
     """Return the configuration of the known model with the nearest number of parameters, on a ratio scale."""
     table = _MIXTURES if 0 < active < params else _SIZES
     _, name = min(table, key=lambda one: abs(one[0] / params - params / one[0]))
-    return next(one for one in _known() if any(fnmatch.fnmatch(name, id) for id in one.ids))
+    return next(one for one in dimensions() if any(fnmatch.fnmatch(name, id) for id in one.ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -64,9 +65,15 @@ def simulate_service(plan: Plan, pause_s: float = PAUSE_S) -> Service:
     if least > _MOST_MACHINES:
         raise UsageError(f"That takes over {_MOST_MACHINES:,} machines.", "Use fewer --users.")
     counts = sorted({max(math.ceil(share * least), 1) for share in _SIZES})
-    outcomes = tuple(simulate(server, count, demand, max(_REQUESTS, 20 * count)) for count in counts)
+    outcomes = tuple(_simulated(server, count, demand, count <= least) for count in counts)
     good = (one.machines for one in outcomes if not one.saturated and one.tok_s.p95 >= load.tok_s)
     return Service(load.users, demand.rate, limit, chats, outcomes, next(good, None))
+
+
+def _simulated(server: Server, machines: int, demand: Demand, overloaded: bool) -> Outcome:
+    """Simulate; a small overload makes the queue grow too slowly to be noticed, so it is told."""
+    found = simulate(server, machines, demand, max(_REQUESTS, 20 * machines))
+    return dataclasses.replace(found, saturated=found.saturated or overloaded)
 
 
 def server_of(plan: Plan, chats: int) -> Server:

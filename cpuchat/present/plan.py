@@ -108,10 +108,10 @@ def _reason(plan: Plan) -> str:
     machine = plan.machine
     low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
     per_token = units.gigabytes(plan.bytes_per_token)
-    takes = {"memory": "reading", "compute": "computing", "overhead": "fixed costs"}[plan.limit]
+    takes = {"memory": "reading takes", "compute": "computing takes", "overhead": "fixed costs take"}[plan.limit]
     return (
         f"{low:.0f} to {high:.0f} GB/s of {machine.read_gbs.value:.0f} ÷ {per_token} GB per token; "
-        f"{takes} takes {100 * plan.limit_share:.0f} % of a pass"
+        f"{takes} {100 * plan.limit_share:.0f} % of a pass"
     )
 
 

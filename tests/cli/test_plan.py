@@ -1,0 +1,103 @@
+"""`cpuchat plan` as a program."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import run
+
+
+def test_a_model_on_a_machine() -> None:
+    done = run("plan", "70b:Q4_K_M", "--on", "9754", "--draft", "llama-3.2-1b-instruct")
+    assert done.returncode == 0, done.stderr
+    assert "70B Q4_K_M on EPYC 9754, drafted by Llama 3.2 1B Instruct" in done.stdout
+    for label in ("memory", "tok/s", "first token", "ceilings", "with a draft", "users", "cost"):
+        assert f"\n  {label} " in done.stdout
+    assert "GB/s" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_json_has_plain_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('cpu = "zen3"\ncores = 8\nclock_ghz = 4\nmemory_gb = 64\nmeasured = 40\n')
+    done = run("plan", "8b", "--like", str(file), "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)["plan"]
+    assert plan["machine"]["name"] == "mine"
+    assert 4 < plan["tok_s"]["low"] <= plan["tok_s"]["value"] <= plan["tok_s"]["high"] < 9
+    assert plan["costs"] is None
+
+
+def test_the_catalog_on_a_machine() -> None:
+    done = run("plan", "--on", "9354", "--tok-s", "40")
+    assert done.returncode == 0, done.stderr
+    assert "Qwen3 30B A3B Instruct 2507" in done.stdout
+    assert "Llama 3.3 70B Instruct" not in done.stdout
+
+
+def test_the_cheapest_machine() -> None:
+    done = run("plan", "llama-3.3-70b-instruct:Q4_K_M", "--cheapest", "--tok-s", "15")
+    assert done.returncode == 0, done.stderr
+    assert "15 tok/s, plain decoding: none of them." in done.stdout
+    assert "drafted by Llama 3.2 1B Instruct: EPYC 9754." in done.stdout
+    found = json.loads(run("plan", "8b", "--cheapest", "--tok-s", "20", "--json").stdout)
+    assert found["cheapest"]["plain"] in {one["machine"]["id"] for one in found["plans"]}
+
+
+def test_users_are_simulated_and_other_engines_named() -> None:
+    done = run("plan", "8b", "--on", "9655", "--users", "200", "--tok-s", "8")
+    assert done.returncode == 0, done.stderr
+    assert "MACHINES" in done.stdout
+    assert "llama-server or vLLM" in done.stdout
+    found = json.loads(run("plan", "8b", "--on", "9655", "--users", "200", "--tok-s", "8", "--json").stdout)
+    assert found["service"]["users"] == 200
+
+
+def test_machines_and_claims_are_listed() -> None:
+    machines = run("plan", "--machines")
+    assert "epyc-9754: EPYC 9754" in machines.stdout
+    assert "460.8 GB/s, data sheet: 12 × DDR5-4800 × 8 bytes" in machines.stdout
+    assert len(json.loads(run("plan", "--machines", "--json").stdout)) >= 11
+    listed = run("plan", "--claims")
+    assert "70B with drafts: 60–75 tok/s" in listed.stdout
+    assert "impossible: needs α" in listed.stdout
+
+
+def test_a_listed_machine_is_a_file_for_like(tmp_path: Path) -> None:
+    """What `--machines --json` prints, written as TOML, describes the same machine."""
+    import tomlkit
+
+    table = next(one for one in json.loads(run("plan", "--machines", "--json").stdout) if one["id"] == "ryzen-7950x")
+    file = tmp_path / "copy.toml"
+    file.write_text(tomlkit.dumps(table))
+    copied, original = (
+        json.loads(run("plan", "8b", *which, "--json").stdout)["plan"]["tok_s"]
+        for which in (("--like", str(file)), ("--on", "7950x"))
+    )
+    assert copied == original
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("70b", "--on", "9745"), "epyc-9754"),
+        (("71b", "--on", "9754"), "70b"),
+        (("70b", "--on", "9754", "--like", "x.toml"), "two machines"),
+        (("--users", "5"), "needs a MODEL"),
+        (("70b", "--cheapest", "--on", "9754"), "all machines"),
+        (("70b", "--on", "7950x", "--users", "5", "--tok-s", "50"), "no machine count"),
+        (("llama-3.1-405b-instruct", "--on", "7950x", "--users", "5"), "does not fit"),
+        (("70b", "--on", "9754", "--ctx", "1000", "--prompt", "2000"), "exceed the context"),
+        (("70b", "--on", "9754", "--tok-s", "0"), "--tok-s"),
+        (("70b", "--on", "9754", "--users", "0"), "--users"),
+        (("70b", "--like", "none.toml"), "cannot be read"),
+    ],
+)
+def test_wrong_usage_gets_a_sentence(arguments: tuple[str, ...], said: str) -> None:
+    done = run("plan", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

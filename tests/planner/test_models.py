@@ -1,0 +1,89 @@
+"""The models to plan for: names, sizes from headers and from the catalog."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat.costmodel.work import bytes_read
+from cpuchat.errors import UsageError
+from cpuchat.models.catalog import Catalog, load_catalog
+from cpuchat.planner.model_specs import dimensions, find_model, from_catalog
+from cpuchat.synthetic.model import write_model
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return load_catalog()
+
+
+@pytest.mark.parametrize(
+    ("shape", "id"),
+    [("7b", "qwen2.5-7b-instruct"), ("8b", "llama-3.1-8b-instruct"), ("70b", "llama-3.3-70b-instruct"),
+     ("30b-a3b", "qwen3-30b-a3b-instruct-2507"), ("0.5b", "qwen2.5-0.5b-instruct")],
+)  # fmt: skip
+@pytest.mark.parametrize("quantization", ["Q4_K_M", "Q8_0"])
+def test_the_catalog_gives_about_what_a_header_gives(catalog: Catalog, shape: str, id: str, quantization: str) -> None:
+    exact, rough = find_model(f"{shape}:{quantization}", catalog), find_model(f"{id}:{quantization}", catalog)
+    assert exact.exact
+    assert not rough.exact
+    assert rough.kv_row == pytest.approx(exact.kv_row)
+    assert rough.size == pytest.approx(exact.size, rel=0.06)
+    for n in (1, 8):
+        assert bytes_read(rough.work, n, 1000) == pytest.approx(bytes_read(exact.work, n, 1000), rel=0.1)
+
+
+def test_a_mixture_uses_its_active_parameters(catalog: Catalog) -> None:
+    for id, active in (("deepseek-r1", 37e9), ("gpt-oss-120b", 5.1e9), ("glm-4.7", 32e9)):
+        work = find_model(id, catalog).work
+        dense = sum(one.madds for one in (*work.dense, *work.head))
+        used = dense + sum(one.madds for one in work.experts) * work.n_expert_used / work.n_expert
+        assert used == pytest.approx(active, rel=0.1), id
+
+
+def test_every_model_of_the_catalog_can_be_planned(catalog: Catalog) -> None:
+    for entry in catalog.models:
+        model = from_catalog(entry)
+        assert model.size > 0
+        assert model.work.weight_bytes <= 1.01 * model.size
+        assert model.kv_row > 0
+
+
+def test_known_configurations_are_of_models_of_the_catalog(catalog: Catalog) -> None:
+    prefixes = [id.partition("*")[0] for one in dimensions() for id in one.ids if "maverick" not in id]
+    ids = [entry.id for entry in catalog.models]
+    assert [prefix for prefix in prefixes if not any(id.startswith(prefix) for id in ids)] == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "quantization"),
+    [("70b", "Q4_K_M"), ("70B:Q8_0", "Q8_0"), ("70B Q4", "Q4_K_M"), ("70b q8", "Q8_0"), ("qwen3-8b:f16", "F16"),
+     ("Llama-3.3-70B-Instruct:Q5_K_M", "Q5_K_M"), ("gpt-oss-20b", "MXFP4"), ("llama 3.3 70b:Q4_K_M", "Q4_K_M")],
+)  # fmt: skip
+def test_names_with_quantizations(catalog: Catalog, wanted: str, quantization: str) -> None:
+    assert find_model(wanted, catalog).quantization == quantization
+
+
+def test_a_file_counts_by_its_header(catalog: Catalog, tmp_path: Path) -> None:
+    file = write_model(tmp_path / "small.gguf", "tiny", "Q8_0")
+    model = find_model(str(file), catalog)
+    assert model.exact
+    assert model.quantization == "Q8_0"
+    assert model.size < file.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message", "hint"),
+    [
+        ("71b", "Unknown model '71b'", "70b"),
+        ("lama-3.3-70b-instruct", "Unknown model", "llama-3.3-70b-instruct"),
+        ("qwen3-8:Q4_K_M", "ambiguous|Unknown", "qwen3-8b"),
+        ("70b:Q4_K_X", "no quantization", "Q4_K"),
+        ("llama-3", "ambiguous", "more"),
+    ],
+)
+def test_unknown_models_get_the_nearest_names(catalog: Catalog, wanted: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        find_model(wanted, catalog)
+    assert hint in error.value.hint

@@ -1,0 +1,191 @@
+"""Plans: against published ceilings and the arithmetic that anyone can repeat."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from cpuchat.costmodel.passes import batch_rate
+from cpuchat.errors import UsageError
+from cpuchat.models.catalog import Catalog, load_catalog
+from cpuchat.planner.choices import catalog_plans, cheapest, machine_plans, reaches
+from cpuchat.planner.claims import claims
+from cpuchat.planner.machine_specs import Figure, find_machine, machines
+from cpuchat.planner.model_specs import find_model
+from cpuchat.planner.plan import Load, Plan, Prices, make_plan
+from cpuchat.planner.service import simulate_service
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return load_catalog()
+
+
+def planned(catalog: Catalog, machine: str, model: str, draft: str = "", **load: float) -> Plan:
+    drafting = find_model(draft, catalog) if draft else None
+    return make_plan(find_machine(machine), find_model(model, catalog), Load(**load), draft=drafting)
+
+
+@pytest.mark.parametrize(
+    ("machine", "low", "high"), [("9754", 6.5, 8.1), ("9354", 6.5, 8.1), ("2x7543", 4.8, 7.1), ("7950x", 1.3, 1.6)]
+)
+def test_70b_is_where_rooflines_of_others_have_it(catalog: Catalog, machine: str, low: float, high: float) -> None:
+    tok_s = planned(catalog, machine, "70b:Q4_K_M").tok_s
+    assert tok_s is not None
+    assert tok_s.low <= high
+    assert tok_s.high >= low
+
+
+def test_nothing_decodes_faster_than_its_bytes_allow(catalog: Catalog) -> None:
+    for machine in machines():
+        for name in ("8b:Q8_0", "70b:Q4_K_M", "30b-a3b:Q4_K_M", "0.5b"):
+            plan = make_plan(machine, find_model(name, catalog), Load())
+            if plan.tok_s is None:
+                continue
+            assert machine.theoretical is not None
+            if plan.model.work.weight_bytes > 4e9:
+                assert plan.tok_s.high < machine.theoretical.value * 1e9 / plan.bytes_per_token
+            assert plan.memory_ceiling is not None
+            assert plan.tok_s.value <= plan.memory_ceiling.value
+
+
+def test_drafts_gain_more_the_more_are_accepted_and_never_more_than_arithmetic_allows(catalog: Catalog) -> None:
+    plan = planned(catalog, "9754", "llama-3.3-70b-instruct", "llama-3.2-1b-instruct")
+    rates = [one.tok_s.value for one in plan.drafted]
+    assert rates == sorted(rates)
+    assert plan.tok_s is not None
+    assert plan.draft_ceiling is not None
+    assert plan.compute_ceiling is not None
+    assert plan.tok_s.value < rates[0] < rates[-1] < plan.draft_ceiling.value < plan.compute_ceiling.value
+    assert 35 < plan.draft_ceiling.value < 60  # 52 by others
+    assert plan.draft_ceiling.low < 60 < 75  # what was claimed
+
+
+def test_a_model_that_does_not_fit_has_no_speed(catalog: Catalog) -> None:
+    plan = planned(catalog, "7950x", "llama-3.1-405b-instruct")
+    assert plan.memory.fit == "too large"
+    assert plan.tok_s is None
+    assert "does not fit" in plan.why_not
+    with pytest.raises(UsageError, match=r"does not fit Ryzen 9 7950X: 243\.0 GB of weights"):
+        simulate_service(plan)
+
+
+def test_users_share_the_weights_and_are_limited_by_memory(catalog: Catalog) -> None:
+    plan = planned(catalog, "9655", "8b:Q4_K_M", tok_s=8.0)
+    assert plan.users is not None
+    assert plan.shared_tok_s is not None
+    n = int(plan.users.value)
+    profile = plan.machine.profile()
+    assert batch_rate(profile, plan.model.work, n, plan.load.n_past) >= 8
+    assert plan.shared_tok_s.value == pytest.approx(n * batch_rate(profile, plan.model.work, n, plan.load.n_past))
+    small = msgspec.structs.replace(plan.machine, memory_gb=Figure(12.0))
+    crowded = make_plan(small, plan.model, plan.load)
+    each = crowded.load.n_ctx * crowded.model.kv_row
+    assert crowded.users_by_memory == int((crowded.memory.usable - crowded.memory.needed + each) // each)
+    assert crowded.users is not None
+    assert crowded.users.high <= crowded.users_by_memory < n
+
+
+def test_machines_for_users_who_all_wait(catalog: Catalog) -> None:
+    plan = planned(catalog, "9655", "8b", users=1000, tok_s=8.0)
+    assert plan.users is not None
+    assert plan.machines is not None
+    assert plan.machines.value == math.ceil(1000 / plan.users.value)
+    none = planned(catalog, "7302", "70b", users=10, tok_s=8.0)
+    assert none.machines is not None
+    assert math.isinf(none.machines.value)
+
+
+def test_costs_are_price_and_power(catalog: Catalog) -> None:
+    machine, model = find_machine("9354"), find_model("8b", catalog)
+    plan = make_plan(machine, model, Load(), prices=Prices(years=2, usd_per_kwh=0.3))
+    assert machine.price_usd is not None
+    assert machine.watts is not None
+    assert plan.costs is not None
+    assert plan.tok_s is not None
+    hour = machine.price_usd.value / (2 * 8766) + machine.watts.value / 1000 * 0.3
+    assert plan.costs.usd_per_hour == pytest.approx(hour)
+    assert plan.costs.usd_per_million.value == pytest.approx(hour / (3600 * plan.tok_s.value) * 1e6)
+    assert plan.costs.joules is not None
+    assert plan.costs.joules.value == pytest.approx(machine.watts.value / plan.tok_s.value)
+    rented = planned(catalog, "a2", "8b:Q8_0").costs
+    assert rented is not None
+    assert rented.usd_per_hour == 0.19
+    assert rented.usd_per_million.value == pytest.approx(5.7, rel=0.05)  # as published for 9.2 tok/s
+
+
+def test_an_impossible_load_gets_a_sentence() -> None:
+    with pytest.raises(UsageError, match="exceed the context"):
+        Load(n_ctx=1024, n_prompt=1000, n_answer=100)
+
+
+def test_the_catalog_on_a_machine(catalog: Catalog) -> None:
+    plans = catalog_plans(find_machine("7950x"), catalog.models, Load())
+    rates = [plan.tok_s.value for plan in plans if plan.tok_s is not None]
+    assert len(rates) == len(plans) > 50
+    assert rates == sorted(rates, reverse=True)
+    assert all(plan.memory.fit != "too large" for plan in plans)
+    quick = {plan.model.name for plan in plans if reaches(plan, 10)}
+    assert "Qwen3 30B A3B Instruct 2507" in quick
+    assert "Llama 3.3 70B Instruct" not in quick
+
+
+def test_the_cheapest_machine_for_a_wished_rate(catalog: Catalog) -> None:
+    model, draft = find_model("llama-3.3-70b-instruct:Q4_K_M", catalog), find_model("llama-3.2-1b-instruct", catalog)
+    plans = machine_plans(machines(), model, Load(), draft=draft, prices=Prices())
+    hourly = [plan.costs.usd_per_hour for plan in plans if plan.costs is not None]
+    assert hourly == sorted(hourly)
+    first = cheapest(plans, 6.0)
+    assert first is not None
+    assert first.tok_s is not None
+    assert first.tok_s.value >= 6.0
+    assert cheapest(plans, 15.0) is None  # plain decoding of 70B: none of these machines
+    drafted = cheapest(plans, 15.0, 0.8)
+    assert drafted is not None
+    assert drafted.machine.id == "epyc-9754"
+
+
+def test_users_on_several_machines(catalog: Catalog) -> None:
+    plan = planned(catalog, "9655", "qwen3-30b-a3b-instruct-2507", users=2000, tok_s=8.0)
+    service = simulate_service(plan)
+    assert service.enough is not None
+    assert service.outcomes[-1].machines > service.outcomes[0].machines
+    assert service.outcomes[0].saturated
+    ttft = [one.ttft_s.p95 for one in service.outcomes if not one.saturated]
+    assert ttft == sorted(ttft, reverse=True)
+    with pytest.raises(UsageError, match="no machine count"):
+        simulate_service(planned(catalog, "7302", "70b", users=10, tok_s=8.0))
+
+
+def test_all_documents_have_reviewed_claims() -> None:
+    known = claims()
+    ids = {document.id for document in known.document}
+    assert {one.document for one in known.claim} == ids
+    assert len(known.claim) > 100
+    assert len({(one.document, one.claim) for one in known.claim}) == len(known.claim)
+    assert all(one.arithmetic and one.planner for one in known.claim)
+
+
+@pytest.mark.parametrize(
+    ("document", "words", "verdict"),
+    [
+        ("sovereign-9754", "60–75 tok/s", "impossible"),
+        ("sovereign-9754", "stock 70B: 7–8", "plausible"),
+        ("sovereign-9754", "405B Q4: 2.5–3", "impossible"),
+        ("sovereign-9754", "671B Q8: 6.2", "plausible"),
+        ("sovereign-9754", "12 tokens drafted in 60 µs", "impossible"),
+        ("sovereign-9354", "25–32 tok/s", "impossible"),
+        ("sovereign-7543", "28–38 tok/s", "impossible"),
+        ("sovereign-7543", "stock 70B: 4–5", "plausible"),
+        ("report-9655", "12.7 times in summaries", "impossible"),
+        ("report-9655", "11 times", "only if"),
+        ("leaseweb-9334", "Q4_K_M: 7.8 tok/s", "only if"),
+        ("hn-thread", "30B-A3B runs", "plausible"),
+        ("ampere-a2", "Q8R16: 9.2", "plausible"),
+    ],
+)
+def test_verdicts_of_the_best_known_claims(document: str, words: str, verdict: str) -> None:
+    found = [one for one in claims().claim if one.document == document and words in one.claim]
+    assert [one.verdict for one in found] == [verdict]
