@@ -77,6 +77,7 @@ def plan(
     """
     from cpuchat import settings
     from cpuchat.models.catalog import load_catalog
+    from cpuchat.planner.choices import usual_draft
     from cpuchat.planner.model_specs import find_model
 
     _check(model, machine, like, draft, cheapest, values)
@@ -89,7 +90,7 @@ def plan(
     if model is None:
         return _show_catalog(_machine(machine, like, chosen), catalog, load, as_json, values["tok_s"])
     wanted = find_model(model, catalog, chosen.model.folders)
-    drafting = find_model(draft, catalog, chosen.model.folders) if draft is not None else _usual_draft(wanted, catalog)
+    drafting = find_model(draft, catalog, chosen.model.folders) if draft is not None else usual_draft(wanted, catalog)
     if cheapest:
         from cpuchat.planner.choices import machine_plans
         from cpuchat.planner.machine_specs import machines
@@ -142,15 +143,6 @@ def _machine(name: str | None, like: Path | None, chosen: Settings) -> MachineSp
     if like is not None:
         return read_machine(like)
     return machine_here(chosen) if name in (None, HERE) else find_machine(name)
-
-
-def _usual_draft(target: Any, catalog: Catalog) -> Any:
-    """Return the catalog's draft model for a model of the catalog; None when it names none."""
-    from cpuchat.planner.model_specs import from_catalog
-
-    entry = next((one for one in catalog.models if one.name == target.name), None)
-    drafts = catalog.drafts_of(entry) if entry is not None else []
-    return from_catalog(drafts[0]) if drafts and drafts[0].sizes else None
 
 
 def _service(made: Plan) -> Service:

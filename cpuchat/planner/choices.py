@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cpuchat.models.catalog import CatalogModel
+from cpuchat.models.catalog import Catalog, CatalogModel
 from cpuchat.planner.machine_specs import MachineSpec
 from cpuchat.planner.model_specs import PlannedModel, from_catalog
 from cpuchat.planner.plan import Load, Plan, Prices, hourly, make_plan
@@ -16,6 +16,13 @@ def catalog_plans(machine: MachineSpec, entries: Iterable[CatalogModel], load: L
     plans = [make_plan(machine, from_catalog(entry), load) for entry in chat]
     fitting = [plan for plan in plans if plan.tok_s is not None]
     return sorted(fitting, key=_speed, reverse=True)
+
+
+def usual_draft(target: PlannedModel, catalog: Catalog) -> PlannedModel | None:
+    """Return the draft model that the catalog has for one of its models; None for others, or without one."""
+    entry = next((one for one in catalog.models if one.name == target.name), None)
+    drafts = catalog.drafts_of(entry) if entry is not None else []
+    return from_catalog(drafts[0]) if drafts and drafts[0].sizes else None
 
 
 def machine_plans(

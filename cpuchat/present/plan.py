@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cpuchat.present.rows import ListRow
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
@@ -163,6 +164,24 @@ def catalog_row(plan: Plan) -> tuple[str, ...]:
         _span(plan.tok_s),
         f"{_seconds(plan.ttft_s.value)} s",
     )
+
+
+def catalog_rows(plans: Sequence[Plan]) -> list[ListRow]:
+    """Return the lines of a list of `catalog_plans`, the key is the model's name; headings divide it by speed."""
+    rows: list[ListRow] = []
+    for heading, least, most in (
+        ("10 tok/s or more", 10.0, math.inf), ("5 to 10 tok/s, as fast as one reads", 5.0, 10.0), ("slower", 0.0, 5.0)
+    ):  # fmt: skip
+        found = [one for one in plans if one.tok_s is not None and least <= one.tok_s.value < most]
+        rows += [ListRow(name=heading)] if found else []
+        rows += [_list_row(one, one.tok_s) for one in found if one.tok_s is not None]
+    return rows
+
+
+def _list_row(plan: Plan, tok_s: Range) -> ListRow:
+    speed = f"≈{units.about(tok_s.value)} tok/s"
+    columns = (plan.model.quantization, units.size(round(plan.model.size)), plan.memory.fit, speed)
+    return ListRow(key=plan.model.name, name=plan.model.name, columns=columns)
 
 
 def machine_row(plan: Plan) -> tuple[str, ...]:

@@ -104,6 +104,7 @@ KEYS: tuple[Key, ...] = (
         palette=False),
     Key("chats", "chats.search", "slash", "search", "search", "In the chat list: search", CHATS, footer=True,
         palette=False),
+    Key("app", "app.plan", "", "plan", "plan", "Plan models for this and other machines", HARDWARE),
     Key("app", "app.theme", "", "change_theme", "theme", "Change theme", VIEW),
     Key("app", "app.screenshot", "", "screenshot", "screenshot", "Save a screenshot (SVG)", APP),
     Key("app", "app.suspend", "ctrl+z", "suspend_process", "suspend", "Suspend (`fg` resumes)", APP,
@@ -202,6 +203,11 @@ KEYS: tuple[Key, ...] = (
         HARDWARE, footer=True),
     Key("hardware", "hardware.close", "escape", "close", "back", "Stop measuring, or back to the chat",
         HARDWARE, footer=True),
+    Key("plan", "plan.next", "right", "machine(1)", "next machine", "Plan for the next machine", HARDWARE, footer=True,
+        palette=False),
+    Key("plan", "plan.previous", "left", "machine(-1)", "previous machine", "Plan for the previous machine", HARDWARE,
+        footer=True, palette=False),
+    Key("plan", "plan.close", "escape", "close", "back", "Back to the chat", HARDWARE, footer=True),
     Key("settings", "settings.save", "ctrl+s", "save", "save", "Save the settings", SETTINGS, footer=True,
         priority=True),
     Key("settings", "settings.defaults", "ctrl+d", "defaults", "reset", "Reset this field to its default",
@@ -222,7 +228,7 @@ KEYS: tuple[Key, ...] = (
 _NAMES = {
     "escape": "Esc", "enter": "Enter", "up": "↑", "down": "↓", "pageup": "PgUp", "pagedown": "PgDn",
     "delete": "Del", "slash": "/", "tab": "Tab", "space": "Space", "backspace": "⌫",
-    "underscore": "_", "home": "Home", "end": "End",
+    "left": "←", "right": "→", "underscore": "_", "home": "Home", "end": "End",
 }  # fmt: skip
 
 

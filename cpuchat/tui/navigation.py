@@ -66,6 +66,12 @@ class Navigator:
 
         self._app.push_screen(HardwareScreen(self._services))
 
+    def plan(self) -> None:
+        from cpuchat.tui.plan.screen import PlanScreen
+
+        if not isinstance(self._app.screen, PlanScreen):
+            self._app.push_screen(PlanScreen(self._services))
+
     async def compare(self, sides: Sides, prompt: str = "", kept: tuple[str, list[Turn]] | None = None) -> None:
         from cpuchat.tui.compare.screen import CompareScreen
 

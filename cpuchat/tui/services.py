@@ -86,6 +86,8 @@ class Navigation(Protocol):
 
     def hardware(self) -> None: ...
 
+    def plan(self) -> None: ...
+
     async def compare(self, sides: Sides, prompt: str = "", kept: tuple[str, list[Turn]] | None = None) -> None:
         """`kept`: the chat that it is kept as, and its turns."""
 

@@ -22,6 +22,7 @@ from cpuchat.tui.models.inspection import InspectionScreen
 from cpuchat.tui.models.quantize import QuantizeScreen
 from cpuchat.tui.models.repository.screen import RepositoryScreen
 from cpuchat.tui.models.screen import ModelsScreen
+from cpuchat.tui.plan.screen import PlanScreen
 from cpuchat.tui.settings.screen import SettingsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.list_screen import DetailsScreen, ListScreen
@@ -49,7 +50,7 @@ def test_every_action_of_the_table_exists() -> None:
               "details": DetailsScreen,
               "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
               "dialog": ConfirmScreen, "transcript": Transcript, "compare": CompareScreen,
-              "other_side": OtherSideScreen}  # fmt: skip
+              "other_side": OtherSideScreen, "plan": PlanScreen}  # fmt: skip
     for key in keys.KEYS:
         assert hasattr(owners[key.place], f"action_{key.action.partition('(')[0]}"), key.id
 

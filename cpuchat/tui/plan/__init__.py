@@ -1,0 +1,1 @@
+"""Plans: the catalog on a machine that need not be here."""
