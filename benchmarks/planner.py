@@ -5,7 +5,7 @@
 "cpuchat" is what is planned, "baseline" what was measured (published.toml, with the source of each). Computes only: a
 second, on any machine. Decoding is planned twice: with the share of the read bandwidth that comes with the program;
 and, as that rests on some of the same measurements, with the median share of all *other* machines. The latter counts.
-Points that set a constant of the program are shown and not counted. Also: verify passes of a mixture of experts.
+Points that set a constant of the program are shown and not counted, as are verify passes of a mixture of experts.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ def error(planned: float, measured: float) -> float:
 
 
 def mixture_rows(points: list[Point]) -> list[Row]:
-    """Verify passes of DeepSeek-R1, whose experts tokens are assumed to choose independently."""
+    """Verify passes of DeepSeek-R1: they set how much tokens of one text share experts."""
     model = next(one.model for one in points if one.model.name == "r1")
     one = bytes_read(model.work, 1)
     return [
         Row(f"R1: pass over {n} tokens by one", "×", [bytes_read(model.work, n) / one], [measured],
-            note="not counted: an upper bound, neighboring tokens share experts")
+            note="sets a constant, not counted")
         for n, measured in MIXTURE.items()
     ]  # fmt: skip
 

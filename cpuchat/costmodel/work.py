@@ -41,7 +41,8 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
 
     `dense` and `head` (the output matrix, only for tokens whose logits are wanted) are read whole by every pass;
     of the `experts`, all routed ones together, a token uses `n_expert_used` of `n_expert`. `row`: bytes of tables that
-    each token looks up; `state`: bytes of recurrent state, read and written by each pass.
+    each token looks up; `state`: bytes of recurrent state, read and written by each pass. `alike`: share of the tokens
+    of one text that choose the same experts as others of the pass, as it were; 0 with random weights.
     """
 
     name: str = ""
@@ -51,6 +52,7 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
     experts: tuple[Weights, ...] = ()
     n_expert: int = 0
     n_expert_used: int = 0
+    alike: float = 0.0
     row: int = 0
     state: int = 0
     attention: tuple[Attention, ...] = ()
@@ -107,7 +109,7 @@ def parts(
     if outputs:
         found += [Part(one.type, one.nbytes, one.madds * outputs, outputs) for one in work.head]
     if work.is_moe:
-        read = experts_read(work.n_expert, work.n_expert_used, n_tokens)
+        read = _experts(work, n_tokens, sequences)
         used = n_tokens * work.n_expert_used
         found += [
             Part(
@@ -128,6 +130,12 @@ def parts(
     if moved:
         found.append(Part(KV, moved, 0.0, 1.0))
     return found
+
+
+def _experts(work: ModelWork, n_tokens: float, sequences: int) -> float:
+    """Return the expected number of distinct experts of a pass; texts choose independently of each other."""
+    further = n_tokens / sequences - 1
+    return experts_read(work.n_expert, work.n_expert_used, sequences * (1 + further * (1 - work.alike)))
 
 
 def bytes_read(work: ModelWork, n_tokens: float, n_past: float = 0, *, sequences: int = 1) -> float:

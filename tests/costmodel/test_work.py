@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from cpuchat.costmodel.work import Attention, ModelWork, Weights, bytes_read, experts_read, parts
@@ -59,3 +60,14 @@ def test_a_window_limits_what_is_read_of_a_long_context() -> None:
     local = ModelWork(n_layer=1, dense=(Weights("F16", 1e6, 5e5),), attention=(Attention(100.0, 50.0, window=512),))
     assert bytes_read(local, 1, 0) == 1e6 + 100
     assert bytes_read(local, 1, 10_000) == bytes_read(local, 1, 20_000) == 1e6 + 512 * 100
+
+
+def test_tokens_of_one_text_share_experts_and_different_texts_do_not() -> None:
+    apart = work("30b-a3b", "Q4_K_M")
+    alike = msgspec.structs.replace(apart, alike=0.5)
+    experts = sum(one.nbytes for one in apart.experts)
+    single = bytes_read(apart, 1)
+    assert bytes_read(alike, 1) == pytest.approx(single)
+    assert bytes_read(alike, 9) == pytest.approx(bytes_read(apart, 5), rel=0.01)
+    assert bytes_read(alike, 8, sequences=8) == pytest.approx(bytes_read(apart, 8, sequences=8))
+    assert bytes_read(alike, 1000) == pytest.approx(single + experts * 120 / 128, rel=0.02)  # a prompt needs them all
