@@ -95,6 +95,8 @@ def test_without_a_measured_bandwidth_the_usual_share_counts(tmp_path: Path) -> 
         ('"zen4"', '"zen44"', "zen4"),
         ("measured =", "bandwidth =", "bandwidth"),
         ("cores = 48", "cores = 48\ntheoretical = 300", "exceeds the theoretical"),
+        ("cores = 48", "cores = 48\nfitted = 1", "fitted"),
+        ("cores = 48", "cores = [[1]]", "cores"),
         ("name =", "name = =", "not valid TOML"),
     ],
 )
