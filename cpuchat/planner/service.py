@@ -16,7 +16,10 @@ PAUSE_S = 60.0
 """Seconds between an answer and the user's next message: reading 300 tokens at about 5 tok/s."""
 _SIZES = (0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 """Numbers of machines to simulate, by that at which they saturate."""
-_REQUESTS = 4_000
+_REQUESTS, _MOST_REQUESTS = 4_000, 20_000
+_TURNS = 5  # requests for each chat that runs at once: the fleet is empty at first
+_MOST_SIMULATED = 50
+"""Machines beyond which one queue is hardly shorter: of more, so many are simulated with their share of the users."""
 _MOST_MACHINES = 10_000
 
 
@@ -72,8 +75,15 @@ def simulate_service(plan: Plan, pause_s: float = PAUSE_S) -> Service:
 
 def _simulated(server: Server, machines: int, demand: Demand, overloaded: bool) -> Outcome:
     """Simulate; a small overload makes the queue grow too slowly to be noticed, so it is told."""
-    found = simulate(server, machines, demand, max(_REQUESTS, 20 * machines))
-    return dataclasses.replace(found, saturated=found.saturated or overloaded)
+    few = min(machines, _MOST_SIMULATED)
+    requests = min(max(_REQUESTS, _TURNS * few * server.most), _MOST_REQUESTS)
+    found = simulate(server, few, dataclasses.replace(demand, rate=demand.rate * few / machines), requests)
+    return dataclasses.replace(
+        found,
+        machines=machines,
+        total_tok_s=found.total_tok_s * machines / few,
+        saturated=found.saturated or overloaded,
+    )
 
 
 def server_of(plan: Plan, chats: int) -> Server:

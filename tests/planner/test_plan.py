@@ -189,3 +189,13 @@ def test_all_documents_have_reviewed_claims() -> None:
 def test_verdicts_of_the_best_known_claims(document: str, words: str, verdict: str) -> None:
     found = [one for one in claims().claim if one.document == document and words in one.claim]
     assert [one.verdict for one in found] == [verdict]
+
+
+def test_of_very_many_machines_a_share_is_simulated(catalog: Catalog) -> None:
+    plan = planned(catalog, "9655", "qwen3-30b-a3b-instruct-2507", users=200_000, tok_s=8.0)
+    service = simulate_service(plan)
+    assert service.outcomes[-1].machines > 500
+    few = simulate_service(planned(catalog, "9655", "qwen3-30b-a3b-instruct-2507", users=2_000, tok_s=8.0))
+    last, small = service.outcomes[-1], few.outcomes[-1]
+    assert last.tok_s.p50 == pytest.approx(small.tok_s.p50, rel=0.25)
+    assert last.total_tok_s == pytest.approx(100 * small.total_tok_s, rel=0.1)
