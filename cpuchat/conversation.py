@@ -22,6 +22,7 @@ from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import UsageLog
+from cpuchat.models.tuned import Tuned, TunedSettings
 from cpuchat.protocol import (
     FRAME_SECONDS,
     AnyEvent,
@@ -66,6 +67,8 @@ class Conversation:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
+        self.tuned: Tuned | None = None
+        """What tuning found for the loaded model."""
         self.backend = backend
         self.meter = meter or Meter()
         self.library = library
@@ -105,7 +108,12 @@ class Conversation:
     @property
     def speculation(self) -> Speculation:
         """Return how the next answer is drafted."""
-        return self.settings.speculation.speculation() if self.drafting else Speculation()
+        return self.in_effect.speculation.speculation() if self.drafting else Speculation()
+
+    @property
+    def in_effect(self) -> Settings:
+        """Return the settings with what tuning found for the loaded model."""
+        return self.tuned.applied_to(self.settings) if self.tuned is not None else self.settings
 
     @property
     def model_name(self) -> str:
@@ -168,12 +176,14 @@ class Conversation:
         """
         with self._occupied():
             self._path = path
+            self.tuned = await asyncio.to_thread(TunedSettings().find, path)
             self._start_meter()
             draft, note = await self._choose_draft(path, strict, calibrate)
             while not self._stopping:
                 failed: Failed | None = None
-                options = self.settings.load_options(str(draft or ""), calibrate=calibrate)
-                stream = self.backend.load(path, options, PlacementSpec.of(self.settings))
+                chosen = self.in_effect
+                options = chosen.load_options(str(draft or ""), calibrate=calibrate)
+                stream = self.backend.load(path, options, PlacementSpec.of(chosen))
                 async with contextlib.aclosing(stream) as events:
                     async for event in events:
                         if isinstance(event, Failed) and draft is not None and not strict:
@@ -311,7 +321,7 @@ class Conversation:
         """Return the draft model and a note about it; sets `draft_problem`."""
         from cpuchat.models.drafts.choice import AUTO, NO_DRAFT, choose_draft  # not before the app's first paint
 
-        section = self.settings.speculation
+        section = self.in_effect.speculation
         wanted = section.wanted_draft
         library = self.library or Library(self.settings.model.folders)
         measured_only = not calibrate and not section.depth  # one that was not measured would be loaded in vain

@@ -137,6 +137,11 @@ def build_speeds_file() -> Path:
     return cache_dir() / "build_speeds.json"
 
 
+def tuned_file() -> Path:
+    """Return the file of settings that tuning found, by model."""
+    return cache_dir() / "tuned.json"
+
+
 def pairs_file() -> Path:
     """Return the file of results of comparing draft models with targets."""
     return cache_dir() / "pairs.json"

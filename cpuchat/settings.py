@@ -31,6 +31,9 @@ MemoryPolicy = Annotated[
     str, msgspec.Meta(pattern=rf"^(auto|local|(interleave|weighted)(:{_LIST})?|(bind|preferred):{_LIST})$")
 ]
 
+Changes = dict[str, dict[str, Any]]
+"""Values to set: section, key, value."""
+
 _DRAFTERS: dict[Drafters, tuple[DrafterName, ...]] = {
     "auto": ("suffix", "draft"),
     "off": (),
@@ -215,6 +218,12 @@ class Settings(Section):
         )
 
 
+def with_changes(chosen: Settings, changes: Changes) -> Settings:
+    """Return a copy of `chosen` with `changes[section][key]` set."""
+    sections = {name: msgspec.structs.replace(getattr(chosen, name), **values) for name, values in changes.items()}
+    return msgspec.structs.replace(chosen, **sections)
+
+
 class _Remembered(msgspec.Struct, omit_defaults=True):
     """State that the app remembers, by the names that settings have. None: not yet."""
 
@@ -313,9 +322,6 @@ def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Sett
             _remember({name: value for values in by_itself.values() for name, value in values.items()})
         return load()
     return _write(changes, file)
-
-
-Changes = dict[str, dict[str, Any]]
 
 
 def _divided(changes: Changes) -> tuple[Changes, Changes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,12 +183,13 @@ def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]
         MeasureFailed: no cell was measured.
     """
     from cpuchat.bench.results import report_of
+    from cpuchat.cli.interrupts import run_stoppable
     from cpuchat.cli.live import LiveTable
 
     live = LiveTable()
     running = make(lambda: live.show(running))
     try:
-        asyncio.run(_run(running))
+        asyncio.run(run_stoppable(running))
     except Interrupted:
         live.clear()
         raise Interrupted("Stopped.", "The same command resumes.") from None
@@ -198,24 +198,6 @@ def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]
     if running.failed and len(running.failed) == len(running.cells):
         raise MeasureFailed(next(iter(running.failed.values())))
     return report_of(running.journal, running.failed), MeasureFailed.exit_code if running.failed else 0
-
-
-async def _run(running: Bench) -> None:
-    loop, presses = asyncio.get_running_loop(), 0
-    stopping: set[asyncio.Task[None]] = set()
-
-    def interrupt() -> None:
-        nonlocal presses
-        presses += 1
-        task = asyncio.ensure_future(running.stop(kill=presses > 1))
-        stopping.add(task)
-        task.add_done_callback(stopping.discard)
-
-    loop.add_signal_handler(signal.SIGINT, interrupt)
-    try:
-        await running.run()
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
 
 
 def _write_plots(file: Path, found: Report) -> None:

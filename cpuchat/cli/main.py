@@ -33,7 +33,8 @@ _COMMANDS = {
     "doctor": ("cpuchat.cli.doctor", "doctor", "Check what limits inference speed on this machine."),
     "probe": ("cpuchat.cli.probe", "probe", "Measure the read bandwidth of this machine."),
     "counters": ("cpuchat.cli.counters", "counters", "List hardware counters of memory traffic and power."),
-    "tune": ("cpuchat.cli.tune", "tune", "Plan, measure and revert settings that only root may change."),
+    "tune": ("cpuchat.cli.tune", "tune", "Find the fastest settings for a model on this machine."),
+    "system": ("cpuchat.cli.system", "system", "Plan, measure and revert settings that only root may change."),
 }
 
 _EPILOG = """\b

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import on
+from textual import on, work
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
 from textual.filter import LineFilter
@@ -180,6 +180,15 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def _use_theme(self, name: str) -> None:
         self.theme = name
         self.services.save_settings({"ui": {"theme": name}})
+
+    @work
+    async def action_tune(self) -> None:
+        """Tune the settings for the loaded model."""
+        model = self.services.loaded_path
+        if model is None:
+            self.notify("Load a model first.", severity="warning")
+        elif (path := await self.services.navigation.tune(model)) is not None:
+            self.chat_screen.load_model(path)
 
     # Help and the way out
 

@@ -58,6 +58,7 @@ _SCREENS = {
     "inspection": "GGUF header",
     "draft_models": "Draft models",
     "measure_pair": "Draft models",
+    "tune": "Tune",
     "other_side": "Compare with",
     "repository": "Repository",
     "quantize": "Quantize",

@@ -106,6 +106,7 @@ KEYS: tuple[Key, ...] = (
         palette=False),
     Key("app", "app.plan", "", "plan", "plan", "Plan models for this and other machines", HARDWARE),
     Key("app", "app.theme", "", "change_theme", "theme", "Change theme", VIEW),
+    Key("app", "app.tune", "", "tune", "tune", "Tune the settings for the loaded model (3 minutes)", APP),
     Key("app", "app.screenshot", "", "screenshot", "screenshot", "Save a screenshot (SVG)", APP),
     Key("app", "app.suspend", "ctrl+z", "suspend_process", "suspend", "Suspend (`fg` resumes)", APP,
         priority=True, palette=False),
@@ -135,6 +136,8 @@ KEYS: tuple[Key, ...] = (
         footer=True, priority=True),
     Key("models", "models.drafts", "ctrl+l", "drafts", "drafts",
         "Choose a draft model for the loaded model", MODELS, footer=True, priority=True),
+    Key("models", "models.tune", "f6", "tune", "tune", "Find the fastest settings for the model (3 minutes)", MODELS,
+        priority=True),
     Key("models", "models.quantize", "f5", "quantize", "quantize", "Quantize the model", MODELS,
         priority=True),
     # Not before the box to type in: it lets Del through where there is nothing to delete.
@@ -212,6 +215,8 @@ KEYS: tuple[Key, ...] = (
         priority=True),
     Key("settings", "settings.defaults", "ctrl+d", "defaults", "reset", "Reset this field to its default",
         SETTINGS, footer=True, priority=True),
+    Key("settings", "settings.undo_tuning", "f8", "undo_tuning", "undo tuning",
+        "Undo what tuning found for the loaded model", SETTINGS, footer=True, priority=True),
     Key("settings", "settings.next_tab", "ctrl+pagedown,f6", "tab(1)", "next tab", "Show the next tab", SETTINGS,
         footer=True, priority=True, palette=False),
     Key("settings", "settings.previous_tab", "ctrl+pageup,f5", "tab(-1)", "previous tab", "Show the previous tab",
@@ -222,6 +227,7 @@ KEYS: tuple[Key, ...] = (
         palette=False),
     Key("measure_pair", "measure_pair.cancel", "escape", "cancel", "close", "Stop measuring, or close", DIALOG,
         palette=False),
+    Key("tune", "tune.close", "escape", "close", "close", "Stop tuning, or close", DIALOG, palette=False),
     Key("dialog", "dialog.cancel", "escape", "cancel", "cancel", "Close the dialog", DIALOG, palette=False),
 )  # fmt: skip
 

@@ -51,6 +51,14 @@ class Navigator:
 
         return await self._app.push_screen_wait(QuantizeScreen(self._services, model))
 
+    async def tune(self, model: Path) -> Path | None:
+        from cpuchat.tui.models.tune import TuneScreen
+
+        if self._services.chat.busy:
+            self._app.notify("Tune when the answer is done (Esc in the chat stops it).", severity="warning")
+            return None
+        return await self._app.push_screen_wait(TuneScreen(self._services, model))
+
     async def settings(self) -> Settings | None:
         from cpuchat.tui.settings.screen import SettingsScreen
 

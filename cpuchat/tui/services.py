@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
 from textual.app import App
 
 from cpuchat import settings
@@ -18,7 +17,7 @@ from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.models.library.library import Library
 from cpuchat.present.welcome import welcome
-from cpuchat.settings import Settings
+from cpuchat.settings import Changes, Settings, with_changes
 from cpuchat.tui.downloading import Downloading, Opener, open_downloads
 from cpuchat.tui.machine_watch import MachineWatch
 from cpuchat.tui.quantizing import Quantizing
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.library.model import LocalModel
-
-Changes = dict[str, dict[str, Any]]
-"""Settings to write: section, key, value."""
 
 
 class Chat(Protocol):
@@ -75,6 +71,10 @@ class Navigation(Protocol):
 
     async def quantize(self, model: LocalModel) -> Path | None:
         """Returns the new file if it was written meanwhile."""
+        ...
+
+    async def tune(self, model: Path) -> Path | None:
+        """Returns the loaded model when it has to be loaded again."""
         ...
 
     async def settings(self) -> Settings | None:
@@ -175,9 +175,3 @@ class Services:
         """Close the conversation, after pending settings are written."""
         async with self._saving:
             await self.conversation.close()
-
-
-def with_changes(settings: Settings, changes: Changes) -> Settings:
-    """Return a copy of `settings` with `changes[section][key]` set; options of this run only stay."""
-    sections = {name: msgspec.structs.replace(getattr(settings, name), **values) for name, values in changes.items()}
-    return msgspec.structs.replace(settings, **sections)

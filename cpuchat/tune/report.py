@@ -1,8 +1,10 @@
-"""Formats a placement trial: its progress and its result."""
+"""Formats a placement trial and the tuning of a model: their progress and their results."""
 
 from __future__ import annotations
 
 from cpuchat.telemetry import units
+from cpuchat.tune.compare import percent
+from cpuchat.tune.result import ChoiceResult, TuneResult
 from cpuchat.tune.trial import Outcome, Step
 
 _STAGES = {
@@ -46,3 +48,63 @@ def outcome(outcome: Outcome) -> str:
     elif outcome.problem:
         lines.append("Nothing was changed.")
     return "\n".join(lines)
+
+
+TUNING_HEADINGS = ("CHOICE", "BEFORE → AFTER", "DECODE", "PREFILL", "RESULT")
+TUNING_RIGHT = (2, 3)
+
+
+def tuning_row(one: ChoiceResult) -> tuple[str, ...]:
+    """Format a choice of tuning: what was compared, its gains, and what became of it."""
+    compared = f"{one.before} → {one.after}" if one.after else one.before
+    gains = [percent(gain) if gain is not None else "" for gain in (one.decode, one.prefill)]
+    return (one.name, compared, *gains, _decision(one))
+
+
+def _decision(one: ChoiceResult) -> str:
+    if one.adopted:
+        return "adopted"
+    if one.offered:
+        return "offered: changes what the model writes"
+    match one.verdict:
+        case "mixed":
+            slower = "decode" if (one.decode or 0.0) < (one.prefill or 0.0) else "prefill"
+            return f"not adopted: slower {slower}"
+        case "busy":
+            return f"undecided: {one.reason}"
+        case "failed":
+            return f"failed: {one.reason}"
+        case None:
+            return f"not tried: {one.reason}"
+        case verdict:
+            return verdict
+
+
+def tuning_summary(result: TuneResult, *, undo: str) -> list[str]:
+    """Say in a sentence or two what tuning brought; `undo` says how to revert it."""
+    lines: list[str] = []
+    if result.adopted and result.decode is not None and result.prefill is not None:
+        figures = [
+            f"{name} {units.rate(before)} → {units.rate(after)} tok/s"
+            for name, (before, after) in (("decode", result.decode), ("prefill", result.prefill))
+            if abs(after / before - 1) > 0.0005
+        ]
+        figures += [f"drafted text {percent(one.decode or 0.0)}" for one in result.adopted if one.name == "drafters"]
+        what = ", ".join(figures) or "adopted"
+        lines.append(f"{result.model}: {what}. Used from the next load; {undo}.")
+    elif result.busy:
+        lines.append("Nothing was adopted: other programs use the CPUs. Tune again when the machine is idle.")
+    elif not result.stopped:
+        lines.append(f"{result.model}: nothing is faster than the settings in use; nothing was changed.")
+    for one in result.choices:
+        if one.offered:
+            lines.append(
+                f"{one.after} for the {one.name} is faster (decode {percent(one.decode or 0.0)}), but changes what the "
+                "model writes; it is adopted only with --quantized-kv."
+            )
+    if result.stopped:
+        kept = "what was adopted is kept" if result.adopted else "nothing was changed"
+        lines.append(f"Stopped; {kept}.")
+    elif result.out_of_time:
+        lines.append("The time limit was reached before all choices were measured; --minutes raises it.")
+    return lines

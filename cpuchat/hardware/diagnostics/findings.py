@@ -31,4 +31,4 @@ def by_plan(facts: DiagnosticFacts, knob: str) -> str:
     of_kernel = any(one.name == knob and one.of_kernel for one in KNOBS)
     if facts.container or limited(facts.topology) or (facts.topology.virtual and not of_kernel):
         return "Not changeable from here: ask the administrator of the machine."
-    return f"`cpuchat tune plan --knob {knob}` writes a script; `cpuchat tune measure` shows whether it helps."
+    return f"`cpuchat system plan --knob {knob}` writes a script; `cpuchat system measure` shows whether it helps."

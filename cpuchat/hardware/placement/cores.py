@@ -76,7 +76,8 @@ def choose_cores(
     notes = list(named.notes)
     if siblings := _shared_cores(topology, cpus):
         notes.append(
-            f"{plural(siblings, 'thread')} of {len(cpus)} share a core with another thread, which slows decoding down."
+            f"{plural(siblings, 'thread')} of {len(cpus)} share a core with another thread, which often slows decoding "
+            "down; `cpuchat tune` measures it."
         )
     return CoreChoice(cpus, _reason(topology, named, cpus, asked=bool(n_threads), capped=capped), tuple(notes))
 

@@ -92,8 +92,8 @@ def find(name: str = "") -> SavedPlan:
     """
     plans = saved_plans()
     if not plans:
-        raise UsageError("No tuning plan found.", "Create one: cpuchat tune plan")
+        raise UsageError("No tuning plan found.", "Create one: cpuchat system plan")
     for saved in reversed(plans):
         if name in ("", saved.name):
             return saved
-    raise UsageError(f"Unknown tuning plan: {name}.", "List the plans: cpuchat tune list")
+    raise UsageError(f"Unknown tuning plan: {name}.", "List the plans: cpuchat system list")

@@ -61,7 +61,7 @@ class BuildProbe:
         try:
             if model is None or engine is None or self._stopped:
                 return
-            key, speeds = speed_key(model, conversation.settings.engine), BuildSpeeds()
+            key, speeds = speed_key(model, conversation.in_effect.engine), BuildSpeeds()
             known = await asyncio.to_thread(speeds.newest, key)
             if not is_measured(known, engine):
                 speed, notice = await measure_build(self._answer, engine, model, known)

@@ -247,6 +247,14 @@ class ModelsScreen(ReadingScreen):
             self.refresh_models()
 
     @work
+    async def action_tune(self) -> None:
+        model = self._marked_model("tuned")
+        if model is not None and model.damaged:
+            self._warn(model.damaged)
+        elif model is not None:
+            self._returned(await self.services.navigation.tune(model.path))
+
+    @work
     async def action_delete(self) -> None:
         model = self._marked_model("deleted")
         if model is None:

@@ -18,13 +18,15 @@ from textual.widgets import Checkbox, Footer, Input, Select, Static, TabbedConte
 from cpuchat import paths
 from cpuchat import settings as settings_file
 from cpuchat.errors import CpuchatError
-from cpuchat.settings import Settings
+from cpuchat.models.tuned import TunedSettings, value_of
+from cpuchat.settings import Settings, with_changes
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.fields import NOTES, TABS, Field, current, fields
-from cpuchat.tui.services import Services, with_changes
+from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.dismissable import Dismissable
+from cpuchat.tune.compare import percent
 
 
 class OnOff(Checkbox):
@@ -52,17 +54,23 @@ class SettingRow(Horizontal):
             super().__init__()
             self.row = row
 
-    def __init__(self, field: Field, value: Any, themes: list[str]) -> None:
+    def __init__(self, field: Field, value: Any, themes: list[str], note: str = "") -> None:
+        """`note` replaces the help."""
         super().__init__(id=f"row-{field.section}-{field.name}", classes=f"-{field.kind}")
         self.field = field
         self._saved = value
         self._themes = themes
-        self.text_beside = field.about
+        self.note = note
+        self.text_beside = self._about
 
     def compose(self) -> ComposeResult:
         yield Static(self.field.label, classes="label", markup=False)
         yield self._editor()
-        yield Static(self.field.about, classes="about", markup=False)
+        yield Static(self._about, classes="about", markup=False)
+
+    @property
+    def _about(self) -> str:
+        return self.note or self.field.about
 
     def _editor(self) -> Widget:
         field, shown = self.field, self.field.shown(self._saved)
@@ -111,7 +119,7 @@ class SettingRow(Horizontal):
             self.field.parse(self.content)
         except ValueError as error:
             problem = str(error)
-        self.text_beside = f"! {problem}" if problem else self.field.about
+        self.text_beside = f"! {problem}" if problem else self._about
         self.query_one(".about", Static).update(self.text_beside)
         self.set_class(bool(problem), "-invalid")
         self.set_class(self.changed, "-changed")
@@ -153,7 +161,8 @@ class SettingsScreen(Dismissable[Settings | None]):
                 for tab in TABS:
                     with TabPane(tab, id=tab.lower()), VerticalScroll(can_focus=False):
                         for field in fields(tab):
-                            yield SettingRow(field, current(self._settings, field), self._themes)
+                            value = current(self._settings, field)
+                            yield SettingRow(field, value, self._themes, self._tuned_note(field))
                         if tab in NOTES:
                             yield Static(NOTES[tab], classes="note", markup=False)
         yield Static(id="hint", markup=False)
@@ -209,6 +218,41 @@ class SettingsScreen(Dismissable[Settings | None]):
         for row in self._rows:
             if focused is not None and row in focused.ancestors:
                 row.put(row.field.default)
+
+    def _tuned_note(self, field: Field) -> str:
+        """Return what tuning made of a setting of the loaded model, "" if nothing."""
+        conversation = self._services.conversation
+        tuned = conversation.tuned
+        choice = tuned.choice_of(field.key) if tuned is not None else None
+        if choice is None or all(
+            value_of(conversation.in_effect, key) == value_of(conversation.settings, key) for key in choice.keys
+        ):
+            return ""
+        gains = [f"{name} {percent(gain)}" for name, gain in (("decode", choice.decode), ("prefill", choice.prefill))
+                 if gain]  # fmt: skip
+        return ", ".join((f"tuned: {choice.words}", *gains)) + " · F8 undoes"
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "undo_tuning":
+            return self._services.conversation.tuned is not None
+        return True
+
+    @work
+    async def action_undo_tuning(self) -> None:
+        conversation, model = self._services.conversation, self._services.loaded_path
+        if conversation.tuned is None or model is None:
+            return
+        try:
+            await asyncio.to_thread(TunedSettings().forget, model)
+        except CpuchatError as error:
+            self.notify(str(error), severity="error", markup=False)
+            return
+        conversation.tuned = None
+        for row in self._rows:
+            row.note = ""
+            row.check()
+        self.refresh_bindings()
+        self.notify("Tuning undone from the next load.")
 
     def action_save(self) -> None:
         wrong = [row for row in self._rows if row.check()]

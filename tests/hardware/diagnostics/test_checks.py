@@ -246,7 +246,7 @@ def test_numa_balancing(tmp_path: Path) -> None:
     finding = found(facts_of(root), "NUMA balancing is on")
     assert finding.level == "warning"
     assert finding.evidence == "/proc/sys/kernel/numa_balancing is 1, 2 NUMA nodes"
-    assert "cpuchat tune plan --knob numa-balancing" in finding.fix
+    assert "cpuchat system plan --knob numa-balancing" in finding.fix
 
 
 def test_balancing_between_one_node_is_nothing(root: Path) -> None:
@@ -458,7 +458,7 @@ def test_what_cannot_be_changed_from_here_is_not_said_to_be(tmp_path: Path) -> N
     root = write(
         make_tree(tmp_path, "vm"), {THP: "always madvise [never]", f"{CPUFREQ.format(0)}/scaling_governor": "x"}
     )
-    assert "tune plan" in found(facts_of(root), "huge pages").fix
+    assert "system plan" in found(facts_of(root), "huge pages").fix
     assert "ask the administrator" in found(facts_of(root), "governor").fix
 
 

@@ -10,8 +10,9 @@ from textual.app import App
 from cpuchat.errors import CpuchatError
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.present import drafts
+from cpuchat.settings import Changes, with_changes
 from cpuchat.text import clean_line
-from cpuchat.tui.services import Changes, Services, with_changes
+from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:

@@ -1,0 +1,200 @@
+"""Measures how fast a model answers with given settings, in a worker process of its own.
+
+Every measurement is an answer as in a chat, with nothing reused: a prompt of built-in text, and some tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cpuchat.backend.local import LocalBackend
+from cpuchat.bench.prompts import Kind, load
+from cpuchat.errors import Interrupted, MeasureFailed, UsageError, from_code
+from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.protocol import (
+    Failed,
+    Generate,
+    GenerationFinished,
+    LoadCancelled,
+    LoadOptions,
+    LoadProgress,
+    Message,
+    ModelLoaded,
+    Sampling,
+    Speculation,
+)
+from cpuchat.settings import Settings
+from cpuchat.timings import Timings
+from cpuchat.tune.candidates import Choice
+from cpuchat.tune.halving import Speed
+
+_DECODE_SECONDS: Final = 1.0
+_TEXT_SECONDS: Final = 2.5
+_LONGER: Final = 1.5
+"""Factor of the lengths from one rung to the next."""
+_REPEATS: Final = 2
+"""Answers per measurement, of which the fastest counts: what interrupts one only slows it down."""
+_CTX: Final = 2048
+_TOKENS: Final = (8, 128)
+_PROMPT_TOKENS: Final = 64
+"""At least."""
+_WARM_UP: Final = (256, 4)  # characters and tokens
+_FIRST_SECONDS: Final = (0.3, 1.0)
+_KINDS: Final[tuple[Kind, ...]] = ("code", "chat")
+
+
+class Measurer:
+    """Measures speeds with settings; the model is loaded again when they need it. `name` is the model's, "" before it
+    is loaded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = ""
+        self._path = path
+        self._backend = LocalBackend()
+        self._loaded: tuple[LoadOptions, PlacementSpec] | None = None
+        self._stopped = False
+        self._rates = Speed(prefill=1.0, decode=(1.0,))
+        self._chars_per_token = 4.0
+        prompts = load()
+        self._text = "\n\n".join(one.text for one in prompts)
+        self._prompts = [next(one for one in prompts if one.kind == kind) for kind in _KINDS]
+
+    async def stop(self) -> None:
+        """Stop what runs: `measure` raises Interrupted."""
+        self._stopped = True
+        await self._backend.cancel()
+
+    def kill(self) -> None:
+        self._stopped = True
+        self._backend.kill()
+
+    async def close(self) -> None:
+        await self._backend.close()
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the longest prompt that fits the context."""
+        model = self._backend.model
+        return min(model.n_ctx if model is not None else _CTX, _CTX) // 2
+
+    async def first(self, chosen: Settings) -> Speed:
+        """Load the model and find out about how fast it is. Raises CpuchatError if that is not possible."""
+        await self._load(chosen, "")
+        for seconds in _FIRST_SECONDS:  # the second lengths are made from the first speeds
+            prompt = self._prompt(seconds)
+            timings = await self._answer(prompt, self._tokens(seconds))
+            self._rates = _speed(timings)
+            self._chars_per_token = len(prompt) / timings.prompt_n
+        return self._rates
+
+    async def measure(self, chosen: Settings, choice: Choice, rung: int, draft: str) -> Speed:
+        """Measure once.
+
+        Raises:
+            Interrupted: stopped.
+            CpuchatError: it cannot be loaded or measured.
+        """
+        if await self._load(chosen, draft):
+            await self._answer(self._text[: _WARM_UP[0]], _WARM_UP[1])
+        factor = _LONGER ** (rung - 1)
+        if choice.test == "texts":
+            return await self._texts(chosen, factor)
+        prompt = self._prompt(choice.prompt_seconds * factor)
+        if choice.test == "prefill":
+            found = [await self._answer(prompt, 2) for _ in range(_REPEATS)]
+            return Speed(prefill=max(_speed(one).prefill for one in found), decode=self._rates.decode)
+        found = [await self._answer(prompt, self._tokens(_DECODE_SECONDS * factor)) for _ in range(_REPEATS)]
+        both = [_speed(one) for one in found]
+        return Speed(prefill=max(one.prefill for one in both), decode=(max(one.mean_decode for one in both),))
+
+    async def _texts(self, chosen: Settings, factor: float) -> Speed:
+        """Measure the decoding of a text of each kind, drafted as `chosen` says."""
+        model, rates = self._backend.model, list[float]()
+        n_tokens = self._tokens(_TEXT_SECONDS * factor)
+        for prompt in self._prompts:
+            messages = (Message(role="user", content=prompt.text),)
+            timings = await self._answer(
+                prompt.text if model is not None and not model.has_template else messages,
+                n_tokens,
+                chosen.speculation.speculation(),
+            )
+            rates.append(_speed(timings).mean_decode)
+        return Speed(prefill=self._rates.prefill, decode=tuple(rates))
+
+    def _prompt(self, seconds: float) -> str:
+        """Return a text that takes about so many seconds of prefill."""
+        tokens = min(max(int(seconds * self._rates.prefill), _PROMPT_TOKENS), self.most_tokens)
+        length = int(tokens * self._chars_per_token)
+        return (self._text * (1 + length // len(self._text)))[:length]
+
+    def _tokens(self, seconds: float) -> int:
+        least, most = _TOKENS
+        return min(max(int(seconds * self._rates.mean_decode), least), most)
+
+    async def _answer(
+        self, prompt: str | tuple[Message, ...], n_tokens: int, speculation: Speculation | None = None
+    ) -> Timings:
+        """Return the figures of one greedy answer, with nothing reused from earlier ones."""
+        if self._stopped:
+            raise Interrupted("Stopped.")
+        await self._backend.forget("")
+        request = Generate(
+            prompt=prompt if isinstance(prompt, str) else None,
+            messages=() if isinstance(prompt, str) else prompt,
+            sampling=Sampling(temperature=0.0),
+            max_tokens=n_tokens,
+            speculation=speculation or Speculation(),
+            ignore_eos=True,
+        )
+        async with contextlib.aclosing(self._backend.generate(request)) as events:
+            async for event in events:
+                if isinstance(event, Failed):
+                    raise Interrupted("Stopped.") if self._stopped else MeasureFailed(event.message, event.hint)
+                if isinstance(event, GenerationFinished):
+                    if event.stop_reason == "cancelled":
+                        raise Interrupted("Stopped.")
+                    return event.timings
+        raise MeasureFailed("The measurement returned no figures.")
+
+    async def _load(self, chosen: Settings, draft: str) -> bool:
+        """Load the model if it is not loaded so; returns whether it was. Raises CpuchatError."""
+        if self._stopped:
+            raise Interrupted("Stopped.")
+        options = chosen.load_options(draft)
+        options = msgspec.structs.replace(
+            options, n_ctx=options.n_ctx or _CTX, probe=False, calibrate=options.calibrate and bool(draft)
+        )
+        wanted = options, PlacementSpec.of(chosen)
+        if self._loaded == wanted and self._backend.model is not None:
+            return False
+        self._loaded = None
+        async with contextlib.aclosing(self._backend.load(self._path, *wanted)) as events:
+            async for event in events:
+                match event:
+                    case LoadProgress():
+                        if self._stopped:
+                            await self._backend.cancel()
+                    case ModelLoaded() if draft and not event.model.draft:
+                        raise UsageError(next(iter(event.model.notes[-1:]), "The draft model was not loaded."))
+                    case ModelLoaded():
+                        self._loaded, self.name = wanted, event.model.name
+                    case Failed() if not self._stopped:
+                        raise from_code(event.code, event.message, event.hint)
+                    case Failed() | LoadCancelled():
+                        raise Interrupted("Stopped.")
+                    case _:
+                        pass
+        return True
+
+
+def _speed(timings: Timings) -> Speed:
+    """Raises MeasureFailed for an answer without figures."""
+    prefill, decode = timings.prompt_per_second, timings.predicted_per_second
+    if prefill is None or decode is None:
+        raise MeasureFailed("The model wrote too few tokens to measure.", "Choose another model.")
+    return Speed(prefill=prefill, decode=(decode,))

@@ -1,0 +1,98 @@
+"""What tuning found, and what it is kept as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cpuchat.models.tuned import Tuned, TunedChoice
+from cpuchat.tune.halving import Speed, Verdict
+
+DEFAULT_PROMPT_SHARE = 0.5
+"""Until the user's own chats tell it."""
+_ENOUGH_TOKENS = 2_000
+
+
+class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice: what was in use before, the best candidate (`after`, "": none was measured) and what it gained.
+
+    `decode` and `prefill` are gains as shares (0.05: 5 % faster), `spread` that of the rounds; None: not measured.
+    `offered`: faster, but it changes what the model writes, and was not asked for. `reason` is why it was not adopted.
+    """
+
+    name: str
+    before: str
+    after: str = ""
+    adopted: bool = False
+    offered: bool = False
+    verdict: Verdict | None = None
+    decode: float | None = None
+    prefill: float | None = None
+    spread: float | None = None
+    reason: str = ""
+    keys: tuple[str, ...] = ()
+
+
+class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of tuning one model.
+
+    `decode` and `prefill` are tok/s (before, after), None where not measured. `changes`: all settings that are tuned
+    now, as `settings.update` takes them. `stopped`: by the user; `out_of_time`: some choices were not measured.
+    """
+
+    model: str
+    prompt_share: float
+    choices: tuple[ChoiceResult, ...]
+    changes: dict[str, dict[str, Any]]
+    seconds: float
+    decode: tuple[float, float] | None = None
+    prefill: tuple[float, float] | None = None
+    stopped: bool = False
+    out_of_time: bool = False
+
+    @property
+    def adopted(self) -> list[ChoiceResult]:
+        return [one for one in self.choices if one.adopted]
+
+    @property
+    def busy(self) -> bool:
+        """Return whether something could not be decided because of other programs."""
+        return any(one.verdict == "busy" for one in self.choices)
+
+    def kept_as(self, earlier: Tuned | None) -> Tuned:
+        """Return what to keep; choices of an `earlier` tuning that stay in effect keep their figures."""
+        tuned = {f"{section}.{name}" for section, values in self.changes.items() for name in values}
+        new = [
+            TunedChoice(keys=one.keys, words=_named(one), decode=one.decode or 0.0, prefill=one.prefill or 0.0)
+            for one in self.adopted
+        ]
+        replaced = {key for one in new for key in one.keys}
+        old = earlier.choices if earlier is not None else ()
+        old = [one for one in old if not replaced & {*one.keys} and tuned & {*one.keys}]
+        return Tuned(model=self.model, changes=self.changes, choices=(*old, *new))
+
+
+def _named(one: ChoiceResult) -> str:
+    """`16 threads, two per core`, `flash attention off`."""
+    return one.after if one.name == "threads" else f"{one.name} {one.after}"
+
+
+def speeds(before: Speed, choices: list[ChoiceResult]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return decode and prefill tok/s (before, after): each adopted choice was measured on top of those before it.
+
+    Drafters are left out: their gain depends on the text, and `before` is plain decoding.
+    """
+    decode, prefill = before.mean_decode, before.prefill
+    after = [decode, prefill]
+    for one in choices:
+        if one.adopted and one.name != "drafters":
+            after[0] *= 1 + (one.decode or 0.0)
+            after[1] *= 1 + (one.prefill or 0.0)
+    return (decode, after[0]), (prefill, after[1])
+
+
+def prompt_share_of(prompt_tokens: int, written_tokens: int) -> float | None:
+    """Return the share of prompt tokens in the user's chats; None where they are too few to tell."""
+    total = prompt_tokens + written_tokens
+    return prompt_tokens / total if total >= _ENOUGH_TOKENS else None

@@ -1,0 +1,76 @@
+"""Tests keeping what tuning found, and applying it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.tuned import Tuned, TunedChoice, TunedSettings, differences
+from cpuchat.settings import Settings, with_changes
+from tests.support.tiny_gguf import write_tiny_gguf
+
+TUNED = Tuned(
+    model="tiny",
+    changes={"engine": {"threads": 2, "cores": "0,1", "flash_attn": "off"}, "speculation": {"depth": 4}},
+    choices=(TunedChoice(keys=("engine.threads", "engine.cores"), words="2 threads", decode=0.1, prefill=0.2),),
+)
+
+
+def test_values_replace_defaults_only() -> None:
+    found = TUNED.applied_to(Settings())
+    assert (found.engine.threads, found.engine.cores, found.engine.flash_attn) == (2, "0,1", "off")
+    assert found.speculation.depth == 4
+    assert differences(Settings(), found) == TUNED.changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"engine": {"threads": 5}}, {"engine": {"memory": "local"}}, {"speculation": {"draft_cores": "shared"}}],
+)
+def test_what_the_user_set_wins_with_all_that_belongs_to_it(changes: dict[str, dict[str, object]]) -> None:
+    chosen = with_changes(Settings(), changes)
+    found = TUNED.applied_to(chosen)
+    assert (found.engine.threads, found.engine.cores) == (chosen.engine.threads, "auto")
+    assert found.engine.flash_attn == "off"
+    other = with_changes(Settings(), {"engine": {"cache_type_v": "q8_0"}})
+    assert TUNED.applied_to(other).engine.flash_attn == "auto"
+
+
+def test_it_belongs_to_the_content_and_the_machine(tiny_model: Path, tmp_path: Path) -> None:
+    TunedSettings().put(tiny_model, TUNED)
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(tiny_model.read_bytes())
+    assert TunedSettings().find(copy) == TUNED
+    other = write_tiny_gguf(tmp_path / "other.gguf", with_template=False)
+    assert TunedSettings().find(other) is None
+    machine = dataclasses.replace(read_topology(), quota=0.5)
+    assert TunedSettings(machine).find(tiny_model) is None
+    assert TunedSettings().find(tmp_path / "gone.gguf") is None
+
+
+def test_another_build_of_the_engine_is_not_tuned(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TunedSettings().put(tiny_model, TUNED)
+    monkeypatch.setattr("cpuchat.models.tuned._engine_build", lambda: "another")
+    assert TunedSettings().find(tiny_model) is None
+
+
+def test_it_is_forgotten(tiny_model: Path) -> None:
+    kept = TunedSettings()
+    assert not kept.forget(tiny_model)
+    kept.put(tiny_model, TUNED)
+    assert kept.forget(tiny_model)
+    assert kept.find(tiny_model) is None
+    kept.put(tiny_model, TUNED)
+    kept.put(tiny_model, Tuned(model="tiny", changes={}))
+    assert kept.find(tiny_model) is None
+
+
+def test_values_that_are_not_valid_any_more_are_ignored(tiny_model: Path) -> None:
+    TunedSettings().put(tiny_model, Tuned(model="tiny", changes={"engine": {"threads": "many", "magic": 1}}))
+    assert TunedSettings().find(tiny_model) is None
+    paths.tuned_file().write_text("{")
+    assert TunedSettings().find(tiny_model) is None

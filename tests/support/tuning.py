@@ -1,0 +1,36 @@
+"""A machine with made-up speeds for tuning: settings are as fast as a test says, and nothing is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from cpuchat.settings import Settings
+from cpuchat.tune.candidates import Choice
+from cpuchat.tune.halving import Speed
+from cpuchat.tune.measurer import Measurer
+
+Factors = Callable[[Settings], tuple[float, float]]
+"""Factors of prefill and decoding with these settings."""
+
+
+def make_up_speeds(monkeypatch: pytest.MonkeyPatch, factors: Factors) -> None:
+    """Give every setting the speed that `factors` says, of 100 tok/s prefill and 20 tok/s decoding."""
+
+    async def measure(self: Measurer, chosen: Settings, choice: Choice, rung: int, draft: str) -> Speed:
+        prefill, decode = factors(chosen)
+        return Speed(prefill=100 * prefill, decode=(20 * decode,))
+
+    monkeypatch.setattr(Measurer, "measure", measure)
+
+
+def without_flash_attention(chosen: Settings) -> tuple[float, float]:
+    """Make flash attention cost a fifth of the prefill, and an 8-bit cache gain a tenth of decoding."""
+    prefill = 1.25 if chosen.engine.flash_attn == "off" else 1.0
+    return prefill, 1.1 if chosen.engine.cache_type_k == "q8_0" else 1.0
+
+
+def with_small_cache(chosen: Settings) -> tuple[float, float]:
+    """Make an 8-bit cache gain a tenth of decoding."""
+    return 1.0, 1.1 if chosen.engine.cache_type_k == "q8_0" else 1.0

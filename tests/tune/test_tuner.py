@@ -1,0 +1,180 @@
+"""Tests tuning with a real worker; where a verdict matters, speeds are made up."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cpuchat import settings
+from cpuchat.backend.local import LocalBackend
+from cpuchat.conversation import Conversation
+from cpuchat.errors import CpuchatError, DoesNotFit, UsageError
+from cpuchat.models.tuned import TunedSettings
+from cpuchat.protocol import ModelLoaded
+from cpuchat.settings import Settings, with_changes
+from cpuchat.tune import measurer, report
+from cpuchat.tune.result import TuneResult
+from cpuchat.tune.tuner import Tuner
+from tests.support.chatting import collect
+from tests.support.tuning import make_up_speeds, with_small_cache, without_flash_attention
+
+pytestmark = pytest.mark.slow
+
+NAMES = ["threads", "memory policy", "flash attention", "micro-batch", "drafters", "KV cache"]
+
+
+def summary(result: TuneResult) -> str:
+    return " ".join(report.tuning_summary(result, undo="F8 reverts"))
+
+
+@pytest.fixture(autouse=True)
+def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure prompts of at most 256 tokens and answers of 16."""
+    monkeypatch.setattr(measurer, "_CTX", 512)
+    monkeypatch.setattr(measurer, "_TOKENS", (4, 16))
+
+
+async def test_every_choice_is_measured_and_what_is_adopted_is_kept(tiny_model: Path) -> None:
+    said: list[str] = []
+    tuner = Tuner(tiny_model, Settings(), tell=lambda: said.append(tuner.progress.what))
+    result = await tuner.run()
+    assert [one.name for one in result.choices] == NAMES
+    for one in result.choices:
+        assert one.verdict is not None or one.reason
+        assert report.tuning_row(one)[-1]
+    assert any(what.startswith("flash attention: ") for what in said)
+    kept = TunedSettings().find(tiny_model)
+    assert (kept.changes if kept is not None else {}) == result.changes
+    assert bool(result.changes) == bool(result.adopted)
+    assert not result.stopped and not result.out_of_time
+    assert summary(result)
+    assert settings.load() == Settings()
+
+
+async def test_it_is_used_from_the_next_load_unless_the_user_set_it(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_up_speeds(monkeypatch, without_flash_attention)
+    result = await Tuner(tiny_model, Settings()).run()
+    assert result.changes == {"engine": {"flash_attn": "off"}}
+    [row] = [report.tuning_row(one) for one in result.choices if one.adopted]
+    assert row == ("flash attention", "auto → off", "0.0 %", "+25.0 %", "adopted")
+    assert "prefill 100 → 125 tok/s. Used from the next load; F8 reverts." in summary(result)
+
+    chosen = Settings()
+    chosen.hardware.probe, chosen.speculation.drafters = False, "off"
+    core = Conversation(settings=chosen, backend=LocalBackend(), store=None)
+    try:
+        assert isinstance((await collect(core.load_model(tiny_model))).events[-1], ModelLoaded)
+        assert core.in_effect.engine.flash_attn == "off"
+        assert core.settings.engine.flash_attn == "auto"
+        core.settings = with_changes(chosen, {"engine": {"flash_attn": "on"}})
+        assert core.in_effect.engine.flash_attn == "on"
+        TunedSettings().forget(tiny_model)
+        core.settings = chosen
+        await collect(core.reload())
+        assert core.in_effect == chosen
+    finally:
+        await core.close()
+
+
+async def test_quality_is_never_traded_without_being_asked(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_up_speeds(monkeypatch, with_small_cache)
+    result = await Tuner(tiny_model, Settings()).run()
+    assert result.changes == {}
+    assert [one.name for one in result.choices if one.offered] == ["KV cache"]
+    assert "q8_0 for the KV cache is faster (decode +10.0 %), but changes what the model writes" in summary(result)
+    assert TunedSettings().find(tiny_model) is None
+    result = await Tuner(tiny_model, Settings(), quantized_kv=True).run()
+    assert result.changes == {"engine": {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}}
+
+
+async def test_a_setting_that_is_not_faster_any_more_is_reverted(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_up_speeds(monkeypatch, without_flash_attention)
+    await Tuner(tiny_model, Settings()).run()
+    assert TunedSettings().find(tiny_model) is not None
+    make_up_speeds(monkeypatch, lambda chosen: (0.8 if chosen.engine.flash_attn == "off" else 1.0, 1.0))
+    result = await Tuner(tiny_model, Settings()).run()
+    assert [one.before for one in result.choices if one.name == "flash attention"] == ["off"]
+    assert result.changes == {}
+    assert TunedSettings().find(tiny_model) is None
+
+
+async def test_what_the_user_set_is_not_tried(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_up_speeds(monkeypatch, without_flash_attention)
+    chosen = with_changes(Settings(), {"engine": {"flash_attn": "on"}})
+    result = await Tuner(tiny_model, chosen).run()
+    reasons = {one.name: one.reason for one in result.choices}
+    assert reasons["flash attention"] == "set by you: flash_attn = on"
+    assert result.changes == {}
+    assert "nothing is faster" in summary(result)
+
+
+async def test_a_stop_keeps_what_was_adopted(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_up_speeds(monkeypatch, without_flash_attention)
+
+    def tell() -> None:
+        if any(one.adopted for one in tuner.progress.choices):
+            tuner.kill()
+
+    tuner = Tuner(tiny_model, Settings(), tell=tell)
+    result = await tuner.run()
+    assert result.stopped
+    assert result.changes == {"engine": {"flash_attn": "off"}}
+    assert "what was adopted is kept" in summary(result)
+    assert TunedSettings().find(tiny_model) is not None
+
+
+async def test_stopped_while_it_measures(tiny_model: Path) -> None:
+    async def stop() -> None:
+        await tuner.stop()
+
+    stops = []
+
+    def tell() -> None:
+        if tuner.progress.what.startswith("flash") and not stops:
+            stops.append(asyncio.ensure_future(stop()))
+
+    tuner = Tuner(tiny_model, Settings(), tell=tell)
+    result = await tuner.run()
+    assert result.stopped
+    assert [one.name for one in result.choices] == NAMES[: len(result.choices)] != NAMES
+    assert TunedSettings().find(tiny_model) is None or result.adopted
+
+
+async def test_the_time_limit_ends_it(tiny_model: Path) -> None:
+    result = await Tuner(tiny_model, Settings(), seconds=0.01).run()
+    assert result.out_of_time and not result.stopped
+    assert {one.reason for one in result.choices if one.name in ("flash attention", "KV cache")} == {"time limit"}
+    assert "--minutes" in summary(result)
+
+
+async def test_a_busy_machine_is_told(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def storm(_: Settings) -> tuple[float, float]:
+        calls.append(1)
+        factor = (1.0, 0.6, 0.8)[len(calls) % 3]
+        return factor, factor
+
+    make_up_speeds(monkeypatch, storm)
+    result = await Tuner(tiny_model, Settings()).run()
+    assert result.busy and result.changes == {}
+    assert "other programs use the CPUs" in summary(result)
+
+
+async def test_models_that_cannot_be_loaded_are_errors(tiny_model: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"PK" + tiny_model.read_bytes()[2:])
+    with pytest.raises(CpuchatError, match="GGUF"):
+        await Tuner(damaged, Settings()).run()
+    huge = with_changes(Settings(), {"engine": {"ctx": 16_777_216}})
+    with pytest.raises(DoesNotFit):
+        await Tuner(tiny_model, huge).run()
+    nowhere = with_changes(Settings(), {"engine": {"cores": "l3:4096"}})
+    with pytest.raises(UsageError, match="4096"):
+        await Tuner(tiny_model, nowhere).run()
