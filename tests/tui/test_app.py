@@ -22,6 +22,7 @@ from cpuchat.tui.models.inspection import InspectionScreen
 from cpuchat.tui.models.quantize import QuantizeScreen
 from cpuchat.tui.models.repository.screen import RepositoryScreen
 from cpuchat.tui.models.screen import ModelsScreen
+from cpuchat.tui.models.tune import TuneScreen
 from cpuchat.tui.plan.screen import PlanScreen
 from cpuchat.tui.settings.screen import SettingsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
@@ -50,7 +51,7 @@ def test_every_action_of_the_table_exists() -> None:
               "details": DetailsScreen,
               "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
               "dialog": ConfirmScreen, "transcript": Transcript, "compare": CompareScreen,
-              "other_side": OtherSideScreen, "plan": PlanScreen}  # fmt: skip
+              "other_side": OtherSideScreen, "plan": PlanScreen, "tune": TuneScreen}  # fmt: skip
     for key in keys.KEYS:
         assert hasattr(owners[key.place], f"action_{key.action.partition('(')[0]}"), key.id
 
@@ -116,7 +117,7 @@ async def test_ctrl_c_copies_a_selection_then_hints_then_quits() -> None:
 
 
 async def test_help_lists_every_key_and_closes() -> None:
-    async with running(size=(120, 140)) as app:
+    async with running(size=(120, 150)) as app:
         await app.ready()
         await app.press("f1")
         await app.until(lambda: isinstance(app.app.screen, HelpScreen))
