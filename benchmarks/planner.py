@@ -10,7 +10,6 @@ Points that set a constant of the program are shown and not counted, as are veri
 
 from __future__ import annotations
 
-import fnmatch
 import statistics
 import tomllib
 from dataclasses import dataclass
@@ -21,9 +20,11 @@ import msgspec
 from common import Row, Target, arguments, machine, report, run_main
 
 from cpuchat.costmodel.passes import decode_rate, prefill_cost
+from cpuchat.costmodel.usual import Figure
 from cpuchat.costmodel.work import bytes_read
-from cpuchat.planner.machine_specs import Figure, MachineSpec
-from cpuchat.planner.model_specs import PlannedModel, described, dimensions
+from cpuchat.models.dimensions import dimensions_of, typical_work
+from cpuchat.planner.machine_specs import MachineSpec
+from cpuchat.planner.model_specs import PlannedModel, by_size
 
 FILE = Path(__file__).with_name("published.toml")
 N_PAST = 64  # the middle of llama-bench's tg128
@@ -76,10 +77,14 @@ def read_points(content: dict[str, Any]) -> list[Point]:
     for group in content["point"]:
         for name, quantization, size, measured in group["rows"]:
             about = content["model"][name]
-            dims = next(one for one in dimensions() if any(fnmatch.fnmatch(about["dims"], id) for id in one.ids))
-            model = described(
-                name, quantization, 1e9 * about["params"], 1e9 * size, active=1e9 * about.get("active", 0), dims=dims
+            work = typical_work(
+                1e9 * size,
+                quantization,
+                params=1e9 * about["params"],
+                active=about.get("active", about["params"]) / about["params"],
+                dims=dimensions_of(about["dims"]),
             )
+            model = by_size(name, quantization, 1e9 * size, work)
             place, engine = places[group["machine"]], group.get("engine", "llama.cpp")
             prefill, constant = group.get("prefill", 0), group.get("constant", False)
             points.append(Point(place, model, measured, prefill, engine, constant, group["source"]))

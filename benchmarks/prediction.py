@@ -1,12 +1,9 @@
-"""What is told of a model before it is loaded, against what it then does: tok/s, and memory of the worker process.
+"""The memory that is told of a model before it is loaded, against what the worker process then takes.
 
     python benchmarks/prediction.py [--quick] [--rounds N] [--tokens N] [--threads N] [--only Q8_0,Q4_K_M]
 
-"cpuchat" is what was predicted, "baseline" what was measured. Probe and decode take turns, so that each prediction
-rests on the bandwidth of that very minute. Speed is predicted twice: with the share of the bandwidth that is assumed as
-long as nothing was measured, and with the one that an answer of another model of the same quantization came to, as the
-app keeps it. Memory is what the system says of the worker: VmRSS, and RssAnon for what the model gives back when it is
-unloaded.
+"cpuchat" is what was predicted, "baseline" what the system says of the worker: VmRSS, and RssAnon for what the model
+gives back when it is unloaded. Predicted speed has a script of its own: costs.py.
 """
 
 from __future__ import annotations
@@ -14,33 +11,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import psutil
 from common import WORK, MeasureError, Row, Target, arguments, machine, report, run_main, say
 from models import FOLDER, model, words
 from product import answer, default_threads, worker
 
-from cpuchat.hardware.bandwidth.measuring import measure
 from cpuchat.hardware.memory import available_bytes, total_bytes
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.machine import ASSUMED_UTILIZATION, Machine, unloaded_bytes
+from cpuchat.models.machine import Machine, unloaded_bytes
 from cpuchat.models.prediction import predict
-from cpuchat.protocol import LoadOptions, ModelInfo
+from cpuchat.protocol import LoadOptions
 from cpuchat.synthetic.model import write_model
-from cpuchat.timings import Timings
 
 N_CTX = 4096
 PROMPT_TOKENS = 32
 QUANTIZATIONS = ("Q8_0", "Q4_K_M")
 MIXTURE_LAYERS = 4  # of 48: 1.9 GB
 NEAR = (0.85, 1.15)
-ROUGH = (0.6, 1.4)  # by what is assumed
 ENOUGH = (1.0, 1.25)  # never less than it takes
 
 
@@ -63,11 +54,8 @@ class Case:
 
 @dataclass
 class Told:
-    """Predicted and measured, one of each in a round. Rates in tok/s, sizes in GB."""
+    """Predicted and measured, one of each in a round, in GB."""
 
-    rates: list[float] = field(default_factory=list)
-    assumed: list[float] = field(default_factory=list)
-    known: list[float] = field(default_factory=list)
     rss: list[float] = field(default_factory=list)
     total: list[float] = field(default_factory=list)
     own: list[float] = field(default_factory=list)
@@ -75,7 +63,6 @@ class Told:
 
 
 def cases(quantization: str) -> list[Case]:
-    """The first tells by its answers how fast the others will be."""
     small, large = model("0.5b", quantization), model("1.5b", quantization)
     found = [Case(f"0.5b {quantization}", small), Case(f"1.5b {quantization}", large)]
     if quantization == "Q8_0":
@@ -89,44 +76,24 @@ def cases(quantization: str) -> list[Case]:
     return found
 
 
-async def observe(case: Case, told: Told, reach: float | None, number: int, n_tokens: int, n_threads: int) -> float:
-    """One round of one model; returns the share of the bandwidth that its answer came to."""
+async def observe(case: Case, told: Told, number: int, n_tokens: int, n_threads: int) -> None:
+    """One round of one model."""
     options = case.options()
     async with worker(case.file, options, PlacementSpec(threads=n_threads)) as backend:
         info = backend.model
         if info is None or backend.pid is None:
             raise MeasureError("the worker is gone")
-        peak = measure(info.cpus, rounds=3).bytes_per_s
-        done = await answer(backend, words(PROMPT_TOKENS, number), n_tokens, to_the_end=False)
+        await answer(backend, words(PROMPT_TOKENS, number), n_tokens, to_the_end=False)
         memory = psutil.Process(backend.pid).memory_info()
-    here = Machine(available=available_bytes(), total=total_bytes(), peak=peak, peak_source="the probe beside it")
+    here = Machine(available=available_bytes(), total=total_bytes())
     draft = read_model(case.draft) if case.draft is not None else None
     seen = predict(case.header, options, here, draft=draft)
-    if seen.tok_s is None:
-        raise MeasureError(seen.basis)
     if draft is None:
-        told.rates.append(done.rate)
-        told.assumed.append(seen.tok_s)
         told.own.append((memory.rss - memory.shared) / 1e9)
         told.back.append(unloaded_bytes(info, options) / 1e9)
-    if draft is None and reach is not None:
-        known = predict(case.header, options, msgspec.structs.replace(here, utilization=reach), draft=draft).tok_s
-        told.known.append(known or 0.0)
     told.rss.append(memory.rss / 1e9)
     told.total.append((seen.need.total + (seen.draft_need.total if seen.draft_need is not None else 0)) / 1e9)
-    say(f"  round {number + 1} {case.name}: {done.rate:.1f} tok/s of {seen.tok_s:.1f}, {memory.rss / 1e9:.2f} GB")
-    return share(info, peak, done.timings)
-
-
-def share(info: ModelInfo, peak: float, timings: Timings) -> float:
-    """As the app works it out and keeps it."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = UsageLog(Path(folder) / "usage.json")
-        log.answered(msgspec.structs.replace(info, peak_read=peak), timings)
-        reaches = log.read().utilizations()
-    if not reaches:
-        raise MeasureError(f"{info.name}: decoding says nothing about the bandwidth")
-    return reaches[0].share
+    say(f"  round {number + 1} {case.name}: {memory.rss / 1e9:.2f} GB of {told.total[-1]:.2f}")
 
 
 async def compare(quantization: str, rounds: int, n_tokens: int, n_threads: int) -> list[Row]:
@@ -134,21 +101,15 @@ async def compare(quantization: str, rounds: int, n_tokens: int, n_threads: int)
     chosen = cases(quantization)
     told = {case.name: Told() for case in chosen}
     for number in range(rounds):
-        reach: float | None = None
         for case in chosen:
-            found = await observe(case, told[case.name], reach, number, n_tokens, n_threads)
-            reach = found if reach is None else reach
+            await observe(case, told[case.name], number, n_tokens, n_threads)
     return [row for case in chosen for row in rows_of(case.name, told[case.name])]
 
 
 def rows_of(name: str, told: Told) -> list[Row]:
     rows = between(f"{name}: memory", "GB", told.total, told.rss, ENOUGH)
-    if told.rates:
+    if told.back:
         rows += between(f"{name}: memory given back", "GB", told.back, told.own, NEAR)
-        assumed = f"{name}: speed, {100 * ASSUMED_UTILIZATION:.0f} % assumed"
-        rows += between(assumed, "tok/s", told.assumed, told.rates, ROUGH)
-    if told.known:
-        rows += between(f"{name}: speed, by another model", "tok/s", told.known, told.rates, NEAR)
     return rows
 
 

@@ -275,7 +275,8 @@ class Conversation:
                         if not await self._put(event):
                             break
                         if isinstance(event, GenerationFinished) and self.model is not None and self.logs_speed:
-                            await asyncio.to_thread(self._usage.answered, self.model, event.timings)
+                            memory = self.backend.engine.memory if self.backend.engine is not None else ""
+                            await asyncio.to_thread(self._usage.answered, self.model, event.timings, memory)
                         yield event
             finally:
                 await history.end_answer()

@@ -162,6 +162,11 @@ def bandwidth_file() -> Path:
     return cache_dir() / "bandwidth.json"
 
 
+def costs_file() -> Path:
+    """Return the file of measured passes, and of the profiles of this machine that were fitted to them."""
+    return cache_dir() / "costs.json"
+
+
 def headers_dir() -> Path:
     """Return the folder of cached headers of remote models."""
     return cache_dir() / "headers"

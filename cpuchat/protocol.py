@@ -143,7 +143,8 @@ class ModelInfo(Data, frozen=True):
 
     `cpus` are the logical CPUs that compute, `cores_reason` is why these. `peak_read` is the measured read bandwidth
     of those and of the draft model's cores together in bytes per second (0: not measured), `cache_bytes` their L3
-    caches together (0: not known).
+    caches together (0: not known). `compute_tok_s` is what these cores compute at most, by the cost model (0: not
+    known).
     """
 
     path: str
@@ -173,6 +174,7 @@ class ModelInfo(Data, frozen=True):
     cores_reason: str = ""
     peak_read: float = 0.0
     cache_bytes: int = 0
+    compute_tok_s: float = 0.0
     traffic: Traffic | None = None
     draft_traffic: Traffic | None = None
 
@@ -341,10 +343,11 @@ class GenerationFinished(Event, frozen=True):
 
 
 class Measured(Event, frozen=True):
-    """A measurement took `seconds`."""
+    """A measurement took `seconds`; `cpu_wait` is as in `Timings`."""
 
     request_id: int
     seconds: float
+    cpu_wait: float | None = None
 
 
 class Failed(Event, frozen=True):

@@ -129,7 +129,7 @@ class LocalBackend:
             while not exchange.finished:
                 event = await exchange.next_event()
                 if isinstance(event, ModelLoaded):
-                    event = self._described(event, placement)
+                    event = await asyncio.to_thread(self._described, event, placement)
                     self._model = event.model
                 elif _is_death(event):
                     hint = f"The file may be damaged or too large for this machine. Log: {self.log_file}"
@@ -146,7 +146,12 @@ class LocalBackend:
                 f"Cannot write to {paths.shown(self._log_dir)}: the log is {self.log_file} instead. Measurements "
                 "and chats may not be saved.",
             )
-        return ModelLoaded(model=msgspec.structs.replace(model, cores_reason=placement.reason, notes=notes))
+        from cpuchat.models.machine import compute_rate
+
+        compute = compute_rate(model, placement.memory.words)
+        return ModelLoaded(
+            model=msgspec.structs.replace(model, cores_reason=placement.reason, notes=notes, compute_tok_s=compute)
+        )
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled = False

@@ -31,7 +31,7 @@ _COMMANDS = {
     "bench": ("cpuchat.cli.bench", "bench", "Measure speed over models, drafters, depths and settings."),
     "plan": ("cpuchat.cli.plan", "plan", "Plan a model on a machine: fit, speed, users, cost."),
     "doctor": ("cpuchat.cli.doctor", "doctor", "Check what limits inference speed on this machine."),
-    "probe": ("cpuchat.cli.probe", "probe", "Measure the read bandwidth of this machine."),
+    "probe": ("cpuchat.cli.probe", "probe", "Measure bandwidth and passes: the basis of all predictions."),
     "counters": ("cpuchat.cli.counters", "counters", "List hardware counters of memory traffic and power."),
     "tune": ("cpuchat.cli.tune", "tune", "Find the fastest settings for a model on this machine."),
     "system": ("cpuchat.cli.system", "system", "Plan, measure and revert settings that only root may change."),

@@ -1,4 +1,4 @@
-"""`cpuchat probe`: measures the read bandwidth of the cores, against the theoretical peak of the memory modules."""
+"""`cpuchat probe`: measures the read bandwidth of the cores, and what passes of models cost on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.cli.options import laid_over, memory_option, setting, stacked
-from cpuchat.present.machine import knee, measured_sets, share_of_peak, theoretical_peak
+from cpuchat.present.machine import costs_measured, knee, measured_sets, share_of_peak, theoretical_peak
 from cpuchat.present.table import table
 from cpuchat.telemetry.units import gigabytes
 from cpuchat.text import clean_line
@@ -25,8 +25,8 @@ Examples:
   cpuchat probe --cores l3:0-1
   cpuchat probe --json | jq .all_cores.bytes_per_s
 
-Takes up to 15 seconds and up to 4 GB of free memory. The result is saved as the denominator of bandwidth utilization.
-Run it on an idle machine.
+Takes up to 40 seconds and up to 4 GB of free memory. The bandwidth is the denominator of bandwidth utilization; all
+predicted speeds follow from the passes. Run it on an idle machine.
 
 Exit codes: 0 success, 2 wrong usage or settings, 14 measurement failed, 130 stopped by Ctrl+C."""
 
@@ -34,7 +34,7 @@ _STEADY = 0.9
 """Ratio of the slowest round to the best below which other programs disturbed the measurement."""
 
 
-@click.command(epilog=_EPILOG, short_help="Measure the read bandwidth of this machine.")
+@click.command(epilog=_EPILOG, short_help="Measure bandwidth and passes: the basis of all predictions.")
 @stacked(
     setting(
         "--cores", "engine.cores", "Cores to measure: auto, all, 0-7, l3:0, node:0, socket:0, or 4/l3.",
@@ -44,10 +44,14 @@ _STEADY = 0.9
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in bytes per second."),
 )  # fmt: skip
 def probe(as_json: bool, **values: Any) -> int:
-    """Measure the read bandwidth of one core, one L3 group and all cores, and between NUMA nodes.
+    """Measure the read bandwidth of one core, one L3 group and all cores, and between NUMA nodes; then passes of small
+    models with random weights, in every usual tensor type.
 
-    Decoding reads the whole model for every token, so this bandwidth bounds its speed.
+    Decoding reads the whole model for every token, so the bandwidth bounds its speed; the passes tell the rest.
     """
+    import asyncio
+
+    from cpuchat.bench.cost_probe import CostProbe, probe_costs
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import Terminal
     from cpuchat.hardware.bandwidth.memory_modules import theoretical
@@ -55,10 +59,12 @@ def probe(as_json: bool, **values: Any) -> int:
     from cpuchat.hardware.placement.placement import PlacementSpec, place
     from cpuchat.hardware.topology import read_topology
 
-    engine = laid_over(values).engine
+    chosen = laid_over(values)
+    engine = chosen.engine
     topology = read_topology()
     threads = 0 if values.get("engine__cores") else engine.threads
-    placement = place(topology, PlacementSpec(engine.cores, memory=engine.memory, threads=threads))
+    spec = PlacementSpec(engine.cores, memory=engine.memory, threads=threads)
+    placement = place(topology, spec)
     terminal = Terminal()
 
     def progress(done: int, total: int, what: str) -> None:
@@ -66,13 +72,18 @@ def probe(as_json: bool, **values: Any) -> int:
 
     try:
         found = survey(topology, progress, cpus=placement.cpus, memory=placement.memory.words)
+        costs = None
+        if not found.all_cores.disturbed:
+            costs = asyncio.run(probe_costs(CostProbe(spec, progress), placement, found.all_cores.bytes_per_s))
     finally:
         terminal.clear_progress()
     limit = theoretical(topology)
     if as_json:
-        click.echo(json_line(_json(topology, found, limit)))
-    else:
-        click.echo("\n".join(_lines(topology, found, limit)))
+        told = {"passes": costs.n, "error": costs.error} if costs is not None else None
+        click.echo(json_line(_json(topology, found, limit) | {"costs": told}))
+        return 0
+    click.echo("\n".join(_lines(topology, found, limit)))
+    click.echo(f"\n{costs_measured(costs)}")
     return 0
 
 

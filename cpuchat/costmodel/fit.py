@@ -15,22 +15,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from cpuchat.costmodel.passes import cost_of
-from cpuchat.costmodel.profile import CostProfile, Rate
-from cpuchat.costmodel.work import ModelWork, parts
-
-KNOTS = (1, 2, 4, 5, 8, 12, 16, 32, 128, 512)
-"""Tokens of the passes to measure: kernels change between 1 and 32 (8 tokens can cost less than 6); above 128 the rate
-hardly does."""
+from cpuchat.costmodel.observations import KNOTS, Fitted, Observation
+from cpuchat.costmodel.profile import CostProfile, Rate, shares
+from cpuchat.costmodel.work import parts
 
 NOISE = 0.05
 """Standard deviation of a measurement of weight 1, relative: repeated passes on quiet cores."""
-_TOLERANCE = {"pass": 1.5, "layer": 1.5, "bandwidth": 1.0, "rate": 1.0, "overlap": 1.0, "model": 0.25}
-"""Standard deviations of the start, as logarithms: e^1.5 = 4.5 times more or less. "model": by how much chats with one
-model differ from what a probe says of it (kernels, shapes of matrices, other load)."""
+_TOLERANCE = {
+    "pass": 1.5, "layer": 1.5, "bandwidth": 1.0, "memory": 0.2, "rate": 1.0, "overlap": 1.0, "model": 0.25,
+}  # fmt: skip
+"""Standard deviations of the start, as logarithms: e^1.5 = 4.5 times more or less. "memory": of the bandwidth of the
+largest weights, which was measured by reading; so a small model that reaches little of it is explained by its fixed
+costs. "model": by how much chats with one model differ from what a probe says of it (kernels, shapes of matrices, other
+load)."""
+_APART = 0.5
+"""By how much the rates at neighboring points move apart, as a logarithm: what was not measured follows."""
+_OTHERS = 3  # parameters before those of the bandwidth
 _HUBER = 2.0  # standard deviations from which a measurement counts as an outlier
 _SMALLEST_S = 1e-7  # of fixed costs, so that they have a logarithm
 _ROUNDS, _ENOUGH = 60, 1e-6
@@ -39,41 +41,11 @@ _LARGEST_OVERLAP = 20.0
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 
-class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured pass: `seconds` for `n_tokens` tokens after `n_past`; the other fields are those of `parts`.
-
-    `weight` 1 is one careful measurement of a probe; the mean of an answer of a real chat deserves about as much where
-    nothing else ran, and less beside other load. `model` names what a chat ran with (its fingerprint; "" in a probe):
-    it gets a factor of its own, so that what is odd about one model does not change the others.
-    """
-
-    work: ModelWork
-    n_tokens: float
-    seconds: float
-    n_past: float = 0.0
-    n_outputs: float | None = None
-    weight: float = 1.0
-    model: str = ""
-
-
-class Fitted(msgspec.Struct, frozen=True):
-    """The fitted profile; `error` is the median of |predicted / measured - 1| over the `n` observations.
-
-    `factors`: by how much longer than by the profile each named model takes.
-    """
-
-    profile: CostProfile
-    error: float
-    n: int
-    factors: dict[str, float] = {}
-
-
-def fit(start: CostProfile, observations: Iterable[Observation], *, trust: float = 1.0) -> Fitted:
+def fit(start: CostProfile, observations: Iterable[Observation]) -> Fitted:
     """Return the profile that explains the measured passes best.
 
     Args:
         start: the values before, and which points of the bandwidth and the rates there are.
-        trust: how much tighter than that of a guess the tolerance of `start` is; above 1 for a measured profile.
 
     Raises:
         ValueError: a measurement that is not positive.
@@ -83,29 +55,79 @@ def fit(start: CostProfile, observations: Iterable[Observation], *, trust: float
         raise ValueError("measured times must be positive, weights not negative")
     if not seen:
         return Fitted(start, 0.0, 0)
-    todo = [parts(one.work, one.n_tokens, one.n_past, n_outputs=one.n_outputs) for one in seen]
-    sets = [one.work.weight_bytes for one in seen]
-    layers = [one.work.n_layer for one in seen]
+    passes = _Passes(start, seen)
     measured = np.log([one.seconds for one in seen])
     precision = np.sqrt([one.weight for one in seen]) / NOISE
     names = list(dict.fromkeys(one.model for one in seen if one.model))
     own = np.array([[one.model == name for name in names] for one in seen], np.float64).reshape(len(seen), len(names))
     known = _vector(start)
     begin = np.concatenate([known, np.zeros(len(names))])
-    tolerance = np.concatenate([_tolerances(start) / trust, np.full(len(names), _TOLERANCE["model"])])
+    tolerance = np.concatenate([_tolerances(start), np.full(len(names), _TOLERANCE["model"])])
+    steps = _steps(start)
 
     def predicted(values: Vector) -> Vector:
-        profile = _profile(start, values[: len(known)])
-        every = zip(todo, layers, sets, strict=True)
-        return np.log([cost_of(profile, one, n, size).seconds for one, n, size in every]) + own @ values[len(known) :]
+        return np.log(passes.seconds(values[: len(known)])) + own @ values[len(known) :]
 
     def residuals(values: Vector) -> Vector:
-        return np.concatenate([(predicted(values) - measured) * precision, (values - begin) / tolerance])
+        moved = values - begin
+        apart = steps @ moved[: len(known)] / _APART
+        return np.concatenate([(predicted(values) - measured) * precision, moved / tolerance, apart])
 
     values = _minimized(residuals, begin, len(seen))
     error = np.median(np.abs(np.expm1(predicted(values) - measured)))
     factors = dict(zip(names, np.exp(values[len(known) :]).tolist(), strict=True))
     return Fitted(_profile(start, values[: len(known)]), float(error), len(seen), factors)
+
+
+class _Passes:
+    """The parts of measured passes as arrays, so that the time of all passes is one expression: rates between two
+    points are straight lines in logarithms, whose shares do not change while the rates are fitted."""
+
+    def __init__(self, like: CostProfile, seen: Sequence[Observation]) -> None:
+        n_known = len(_vector(like))
+        first: dict[str, int] = {}
+        at = _OTHERS + len(like.bandwidth)
+        for rate in like.rates:
+            first[rate.type] = at
+            at += len(rate.points)
+        self.layers = np.array([one.work.n_layer for one in seen], np.float64)
+        self.reading = np.zeros((len(seen), n_known))
+        todo = [parts(one.work, one.n_tokens, one.n_past, n_outputs=one.n_outputs) for one in seen]
+        every = [(number, part) for number, found in enumerate(todo) for part in found]
+        self.number = np.array([number for number, _ in every])
+        self.nbytes = np.array([part.nbytes for _, part in every], np.float64)
+        self.madds = np.array([part.madds for _, part in every], np.float64)
+        self.computing = np.zeros((len(every), n_known))
+        for number, one in enumerate(seen):
+            for index, share in shares(like.bandwidth, one.work.weight_bytes):
+                self.reading[number, _OTHERS + index] = share
+        for row, (_, part) in enumerate(every):
+            rate = like.rate_of(part.type)
+            for index, share in shares(rate.points, part.batch):
+                self.computing[row, first[rate.type] + index] = share
+
+    def seconds(self, values: Vector) -> Vector:
+        """Return the seconds of each pass with these parameters; as `passes.cost_of`."""
+        read = self.nbytes / np.exp(self.reading @ values)[self.number]
+        compute = self.madds / np.exp(self.computing @ values)
+        longer, shorter = np.maximum(read, compute), np.minimum(read, compute)
+        overlap = 1 + min(float(np.exp(values[2])), _LARGEST_OVERLAP)
+        together = longer * (1 + (shorter / np.maximum(longer, 1e-30)) ** overlap) ** (1 / overlap)
+        fixed = np.exp(values[0]) + np.exp(values[1]) * self.layers
+        return fixed + np.bincount(self.number, together, len(self.layers))
+
+
+def _steps(profile: CostProfile) -> Vector:
+    """Return a matrix of the steps between neighboring points: what moves one of them moves the next ones, too."""
+    rows: list[Vector] = []
+    at = _OTHERS
+    for points in (profile.bandwidth, *(rate.points for rate in profile.rates)):
+        for index in range(at, at + len(points) - 1):
+            row = np.zeros(len(_vector(profile)))
+            row[index], row[index + 1] = 1.0, -1.0
+            rows.append(row)
+        at += len(points)
+    return np.array(rows).reshape(len(rows), len(_vector(profile)))
 
 
 def _minimized(residuals: Any, begin: Vector, n_measured: int) -> Vector:
@@ -156,7 +178,7 @@ def _vector(profile: CostProfile) -> Vector:
 
 
 def _tolerances(profile: CostProfile) -> Vector:
-    names = ["pass", "layer", "overlap", *("bandwidth" for _ in profile.bandwidth)]
+    names = ["pass", "layer", "overlap", *("bandwidth" for _ in profile.bandwidth[1:]), "memory"]
     names += ["rate" for rate in profile.rates for _ in rate.points]
     return np.array([_TOLERANCE[name] for name in names])
 

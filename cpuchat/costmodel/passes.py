@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpuchat.costmodel.profile import CostProfile
-from cpuchat.costmodel.work import ModelWork, Part, bytes_read, parts
+from cpuchat.costmodel.work import ModelWork, Part, parts
 
 MICRO_BATCH = 512
 """Tokens of a prompt that are evaluated at once (n_ubatch)."""
@@ -27,6 +27,12 @@ class PassCost:
         """Return what takes most of it: "memory", "compute" or "overhead"."""
         named = {"memory": self.read, "compute": self.compute, "overhead": self.fixed}
         return max(named, key=lambda name: named[name])
+
+    @property
+    def limit_share(self) -> float:
+        """Return the share of the pass that it takes, at most 1: both may go on at the same time."""
+        longest = {"memory": self.read, "compute": self.compute, "overhead": self.fixed}[self.limit]
+        return min(longest / self.seconds, 1.0)
 
     def __add__(self, other: PassCost) -> PassCost:
         return PassCost(
@@ -135,11 +141,6 @@ def most_users(profile: CostProfile, work: ModelWork, tok_s: float, n_past: floa
         else:
             high = middle - 1
     return low
-
-
-def memory_ceiling(profile: CostProfile, work: ModelWork, n_past: float = 0) -> float:
-    """Return the tok/s of plain decoding if only reading took time."""
-    return profile.read_rate(work.weight_bytes) / bytes_read(work, 1, n_past)
 
 
 def compute_ceiling(profile: CostProfile, work: ModelWork, n_past: float = 0) -> float:

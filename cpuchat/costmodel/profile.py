@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
 
 import msgspec
 
@@ -50,9 +49,10 @@ class CostProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     def madd_rate(self, kind: str, batch: float) -> float:
         """Return multiply-adds per second for `batch` tokens at once; of the nearest type where `kind` is unknown."""
-        return interpolated(self._rate(kind).points, batch)
+        return interpolated(self.rate_of(kind).points, batch)
 
-    def _rate(self, kind: str) -> Rate:
+    def rate_of(self, kind: str) -> Rate:
+        """Return the rate of a type, else of the nearest by bits of a value."""
         for rate in self.rates:
             if rate.type == kind:
                 return rate
@@ -61,16 +61,25 @@ class CostProfile(msgspec.Struct, frozen=True, kw_only=True):
         return min(others, key=lambda rate: abs(math.log(BITS.get(rate.type, _USUAL_BITS) / bits)))
 
 
-def interpolated(points: Sequence[tuple[float, float]], at: float) -> float:
+def interpolated(points: Points, at: float) -> float:
     """Return the value at `at`: straight lines through `points` on logarithmic scales, constant outside them."""
+    (first, _), *more = shares(points, at)
+    value = points[first][1]
+    for index, share in more:
+        value *= (points[index][1] / points[first][1]) ** share
+    return value
+
+
+def shares(points: Points, at: float) -> list[tuple[int, float]]:
+    """Return the points whose logarithms make up the one at `at`, with their shares."""
     if len(points) == 1 or at <= points[0][0]:
-        return points[0][1]
+        return [(0, 1.0)]
     if at >= points[-1][0]:
-        return points[-1][1]
+        return [(len(points) - 1, 1.0)]
     right = bisect.bisect_right(points, at, key=lambda point: point[0])
-    (x0, y0), (x1, y1) = points[right - 1], points[right]
+    x0, x1 = points[right - 1][0], points[right][0]
     share = math.log(at / x0) / math.log(x1 / x0)
-    return y0 * (y1 / y0) ** share
+    return [(right - 1, 1 - share), (right, share)]
 
 
 def scaled(profile: CostProfile, speed: float) -> CostProfile:

@@ -12,7 +12,7 @@ from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.decoding.speculative import SpeculativeDecoder
 from cpuchat.engine.llama.control_text import MARK
 from cpuchat.engine.llama.sequence import Aborted
-from cpuchat.engine.llama.threads import cpu_wait_seconds
+from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
 from cpuchat.engine.loaded import LoadedModel
 from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, plain_completion
 from cpuchat.engine.prompt.prompt_builder import PromptBuilder
@@ -82,7 +82,7 @@ class Answer:
             self._sampler.accept_prompt(prompt)
             waited, start = cpu_wait_seconds(), perf_counter()
             result = self._decode(text, prompt, prefilled)
-            cpu_wait = self._cpu_wait(waited, perf_counter() - start)
+            cpu_wait = cpu_wait_share(waited, perf_counter() - start, self._loaded.model.info.n_threads)
         finally:
             self._record(text, prompt, result.tokens)
         self._finish(result.stop_reason, self._timings(prefilled, result, cpu_wait))
@@ -162,13 +162,6 @@ class Answer:
             self._command.frame_seconds,
         )
         return stream if stops else ThreadedStream(self._output_thread, stream)
-
-    def _cpu_wait(self, before: float | None, seconds: float) -> float | None:
-        """Return tok/s as defined in `Timings`, over the last `seconds`."""
-        after = cpu_wait_seconds()
-        if before is None or after is None or seconds <= 0:
-            return None
-        return max(0.0, after - before) / (seconds * self._loaded.model.info.n_threads)
 
     def _record(self, text: bytes, prompt: list[int], answer: list[int]) -> None:
         """Mark the KV cache as this chat's and worth saving; a rejected prompt never gets here."""

@@ -11,14 +11,15 @@ import numpy as np
 
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
 from cpuchat.engine.loaded import LoadedModel
 from cpuchat.errors import Interrupted, UsageError
 from cpuchat.prefix import common_prefix
 from cpuchat.protocol import Measure
 
 
-def measure(loaded: LoadedModel, command: Measure) -> float:
-    """Return the seconds of one run.
+def measure(loaded: LoadedModel, command: Measure) -> tuple[float, float | None]:
+    """Return the seconds of one run, and the share of them for which the threads waited for a core (None: not known).
 
     Saves and leaves the chat in memory. The `depth` tokens are the same each time, so that they are evaluated once for
     all runs that follow each other.
@@ -40,12 +41,13 @@ def measure(loaded: LoadedModel, command: Measure) -> float:
         _fill(sequence, _random_tokens(model, command.depth, seed=0))
         prompt = _random_tokens(model, command.n_prompt, seed=1)
         tokens = _random_tokens(model, command.n_gen, seed=2)
-        start = perf_counter()
+        waited, start = cpu_wait_seconds(), perf_counter()
         for at in range(0, len(prompt), sequence.n_batch):
             sequence.extend(prompt[at : at + sequence.n_batch], n_outputs=1)
         for token in tokens:
             sequence.step(token)
-        return perf_counter() - start
+        seconds = perf_counter() - start
+        return seconds, cpu_wait_share(waited, seconds, model.info.n_threads)
     except Aborted:
         raise Interrupted("The measurement was cancelled.") from None
 

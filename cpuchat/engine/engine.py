@@ -145,11 +145,11 @@ class Engine:
         try:
             if self._loaded is None:
                 raise UsageError("No model is loaded.", "Load a model first.")
-            seconds = measure(self._loaded, command)
+            seconds, cpu_wait = measure(self._loaded, command)
         except CpuchatError as error:
             self._fail(error, command.request_id)
         else:
-            self._emit(Measured(request_id=command.request_id, seconds=seconds))
+            self._emit(Measured(request_id=command.request_id, seconds=seconds, cpu_wait=cpu_wait))
         finally:
             self._rest()
 

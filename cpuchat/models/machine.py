@@ -1,18 +1,21 @@
-"""The memory and the read bandwidth that this machine offers a model. Measures nothing."""
+"""The memory that this machine offers a model, and what passes cost here. Measures nothing."""
 
 from __future__ import annotations
 
-import bisect
-import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuchat.costmodel.passes import compute_ceiling
+from cpuchat.costmodel.profile import CostProfile
+from cpuchat.costmodel.usual import cpu_of, usual, usual_profile
 from cpuchat.errors import CpuchatError, ModelUnsupported, UsageError
+from cpuchat.models.costs import CostLog
 from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
 from cpuchat.models.gguf.header import read_model
-from cpuchat.models.library.usage import UsageLog, Utilization
+from cpuchat.models.work import model_work
 
 if TYPE_CHECKING:
     from cpuchat.hardware.numa.mempolicy import Policy
@@ -21,19 +24,6 @@ if TYPE_CHECKING:
     from cpuchat.settings import Settings
     from cpuchat.telemetry.machine import Peak
 
-ASSUMED_UTILIZATION = 0.7
-"""Share of the read bandwidth that plain decoding reaches, until measured here. Good engines reach 55 to 75 % of the
-theoretical peak; on two Zen 4 cores it was 70 % of the measured bandwidth with Q4_K_M, 79 % with Q8_0, 92 % with F16
-(benchmarks/README.md)."""
-MIN_UTILIZATION = ASSUMED_UTILIZATION / 2
-"""Lower limit of a utilization: anything less was measured beside other load, or with a model that is not
-memory-bound.
-"""
-SIZE_CLASSES = (1e9, 4e9)
-"""Limits of size classes in bytes per token. The fixed cost of a pass weighs more in small models, so they say nothing
-about large ones.
-"""
-
 NOT_MEASURED = "read bandwidth not measured; run `cpuchat probe`, or press F12 in the app"
 DISTURBED = "read bandwidth measured while other programs ran; run `cpuchat probe` on an idle machine"
 
@@ -41,38 +31,26 @@ DISTURBED = "read bandwidth measured while other programs ran; run `cpuchat prob
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Memory in bytes, `peak` read bandwidth in bytes per second (0: not measured, and `peak_source` says what to do).
 
-    `available` is what a model may take, `total` what there is. `utilizations` are the measured shares of `peak` that
-    plain decoding reached; `utilization` and its source are for models of a size of which none was measured.
-    `cache_bytes` are the L3 caches of the cores in use (0: not known): weights that stay in them are not read from
-    memory.
+    `available` is what a model may take, `total` what there is. `profile` is what passes cost on the cores in use, and
+    `source` what that rests on; None where the bandwidth is not known. `cache_bytes` are the L3 caches of these cores
+    (0: not known).
     """
 
     available: int
     total: int
     peak: float = 0.0
     peak_source: str = ""
-    utilization: float = ASSUMED_UTILIZATION
-    utilization_source: str = "assumed"
-    utilizations: tuple[Utilization, ...] = ()
+    profile: CostProfile | None = None
+    source: str = ""
     cache_bytes: int = 0
-
-    def utilization_of(self, quantization: str, per_token: float) -> tuple[float, str]:
-        """Return the share of `peak` for models of a quantization that read about `per_token` bytes, and its source."""
-        size = bisect.bisect(SIZE_CLASSES, per_token)
-        near = [one for one in self.utilizations if bisect.bisect(SIZE_CLASSES, one.per_token) == size]
-        if not near:
-            return self.utilization, self.utilization_source
-        same = [one.share for one in near if one.quantization == quantization]
-        share = statistics.median(same or [one.share for one in near])
-        return max(
-            share, MIN_UTILIZATION
-        ), f"as measured here with {f'{quantization} ' if same else ''}models of this size"
 
 
 def this_machine(
     settings: Settings, *, peak: Peak | None = None, loaded: ModelInfo | None = None, root: Path = Path("/")
 ) -> Machine:
-    """Read the machine as it is now, with the cores and the memory policy of the settings. A few milliseconds.
+    """Read the machine as it is now, with the cores and the memory policy of the settings.
+
+    A few milliseconds; up to a second after new measurements, to which its profile is fitted then.
 
     Args:
         peak: the read bandwidth, if known already.
@@ -95,14 +73,52 @@ def this_machine(
     # The kernel kills a process that wants more than the nodes it is bound to have.
     bound = available_on(policy.nodes, root) if policy is not None and policy.mode == "bind" else None
     freed = unloaded_bytes(loaded, settings.load_options()) if loaded is not None else 0
+    profile, source = None, ""
+    if peak is not None and cpus and policy is not None:
+        profile, source = CostLog(cpus, policy.words, root).profile(usual_here(cpus, peak.bytes_per_s, root))
     return Machine(
         available=min((available if bound is None else min(bound, available)) + freed, total),
         total=total,
         peak=peak.bytes_per_s if peak is not None else 0.0,
         peak_source=peak.source if peak is not None else problem or NOT_MEASURED,
-        utilizations=tuple(UsageLog().read().utilizations()),
+        profile=profile,
+        source=source or (peak.source if peak is not None else ""),
         cache_bytes=topology.l3_bytes(cpus),
     )
+
+
+def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) -> CostProfile:
+    """Return what passes cost on usual cores of this kind that read `bandwidth` bytes per second together."""
+    from cpuchat.hardware.instructions import instructions
+    from cpuchat.hardware.topology import read_topology
+
+    topology = read_topology(root)
+    return usual_profile(
+        cpu_of(instructions(root).features),
+        len(cpus),
+        usual().decode["here"].value * bandwidth,
+        # The caches of a virtual machine may be those of its neighbors.
+        l3_bytes=0 if topology.virtual else topology.l3_bytes(cpus),
+    )
+
+
+def compute_rate(model: ModelInfo, memory: str = "") -> float:
+    """Return the tok/s of a loaded model if only computing took time, in passes as long as micro-batches, by the cost
+    model; 0 before a probe of its cores.
+
+    Args:
+        memory: the worker's memory policy, in the words of `mempolicy`.
+    """
+    from cpuchat.hardware.bandwidth.peaks import known_peak
+
+    log, peak = CostLog(model.cpus, memory), known_peak(model.cpus, memory, disturbed=False)
+    if peak is None or not log.read().probe:
+        return 0.0
+    try:
+        work = model_work(read_model(Path(model.path)), n_experts=model.n_expert_used)
+    except CpuchatError:  # its file no longer exists
+        return 0.0
+    return compute_ceiling(log.profile(usual_here(model.cpus, peak.bytes_per_s))[0], work)
 
 
 def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = None) -> None:

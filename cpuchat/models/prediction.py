@@ -1,7 +1,6 @@
 """Predicts memory fit and decoding speed of a model from its header, before it is downloaded or loaded.
 
-Decoding reads all active weights and the KV cache once per token, so its speed is the memory bandwidth divided by the
-bytes of a pass. Predicts plain decoding; speculation comes on top.
+The speed is that of plain decoding by the cost model (`costmodel`); speculation comes on top.
 """
 
 from __future__ import annotations
@@ -10,20 +9,21 @@ from typing import Literal
 
 import msgspec
 
-from cpuchat.models.file_names import without_prefix
+from cpuchat.costmodel.passes import pass_cost
+from cpuchat.costmodel.work import ModelWork, bytes_read
+from cpuchat.models.dimensions import main_type, typical_work
 from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, gigabytes, largest_context, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.types import BY_NAME
+from cpuchat.models.library.model import LocalModel
 from cpuchat.models.machine import Machine
-from cpuchat.models.traffic import traffic_of
+from cpuchat.models.work import model_work
 from cpuchat.protocol import LoadOptions
 from cpuchat.telemetry import units
-from cpuchat.telemetry.roofline import PARTLY_CACHED
-from cpuchat.telemetry.traffic import pass_bytes
 
 Fit = Literal["fits", "tight", "too large"]
-N_PAST = 512
-"""Tokens in the context at which speed is predicted: a short chat."""
+N_PAST = 650
+"""Tokens in the context at which speed is predicted: the middle of an answer of 300 tokens to a prompt of 500."""
 TOO_SLOW = 1.0
 """tok/s below which a model counts as too slow: a paragraph takes minutes."""
 _SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000
@@ -42,9 +42,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
       files of other programs, or its own weights, are evicted from the page cache;
     - "fits": it leaves more.
 
-    `bytes_per_token` is what a plain pass reads with 512 tokens in the context; `tok_s` is None if not known. `basis`
-    says what the speed is based on, or why there is none. `context_that_fits` is the longest context in tokens (0: not
-    even a short one, or not known). `exact` False: estimated from the file size; to be shown with "≈".
+    `bytes_per_token` is what a plain pass reads with `N_PAST` tokens in the context; `tok_s` is None if not known.
+    `basis` says what the speed is based on, or why there is none. `context_that_fits` is the longest context in tokens
+    (0: not even a short one, or not known). `exact` False: estimated from the file size; to be shown with "≈".
     """
 
     need: MemoryNeed
@@ -109,7 +109,7 @@ def predict(
     """
     if n_ctx:
         options = msgspec.structs.replace(options, n_ctx=n_ctx)
-    return _by_header(header, options, machine, draft, header.quantization)
+    return _by_header(header, options, machine, draft)
 
 
 def predict_like(
@@ -123,31 +123,24 @@ def predict_like(
 ) -> Prediction:
     """Predict the model of `header` in another quantization: everything but the weights is the same.
 
-    The memory is exact; the speed was within 1.2 % of that by its own header, for the shapes of `synthetic.shapes` from
-    Q4_0 to F16.
+    The memory is exact; all matrices count as of the main type.
 
     Args:
         size: bytes of its tensors.
-        quantization: as `Machine.utilization_of` takes it.
     """
     share = size / max(header.size, 1)
-    kind = _main_type(quantization)
+    kind = main_type(quantization)
     tensors = [
         msgspec.structs.replace(
             tensor,
             nbytes=round(share * tensor.nbytes),
-            type=kind if kind and len(tensor.shape) > 1 else tensor.type,  # the repacked copy of some types is larger
+            # The repacked copy of some types is larger.
+            type=kind if kind in BY_NAME and len(tensor.shape) > 1 else tensor.type,
         )
         for tensor in header.tensors
     ]
     resized = msgspec.structs.replace(header, tensors=tensors)
-    return _by_header(resized, options, machine, draft, quantization, exact=False)
-
-
-def _main_type(quantization: str) -> str:
-    """Return the tensor type of most matrices of such a file: `Q4_K` for `UD-Q4_K_XL`; "" if the name doesn't say."""
-    name = without_prefix(quantization)
-    return next((kind for kind in (name, name.rpartition("_")[0]) if kind in BY_NAME), "")
+    return _by_header(resized, options, machine, draft, exact=False)
 
 
 def _by_header(
@@ -155,12 +148,11 @@ def _by_header(
     options: LoadOptions,
     machine: Machine,
     draft: GGUFHeader | None,
-    quantization: str,
     *,
     exact: bool = True,
 ) -> Prediction:
     need, _ = plan_memory(header, options, machine.available)
-    traffic = traffic_of(
+    work = model_work(
         header,
         type_k=options.type_k,
         type_v=options.type_v,
@@ -171,46 +163,47 @@ def _by_header(
         machine,
         need,
         draft_memory(draft, options, need.n_ctx) if draft is not None else None,
-        round(pass_bytes(traffic, 1, min(N_PAST, need.n_ctx))),
-        traffic.weights + traffic.experts,
-        quantization,
+        work,
         context_that_fits=largest_context(header, options, machine.available, draft),
         exact=exact,
     )
 
 
-def estimate(size: int, machine: Machine, *, active: float = 1.0, quantization: str = "") -> Prediction:
-    """Predict a model of which only the file size is known.
+def estimate(
+    size: int, machine: Machine, *, quantization: str = "", params: float = 0.0, active: float = 1.0, id: str = ""
+) -> Prediction:
+    """Predict a model of which only the file size is known; `size` in bytes, of all parts of a split one.
 
-    Args:
-        size: bytes of the file, all parts of a split one.
-        active: share of the parameters that one token uses; below 1 for mixtures of experts.
-        quantization: as `Machine.utilization_of` takes it.
+    The other arguments are those of `typical_work`.
     """
     beside = min(round(_BESIDE_SHARE * size), _BESIDE_MOST)
     need = MemoryNeed(weights=size, repack=0, kv=0, compute=beside + PROCESS_BYTES)
-    return _judged(machine, need, None, round(size * active), size, quantization, exact=False)
+    work = typical_work(max(size, 1), quantization, params=params, active=active, id=id)
+    return _judged(machine, need, None, work, exact=False)
+
+
+def estimate_local(model: LocalModel, machine: Machine) -> Prediction:
+    """Predict a model on this machine without opening its file."""
+    params = float(model.n_params)
+    active = model.n_params_active / params if model.n_params_active else 1.0
+    return estimate(model.size, machine, quantization=model.quantization, params=params, active=active)
 
 
 def _judged(
     machine: Machine,
     need: MemoryNeed,
     draft_need: MemoryNeed | None,
-    per_token: int,
-    read_again: int,
-    quantization: str,
+    work: ModelWork,
     *,
     context_that_fits: int = 0,
     exact: bool = True,
 ) -> Prediction:
-    """Build the prediction. `read_again`: bytes of the weights that passes read, all experts of a mixture among
-    them.
-    """
     needed = need.least + (draft_need.least if draft_need is not None else 0)
     verdict: Fit = "too large"
     if needed <= machine.available:
         verdict = "fits" if needed + _spare(machine.total) <= machine.available else "tight"
-    tok_s, basis = _speed(per_token, read_again, quantization, machine)
+    n_past = min(N_PAST, need.n_ctx) if need.n_ctx else N_PAST
+    tok_s, basis = _speed(work, n_past, machine)
     if verdict == "too large":
         tok_s, basis = None, "does not fit: weights would be read from disk"
     return Prediction(
@@ -220,7 +213,7 @@ def _judged(
         available=machine.available,
         total_memory=machine.total,
         verdict=verdict,
-        bytes_per_token=per_token,
+        bytes_per_token=round(bytes_read(work, 1, n_past)),
         tok_s=tok_s,
         basis=basis if exact or tok_s is None else f"≈ from the file size: {basis}",
         context_that_fits=context_that_fits,
@@ -233,17 +226,12 @@ def _spare(total: int) -> int:
     return max(round(_SPARE_SHARE * total), _SPARE_BYTES)
 
 
-def _speed(per_token: int, read_again: int, quantization: str, machine: Machine) -> tuple[float | None, str]:
+def _speed(work: ModelWork, n_past: int, machine: Machine) -> tuple[float | None, str]:
     """Return tok/s and the basis, or None and why."""
-    if read_again <= machine.cache_bytes:
-        return None, "weights stay in the L3 cache: not memory-bound"
-    if machine.peak <= 0:
+    if machine.profile is None:
         return None, machine.peak_source
-    share, source = machine.utilization_of(quantization, per_token)
-    basis = (
-        f"{units.bandwidth(machine.peak)} GB/s ({machine.peak_source}) × {100 * share:.0f} % ({source}) "
-        f"÷ {gigabytes(per_token)} GB per token"
-    )
-    if read_again < PARTLY_CACHED * machine.cache_bytes:
-        basis += "; faster where some weights stay in the L3 cache"
-    return share * machine.peak / max(per_token, 1), basis
+    cost = pass_cost(machine.profile, work, 1, n_past)
+    rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes))
+    per_token = gigabytes(round(bytes_read(work, 1, n_past)))
+    takes = units.takes(cost.limit, cost.limit_share)
+    return 1 / cost.seconds, f"{rate} GB/s ({machine.source}) ÷ {per_token} GB per token; {takes}"

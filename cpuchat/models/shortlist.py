@@ -44,13 +44,21 @@ class Ranked:
 NOTHING = Ranked()
 
 
+def estimate_entry(model: CatalogModel, machine: Machine) -> Prediction:
+    """Predict a model of the catalog in its default quantization, of which the size must be known."""
+    return estimate(
+        model.size,
+        machine,
+        quantization=model.quantization,
+        params=1e9 * model.params,
+        active=model.active_share,
+        id=model.id,
+    )
+
+
 def estimates(models: Iterable[CatalogModel], machine: Machine) -> dict[str, Prediction]:
     """Return predictions by id, from the file sizes of the default quantizations; none where that is not known."""
-    return {
-        model.id: estimate(model.size, machine, active=model.active_share, quantization=model.quantization)
-        for model in models
-        if model.size
-    }
+    return {model.id: estimate_entry(model, machine) for model in models if model.size}
 
 
 def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]) -> Ranked:

@@ -4,56 +4,28 @@ from __future__ import annotations
 
 import difflib
 import functools
-import math
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from cpuchat import paths, toml
-from cpuchat.costmodel.profile import CostProfile, Rate, scaled
-from cpuchat.costmodel.work import KV
+from cpuchat.costmodel.profile import CostProfile, scaled
+from cpuchat.costmodel.usual import Figure, Kind, Scenario, Text, int8_tops, usual, usual_profile
 from cpuchat.errors import UsageError
 from cpuchat.settings import explained
 
-Basis = Literal["measured", "data sheet", "computed", "estimate"]
-Kind = Literal["desktop", "server", "dual socket", "cloud", "apple", "here"]
-Scenario = Literal["low", "value", "high"]
-SCENARIOS: tuple[Scenario, ...] = ("low", "value", "high")
 HERE = "this"
 """The name of the machine that cpuchat runs on."""
 MAX_BYTES = 1 << 20
 _FOLDER = Path(__file__).parent
-_BARRIERS, _PASS_BARRIERS = 20, 40  # per layer, and per pass beside its layers
 _WORDS = re.compile(r"[a-z]+|\d+")
-_FULL, _MANY = 16, 112  # cores up to which rates add up, and at which `scaling` holds
-_OFF_BATCH = 32  # tokens from which kernels compute at their full rate
 _LARGE = 1e12  # bytes of weights that no cache holds
 _FITTED: dict[Scenario, float] = {"low": 0.87, "value": 1.0, "high": 1.1}
 """Speed against a fitted profile: one fitted to a 1.5B model was within 5 to 11 % for two others on the same cores.
 Models with much of a tensor type that none of the measured ones has are off by more (a third, for 0.5B in Q4_K_M).
 """
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
-Text = Annotated[str, msgspec.Meta(max_length=400)]
-
-
-class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A number with its range (0: none), its source, and what that source is."""
-
-    value: Positive
-    low: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    high: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    basis: Basis = "estimate"
-    source: Text = ""
-
-    def __post_init__(self) -> None:
-        if (self.low and self.low > self.value) or (self.high and self.high < self.value):
-            raise ValueError("low, value and high: must be in rising order")
-
-    def at(self, scenario: Scenario) -> float:
-        """Return `low`, `value` or `high`; `value` where there is no range."""
-        return (getattr(self, scenario) if scenario != "value" else 0.0) or self.value
 
 
 class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,8 +59,8 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         both = self.theoretical, self.measured
         if both[0] is not None and both[1] is not None and both[1].value > 1.05 * both[0].value:
             raise ValueError("measured: exceeds the theoretical bandwidth")
-        if self.cpu not in _cpus().cpu:
-            known = difflib.get_close_matches(self.cpu, _cpus().cpu, n=3, cutoff=0.3) or list(_cpus().cpu)
+        if self.cpu not in usual().cpu:
+            known = difflib.get_close_matches(self.cpu, usual().cpu, n=3, cutoff=0.3) or list(usual().cpu)
             raise ValueError(f"cpu: unknown {self.cpu!r}; known are {', '.join(known)}")
 
     @property
@@ -96,7 +68,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Return the read bandwidth: measured, else what is typical of the theoretical one."""
         if self.measured is not None:
             return self.measured
-        share, peak = _cpus().typical, self.theoretical
+        share, peak = usual().typical, self.theoretical
         assert peak is not None  # by __post_init__
         return Figure(share.value * peak.value, basis="estimate", source=f"80 % of {peak.value:g}: {share.source}")
 
@@ -106,7 +78,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return self.profile(scenario).read_rate(_LARGE) / 1e9
         if self.decode is not None:
             return self.decode.at(scenario)
-        share = _cpus().decode[self.kind].at(scenario)
+        share = usual().decode[self.kind].at(scenario)
         return share * self.read_gbs.value
 
     @property
@@ -115,70 +87,31 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return "fitted to passes that were measured here"
         if self.decode is not None:
             return self.decode.source
-        share = _cpus().decode[self.kind]
+        share = usual().decode[self.kind]
         return f"{100 * share.at('low'):.0f} to {100 * share.at('high'):.0f} % of the read bandwidth: {share.source}"
 
     def int8_tops(self, scenario: Scenario) -> float:
         """Return tera-operations per second in products of quantized matrices, all cores together."""
-        found = _cpus()
-        cores = self.cores.value / self.sockets
-        beyond = min(max(math.log(cores / _FULL) / math.log(_MANY / _FULL), 0.0), 1.0) if cores > _FULL else 0.0
-        scaling = found.scaling.value**beyond
-        return self.cores.value * scaling * self.clock_ghz.value * found.cpu[self.cpu].int8.at(scenario) / 1e3
+        return int8_tops(self.cpu, self.cores.value, self.clock_ghz.value, sockets=self.sockets, scenario=scenario)
 
     def profile(self, scenario: Scenario = "value") -> CostProfile:
         """Return the cost profile, with everything at its `low`, its `value`, or its `high`."""
         if self.fitted is not None:
             return scaled(self.fitted, _FITTED[scenario])
-        found = _cpus()
-        full = self.int8_tops(scenario) * 1e12 / 2
-        barrier = found.barrier_us.value * 1e-6 * math.log2(2 * self.cores.value) * self.sockets
-        curve = ((1.0, found.few.value * full), (float(_OFF_BATCH), full))
-        f16 = tuple((n, found.f16.value * rate) for n, rate in curve)
-        return CostProfile(
-            bandwidth=self._bandwidth(scenario),
-            rates=(
-                Rate("Q4_K", curve),
-                Rate("Q8_0", curve),
-                Rate("F16", f16),
-                Rate(KV, ((1.0, found.attention.value * full),)),
-            ),
-            pass_s=_PASS_BARRIERS * barrier,
-            layer_s=_BARRIERS * barrier,
+        return usual_profile(
+            self.cpu,
+            self.cores.value,
+            self.decode_gbs(scenario) * 1e9,
+            clock_ghz=self.clock_ghz.value,
+            l3_bytes=self.l3_mb.value * 1e6 if self.l3_mb is not None else 0.0,
+            sockets=self.sockets,
+            scenario=scenario,
         )
-
-    def _bandwidth(self, scenario: Scenario) -> tuple[tuple[float, float], ...]:
-        """Return the bandwidth by working set: twice as much where the weights stay in the L3 caches."""
-        memory = self.decode_gbs(scenario) * 1e9
-        if self.l3_mb is None:
-            return ((1.0, memory),)
-        cache = self.l3_mb.value * 1e6
-        return ((cache / 2, 2 * memory), (2 * cache, memory))
-
-
-class _CPU(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    int8: Figure
-
-
-class _CPUs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    cpu: dict[str, _CPU]
-    few: Figure
-    f16: Figure
-    attention: Figure
-    typical: Figure
-    decode: dict[Kind, Figure]
-    scaling: Figure
-    barrier_us: Figure
-
-
-@functools.cache
-def _cpus() -> _CPUs:
-    return msgspec.convert(toml.loads((_FOLDER / "cpus.toml").read_text(encoding="utf-8")), _CPUs)
 
 
 def cpu_names() -> list[str]:
     """Return the names that `MachineSpec.cpu` may have."""
-    return list(_cpus().cpu)
+    return list(usual().cpu)
 
 
 @functools.cache

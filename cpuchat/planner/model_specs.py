@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
-import functools
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
-from cpuchat import toml
-from cpuchat.costmodel.work import Attention, ModelWork, Weights
+from cpuchat.costmodel.work import ModelWork
 from cpuchat.errors import ModelNotFound, UsageError
 from cpuchat.models.catalog import Catalog, CatalogModel
+from cpuchat.models.dimensions import ALIKE, typical_work
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.fit import kv_bytes
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.models.library.library import Library
 from cpuchat.models.quantize.types import quant_type
 from cpuchat.models.work import model_work
@@ -28,11 +24,6 @@ from cpuchat.synthetic.shapes import SHAPES
 USUAL = "Q4_K_M"
 _SHORT = {"Q4": "Q4_K_M", "Q5": "Q5_K_M", "Q6": "Q6_K", "Q8": "Q8_0", "Q3": "Q3_K_M", "FP16": "F16", "FP32": "F32"}
 _WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
-ALIKE = 0.5
-"""Of mixtures, as of `ModelWork`: DeepSeek-R1 takes 1.21, 1.66, 2.65 and 4.46 times as long for 2, 4, 8 and 16 tokens
-as for one (llama.cpp pull request 17034); with independent choices it would read 1.55, 2.6, 4.5 and 7.7 times as much.
-"""
-_LARGEST_HEAD = 0.45  # share of the parameters, for models that are scaled from a larger one
 _TOO_SMALL = 1e6  # parameters: a header without matrices
 
 
@@ -48,38 +39,6 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
     work: ModelWork
     kv_row: float
     exact: bool = False
-
-
-class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The configuration of models, as in dimensions.toml."""
-
-    ids: tuple[str, ...] = ()
-    layers: int
-    embd: int
-    heads: int
-    kv_heads: int
-    head: int
-    vocab: int
-    tied: bool = False
-    experts: int = 0
-    used: int = 0
-    kv_row: int = 0
-
-    @property
-    def kv_values(self) -> int:
-        """Return the values of K and V that a layer keeps for a token."""
-        return self.kv_row or 2 * self.kv_heads * self.head
-
-
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    model: tuple[Dimensions, ...]
-
-
-@functools.cache
-def dimensions() -> tuple[Dimensions, ...]:
-    """Return the known configurations."""
-    text = Path(__file__).with_name("dimensions.toml").read_text(encoding="utf-8")
-    return msgspec.convert(toml.loads(text), _File).model
 
 
 def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> PlannedModel:
@@ -164,68 +123,11 @@ def from_catalog(entry: CatalogModel, quantization: str = "") -> PlannedModel:
     """Return a model of the catalog, in its usual quantization by default."""
     kind = quantization or entry.quantization or USUAL
     size = entry.sizes.get(kind, 0.0) * 1e9 or 1e9 * entry.params * quant_type(kind).bits / 8
-    dims = next((one for one in dimensions() if any(fnmatch.fnmatch(entry.id, id) for id in one.ids)), None)
-    return described(entry.name, kind, 1e9 * entry.params, size, active=1e9 * entry.active_params, dims=dims)
+    work = typical_work(size, kind, params=1e9 * entry.params, active=entry.active_share, id=entry.id)
+    return by_size(entry.name, kind, size, work)
 
 
-def described(
-    name: str, quantization: str, params: float, size: float, *, active: float = 0.0, dims: Dimensions | None = None
-) -> PlannedModel:
-    """Return a model of which the size in bytes and the parameters are known.
-
-    Args:
-        active: parameters that a token uses, of a mixture of experts (0: all).
-        dims: its configuration; default: scaled from the nearest known one.
-    """
-    known = dims or _scaled(params, active)
-    kind, per_value = main_type(quantization), size / params
-    head = min(known.vocab * known.embd, _LARGEST_HEAD * params)
-    rest = max(params - head - (0 if known.tied else head), 0.1 * params)
-    routed = 0.0
-    if 0 < active < params and known.experts > known.used > 0:
-        routed = min((params - active) / (1 - known.used / known.experts), 0.995 * rest)
-    weights = Weights(kind, (rest - routed) * per_value, rest - routed)
-    experts = (Weights(kind, routed * per_value, routed),) if routed else ()
-    kv_row = 2.0 * known.layers * known.kv_values
-    madds = known.layers * known.heads * 2 * known.head
-    return PlannedModel(
-        name=name,
-        quantization=quantization,
-        size=size,
-        work=ModelWork(
-            name=name,
-            n_layer=known.layers,
-            dense=(weights,),
-            head=(Weights(kind, head * per_value, head),),
-            experts=experts,
-            n_expert=known.experts if routed else 0,
-            n_expert_used=known.used if routed else 0,
-            alike=ALIKE,
-            attention=(Attention(kv_row, madds),),
-        ),
-        kv_row=kv_row,
-    )
-
-
-def main_type(quantization: str) -> str:
-    """Return the tensor type of most matrices of such a file: `Q4_K` for `UD-Q4_K_XL`."""
-    name = without_prefix(quantization)
-    return next((kind for kind in (name, name.rpartition("_")[0]) if kind in BY_NAME), name)
-
-
-_SIZES = (
-    (0.5e9, "qwen2.5-0.5b"), (1.5e9, "qwen2.5-1.5b"), (4e9, "qwen3-4b"), (8e9, "llama-3.1-8b"),
-    (14.8e9, "qwen3-14b"), (32.8e9, "qwen3-32b"), (70.6e9, "llama-3.3-70b"), (122e9, "mistral-large"),
-    (405e9, "llama-3.1-405b"),
-)  # fmt: skip
-_MIXTURES = (
-    (16e9, "deepseek-v2-lite"), (30e9, "qwen3-30b-a3b"), (117e9, "gpt-oss-120b"), (235e9, "qwen3-235b-a22b"),
-    (671e9, "deepseek-r1"), (1030e9, "kimi-k2"),
-)  # fmt: skip
-
-
-def _scaled(params: float, active: float) -> Dimensions:
-    """Return the configuration of the known model with the nearest number of parameters, on a ratio scale."""
-    table = _MIXTURES if 0 < active < params else _SIZES
-    _, name = min(table, key=lambda one: abs(one[0] / params - params / one[0]))
-    return next(one for one in dimensions() if any(fnmatch.fnmatch(name, id) for id in one.ids))
+def by_size(name: str, quantization: str, size: float, work: ModelWork) -> PlannedModel:
+    """Return a model of which the size in bytes and the typical work are known."""
+    kv_row = sum(one.nbytes for one in work.attention)
+    return PlannedModel(name=name, quantization=quantization, size=size, work=work, kv_row=kv_row)

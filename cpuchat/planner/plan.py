@@ -11,19 +11,20 @@ from cpuchat.costmodel.passes import (
     batch_rate,
     compute_ceiling,
     draft_cost,
-    memory_ceiling,
     most_users,
     pass_cost,
     prefill_cost,
     verify_costs,
 )
 from cpuchat.costmodel.profile import CostProfile
+from cpuchat.costmodel.usual import SCENARIOS
 from cpuchat.costmodel.work import bytes_read
 from cpuchat.errors import UsageError
+from cpuchat.models.drafts.candidates import LONGEST
 from cpuchat.models.drafts.gain import WORTH, gain
 from cpuchat.models.fit import PROCESS_BYTES
 from cpuchat.models.shortlist import PACE
-from cpuchat.planner.machine_specs import HERE, SCENARIOS, MachineSpec
+from cpuchat.planner.machine_specs import HERE, MachineSpec
 from cpuchat.planner.model_specs import PlannedModel
 
 Fit = Literal["fits", "tight", "too large"]
@@ -31,7 +32,6 @@ ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 """Acceptance rates per token: open chat 0.6 to 0.75, code 0.8 to 0.95, with a small model of the same family."""
 MOST_USERS = 1024
 """Chats decoded together that are tried: llama-server and vLLM allow some hundred."""
-_LONGEST_VERIFY = 32
 _USABLE, _TIGHT = 0.95, 0.05
 _BUFFERS, _MOST_BUFFERS = 0.01, 2e9  # of the engine, as a share of the weights
 _HOURS_PER_YEAR = 8766
@@ -190,7 +190,6 @@ def make_plan(
     work, past = model.work, load.n_past
     costs = {name: pass_cost(machine.profile(name), work, 1, past) for name in SCENARIOS}
     middle = costs["value"]
-    share = {"memory": middle.read, "compute": middle.compute, "overhead": middle.fixed}[middle.limit] / middle.seconds
     by_memory = min(plan.users_by_memory, MOST_USERS)
     users = _over(machine, lambda profile: most_users(profile, work, load.tok_s, past, by_memory))
     shared = _over(machine, lambda profile: _shared(profile, plan, by_memory))
@@ -198,12 +197,12 @@ def make_plan(
         plan,
         tok_s=_over(machine, lambda profile: 1 / pass_cost(profile, work, 1, past).seconds),
         limit=middle.limit,
-        limit_share=min(share, 1.0),
+        limit_share=middle.limit_share,
         prefill_tok_s=_over(
             machine, lambda profile: load.n_prompt / prefill_cost(profile, work, load.n_prompt).seconds
         ),
         ttft_s=_over(machine, lambda profile: prefill_cost(profile, work, load.n_prompt).seconds),
-        memory_ceiling=_over(machine, lambda profile: memory_ceiling(profile, work, past)),
+        memory_ceiling=_memory_ceiling(machine, plan),
         compute_ceiling=_over(machine, lambda profile: compute_ceiling(profile, work, past)),
         users=users,
         shared_tok_s=shared,
@@ -244,6 +243,14 @@ def _over(machine: MachineSpec, figure: Callable[[CostProfile], float]) -> Range
     return Range(min(low, high), value, max(low, high))
 
 
+def _memory_ceiling(machine: MachineSpec, plan: Plan) -> Range:
+    """Return the tok/s if only reading took time, at the read bandwidth: as in the chat's panel."""
+    read = machine.read_gbs
+    cached = machine.profile().read_rate(plan.model.work.weight_bytes)  # faster where the weights stay in the caches
+    low, value, high = (max(1e9 * read.at(name), cached) / plan.bytes_per_token for name in SCENARIOS)
+    return Range(low, value, high)
+
+
 def _memory(machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, load: Load, users: int) -> Memory:
     kv = users * (load.n_ctx * model.kv_row + model.work.state)
     beside = 0.0
@@ -277,7 +284,7 @@ def _drafted(machine: MachineSpec, plan: Plan, draft: PlannedModel, acceptance: 
     rates, speedups, depths = [], [], []
     for name in SCENARIOS:
         profile = machine.profile(name)
-        verify = verify_costs(profile, target, _LONGEST_VERIFY, past, draft.work.weight_bytes)
+        verify = verify_costs(profile, target, LONGEST, past, draft.work.weight_bytes)
         drafting = draft_cost(profile, draft.work, past, target.weight_bytes)
         best = gain([1e3 * one for one in verify], 1e3 * drafting, acceptance)
         rates.append(best.speedup / verify[0])

@@ -10,6 +10,7 @@ from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.units import gigabytes, plural
 
 if TYPE_CHECKING:
+    from cpuchat.costmodel.observations import Fitted
     from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.survey import Survey
@@ -22,7 +23,7 @@ Row = tuple[str, str]
 """(label, text)"""
 
 READ_BANDWIDTH = "read bandwidth"
-_NOT_MEASURED = "not measured · press m (takes under 15 s)"
+_NOT_MEASURED = "not measured · press m (takes under 40 s)"
 _COUNTERS_OFF = "counters are off in the settings (F2)"
 _SCOPES = {"machine": "whole machine", "socket": "sockets in use", "process": "worker process only"}
 
@@ -143,6 +144,13 @@ def knee(survey: Survey | None) -> str:
         return ""
     most = max(survey.per_core_counts)
     return f"{survey.knee} of {most} cores per L3 group reach 97 % of the read bandwidth" if survey.knee < most else ""
+
+
+def costs_measured(fitted: Fitted | None) -> str:
+    """Return how well the cost model fits the passes of a probe; None: there was none."""
+    if fitted is None:
+        return "Passes not measured: other programs are running. Repeat on an idle machine."
+    return f"Cost model fitted to {fitted.n} passes of synthetic layers, median error {100 * fitted.error:.0f} %"
 
 
 def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str:

@@ -10,8 +10,9 @@ from cpuchat.present.rows import ListRow
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
+    from cpuchat.costmodel.usual import Figure
     from cpuchat.planner.claims import Claim
-    from cpuchat.planner.machine_specs import Figure, MachineSpec
+    from cpuchat.planner.machine_specs import MachineSpec
     from cpuchat.planner.model_specs import PlannedModel
     from cpuchat.planner.plan import Drafted, Plan, Range
     from cpuchat.planner.service import Service
@@ -109,10 +110,9 @@ def _reason(plan: Plan) -> str:
     machine = plan.machine
     low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
     per_token = units.gigabytes(plan.bytes_per_token)
-    takes = {"memory": "reading takes", "compute": "computing takes", "overhead": "fixed costs take"}[plan.limit]
     return (
         f"{low:.0f} to {high:.0f} GB/s of {machine.read_gbs.value:.0f} ÷ {per_token} GB per token; "
-        f"{takes} {100 * plan.limit_share:.0f} % of a pass"
+        f"{units.takes(plan.limit, plan.limit_share)}"
     )
 
 

@@ -31,7 +31,7 @@ class TypicalModel:
     def on(self, machine: Machine) -> Prediction:
         """Predict its fit and speed by the size of its file."""
         share = self.active / self.params if self.active else 1.0
-        return estimate(self.size, machine, active=share, quantization=QUANTIZATION)
+        return estimate(self.size, machine, quantization=QUANTIZATION, params=1e9 * self.params, active=share)
 
 
 FOUR_BILLION = TypicalModel("4B", 4.0)

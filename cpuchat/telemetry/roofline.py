@@ -164,8 +164,9 @@ def peak_of(model: ModelInfo) -> Peak | None:
 
 
 def prefill_rate(model: ModelInfo, measured: float | None) -> float | None:
-    """tok/s that the cores can compute: the best of a `measured` prefill and the largest calibrated pass."""
-    known = [measured] if measured is not None else []
+    """tok/s that the cores can compute: the best of a `measured` prefill, the cost model and the largest calibrated
+    pass."""
+    known = [one for one in (measured, model.compute_tok_s) if one]
     if len(model.pass_ms) >= _CALIBRATED and model.pass_ms[_CALIBRATED - 1] > 0:
         known.append(1e3 * _CALIBRATED / model.pass_ms[_CALIBRATED - 1])
     return max(known, default=None)

@@ -105,3 +105,9 @@ def ago(then: float, now: float) -> str:
         return "never"
     days = (datetime.date.fromtimestamp(now) - datetime.date.fromtimestamp(then)).days
     return "today" if days <= 0 else "yesterday" if days == 1 else f"{days:,} days ago"
+
+
+def takes(limit: str, share: float) -> str:
+    """`reading takes 83 % of a pass`: what takes most of it, as of `costmodel.passes.PassCost`."""
+    what = {"memory": "reading takes", "compute": "computing takes", "overhead": "fixed costs take"}[limit]
+    return f"{what} {100 * share:.0f} % of a pass"

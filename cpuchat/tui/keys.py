@@ -202,7 +202,7 @@ KEYS: tuple[Key, ...] = (
     Key("hardware", "hardware.undo", "u", "undo", "undo", "Revert to the previous placement", HARDWARE, footer=True),
     Key("hardware", "hardware.recommended", "t", "recommended", "recommended", "Select the recommended placement",
         HARDWARE, footer=True),
-    Key("hardware", "hardware.measure", "m", "measure", "measure", "Measure the read bandwidth (about 15 s)",
+    Key("hardware", "hardware.measure", "m", "measure", "measure", "Measure bandwidth and passes (about 40 s)",
         HARDWARE, footer=True),
     Key("hardware", "hardware.close", "escape", "close", "back", "Stop measuring, or back to the chat",
         HARDWARE, footer=True),

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from cpuchat.bench import cost_probe
+from cpuchat.bench.cost_probe import Case, Pass
 from cpuchat.cli.probe import probe
 from cpuchat.errors import SettingsError, UsageError
 from cpuchat.hardware import topology as topologies
@@ -17,6 +19,7 @@ from cpuchat.hardware.bandwidth.measuring import ProbeFailed, ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import known_peak
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
+from cpuchat.synthetic.shapes import SHAPES
 from tests.hardware.trees import make_tree
 
 
@@ -36,6 +39,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
         return ReadBandwidth(cpus, rate, (0.96 * rate, 0.98 * rate, rate), node)
 
     monkeypatch.setattr(surveying, "measure", instead)
+    monkeypatch.setattr(cost_probe, "cases", lambda: [])
 
     def pretend(tree: str) -> None:
         root = make_tree(tmp_path, tree)
@@ -44,7 +48,10 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
     return pretend
 
 
-def test_this_machine_is_really_measured() -> None:
+def test_this_machine_is_really_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_probe, "cases", lambda: [Case("few", SHAPES["tiny"], "Q8_0", (Pass(1), Pass(8)), 1.0)])
+    monkeypatch.setattr(ReadBandwidth, "disturbed", False)  # whatever else runs
+    monkeypatch.setattr(cost_probe, "is_disturbed", lambda found: False)
     cpu = own_cpus()[0]
     found = json.loads(run("--cores", str(cpu), "--json").stdout)
     assert found["all_cores"]["cpus"] == [cpu]
@@ -53,6 +60,7 @@ def test_this_machine_is_really_measured() -> None:
     assert found["seconds"] < 600
     peak = known_peak([cpu])
     assert peak is not None and peak.bytes_per_s == found["all_cores"]["bytes_per_s"]
+    assert found["costs"]["passes"] == 2
 
 
 def test_a_server(on: Callable[[str], None]) -> None:
@@ -146,4 +154,4 @@ def test_wrong_settings_are_said() -> None:
 
 def test_help_says_what_it_takes() -> None:
     out = run("--help").stdout
-    assert "15 seconds" in out and "4 GB" in out
+    assert "40 seconds" in out and "4 GB" in out

@@ -8,7 +8,6 @@ from cpuchat.costmodel.passes import (
     batch_rate,
     compute_ceiling,
     decode_rate,
-    memory_ceiling,
     most_users,
     overlapped,
     pass_cost,
@@ -31,7 +30,6 @@ def simple(bandwidth: float = 4e10, rate: float = 1e12, **changes: float) -> Cos
 def test_with_fast_cores_decoding_is_bandwidth_by_bytes() -> None:
     model = work("8b")
     assert decode_rate(simple(rate=1e15), model) == pytest.approx(4e10 / model.weight_bytes, rel=1e-3)
-    assert memory_ceiling(simple(), model) == pytest.approx(4e10 / model.weight_bytes, rel=1e-3)
 
 
 def test_with_fast_memory_prefill_is_arithmetic() -> None:

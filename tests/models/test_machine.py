@@ -14,22 +14,21 @@ from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.fit import PROCESS_BYTES, required_memory
 from cpuchat.models.gguf.header import read_model
-from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.machine import ASSUMED_UTILIZATION, this_machine, unloaded_bytes
+from cpuchat.models.machine import this_machine, unloaded_bytes
 from cpuchat.models.prediction import estimate
-from cpuchat.protocol import LoadOptions, Traffic
+from cpuchat.protocol import LoadOptions
 from cpuchat.settings import Settings, parse
 from cpuchat.synthetic.model import write_model
 from cpuchat.telemetry.machine import Peak
 from tests.hardware.trees import make_tree
-from tests.models.library.test_usage import answer, info
+from tests.models.library.test_usage import info
 
 
 def test_a_machine_of_which_nothing_was_measured() -> None:
     machine = this_machine(Settings())
     assert machine.total == total_bytes()
     assert 0 < machine.available <= machine.total
-    assert (machine.peak, machine.utilization, machine.utilization_source) == (0.0, ASSUMED_UTILIZATION, "assumed")
+    assert (machine.peak, machine.profile) == (0.0, None)
     assert "cpuchat probe" in machine.peak_source
 
 
@@ -96,16 +95,10 @@ def test_what_the_loaded_model_gives_back_is_free(tmp_path: Path) -> None:
     assert unloaded_bytes(loaded, options) == 1
 
 
-def test_the_reach_is_the_median_of_what_was_measured_here_with_models_of_that_size(tmp_path: Path) -> None:
-    measured = [("Q8_0", 0.8, 1.5e9), ("Q8_0", 0.6, 2e9), ("F16", 0.9, 3e9), ("Q4_0", 0.4, 0.3e9), ("F16", 0.0, 9e9)]
-    for n, (quantization, share, size) in enumerate(measured):
-        file = tmp_path / f"{n}.gguf"
-        file.touch()
-        weights = Traffic(weights=round(size))
-        model = info(file, quantization=quantization, peak_read=50e9 if share else 0.0, traffic=weights)
-        UsageLog().answered(model, answer(share * 50e9 / size or 1.0))
-    machine = this_machine(Settings())
-    assert machine.utilization_of("Q8_0", 1e9) == (pytest.approx(0.7), "as measured here with Q8_0 models of this size")
-    assert machine.utilization_of("IQ1_S", 3.9e9) == (pytest.approx(0.8), "as measured here with models of this size")
-    assert machine.utilization_of("Q8_0", 0.9e9) == (pytest.approx(0.4), "as measured here with models of this size")
-    assert machine.utilization_of("F16", 4e9) == (ASSUMED_UTILIZATION, "assumed")
+def test_before_a_probe_passes_cost_what_is_usual_of_such_cores() -> None:
+    one = choose_cores(read_topology(), "auto", 1).cpus
+    remember(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
+    machine = this_machine(parse("[engine]\nthreads = 1\n"))
+    assert machine.profile is not None
+    assert machine.profile.read_rate(1e12) == pytest.approx(0.85 * 25e9)
+    assert machine.source == machine.peak_source

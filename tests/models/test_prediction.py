@@ -8,28 +8,36 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpuchat.costmodel.passes import decode_rate
+from cpuchat.costmodel.usual import Figure
+from cpuchat.costmodel.work import bytes_read
 from cpuchat.engine.llama.load_plan import plan_load
 from cpuchat.errors import DoesNotFit
 from cpuchat.hardware.instructions import Instructions
 from cpuchat.models import fit
+from cpuchat.models.catalog import load_catalog
 from cpuchat.models.fit import check_fit
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import TensorInfo
-from cpuchat.models.library.usage import Utilization
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import N_PAST, Prediction, estimate, predict, predict_like
-from cpuchat.models.traffic import traffic_of
+from cpuchat.models.shortlist import estimate_entry
+from cpuchat.models.work import model_work
+from cpuchat.planner.machine_specs import MachineSpec
+from cpuchat.planner.model_specs import from_catalog
+from cpuchat.planner.plan import Load, make_plan
 from cpuchat.protocol import LoadOptions
 from cpuchat.synthetic.model import layer_tensors, metadata, write_model
 from cpuchat.synthetic.shapes import SHAPES, Shape
-from cpuchat.telemetry.traffic import pass_bytes
+from tests.costmodel.made_up import two_cores
 from tests.support.big_headers import big_header
+from tests.support.costs import reading
 from tests.support.shapes import TINY_MOE
 from tests.support.tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.slow
 
-MACHINE = Machine(available=20_000_000_000, total=25_000_000_000, peak=50e9, peak_source="measured, 2 cores")
+MACHINE = Machine(available=20_000_000_000, total=25_000_000_000, profile=reading(35e9), source="probe of 2 cores")
 ENGINE_OPTIONS = [
     LoadOptions(),
     LoadOptions(n_ctx=1234, type_k="f32", type_v="bf16", n_ubatch=128),
@@ -127,36 +135,36 @@ def test_the_longest_context_really_fits(headers: dict[str, GGUFHeader]) -> None
         assert longer.verdict == "too large"
 
 
-def test_speed_is_bandwidth_by_bytes() -> None:
+def test_where_only_reading_takes_time_speed_is_bandwidth_by_bytes() -> None:
     header, options = real("1.5b", "Q8_0"), LoadOptions(n_ctx=8192)
     seen = predict(header, options, MACHINE)
-    read = pass_bytes(traffic_of(header), 1, N_PAST)
+    read = bytes_read(model_work(header), 1, N_PAST)
     assert seen.bytes_per_token == round(read)
-    assert seen.tok_s == pytest.approx(0.7 * 50e9 / read)
-    assert seen.basis == f"50 GB/s (measured, 2 cores) × 70 % (assumed) ÷ {read / 1e9:.1f} GB per token"
-    measured = msgspec.structs.replace(
-        MACHINE, utilizations=(Utilization("Q8_0", 1.5e9, 0.9), Utilization("F16", 1.2e9, 0.7))
-    )
-    assert predict(header, options, measured).tok_s == pytest.approx(0.9 * 50e9 / read)
-    assert "90 % (as measured here with Q8_0 models of this size)" in predict(header, options, measured).basis
-    other = predict(real("3b", "Q4_K_M"), options, measured)
-    assert other.tok_s == pytest.approx(0.8 * 50e9 / other.bytes_per_token)
-    assert "80 % (as measured here with models of this size)" in other.basis
+    assert seen.tok_s == pytest.approx(35e9 / read)
+    words = f"35 GB/s (probe of 2 cores) ÷ {read / 1e9:.1f} GB per token; reading takes 100 % of a pass"
+    assert seen.basis == words
 
 
-def test_a_small_model_says_nothing_about_a_large_one() -> None:
-    """270M parameters come to a third of the bandwidth, because a pass costs more than reading."""
-    options, machine = LoadOptions(n_ctx=4096), msgspec.structs.replace(MACHINE, peak=60e9)
-    large, small = real("8b", "Q4_K_M"), real("0.5b", "Q8_0")
-    chatted = msgspec.structs.replace(machine, utilizations=(Utilization("Q4_K_M", 0.29e9, 0.37),))
-    assert predict(large, options, chatted).tok_s == predict(large, options, machine).tok_s
-    assert estimate(5_600_000_000, chatted).tok_s == estimate(5_600_000_000, machine).tok_s
-    slower, before = predict(small, options, chatted).tok_s, predict(small, options, machine).tok_s
-    assert slower is not None and before is not None
-    assert slower == pytest.approx(before * 0.37 / 0.7)
-    disturbed = msgspec.structs.replace(machine, utilizations=(Utilization("Q4_K_M", 5e9, 0.14),))
-    floor = predict(large, options, disturbed).tok_s
-    assert floor is not None and floor == pytest.approx(0.35 * 60e9 / predict(large, options, machine).bytes_per_token)
+@pytest.mark.parametrize(("name", "quantization"), [("0.5b", "Q4_K_M"), ("3b", "F16"), ("30b-a3b", "Q8_0")])
+def test_speed_is_that_of_the_cost_model(name: str, quantization: str) -> None:
+    header, machine = real(name, quantization), msgspec.structs.replace(MACHINE, available=90_000_000_000)
+    machine = msgspec.structs.replace(machine, profile=two_cores())
+    work = model_work(header)
+    assert predict(header, LoadOptions(), machine).tok_s == pytest.approx(decode_rate(two_cores(), work, N_PAST))
+
+
+def test_the_catalog_is_predicted_as_it_is_planned() -> None:
+    """The models list and the planner answer the same question: one chat, in the middle of an answer."""
+    here = msgspec.structs.replace(MACHINE, available=900_000_000_000, profile=two_cores())
+    planned = MachineSpec(
+        id="x", name="x", kind="here", cpu="zen4", cores=Figure(2), clock_ghz=Figure(3), memory_gb=Figure(900),
+        measured=Figure(60), fitted=two_cores(),
+    )  # fmt: skip
+    for entry in load_catalog().models:
+        if entry.sizes:
+            plan = make_plan(planned, from_catalog(entry), Load())
+            assert plan.tok_s is not None
+            assert estimate_entry(entry, here).tok_s == pytest.approx(plan.tok_s.value), entry.id
 
 
 def test_experts_that_are_not_used_cost_memory_and_no_time() -> None:
@@ -173,17 +181,11 @@ def test_experts_that_are_not_used_cost_memory_and_no_time() -> None:
     assert more.need.compute > first.need.compute
 
 
-def test_what_is_not_known_is_none_and_says_how_to_get_it(headers: dict[str, GGUFHeader]) -> None:
-    unknown = msgspec.structs.replace(MACHINE, peak=0.0, peak_source="not measured: `cpuchat probe` does")
+def test_what_is_not_known_is_none_and_says_how_to_get_it() -> None:
+    unknown = msgspec.structs.replace(MACHINE, profile=None, peak_source="not measured: `cpuchat probe` does")
     for seen in (predict(real("7b", "Q8_0"), LoadOptions(), unknown), estimate(8_000_000_000, unknown)):
         assert seen.tok_s is None
         assert "cpuchat probe" in seen.basis
-    cached = msgspec.structs.replace(MACHINE, cache_bytes=headers["dense"].size)
-    seen = predict(headers["dense"], LoadOptions(), cached)
-    assert seen.tok_s is None
-    assert "L3" in seen.basis
-    partly = msgspec.structs.replace(MACHINE, cache_bytes=headers["dense"].size // 2)
-    assert "stay in the L3 cache" in predict(headers["dense"], LoadOptions(), partly).basis
     large = predict(real("70b", "Q8_0"), LoadOptions(), MACHINE)
     assert large.tok_s is None
     assert "does not fit" in large.basis
@@ -200,7 +202,7 @@ def test_an_estimate_by_size_is_near(name: str) -> None:
     assert near.tok_s == pytest.approx(exact.tok_s, rel=0.4)  # an embedding table that is not read counts
     assert not near.exact
     assert "≈" in near.explained
-    assert near.basis.startswith("≈ from the file size: 50 GB/s")
+    assert near.basis.startswith("≈ from the file size: 35 GB/s")
 
 
 def test_a_quantized_cache_takes_less_memory_and_less_time() -> None:

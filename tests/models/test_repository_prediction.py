@@ -14,11 +14,12 @@ from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import predict
 from cpuchat.models.repository_prediction import ModelPrediction, predict_repository
 from cpuchat.protocol import LoadOptions
+from tests.support.costs import reading
 from tests.support.hub_server import Fault, HubServer
 
 REPO = "some/Tiny-GGUF"
 OPTIONS = LoadOptions(n_ctx=2048)
-MACHINE = Machine(available=8 << 30, total=16 << 30, peak=50e9, peak_source="measured")
+MACHINE = Machine(available=8 << 30, total=16 << 30, profile=reading(35e9), source="measured")
 
 
 def told(first: str = "") -> dict[str, ModelPrediction]:

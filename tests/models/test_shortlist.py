@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from cpuchat.models.catalog import CatalogModel, load_catalog
 from cpuchat.models.machine import Machine
-from cpuchat.models.prediction import Prediction, estimate
-from cpuchat.models.shortlist import PACE, Ranked, ranked
+from cpuchat.models.prediction import Prediction
+from cpuchat.models.shortlist import PACE, Ranked, estimates, ranked
 from cpuchat.present.prediction import verdict
+from tests.support.costs import reading
 
 GB = 10**9
 
 
 def machine(free: float, peak: float) -> Machine:
     """Return a machine with that many GB of memory, 90 % of it free, and that many GB/s."""
-    return Machine(available=int(free * GB), total=int(free * GB / 0.9), peak=peak * GB, peak_source="measured",
-                   utilization=0.7, utilization_source="as usual")  # fmt: skip
+    profile = reading(0.7 * peak * GB) if peak else None
+    return Machine(available=int(free * GB), total=int(free * GB / 0.9), profile=profile, source="measured")
 
 
 def judged(models: tuple[CatalogModel, ...], where: Machine) -> tuple[Ranked, dict[str, Prediction]]:
-    predictions = {
-        model.id: estimate(model.size, where, active=model.active_share, quantization=model.quantization)
-        for model in models if model.size
-    }  # fmt: skip
+    predictions = estimates(models, where)
     return ranked(models, predictions), predictions
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from cpuchat.costmodel.passes import decode_rate
+from cpuchat.costmodel.usual import SCENARIOS, cpu_of
 from cpuchat.errors import UsageError
-from cpuchat.hardware.instructions import Instructions
 from cpuchat.models.catalog import load_catalog
-from cpuchat.planner.here import cpu_of
-from cpuchat.planner.machine_specs import SCENARIOS, MachineSpec, cpu_names, find_machine, machines, read_machine
+from cpuchat.planner.machine_specs import MachineSpec, cpu_names, find_machine, machines, read_machine
 from cpuchat.planner.model_specs import find_model
 
 OWN = """
@@ -123,4 +122,4 @@ def test_a_missing_file_gets_a_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("features", [{"AVX2"}, {"AVX512_VNNI", "AVX2"}, {"AMX_INT8"}, {"NEON", "DOTPROD"}, set()])
 def test_every_cpu_has_rates(features: set[str]) -> None:
-    assert cpu_of(Instructions(frozenset(features))) in cpu_names()
+    assert cpu_of(features) in cpu_names()

@@ -9,7 +9,8 @@ import pytest
 from cpuchat.costmodel.work import bytes_read
 from cpuchat.errors import UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
-from cpuchat.planner.model_specs import dimensions, find_model, from_catalog
+from cpuchat.models.dimensions import dimensions
+from cpuchat.planner.model_specs import find_model, from_catalog
 from cpuchat.synthetic.model import write_model
 
 

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from cpuchat.costmodel.passes import batch_rate
+from cpuchat.costmodel.usual import Figure
 from cpuchat.errors import UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.planner.choices import catalog_plans, cheapest, machine_plans, reaches
 from cpuchat.planner.claims import claims
-from cpuchat.planner.machine_specs import Figure, find_machine, machines
+from cpuchat.planner.machine_specs import find_machine, machines
 from cpuchat.planner.model_specs import find_model
 from cpuchat.planner.plan import Load, Plan, Prices, make_plan
 from cpuchat.planner.service import simulate_service

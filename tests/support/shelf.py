@@ -14,12 +14,13 @@ from cpuchat.models.machine import Machine
 from cpuchat.settings import Settings
 from cpuchat.tui.models.reader import ModelsReader
 from tests.support.big_headers import big_header
+from tests.support.costs import reading
 from tests.support.scripted_backend import MODEL
 
 GB = 1_000_000_000
 MACHINE = Machine(
-    available=int(21.4 * GB), total=32 * GB, peak=51.2e9, peak_source="measured with 8 cores", utilization=0.78,
-    utilization_source="as measured here with other models",
+    available=int(21.4 * GB), total=32 * GB, peak=51.2e9, peak_source="measured with 8 cores",
+    profile=reading(0.78 * 51.2e9), source="probe of 8 cores",
 )  # fmt: skip
 
 LOCAL = [

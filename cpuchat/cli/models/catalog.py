@@ -89,7 +89,7 @@ def _print_all(
         "★ recommended for this machine. ○ downloaded. ? repository not verified. ≈ size not verified.",
         "Details and download command: cpuchat models catalog ID.",
     ]
-    if machine.peak <= 0:
+    if machine.profile is None:
         footnotes.append(f"No TOK/S: {machine.peak_source}.")
     click.echo()
     for note in footnotes:

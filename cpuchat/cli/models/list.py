@@ -50,7 +50,7 @@ def list_models(as_json: bool) -> int:
     machine = this_machine(chosen)
     rows = [_row(model, spec, machine) for model, spec in zip(found, specs, strict=True)]
     echo_table([_HEADINGS, *rows], right=(2, 4, 5, 6))
-    if not machine.peak:
+    if machine.profile is None:
         click.echo(f"cpuchat: No predicted speed: {machine.peak_source}.", err=True)
     return 0
 
@@ -89,14 +89,13 @@ def _parameters(model: LocalModel) -> str:
 
 def _speed(model: LocalModel, machine: Machine) -> str:
     """Return `31.2` as measured, `≈41` as predicted, `≈0.4 (too slow)` or `too large`."""
-    from cpuchat.models.prediction import estimate
+    from cpuchat.models.prediction import estimate_local
     from cpuchat.present.prediction import verdict
     from cpuchat.telemetry.units import about, rate
 
     if model.measured_tok_s:
         return rate(model.measured_tok_s)
-    active = model.weights_per_token / model.size if model.size else 1.0
-    expected = estimate(model.size, machine, active=active, quantization=model.quantization)
+    expected = estimate_local(model, machine)
     if expected.tok_s is not None:
         return f"≈{about(expected.tok_s)}" + (f" ({verdict(expected)})" if expected.too_slow else "")
     return expected.verdict if expected.verdict == "too large" else ""

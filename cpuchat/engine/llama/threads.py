@@ -24,6 +24,16 @@ def cpu_wait_seconds() -> float | None:
         return None
 
 
+def cpu_wait_share(before: float | None, seconds: float, n_threads: int) -> float | None:
+    """Return the share of the last `seconds` for which `n_threads` threads waited, since `cpu_wait_seconds` was
+    `before`; None where that is not known.
+    """
+    after = cpu_wait_seconds()
+    if before is None or after is None or seconds <= 0:
+        return None
+    return max(0.0, after - before) / (seconds * n_threads)
+
+
 class ThreadPool:
     """Compute threads that contexts can be attached to.
 

@@ -12,15 +12,20 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from cpuchat.costmodel.passes import draft_cost, verify_costs
+from cpuchat.costmodel.work import ModelWork
 from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
+from cpuchat.models.dimensions import ALIKE, typical_work
 from cpuchat.models.drafts.calibrations import UNKNOWN, TargetCosts
 from cpuchat.models.drafts.gain import Expectation, expectation
 from cpuchat.models.drafts.pairing import Compatibility, PairCache, check_files, check_pair
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.machine import NOT_MEASURED, Machine
+from cpuchat.models.prediction import N_PAST
 from cpuchat.models.traffic import traffic_of
+from cpuchat.models.work import model_work
 from cpuchat.telemetry.traffic import pass_bytes
 
 if TYPE_CHECKING:
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
 
 # A draft model is small, so its least quantized file costs little more to read than the smallest one.
 _DRAFT_QUANTIZATIONS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
+LONGEST = 32
+"""Tokens of the longest verify pass that is considered."""
 _MAX_READ_SHARE = 0.5  # of the bytes that the target reads
 _LOCAL_BONUS = 1.05  # what must be downloaded has to be faster by more than this
 
@@ -89,20 +96,21 @@ def candidates(
     Args:
         target: header of the whole model (`read_model`).
         here: the models on this machine.
-        costs: of the target; for a loaded one with `pass_ms` of its ModelInfo. Without, no speed-up is predicted.
-        machine: to predict draft costs that were not measured.
+        costs: of the target; for a loaded one with `pass_ms` of its ModelInfo.
+        machine: to predict costs that were not measured.
         acceptance: measured with the draft model at `beside`, which is loaded.
     """
+    costs = predicted_costs(target, costs, machine)
     entry = match_local(catalog, target)
     wanted = catalog.drafts_of(entry) if entry is not None else []
     found: list[Candidate] = []
     for model in here:
         if model.damaged is None and model.size < target.file_size and model.path != target.path:
             measured = acceptance if beside is not None and model.path == beside else None
-            found.append(_local(model, match_local(catalog, model), wanted, costs, machine, measured))
+            found.append(_local(model, match_local(catalog, model), wanted, costs, machine, measured, target.size))
     there = {candidate.entry for candidate in found}
     limit = most_read(target)
-    found += [_on_hub(model, limit, costs, machine) for model in wanted if model.id not in there]
+    found += [_on_hub(model, limit, costs, machine, target.size) for model in wanted if model.id not in there]
     order = {model.id: number for number, model in enumerate(wanted)}
 
     def place(one: Candidate) -> tuple[int, int, int]:
@@ -111,19 +119,34 @@ def candidates(
     return sorted(found, key=place)
 
 
+def predicted_costs(target: GGUFHeader, costs: TargetCosts, machine: Machine | None) -> TargetCosts:
+    """Return the costs with the passes of the target as the cost model predicts them, where none were measured."""
+    if costs.pass_ms or machine is None or machine.profile is None:
+        return costs
+    work = msgspec.structs.replace(model_work(target), alike=ALIKE)
+    passes = verify_costs(machine.profile, work, LONGEST, N_PAST, 0.0)
+    return msgspec.structs.replace(costs, pass_ms=tuple(1e3 * seconds for seconds in passes))
+
+
 def expected_of(
     draft: Path,
-    per_token: int,
-    quantization: str,
+    work: ModelWork,
     costs: TargetCosts,
     machine: Machine | None,
     acceptance: float | None = None,
+    *,
+    beside: float,
 ) -> Expectation:
-    """Return the expected speed-up of a local draft model, from its measured cost or else the bytes read per token."""
+    """Return the expected speed-up of a local draft model, from its measured cost or else by the cost model.
+
+    Args:
+        costs: of the target, as of `predicted_costs`.
+        beside: bytes of the target's weights, which share the caches.
+    """
     measured = costs.measured_draft(draft)
     if measured:
         return expectation(costs.pass_ms, measured, "measured here with this draft model", acceptance)
-    return expectation(costs.pass_ms, *_predicted(per_token, quantization, machine), acceptance)
+    return expectation(costs.pass_ms, *_predicted(work, beside, machine), acceptance)
 
 
 def _local(
@@ -133,8 +156,9 @@ def _local(
     costs: TargetCosts,
     machine: Machine | None,
     acceptance: float | None,
+    beside: float,
 ) -> Candidate:
-    per_token = model.weights_per_token or model.size
+    work = typical_work(model.size, model.quantization, params=float(model.n_params))
     return Candidate(
         name=model.name,
         where="here",
@@ -144,16 +168,17 @@ def _local(
         size=model.size,
         entry=entry.id if entry is not None else "",
         named=entry in wanted,
-        expected=expected_of(model.path, per_token, model.quantization, costs, machine, acceptance),
+        expected=expected_of(model.path, work, costs, machine, acceptance, beside=beside),
     )
 
 
-def _on_hub(model: CatalogModel, limit: float, costs: TargetCosts, machine: Machine | None) -> Candidate:
+def _on_hub(model: CatalogModel, limit: float, costs: TargetCosts, machine: Machine | None, beside: float) -> Candidate:
     """Return the candidate with its least quantized file of at most `limit` bytes, else the smallest."""
     sizes = {name: round(1e9 * size) for name, size in model.sizes.items()}
     fitting = (name for name in _DRAFT_QUANTIZATIONS if name in sizes and sizes[name] <= limit)
     quantization = next(fitting, min(sizes, key=lambda name: sizes[name], default=""))
     size = sizes.get(quantization, 0)
+    work = typical_work(max(size, 1), quantization, params=1e9 * model.params, id=model.id)
     return Candidate(
         name=model.name,
         where="hub",
@@ -162,17 +187,16 @@ def _on_hub(model: CatalogModel, limit: float, costs: TargetCosts, machine: Mach
         size=size,
         entry=model.id,
         named=True,
-        expected=expectation(costs.pass_ms, *_predicted(size, quantization, machine)),
+        expected=expectation(costs.pass_ms, *_predicted(work, beside, machine)),
     )
 
 
-def _predicted(per_token: int, quantization: str, machine: Machine | None) -> tuple[float, str]:
-    """Return the milliseconds to read the `per_token` bytes of a draft model (0: not known), and the basis."""
-    if machine is None or machine.peak <= 0:
+def _predicted(work: ModelWork, beside: float, machine: Machine | None) -> tuple[float, str]:
+    """Return the milliseconds of a drafted token (0: not known), and the basis."""
+    if machine is None or machine.profile is None:
         return 0.0, machine.peak_source if machine is not None else NOT_MEASURED
-    share, source = machine.utilization_of(quantization, per_token)
-    basis = f"≈ from its size and the read bandwidth ({machine.peak_source}) × {100 * share:.0f} % ({source})"
-    return 1e3 * per_token / (machine.peak * share), basis
+    seconds = draft_cost(machine.profile, work, N_PAST, beside)
+    return 1e3 * seconds, f"≈ from its size ({machine.source})"
 
 
 def _rank(quantization: str) -> int:

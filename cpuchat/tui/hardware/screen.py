@@ -343,13 +343,13 @@ class HardwareScreen(Dismissable[None]):
         def progress(done: int, of: int, what: str) -> None:
             self.post_message(self.Measuring(done, of, what))
 
+        from cpuchat.tui.hardware.measuring import measure_machine
+
         survey: Survey | None = None
-        problem = ""
+        problem = told = ""
         try:
-            # As the worker places its memory: on one node there is nothing to place.
-            meant = self._placement(self._in_use)
-            memory = meant.memory.words if meant is not None and len(facts.topology.nodes) > 1 else ""
-            survey = await asyncio.to_thread(self.reader.survey, facts.topology, memory, progress, cancelled.is_set)
+            spec = self._in_use
+            survey, told = await measure_machine(self.reader, facts, spec, self._placement(spec), progress, cancelled)
         except Interrupted:
             pass
         except (CpuchatError, OSError) as error:
@@ -364,6 +364,8 @@ class HardwareScreen(Dismissable[None]):
             self.notify(problem, title="Not measured", severity="warning", timeout=10, markup=False)
         self._offer()
         self._show()
+        if told:
+            self.notify(told, title="Measured", timeout=10, markup=False)
         self.refresh_bindings()
 
     @on(Measuring)

@@ -68,14 +68,8 @@ class ModelsReader:
 
     def predictions(self, subjects: Mapping[str, Subject], machine: Machine) -> dict[str, Prediction]:
         """Predict fit and speed by the same keys, from the sizes alone: no file is opened."""
-        from cpuchat.models.prediction import estimate
-
-        found: dict[str, Prediction] = {}
-        for key, subject in subjects.items():
-            size, active, quantization = _weights(subject)
-            if size:
-                found[key] = estimate(size, machine, active=active, quantization=quantization)
-        return found
+        found = {key: _estimate(subject, machine) for key, subject in subjects.items()}
+        return {key: prediction for key, prediction in found.items() if prediction is not None}
 
     def known_here(self, catalog: Catalog, local: Iterable[LocalModel]) -> frozenset[str]:
         """Return the ids of the catalog's models that are local, in the quantization that the catalog would choose."""
@@ -102,14 +96,17 @@ class ModelsReader:
         )
 
 
-def _weights(subject: Subject) -> tuple[int, float, str]:
-    """Return (bytes of the file, share that a token uses, quantization); 0 bytes if unknown."""
+def _estimate(subject: Subject, machine: Machine) -> Prediction | None:
+    """Predict by the size of the file; None if that is unknown."""
+    from cpuchat.models.prediction import estimate, estimate_local
+    from cpuchat.models.shortlist import estimate_entry
+
     match subject:
         case LocalModel(damaged=None) as model if model.size:
-            return model.size, (model.weights_per_token or model.size) / model.size, model.quantization
-        case Download() as download:
-            return download.total, 1.0, download.model.quantization
-        case CatalogModel() as model:
-            return model.size, model.active_share, model.quantization
+            return estimate_local(model, machine)
+        case Download() as download if download.total:
+            return estimate(download.total, machine, quantization=download.model.quantization)
+        case CatalogModel() as model if model.size:
+            return estimate_entry(model, machine)
         case _:
-            return 0, 1.0, ""
+            return None

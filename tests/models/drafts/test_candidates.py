@@ -16,12 +16,14 @@ from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.library.library import Library
+from cpuchat.models.library.model import LocalModel
 from cpuchat.models.machine import Machine
 from tests.models.drafts.files import WORDS, header_file, write_catalog
+from tests.support.costs import reading
 from tests.support.hub_server import HubServer
 
 COSTS = TargetCosts(tuple(40.0 + n for n in range(32)))
-MACHINE = Machine(available=8 << 30, total=16 << 30, peak=1e9, peak_source="measured, 2 cores", utilization=0.5)
+MACHINE = Machine(available=8 << 30, total=16 << 30, profile=reading(5e8), source="measured, 2 cores")
 
 
 @pytest.fixture
@@ -129,15 +131,16 @@ def test_one_that_is_not_on_the_hub_is_told(
     assert recommended(rows.values()) is None
 
 
-def test_the_cost_of_a_drafted_token_is_what_the_machine_reads(
-    tmp_path: Path, library: Library, target: GGUFHeader
-) -> None:
-    header_file(tmp_path / "mine" / "Small-Q8_0.gguf", weights=250)
-    rows = found(target, library)
-    assert rows["Small-Q8_0"].expected.draft_ms == pytest.approx(1e3 * 1000 / 0.5e9)
-    assert "measured, 2 cores" in rows["Small-Q8_0"].expected.why
-    assert rows["Other"].expected.draft_ms == pytest.approx(1e3 * 1e6 / 0.5e9)
-    assert rows["Other"].expected.pays
+def test_the_cost_of_a_drafted_token_is_what_the_machine_reads(tmp_path: Path, target: GGUFHeader) -> None:
+    here = [
+        LocalModel(path=tmp_path / f"{n}.gguf", source="folder", name=f"{n}", quantization="Q8_0", size=n * 10**9,
+                   n_params=n * 94 * 10**7)
+        for n in (1, 4)
+    ]  # fmt: skip
+    rows = {one.name: one for one in candidates(msgspec.structs.replace(target, file_size=10**10), here,
+                                                load_catalog(), COSTS, MACHINE)}  # fmt: skip
+    for n in (1, 4):
+        assert rows[f"{n}"].expected.draft_ms == pytest.approx(1e3 * n * 1e9 / 0.5e9, rel=0.15)
 
 
 def test_a_measured_cost_counts_more_than_a_predicted_one(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
@@ -160,10 +163,19 @@ def test_the_measured_acceptance_counts_for_the_loaded_pair_only(
 
 def test_what_is_missing_for_a_prediction_is_said(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
     header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    assert found(target, library, UNKNOWN)["Small-Q8_0"].expected.words == NOT_CALIBRATED
+    assert found(target, library, UNKNOWN, None)["Small-Q8_0"].expected.words == NOT_CALIBRATED
     unmeasured = Machine(available=1, total=1, peak_source="run cpuchat probe")
     assert found(target, library, COSTS, unmeasured)["Small-Q8_0"].expected.words == "run cpuchat probe"
     assert "not measured" in found(target, library, COSTS, None)["Small-Q8_0"].expected.words
+
+
+def test_without_a_calibration_the_cost_model_tells_what_passes_cost(
+    tmp_path: Path, library: Library, target: GGUFHeader
+) -> None:
+    header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
+    expected = found(target, library, UNKNOWN)["Small-Q8_0"].expected
+    assert [gain.kind for gain in expected.gains] == ["prose", "code"]
+    assert expected.draft_ms > 0
 
 
 def test_the_one_that_gains_most_is_recommended(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
@@ -200,7 +212,7 @@ def test_without_a_calibration_the_first_that_the_catalog_names_is_recommended(
 ) -> None:
     header_file(tmp_path / "mine" / "Another-Q8_0.gguf")
     header_file(tmp_path / "mine" / "Other-Q8_0.gguf", weights=16)
-    rows = [check(one, target) for one in found(target, library, UNKNOWN).values()]
+    rows = [check(one, target) for one in found(target, library, UNKNOWN, None).values()]
     best = recommended(rows)
     assert best is not None
     assert best.name == "Small"

@@ -41,8 +41,7 @@ def test_a_load_and_an_answer_are_remembered(model: Path, no_demo: Path, tmp_pat
     log.loaded([model])
     log.answered(info(model), answer(40.0))
     usage = usage_of(model)
-    first = Usage(used=1_700_000_000.0, quantization="Q8_0", plain_tok_s=40.0)
-    assert usage == msgspec.structs.replace(first, share=0.8, per_token=1e9, peak=50e9)
+    assert usage == Usage(used=1_700_000_000.0, plain_tok_s=40.0)
     [found] = Library([model.parent], cache=tmp_path / "none").local_models()
     assert (found.last_used, found.measured_tok_s, found.drafted_tok_s) == (1_700_000_000.0, 40.0, 0.0)
 
@@ -51,52 +50,10 @@ def test_with_drafts_the_plain_speed_is_that_of_the_pass_beside_them(model: Path
     drafted = answer(60.0, draft_n=50, speculation=SpeculationFigures(passes=40, draft_n=50, plain_ms=25.0))
     UsageLog().answered(info(model), drafted)
     first = usage_of(model)
-    assert (first.plain_tok_s, first.share, first.drafted_tok_s) == (40.0, 0.0, 60.0)
+    assert (first.plain_tok_s, first.drafted_tok_s) == (40.0, 60.0)
     unknown = answer(70.0, draft_n=50, speculation=SpeculationFigures(passes=40, draft_n=50))
     UsageLog().answered(info(model), unknown)
     assert usage_of(model) == msgspec.structs.replace(first, drafted_tok_s=70.0)
-
-
-@pytest.mark.parametrize(
-    ("model_changes", "reach"),
-    [
-        ({"peak_read": 0.0}, 0.0),  # not measured
-        ({"traffic": None}, 0.0),
-        ({"cache_bytes": WEIGHTS // 2}, 0.0),  # partly read from L3
-        ({"cpus": (0, 1), "draft_cpus": (2,)}, 0.0),  # what was measured is more than plain decoding has
-        ({"cpus": (0, 1), "draft_cpus": (1,)}, 0.8),
-        ({"peak_read": 30e9}, 0.0),  # 133 %: the measurement is off
-        ({"traffic": Traffic(weights=0, experts=WEIGHTS, n_expert=8, n_expert_used=2)}, 0.2),
-    ],
-)
-def test_the_share_of_the_peak_is_kept_only_where_it_means_something(
-    model: Path, model_changes: dict[str, object], reach: float
-) -> None:
-    UsageLog().answered(info(model, **model_changes), answer(40.0))
-    usage = usage_of(model)
-    assert (usage.plain_tok_s, usage.share) == (40.0, pytest.approx(reach))
-
-
-@pytest.mark.parametrize(
-    "changes", [{"predicted_n": 64}, {"cpu_wait": 0.2}, {"cpu_wait": None}, {"draft_n": 1}], ids=str
-)
-def test_only_long_quiet_answers_without_drafts_tell_the_share_of_the_peak(
-    model: Path, changes: dict[str, object]
-) -> None:
-    UsageLog().answered(info(model), answer(20.0, **changes))
-    assert usage_of(model).share == 0.0
-    UsageLog().answered(info(model), answer(20.0, n=65))
-    assert usage_of(model).share == pytest.approx(0.4)
-
-
-def test_an_answer_beside_other_programs_does_not_spoil_the_share_of_the_peak(model: Path) -> None:
-    for rate in (40.0, 5.0, 20.0):
-        UsageLog().answered(info(model), answer(rate))
-    assert (usage_of(model).plain_tok_s, usage_of(model).share) == (20.0, 0.8)
-    UsageLog().answered(info(model, peak_read=0.0), answer(20.0))  # says nothing about it
-    assert usage_of(model).share == 0.8
-    UsageLog().answered(info(model, peak_read=100e9), answer(20.0))  # the bandwidth was measured anew
-    assert usage_of(model).share == 0.2
 
 
 def test_what_says_nothing_about_speed_is_not_remembered(model: Path) -> None:
@@ -128,9 +85,9 @@ def test_another_file_of_the_same_name_was_never_used(model: Path, tmp_path: Pat
 def test_a_damaged_file_counts_as_empty_and_is_replaced(model: Path, content: bytes) -> None:
     paths.usage_file().parent.mkdir(parents=True)
     paths.usage_file().write_bytes(content)
-    assert UsageLog().read().utilizations() == []
+    assert usage_of(model) == Usage()
     UsageLog().answered(info(model), answer(40.0))
-    assert UsageLog().read().utilizations() == [("Q8_0", 1e9, 0.8)]
+    assert usage_of(model).plain_tok_s == 40.0
 
 
 def test_programs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:

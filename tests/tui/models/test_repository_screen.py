@@ -17,13 +17,17 @@ from cpuchat.tui.models.repository.screen import RepositoryScreen
 from cpuchat.tui.models.repository.state import RepositoryState
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, running
+from tests.support.costs import reading
 from tests.support.downloads import COMMIT, REPO, ShownDownloads, download, model
 from tests.support.hub_server import HubServer
 from tests.support.shown_hub import DRAFT_REPO, ShownHub
 from tests.support.snapshots import snapshot
 
 TINY = "tiny/tiny-GGUF"
-MACHINE = Machine(available=13_400_000_000, total=16_000_000_000, peak=51e9, peak_source="measured, 8 cores")
+MACHINE = Machine(
+    available=13_400_000_000, total=16_000_000_000, peak=51e9, peak_source="measured, 8 cores",
+    profile=reading(0.7 * 51e9), source="probe of 8 cores",
+)  # fmt: skip
 MODELS = (
     model("IQ4_XS", 4_218_473_440),
     model("Q4_K_M", 4_683_073_504),

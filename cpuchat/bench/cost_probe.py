@@ -1,0 +1,221 @@
+"""Measures what passes cost on this machine: synthetic layers of every usual tensor type, through the real engine.
+
+Needs no model and no download: models of random weights are written into the cache folder, loaded by a worker of their
+own, and deleted. Which passes tell what:
+
+- for every type a model of a few layers, larger than most caches: its rates by tokens, and the bandwidth;
+- many narrow layers and few of them: the fixed costs of a pass and of a layer, and the bandwidth of the caches;
+- wide attention over a long context: the rate of attention.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
+
+import msgspec
+
+from cpuchat import paths
+from cpuchat.backend.local import LocalBackend
+from cpuchat.costmodel.observations import Fitted, Observation
+from cpuchat.costmodel.work import ModelWork
+from cpuchat.errors import Interrupted, MeasureFailed, from_code
+from cpuchat.hardware.placement.placement import Placement, PlacementSpec
+from cpuchat.models.costs import CostLog
+from cpuchat.models.machine import usual_here
+from cpuchat.models.work import model_work
+from cpuchat.protocol import Failed, LoadCancelled, LoadOptions, Measure, ModelLoaded
+from cpuchat.synthetic.model import header_of, write_model
+from cpuchat.synthetic.shapes import Shape
+
+BUDGET_SECONDS = 20.0
+_ROUNDS = 3
+_MUCH_WAIT = 0.05
+"""Share of a pass for which threads waited at which it counts half."""
+_DISTURBED = 0.5
+_STEPS = 8  # tokens decoded one by one
+_LONG = 1536  # tokens of context in which attention is measured
+
+Tell = Callable[[int, int, str], None]
+"""(models done, models to do, what is measured next)"""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """`n` tokens at once after `depth` others; 1: one by one."""
+
+    n: int
+    depth: int = 0
+
+
+class Took(NamedTuple):
+    """Seconds of a pass, and the share of them for which its threads waited for a core that something else had."""
+
+    seconds: float
+    cpu_wait: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its passes by importance, and its share of the time."""
+
+    what: str
+    shape: Shape
+    quantization: str
+    passes: tuple[Pass, ...]
+    share: float
+
+
+_LAYERS = Shape(
+    name="layers", architecture="qwen2", n_layer=3, n_embd=2048, n_head=16, n_head_kv=2, n_ff=5632, n_vocab=2048,
+    tied=True,
+)  # fmt: skip
+_NARROW = Shape(
+    name="narrow", architecture="qwen2", n_layer=24, n_embd=256, n_head=4, n_head_kv=2, n_ff=768, n_vocab=2048,
+    tied=True,
+)  # fmt: skip
+_ATTENTION = Shape(
+    name="attention", architecture="llama", n_layer=6, n_embd=256, n_head=16, n_head_kv=2, n_ff=256, n_vocab=2048,
+    tied=True, head=128,
+)  # fmt: skip
+_FEW = tuple(Pass(n) for n in (1, 2, 8, 32))
+_ALL = tuple(Pass(n) for n in (1, 8, 4, 2, 16, 512, 32, 5, 12, 128))
+
+
+def cases(types: Sequence[str] = ("Q4_K", "Q6_K", "Q8_0", "F16", "Q5_0")) -> list[Case]:
+    """Return what is measured, the fixed costs first."""
+    few = msgspec.structs.replace(_NARROW, n_layer=4)
+    found = [
+        Case("passes", few, "Q8_0", _FEW, 0.02),
+        Case("layers", _NARROW, "Q8_0", _FEW, 0.03),
+        Case("attention", _ATTENTION, "Q8_0", (Pass(1, _LONG), Pass(512, _LONG), Pass(8, _LONG)), 0.10),
+    ]
+    return found + [Case(kind, _LAYERS, kind, _ALL, 0.85 / len(types)) for kind in types]
+
+
+class CostProbe:
+    """Measures the cores of a placement once. After `stop`, `run` raises Interrupted."""
+
+    def __init__(self, spec: PlacementSpec, tell: Tell = lambda done, of, what: None) -> None:
+        self._spec = spec
+        self._tell = tell
+        self._backend = LocalBackend()
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._backend.kill()
+
+    async def run(self, budget: float = BUDGET_SECONDS) -> list[Observation]:
+        """Return the passes that were measured in about `budget` seconds.
+
+        Raises:
+            Interrupted: stopped.
+            MeasureFailed, WorkerDied, DoesNotFit: the engine failed, or memory or disk is full.
+        """
+        todo = cases()
+        found: list[Observation] = []
+        paths.cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            with tempfile.TemporaryDirectory(dir=paths.cache_dir(), prefix="probe.") as folder:
+                for done, case in enumerate(todo):
+                    self._tell(done, len(todo), case.what)
+                    found += await self._measure(case, Path(folder), monotonic() + budget * case.share)
+        except OSError as error:
+            raise MeasureFailed(f"The probe's models cannot be written: {error.strerror}.") from None
+        finally:
+            await self._backend.close()
+        return found
+
+    async def _measure(self, case: Case, folder: Path, until: float) -> list[Observation]:
+        file = folder / f"{case.shape.name}-{case.shape.n_layer}-{case.quantization}.gguf"
+        await asyncio.to_thread(write_model, file, case.shape, case.quantization)
+        try:
+            await self._load(file, case)
+            found = await self._rounds(case.passes, until)
+        finally:
+            file.unlink(missing_ok=True)
+        work = model_work(header_of(case.shape, case.quantization))
+        return [_observation(work, one, took) for one, took in found.items()]
+
+    async def _load(self, file: Path, case: Case) -> None:
+        n_ctx = max(one.depth + max(one.n, _STEPS) for one in case.passes)
+        options = LoadOptions(n_ctx=-(-n_ctx // 256) * 256)
+        async with contextlib.aclosing(self._backend.load(file, options, self._spec)) as events:
+            async for event in events:
+                match event:
+                    case ModelLoaded():
+                        return
+                    case Failed():
+                        self._require_running()
+                        raise from_code(event.code, event.message, event.hint)
+                    case LoadCancelled():
+                        raise Interrupted("Measurement cancelled.")
+        raise MeasureFailed("The probe's model was not loaded.")
+
+    async def _rounds(self, passes: Sequence[Pass], until: float) -> dict[Pass, Took]:
+        """Return the best time of each pass; what would take longer than the time left is measured once."""
+        best: dict[Pass, Took] = {}
+        for number in range(_ROUNDS + 1):  # the first one warms up: it builds graphs and wakes threads
+            for one in passes:
+                expected = best[one].seconds * (_STEPS if one.n == 1 else 1) if number else 0.0
+                if number and monotonic() + expected > until:
+                    continue
+                took = await self._time(one)
+                best[one] = min(best.get(one, took), took)
+        return best
+
+    async def _time(self, one: Pass) -> Took:
+        alone = one.n == 1
+        found = await self._backend.measure(
+            Measure(n_prompt=0 if alone else one.n, n_gen=_STEPS if alone else 0, depth=one.depth)
+        )
+        self._require_running()
+        if isinstance(found, Failed):
+            raise from_code(found.code, found.message, found.hint)
+        return Took(found.seconds / (_STEPS if alone else 1), found.cpu_wait or 0.0)
+
+    def _require_running(self) -> None:
+        if self._stopped:
+            raise Interrupted("Measurement cancelled.")
+
+
+def _observation(work: ModelWork, one: Pass, took: Took) -> Observation:
+    weight = 1 / (1 + (took.cpu_wait / _MUCH_WAIT) ** 2)
+    if one.n == 1:
+        n_past = one.depth + _STEPS / 2
+        return Observation(work=work, n_tokens=1, n_past=n_past, seconds=took.seconds, weight=weight)
+    return Observation(
+        work=work, n_tokens=one.n, n_past=one.depth, n_outputs=1, seconds=took.seconds, weight=weight
+    )  # fmt: skip
+
+
+def is_disturbed(found: Sequence[Observation]) -> bool:
+    """Return whether other programs ran during most of the passes."""
+    return statistics.median(one.weight for one in found) < _DISTURBED
+
+
+async def probe_costs(probe: CostProbe, placement: Placement, bandwidth: float) -> Fitted | None:
+    """Measure, and save the passes with the profile that fits them; None where other programs ran.
+
+    Args:
+        placement: that of the probe.
+        bandwidth: the read bandwidth of its cores together, in bytes per second.
+
+    Raises:
+        As `CostProbe.run`.
+    """
+    found = await probe.run()
+    if not found or is_disturbed(found):
+        return None
+    log = CostLog(placement.cpus, placement.memory.words)
+    log.probed(found)
+    await asyncio.to_thread(log.profile, usual_here(placement.cpus, bandwidth))
+    return log.read().fitted

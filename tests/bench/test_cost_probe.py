@@ -1,0 +1,86 @@
+"""The probe with a real worker: small models, real passes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat import paths
+from cpuchat.bench import cost_probe
+from cpuchat.bench.cost_probe import Case, CostProbe, Pass, cases, is_disturbed, probe_costs
+from cpuchat.costmodel.observations import Observation
+from cpuchat.errors import Interrupted
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.costs import CostLog
+from cpuchat.models.quantize.types import quant_type
+from cpuchat.synthetic.shapes import SHAPES, tensor_type
+from tests.costmodel.made_up import work
+
+SPEC = PlacementSpec(threads=1)
+FEW = [
+    Case("passes", SHAPES["tiny"], "Q8_0", (Pass(1), Pass(8)), 0.5),
+    Case("Q4_K", SHAPES["tiny"], "Q4_K", (Pass(1, 64), Pass(4, 64)), 0.5),
+]
+
+
+def left() -> list[Path]:
+    return list(paths.cache_dir().glob("probe.*"))
+
+
+async def test_passes_are_measured_and_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_probe, "cases", lambda: FEW)
+    monkeypatch.setattr(cost_probe, "is_disturbed", lambda found: False)  # whatever else runs
+    told: list[str] = []
+    placement = place(read_topology(), SPEC)
+    probe = CostProbe(SPEC, lambda done, of, what: told.append(what))
+    fitted = await probe_costs(probe, placement, 20e9)
+    assert told == ["passes", "Q4_K"]
+    assert fitted is not None
+    assert fitted.n == 4
+    seen = CostLog(placement.cpus, placement.memory.words).read().probe
+    assert [(one.n_tokens, one.n_past) for one in seen] == [(1, 4), (8, 0), (1, 68), (4, 64)]
+    assert all(one.seconds > 0 for one in seen)
+    assert "Q4_K" in {part.type for part in seen[2].work.dense}
+    assert not left()
+
+
+async def test_passes_beside_other_programs_are_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_probe, "cases", lambda: FEW[:1])
+    monkeypatch.setattr(cost_probe, "is_disturbed", lambda found: True)
+    placement = place(read_topology(), SPEC)
+    assert await probe_costs(CostProbe(SPEC), placement, 20e9) is None
+    assert not CostLog(placement.cpus, placement.memory.words).read().probe
+
+
+def test_passes_whose_threads_waited_count_less() -> None:
+    one = Observation(work=work("tiny"), n_tokens=1, seconds=1.0)
+    assert not is_disturbed([one, one, msgspec.structs.replace(one, weight=0.1)])
+    assert is_disturbed([one, *[msgspec.structs.replace(one, weight=0.1)] * 2])
+
+
+async def test_a_probe_that_is_stopped_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = msgspec.structs.replace(SHAPES["0.05b"], n_layer=12)
+    monkeypatch.setattr(cost_probe, "cases", lambda: [Case("x", endless, "F16", (Pass(512),) * 1000, 1.0)])
+    started = asyncio.Event()
+    probe = CostProbe(SPEC, lambda done, of, what: started.set())
+    running = asyncio.ensure_future(probe.run(budget=600))
+    await started.wait()
+    probe.stop()
+    with pytest.raises(Interrupted):
+        await running
+    assert not left()
+
+
+def test_every_type_of_usual_files_is_measured() -> None:
+    measured = {case.quantization for case in cases()}
+    for shape in ("0.5b", "1.5b", "8b", "30b-a3b"):
+        n_embd, n_ff = SHAPES[shape].n_embd, SHAPES[shape].n_ff
+        names = [("token_embd.weight", n_embd), ("blk.0.ffn_down.weight", n_ff), ("blk.0.attn_q.weight", n_embd)]
+        for quantization in ("Q4_K_M", "Q8_0", "F16", "Q6_K"):
+            assert {tensor_type(SHAPES[shape], quantization, *name) for name in names} <= measured
+    assert quant_type("Q4_K_M").tensor in measured
+    assert sum(case.share for case in cases()) <= 1.0

@@ -1,0 +1,149 @@
+"""What passes cost on this machine, as the probe and chats tell it, makes its profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat import paths
+from cpuchat.costmodel.observations import KNOTS, Observation
+from cpuchat.costmodel.passes import decode_rate, pass_cost
+from cpuchat.costmodel.profile import CostProfile
+from cpuchat.costmodel.usual import usual_profile
+from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
+from cpuchat.hardware.bandwidth.peaks import remember
+from cpuchat.hardware.placement.cores import choose_cores
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.costs import CostLog
+from cpuchat.models.gguf.header import read_model
+from cpuchat.models.library.usage import UsageLog
+from cpuchat.models.machine import this_machine, usual_here
+from cpuchat.models.work import model_work
+from cpuchat.protocol import ModelInfo
+from cpuchat.settings import parse
+from cpuchat.synthetic.model import write_model
+from cpuchat.timings import Timings
+from tests.costmodel.made_up import probe, two_cores, work
+from tests.models.library.test_usage import answer, info
+
+CPUS = (0, 1)
+TRUE = two_cores()
+START = usual_profile("zen3", 2, 30e9)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "small.gguf", "0.05b", "Q8_0")
+
+
+def chatted(file: Path, true: CostProfile = TRUE, **changes: object) -> tuple[ModelInfo, Timings]:
+    """Return what an answer of 200 tokens gives on a machine whose passes cost what `true` says."""
+    passes = tuple(1e3 * pass_cost(true, model_work(read_model(file)), n, 32).seconds for n in range(1, 33))
+    model = info(file, fingerprint="f" * 32, cpus=CPUS, pass_ms=passes)
+    rate = decode_rate(true, model_work(read_model(file)), 100)
+    return msgspec.structs.replace(model, **changes), answer(rate, n=201, n_past=200)
+
+
+def test_nothing_measured_leaves_what_is_usual() -> None:
+    assert CostLog(CPUS).profile(START) == (START, "")
+
+
+def test_a_probe_makes_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    CostLog(CPUS).probed(probe(two_cores()))
+    profile, source = CostLog(CPUS).profile(START)
+    assert source == "probe of 2 cores"
+    for shape in ("1.5b", "30b-a3b"):
+        model = work(shape, "Q4_K_M", 4)
+        assert decode_rate(profile, model, 100) == pytest.approx(decode_rate(two_cores(), model, 100), rel=0.05)
+    monkeypatch.setattr("cpuchat.costmodel.fit.fit", None)  # fitted once
+    assert CostLog(CPUS).profile(START) == (profile, source)
+
+
+def test_other_cores_have_other_costs() -> None:
+    CostLog(CPUS).probed(probe(two_cores()))
+    assert CostLog((0,)).profile(START) == (START, "")
+
+
+def test_another_build_of_the_engine_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    CostLog(CPUS).probed(probe(two_cores()))
+    monkeypatch.setattr("cpuchat.models.costs._engine_build", lambda: "another")
+    assert CostLog(CPUS).profile(START) == (START, "")
+
+
+def test_chats_teach_the_profile(small: Path) -> None:
+    UsageLog().answered(*chatted(small))
+    known = CostLog(CPUS).read()
+    (passes,) = known.chats.values()
+    assert sorted({one.n_tokens for one in passes}) == [n for n in KNOTS if n <= 32]
+    profile, source = CostLog(CPUS).profile(START)
+    assert source == "chats with 1 model"
+    model = model_work(read_model(small))
+    for n in (1, 8, 32):
+        true, before, now = (pass_cost(one, model, n, 32).seconds for one in (TRUE, START, profile))
+        assert abs(now / true - 1) < max(0.5 * abs(before / true - 1), 0.1)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"predicted_n": 64}, {"cpu_wait": 0.2}, {"cpu_wait": None}, {"draft_n": 1}], ids=str
+)
+def test_only_long_quiet_answers_without_drafts_tell_what_decoding_costs(
+    small: Path, changes: dict[str, object]
+) -> None:
+    model, timings = chatted(small, pass_ms=())
+    UsageLog().answered(model, msgspec.structs.replace(timings, **changes))
+    assert not CostLog(CPUS).read().chats
+    UsageLog().answered(model, timings)
+    assert CostLog(CPUS).read().chats
+
+
+def test_an_answer_beside_other_load_does_not_replace_a_faster_one(small: Path) -> None:
+    model, timings = chatted(small, pass_ms=())
+    for slower in (1.0, 3.0, 1.5):
+        CostLog(CPUS).answered(model, msgspec.structs.replace(timings, predicted_ms=slower * timings.predicted_ms))
+    ((one,),) = CostLog(CPUS).read().chats.values()
+    assert 1 / one.seconds == pytest.approx(timings.predicted_per_second)
+
+
+def test_a_disturbed_chat_with_a_small_model_changes_no_other_prediction(small: Path) -> None:
+    """After a chat at 41 % of its speed with a small model, a list promised half the true speed for all others."""
+    CostLog(CPUS).probed(probe(two_cores()))
+    large = work("8b", "Q4_K_M")
+    before = decode_rate(CostLog(CPUS).profile(START)[0], large, 500)
+    model, timings = chatted(small, pass_ms=())
+    UsageLog().answered(model, msgspec.structs.replace(timings, predicted_ms=timings.predicted_ms / 0.41))
+    assert decode_rate(CostLog(CPUS).profile(START)[0], large, 500) == pytest.approx(before, rel=0.03)
+
+
+def test_without_a_probe_too_a_small_model_says_little_about_a_large_one(small: Path) -> None:
+    """A pass of a small model costs more than reading: it reaches a small share of the bandwidth."""
+    true = msgspec.structs.replace(START, pass_s=3e-3, layer_s=5e-4)
+    large = work("8b", "Q4_K_M")
+    before = decode_rate(START, large, 500)
+    UsageLog().answered(*chatted(small, true))
+    profile, _ = CostLog(CPUS).profile(START)
+    assert decode_rate(profile, large, 500) == pytest.approx(before, rel=0.15)
+    model = model_work(read_model(small))
+    assert decode_rate(profile, model, 100) < 0.6 * decode_rate(START, model, 100)
+
+
+def test_this_machine_is_predicted_by_its_probe() -> None:
+    cpus = choose_cores(read_topology(), "auto", 1).cpus
+    remember(ReadBandwidth(cpus=cpus, bytes_per_s=25e9, rounds=(25e9,)))
+    CostLog(cpus).probed(probe(two_cores()))
+    machine = this_machine(parse("[engine]\nthreads = 1\n"))
+    assert machine.source == "probe of 1 core"
+    assert machine.profile is not None
+    model = work("1.5b")
+    assert decode_rate(machine.profile, model) == pytest.approx(decode_rate(two_cores(), model), rel=0.1)
+    assert CostLog(cpus).profile(usual_here(cpus, 25e9))[0] == machine.profile
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"version": 1, "entries": {"a": 3}}'])
+def test_a_damaged_file_counts_as_empty_and_is_replaced(content: bytes) -> None:
+    paths.costs_file().parent.mkdir(parents=True)
+    paths.costs_file().write_bytes(content)
+    assert CostLog(CPUS).profile(START) == (START, "")
+    CostLog(CPUS).probed([Observation(work=work("tiny"), n_tokens=1, seconds=1e-3)])
+    assert len(CostLog(CPUS).read().probe) == 1
