@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.costmodel.observations import KNOTS, Observation
-from cpuchat.costmodel.passes import decode_rate, pass_cost
+from cpuchat.costmodel.passes import compute_ceiling, decode_rate, pass_cost
 from cpuchat.costmodel.profile import CostProfile
 from cpuchat.costmodel.usual import usual_profile
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
@@ -19,7 +19,7 @@ from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.machine import this_machine, usual_here
+from cpuchat.models.machine import compute_rate, this_machine, usual_here
 from cpuchat.models.work import model_work
 from cpuchat.protocol import ModelInfo
 from cpuchat.settings import parse
@@ -147,3 +147,13 @@ def test_a_damaged_file_counts_as_empty_and_is_replaced(content: bytes) -> None:
     assert CostLog(CPUS).profile(START) == (START, "")
     CostLog(CPUS).probed([Observation(work=work("tiny"), n_tokens=1, seconds=1e-3)])
     assert len(CostLog(CPUS).read().probe) == 1
+
+
+def test_what_cores_compute_is_known_for_a_loaded_model_after_a_probe(small: Path) -> None:
+    model, work = info(small, cpus=CPUS), model_work(read_model(small))
+    remember(ReadBandwidth(cpus=CPUS, bytes_per_s=35e9, rounds=(35e9,)), "local")
+    assert compute_rate(model, "local") == 0.0
+    CostLog(CPUS, "local").probed(probe(two_cores()))
+    assert compute_rate(model, "local") == pytest.approx(compute_ceiling(two_cores(), work), rel=0.1)
+    small.unlink()
+    assert compute_rate(model, "local") == 0.0

@@ -96,6 +96,8 @@ def test_compute_is_the_best_that_was_measured():
     assert roofline(MODEL, decoding(20), 90.0).ceiling_compute == pytest.approx(90)
     assert roofline(WITH_DRAFT, decoding(20), 90.0).ceiling_compute == pytest.approx(32 / 0.112)
     assert roofline(WITH_DRAFT, decoding(20), 900.0).ceiling_compute == pytest.approx(900)
+    assert roofline(with_(compute_tok_s=120.0), decoding(20)).ceiling_compute == pytest.approx(120)
+    assert roofline(with_(compute_tok_s=120.0), decoding(20), 150.0).ceiling_compute == pytest.approx(150)
 
 
 def test_what_takes_most_of_a_pass_is_the_limit():
