@@ -154,9 +154,8 @@ class Halving(Generic[C]):
         found = Ratio(**{name: statistics.median(getattr(one, name) for one in ratios) for name in _NAMES})
         spread = _spread(ratios, "overall")
         if spread > MAX_DRIFT:
-            words = f"rounds differed by {100 * spread:.0f} %; other programs use the CPUs"
-            return self._finding("busy", best, found, spread, words)
-        return self._finding(_verdict(found, spread, _spread(ratios, "worst")), best, found, spread)
+            return self._finding("busy", best, found, spread, f"rounds differed by {100 * spread:.0f} %")
+        return self._finding(_verdict(found, ratios), best, found, spread)
 
     async def _anchor(self, anchor: C, rung: int) -> Speed:
         speed = await self._measure(anchor, rung)
@@ -194,10 +193,12 @@ class Halving(Generic[C]):
     def _busy_words(self) -> str:
         rates = [one.overall(self._share) for one in self._anchors[-2:]]
         drift = 100 * (max(rates) / min(rates) - 1)
-        return f"the same setting differed by {drift:.0f} % between two measurements; other programs use the CPUs"
+        return f"speed drifted by {drift:.0f} %"
 
 
 _NAMES: Final = ("overall", "decode", "prefill", "worst")
+_GAINS: Final = ("overall", "decode", "prefill")
+"""Any of these may be what is faster, as long as nothing is slower."""
 
 
 def _ratio(speed: Speed, before: Speed, after: Speed, at: float, share: float) -> Ratio:
@@ -226,18 +227,20 @@ def _spread(ratios: Sequence[Ratio], name: str) -> float:
 
 def _is_clear(ratios: Sequence[Ratio]) -> bool:
     """Return whether another round would not change the verdict."""
-    overall, spread = [one.overall for one in ratios], _spread(ratios, "overall")
-    if max(overall) < 1 + LEAST_GAIN:
+    gains = {name: [getattr(one, name) - 1 for one in ratios] for name in _GAINS}
+    if all(max(values) < LEAST_GAIN for values in gains.values()):
         return True
-    worst_is_fine = min(one.worst for one in ratios) > 1 - LEAST_GAIN
-    return worst_is_fine and min(overall) - 1 > _CLEAR * max(LEAST_GAIN, spread)
+    if min(min(one.worst, one.overall) for one in ratios) <= 1 - LEAST_GAIN:
+        return False
+    return any(min(values) > _CLEAR * max(LEAST_GAIN, _spread(ratios, name)) for name, values in gains.items())
 
 
-def _verdict(ratio: Ratio, spread: float, worst_spread: float) -> Verdict:
-    gain = ratio.overall - 1
-    if gain < -max(LEAST_GAIN, spread):
+def _verdict(ratio: Ratio, ratios: Sequence[Ratio]) -> Verdict:
+    """Judge the median `ratio` of the rounds."""
+    thresholds = {name: max(LEAST_GAIN, _spread(ratios, name)) for name in _NAMES}
+    if ratio.overall - 1 < -thresholds["overall"]:
         return "slower"
-    if gain <= max(LEAST_GAIN, spread):
+    if ratio.overall <= 1 or not any(getattr(ratio, name) - 1 > thresholds[name] for name in _GAINS):
         return "no gain"
     # Nowhere slower than what two measurements of the same differ by.
-    return "faster" if 1 - ratio.worst <= max(LEAST_GAIN, min(worst_spread, MAX_DRIFT / 2)) else "mixed"
+    return "faster" if 1 - ratio.worst <= min(thresholds["worst"], MAX_DRIFT / 2) else "mixed"

@@ -102,6 +102,9 @@ def tuning_summary(result: TuneResult, *, undo: str) -> list[str]:
                 f"{one.after} for the {one.name} is faster (decode {percent(one.decode or 0.0)}), but changes what the "
                 "model writes; it is adopted only with --quantized-kv."
             )
+    if result.busy and result.adopted:
+        names = ", ".join(one.name for one in result.choices if one.verdict == "busy")
+        lines.append(f"Undecided, because other programs use the CPUs: {names}. Tune again when the machine is idle.")
     if result.stopped:
         kept = "what was adopted is kept" if result.adopted else "nothing was changed"
         lines.append(f"Stopped; {kept}.")
