@@ -3,7 +3,8 @@
 Needs no model and no download: models of random weights are written into the cache folder, loaded by a worker of their
 own, and deleted. Which passes tell what:
 
-- for every type a model of a few layers, larger than most caches: its rates by tokens, and the bandwidth;
+- for every type a model of a few layers: its rates by tokens;
+- a gigabyte of layers, more than caches hold: the bandwidth of the memory;
 - many narrow layers and few of them: the fixed costs of a pass and of a layer, and the bandwidth of the caches;
 - wide attention over a long context: the rate of attention.
 """
@@ -26,7 +27,7 @@ from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
 from cpuchat.costmodel.observations import Fitted, Observation
 from cpuchat.costmodel.work import ModelWork
-from cpuchat.errors import Interrupted, MeasureFailed, from_code
+from cpuchat.errors import DoesNotFit, Interrupted, MeasureFailed, from_code
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.costs import CostLog
 from cpuchat.models.machine import usual_here
@@ -92,12 +93,14 @@ _ALL = tuple(Pass(n) for n in (1, 8, 4, 2, 16, 512, 32, 5, 12, 128))
 def cases(types: Sequence[str] = ("Q4_K", "Q6_K", "Q8_0", "F16", "Q5_0")) -> list[Case]:
     """Return what is measured, the fixed costs first."""
     few = msgspec.structs.replace(_NARROW, n_layer=4)
+    large = msgspec.structs.replace(_LAYERS, n_layer=12)
     found = [
         Case("passes", few, "Q8_0", _FEW, 0.02),
         Case("layers", _NARROW, "Q8_0", _FEW, 0.03),
         Case("attention", _ATTENTION, "Q8_0", (Pass(1, _LONG), Pass(512, _LONG), Pass(8, _LONG)), 0.10),
+        Case("memory", large, "F16", (Pass(1), Pass(2)), 0.10),
     ]
-    return found + [Case(kind, _LAYERS, kind, _ALL, 0.85 / len(types)) for kind in types]
+    return found + [Case(kind, _LAYERS, kind, _ALL, 0.75 / len(types)) for kind in types]
 
 
 class CostProbe:
@@ -118,7 +121,7 @@ class CostProbe:
 
         Raises:
             Interrupted: stopped.
-            MeasureFailed, WorkerDied, DoesNotFit: the engine failed, or memory or disk is full.
+            MeasureFailed, WorkerDied: the engine failed, or the disk is full.
         """
         todo = cases()
         found: list[Observation] = []
@@ -127,7 +130,8 @@ class CostProbe:
             with tempfile.TemporaryDirectory(dir=paths.cache_dir(), prefix="probe.") as folder:
                 for done, case in enumerate(todo):
                     self._tell(done, len(todo), case.what)
-                    found += await self._measure(case, Path(folder), monotonic() + budget * case.share)
+                    with contextlib.suppress(DoesNotFit):  # then the others tell enough
+                        found += await self._measure(case, Path(folder), monotonic() + budget * case.share)
         except OSError as error:
             raise MeasureFailed(f"The probe's models cannot be written: {error.strerror}.") from None
         finally:

@@ -35,7 +35,7 @@ _CHAT = 0.5
 passes that were calibrated at a load."""
 _CALIBRATED_PAST = 32  # tokens in the context of calibrated passes
 _MODELS = 12  # whose chats count, the latest
-_SETS = (2e6, 16e6, 64e6, 256e6)
+_SETS = (2e6, 16e6, 64e6, 256e6, 1e9)
 """Bytes of weights between which the bandwidth may change: those of caches, which a virtual machine does not tell."""
 _MUCH = 0.05  # share of the multiply-adds from which passes say something about the rate of a type
 
