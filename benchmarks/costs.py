@@ -117,6 +117,7 @@ def between(what: str, unit: str, told: float, measured: list[float], limits: tu
 def draft_rows(profile: CostProfile, quantization: str, rounds: int, running: Workers, *, quick: bool) -> list[Row]:
     """A target of 1.5B with a draft of 0.05B, at the depth that the prediction calls best."""
     shapes, rows = Shapes(), []
+    before = set(FOLDER.glob("*.gguf"))
     target_file = shapes.target_file(quantization)
     target = work_of(target_file)
     for alpha in ALPHAS[-1:] if quick else ALPHAS:
@@ -134,6 +135,8 @@ def draft_rows(profile: CostProfile, quantization: str, rounds: int, running: Wo
         rows += between(name, "tok/s", told, runs.rates("drafted"), DRAFTED)
         say(f"  {name}: {rows[-2].judged:.3f}")
         running.run(backend.close())  # type: ignore[arg-type]
+    for file in set(FOLDER.glob("*.gguf")) - before:
+        file.unlink()
     return rows
 
 
