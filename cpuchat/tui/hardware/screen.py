@@ -102,7 +102,7 @@ class HardwareScreen(Dismissable[None]):
 
     @property
     def _in_use(self) -> PlacementSpec:
-        return PlacementSpec.of(self._services.settings)
+        return PlacementSpec.of(self._conversation.in_effect)
 
     @property
     def working(self) -> bool:
