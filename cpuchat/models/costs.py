@@ -68,6 +68,8 @@ class CostLog:
 
     def answered(self, model: ModelInfo, timings: Timings) -> None:
         """Keep what an answer of `model` tells: its plain decoding, if nothing else ran, and its calibrated passes."""
+        if not _plain_seconds(timings) and model.fingerprint in self.read().chats:
+            return  # its calibrated passes are known
         found = _of_answer(model, timings)
         if not found:
             return
