@@ -15,8 +15,10 @@ from common import MeasureError, Row, alternate, say
 from pairs import Shapes, Text
 from product import GREEDY, PLAIN, Answer, answer, worker
 
+from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.models.drafts.calibrations import Calibration, calibration_cache
 from cpuchat.protocol import LoadOptions, ModelInfo, Sampling, Speculation
 from cpuchat.timings import DrafterName, SpeculationFigures
 
@@ -94,6 +96,7 @@ class Workers:
             draft_path=str(draft) if draft else "",
             calibrate=calibrate,
         )
+        _forget_pairs()
         say(f"loading {model.name}" + (f" with {draft.name}, draft cores: {cores}" if draft else ""))
         spec = PlacementSpec(threads=self._threads, draft_cores=cores)
         return self._runner.run(self._stack.enter_async_context(worker(model, options, spec)))
@@ -101,6 +104,16 @@ class Workers:
     def run(self, request: Any) -> Answer:
         """Wait for a coroutine of `product`."""
         return self._runner.run(request)
+
+
+def _forget_pairs() -> None:
+    """Begin each load with a pair about which nothing was learned, whatever ran before; its costs are kept."""
+
+    def change(entries: dict[str, Calibration]) -> None:
+        for key, one in list(entries.items()):
+            entries[key] = msgspec.structs.replace(one, accepted=0.0, compared=0.0)
+
+    calibration_cache(paths.calibration_file()).update(change)
 
 
 @contextlib.contextmanager

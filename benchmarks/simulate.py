@@ -105,11 +105,12 @@ class Speed:
 
 @dataclass
 class Cell:
-    """The first answer of a new pair, and those after it."""
+    """The first answer of a new pair, those after it, and the first after a restart."""
 
     case: Case
     first: Speed
     later: Speed
+    restarted: Speed
 
     @property
     def pays(self) -> bool:
@@ -118,10 +119,10 @@ class Cell:
 
 
 def score(case: Case) -> Cell:
-    """Chats of a first answer and a few more. `busy`: times scatter, pause, and were calibrated
+    """Chats of a first answer, a few more, and one after a restart. `busy`: times scatter, pause, and were calibrated
     under other conditions."""
     costs = true_costs(case.curve, case.draft)
-    answers: list[list[tuple[list[bool], float]]] = [[], []]
+    answers: list[list[tuple[list[bool], float]]] = [[], [], []]
     for seed in range(case.chats):
         rng = random.Random(7919 * seed)
         noise = Noise(random.Random(seed), 0.07, 0.03) if case.busy else None
@@ -131,6 +132,9 @@ def score(case: Case) -> Cell:
             right = case.write(rng)
             took = adaptive_answer(one, costs, right, noise, after_read=AFTER_READ).ms
             answers[min(turn, 1)].append((right, took))
+        one = DepthController(calibrated, has_draft_model=True, known=one.learned)
+        right = case.write(rng)
+        answers[2].append((right, adaptive_answer(one, costs, right, noise, after_read=AFTER_READ).ms))
     return Cell(case, *(_speed(costs, done) for done in answers))
 
 
@@ -152,7 +156,7 @@ def cases(curves: Iterable[str], draft: str, busy: bool, chats: int, lengths: Se
 
 HEADS = (
     "times", "cells", "α: mean", "worst", "first answer", "stretches", "recorded: mean", "worst",
-    "cannot pay, of plain", "first answer", "41 tokens", "41, first",
+    "cannot pay, of plain", "first answer", "after a restart", "41 tokens", "41, first", "α: after a restart",
 )  # fmt: skip
 
 
@@ -168,18 +172,20 @@ def summary(name: str, cells: Sequence[Cell]) -> list[str]:
         statistics.fmean(one.first.of_best for one in alphas),
         statistics.fmean(stretches or [inf]), statistics.fmean(recorded or [inf]), min(recorded, default=inf),
         min((one.later.of_plain for one in long), default=inf), min((one.first.of_plain for one in long), default=inf),
+        min((one.restarted.of_plain for one in long), default=inf),
         min((one.later.of_plain for one in short), default=inf),
         min((one.first.of_plain for one in short), default=inf),
+        statistics.fmean(one.restarted.of_best for one in alphas),
     )  # fmt: skip
     return [name, str(len(cells)), *("–" if figure == inf else f"{figure:.3f}" for figure in figures)]
 
 
 def cell_line(one: Cell) -> list[str]:
-    speeds = (one.later.of_best, one.later.of_plain, one.first.of_best, one.first.of_plain)
+    speeds = (one.later.of_best, one.later.of_plain, one.first.of_best, one.first.of_plain, one.restarted.of_best)
     return [one.case.curve, one.case.title, *(f"{speed:.3f}" for speed in speeds)]
 
 
-CELL_HEADS = ("times", "text", "of best", "of plain", "first, of best", "first, of plain")
+CELL_HEADS = ("times", "text", "of best", "of plain", "first, of best", "first, of plain", "restarted, of best")
 
 
 # --- a large server -------------------------------------------------------------------------------------------------

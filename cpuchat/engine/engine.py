@@ -166,6 +166,8 @@ class Engine:
 
     def idle(self) -> None:
         """Begin to save what a crash would lose; called when the engine has been idle for a while."""
+        if self._setup is not None:
+            self._setup.save()
         if self._loaded is not None:
             self._loaded.save()
 

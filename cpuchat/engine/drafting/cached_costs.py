@@ -1,4 +1,4 @@
-"""Caches calibrations, and decides when to measure or repeat them."""
+"""Caches calibrations and what was learned about a pair, and decides when to measure or repeat them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from cpuchat.engine.drafting.calibration import measure
 from cpuchat.engine.drafting.overlap import DraftThread
@@ -25,6 +27,8 @@ KEPT_SECONDS: Final = 30 * 86_400.0
 """Seconds for which a calibration is valid: kernels, firmware and cooling change less often..."""
 UNSTEADY_SECONDS: Final = 3_600.0
 """...and seconds if its measurements scattered, so that it is repeated when the machine may be idle."""
+_MOST_COMPARED: Final = 10_000.0
+"""More is no count of this program's: it forgets."""
 
 
 def calibrated_costs(
@@ -121,6 +125,7 @@ def save_costs(file: Path | None, key: str, costs: PassCosts, target: str = "", 
     """Cache a calibration if it is plausible. `target` and `draft` are the fingerprints of both models' files."""
     if file is None or not is_plausible(costs.verify_ms):
         return
+    accepted, compared = load_acceptance(file, target, draft)
     saved = Calibration(
         verify_ms=costs.verify_ms,
         draft_ms=costs.draft_ms,
@@ -131,5 +136,30 @@ def save_costs(file: Path | None, key: str, costs: PassCosts, target: str = "", 
         draft=draft,
         steady=costs.steady,
         measured=time.time(),
+        accepted=accepted,
+        compared=compared,
     )
     calibration_cache(file).put(key, saved)
+
+
+def load_acceptance(file: Path | None, target: str, draft: str) -> tuple[float, float]:
+    """Return how many tokens of the draft model were accepted and compared in earlier answers; (0, 0) if none.
+
+    `target` and `draft` are the fingerprints of both models' files.
+    """
+    known = calibration_cache(file).read().values() if file is not None and draft else ()
+    for one in reversed(list(known)):
+        if (one.target, one.draft) == (target, draft) and 0 <= one.accepted <= one.compared <= _MOST_COMPARED:
+            return one.accepted, one.compared
+    return 0.0, 0.0
+
+
+def save_acceptance(file: Path, target: str, draft: str, learned: tuple[float, float]) -> None:
+    """Keep `learned`, as from `load_acceptance`, beside every calibration of this pair."""
+
+    def change(entries: dict[str, Calibration]) -> None:
+        for key, one in list(entries.items()):
+            if (one.target, one.draft) == (target, draft):
+                entries[key] = msgspec.structs.replace(one, accepted=learned[0], compared=learned[1])
+
+    calibration_cache(file).update(change)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.engine.drafting.cached_costs import calibrated_costs
+from cpuchat.engine.drafting.cached_costs import calibrated_costs, load_acceptance, save_acceptance
 from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.drafting.overlap import DraftThread
 from cpuchat.engine.drafting.speculator import Speculator
@@ -25,13 +25,24 @@ from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 @dataclass
 class SpeculationSetup:
-    """The speculator of a loaded model, and its draft model if any. Free it before the target."""
+    """The speculator of a loaded model, and its draft model if any. Free it before the target.
+
+    `calibrations` keeps what was learned about the pair, whose files' fingerprints are `pair`; None: nothing is kept.
+    """
 
     speculator: Speculator
     draft: Model | None = None
     thread: DraftThread | None = None
+    calibrations: Path | None = None
+    pair: tuple[str, str] = ("", "")
+
+    def save(self) -> None:
+        """Keep what was learned about the pair since it was saved last."""
+        if self.calibrations is not None and (learned := self.speculator.take_learned()):
+            save_acceptance(self.calibrations, *self.pair, learned)
 
     def free(self) -> None:
+        self.save()
         if self.thread is not None:
             self.thread.close()
             self.thread = None
@@ -85,8 +96,20 @@ def set_up_speculation(
         pass_ms=costs.verify_ms if costs is not None else (),
         no_speculation=why,
     )
-    speculator = Speculator(costs, drafter, thread, max_depth=max_depth, disabled_reason=why, uncalibrated=uncalibrated)
-    return SpeculationSetup(speculator, draft, thread)
+    file = (
+        Path(command.calibration_file) if command.calibration_file and costs is not None and draft is not None else None
+    )
+    pair = (info.fingerprint, draft.info.fingerprint if draft is not None else "")
+    speculator = Speculator(
+        costs,
+        drafter,
+        thread,
+        max_depth=max_depth,
+        disabled_reason=why,
+        uncalibrated=uncalibrated,
+        known=load_acceptance(file, *pair),
+    )
+    return SpeculationSetup(speculator, draft, thread, file, pair)
 
 
 def _draft_thread(target: Model, draft: Model, drafter: DraftModel, cpus: tuple[int, ...]) -> DraftThread | None:

@@ -42,6 +42,7 @@ class Speculator:
         costs: measured; None when there was no calibration, with `uncalibrated` as the reason.
         draft: the draft model, if one is loaded; `thread` if it may have its own cores.
         max_depth: longest draft that the target can verify and roll back; 0 = never draft, with `disabled_reason`.
+        known: accepted and compared tokens of the draft model in earlier answers.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Speculator:
         max_depth: int = MAX_DEPTH,
         disabled_reason: str = "",
         uncalibrated: str = UNCALIBRATED,
+        known: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self._permanent_reason = self.disabled_reason = disabled_reason
         self._plain_ms = costs.verify_ms[0] if costs is not None else None
@@ -60,8 +62,9 @@ class Speculator:
         self.min_plain_ms = MIN_PLAIN_MS
         self.lookup_share = LOOKUP_SHARE
         self._controller = DepthController(
-            costs, max_depth=max_depth, has_draft_model=draft is not None, uncalibrated=uncalibrated
+            costs, max_depth=max_depth, has_draft_model=draft is not None, uncalibrated=uncalibrated, known=known
         )
+        self._learned = known
         self._draft = ModelDrafting(draft, thread, self._controller) if draft is not None else None
         self._index = NgramIndex()
         self._suffix = SuffixDecoding(self._index)
@@ -202,6 +205,11 @@ class Speculator:
     def _record(self, record: PassRecord) -> None:
         self._stats.record(record)
         self._controller.record(record)
+
+    def take_learned(self) -> tuple[float, float] | None:
+        """Return accepted and compared tokens of the draft model in all answers; None: nothing new since last time."""
+        before, self._learned = self._learned, self._controller.learned
+        return self._learned if self._learned != before else None
 
     def end_answer(self) -> None:
         """End the answer and drop what is drafted ahead."""

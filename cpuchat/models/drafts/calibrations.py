@@ -27,7 +27,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     `draft_ms` is that of one drafted token (0: measured without a draft model). `overlap` is (T(n), draft ms) if
     measured; the rest is as in the engine's `PassCosts`. `target` and `draft` are the fingerprints of both files (""
-    for no draft model). `steady` False: the measurements scattered. `measured` is in seconds since 1970.
+    for no draft model). `steady` False: the measurements scattered. `measured` is in seconds since 1970. Of `compared`
+    tokens of the draft model in earlier answers the target wrote `accepted` too, older ones counting less.
     """
 
     verify_ms: tuple[float, ...]
@@ -39,6 +40,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     draft: str
     steady: bool
     measured: float
+    accepted: float = 0.0
+    compared: float = 0.0
 
 
 def calibration_cache(file: Path) -> JsonCache[Calibration]:

@@ -57,16 +57,20 @@ class Acceptance:
         priors: expected rate of each bucket before anything was seen.
         weight: how many tokens such a prior is worth.
         window: compared tokens per class after which one has mostly been forgotten.
+        known: accepted and compared tokens of earlier texts, as in `counted`.
 
     Attributes:
         accept_streak: how many of its tokens in a row were accepted just before.
     """
 
-    def __init__(self, priors: tuple[float, ...], weight: float, window: float) -> None:
+    def __init__(
+        self, priors: tuple[float, ...], weight: float, window: float, known: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
         self._priors = priors
         self._weight = weight
         self._keep = 1.0 - 1.0 / window
         self._buckets = [Count() for _ in range(N_BUCKETS)]
+        self._buckets[UNKNOWN].accepted, self._buckets[UNKNOWN].all = known
         self._streaks = [[Count() for _ in range(_N_STREAKS)] for _ in range(N_BUCKETS)]
         self._windows = [
             (recent, 1 / (2 * recent - 1) + 1 / (2 * window - 1) - 2 / (recent + window - 1))
@@ -76,7 +80,7 @@ class Acceptance:
         """(window, weight); the weight turns the variance between the two averages (exponential, the newest tokens are
         in both) into that of one.
         """
-        self._recent = [priors[UNKNOWN]] * len(self._windows)
+        self._recent = [self.mean] * len(self._windows)
         self._compared = 0
         self.accept_streak = 0
 
@@ -84,6 +88,11 @@ class Acceptance:
     def n_observed(self) -> float:
         """Compared tokens that still count."""
         return self._buckets[UNKNOWN].all
+
+    @property
+    def counted(self) -> tuple[float, float]:
+        """Return how many tokens that still count were accepted, and all of them."""
+        return self._buckets[UNKNOWN].accepted, self._buckets[UNKNOWN].all
 
     @property
     def mean(self) -> float:

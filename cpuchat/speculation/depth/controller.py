@@ -28,17 +28,15 @@ from cpuchat.timings import DrafterName
 _KEPT: Final = 160.0
 """Compared tokens of earlier answers that still count in the next."""
 
-_ON: Final = 1.03
-_OFF: Final = 1.0
+_ON, _OFF = 1.03, 1.0
 """Speculation begins at the advantage `_ON` over plain decoding and ends below `_OFF`."""
 _SURE: Final = 0.7
 """It begins only if that is not by chance: standard deviations by which acceptance may be worse."""
-_FREE_ON: Final = 0.02
+_FREE_ON, _RECENT = 0.02, 16
 _KNOWN: Final = 8
 """Number of compared tokens from which the draft model's acceptance counts as known."""
 _HORIZON: Final = 128
 """A catch-up must pay within as many tokens (or as many again as were written)."""
-_RECENT: Final = 16
 _PROBE: Final = 3
 """Plain passes to measure their cost, after the first: one, and two more if it is a surprise."""
 
@@ -50,6 +48,7 @@ class DepthController:
         costs: None when there was no calibration, with `uncalibrated` as the reason; adaptive depth then stays off and
             only a fixed depth works.
         max_depth: longest draft that can be verified.
+        known: accepted and compared tokens of the draft model in earlier answers, as in `learned`.
 
     Attributes:
         plan: the last plan for the draft model.
@@ -62,18 +61,16 @@ class DepthController:
         max_depth: int = MAX_DEPTH,
         has_draft_model: bool,
         uncalibrated: str = UNCALIBRATED,
+        known: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self._costs = CurrentCosts(costs, has_draft=has_draft_model) if costs else None
         self._uncalibrated = uncalibrated
         self._max_depth = max(0, min(max_depth, MAX_DEPTH))
         self._has_draft = has_draft_model
         self._plain = ObservedTime(0.0)
-        self._draft_acceptance = Acceptance(DRAFT_PRIORS, 1.0, 240.0)
-        self._acceptance: dict[DrafterName, Acceptance] = {
-            "draft": self._draft_acceptance,
-            "lookup": Acceptance(FREE_PRIORS, 6.0, 64.0),
-            "suffix": Acceptance(FREE_PRIORS, 6.0, 64.0),
-        }
+        self._draft_acceptance = Acceptance(DRAFT_PRIORS, 1.0, 240.0, known)
+        self._acceptance: dict[DrafterName, Acceptance] = {"draft": self._draft_acceptance}
+        self._acceptance["lookup"], self._acceptance["suffix"] = (Acceptance(FREE_PRIORS, 6.0, 64.0) for _ in range(2))
         self._guards: dict[DrafterName, RegressionGuard] = {name: RegressionGuard() for name in self._acceptance}
         plain = self.plain_ms or 0.0
         self._shadow = ShadowReading(plain)
@@ -91,8 +88,7 @@ class DepthController:
         self.plan = Plan()
         self._is_on = False
         self._is_asked = False  # about the draft model, in this answer
-        self._n_written = 0
-        self._n_proposed = 0  # by free drafters
+        self._n_written = self._n_proposed = 0  # the latter by free drafters
         self._probes_left = 0
         self._slow_prefill_ms = 0.0
         self._recent = (0.0, 0.0)  # tokens and ms, forgetting
@@ -348,15 +344,18 @@ class DepthController:
     # --- figures ------------------------------------------------------------------------------------------------
 
     @property
+    def learned(self) -> tuple[float, float]:
+        """Return accepted and compared tokens of the draft model, the older ones partly forgotten."""
+        return self._draft_acceptance.counted
+
+    @property
     def plain_ms(self) -> float | None:
         """Return the current ms of a plain pass: calibrated, corrected by observations. None if unknown."""
         return self._costs.plain_ms if self._costs is not None else self._plain.ms or None
 
     @property
     def depth(self) -> int:
-        """Return the current draft depth: as planned for the draft model, or that of the last draft while it is
-        recent.
-        """
+        """Return the current draft depth: as planned for the draft model, or that of the last draft while recent."""
         return self.plan.depth or (self._last_depth if self._passes_since_draft <= _RECENT else 0)
 
     @property

@@ -87,6 +87,28 @@ def test_a_damaged_file_counts_as_none(file: Path, damage: Callable[[bytes], byt
     assert cached_costs.load_costs(file, "k" * 64) is None
 
 
+def test_what_was_learned_about_a_pair_is_kept_beside_its_costs(file: Path) -> None:
+    assert cached_costs.load_acceptance(file, "t", "d") == cached_costs.load_acceptance(None, "t", "d") == (0.0, 0.0)
+    cached_costs.save_acceptance(file, "t", "d", (30.0, 100.0))
+    assert cached_costs.load_acceptance(file, "t", "d") == (0.0, 0.0), "it has no costs, so it never drafts"
+    cached_costs.save_costs(file, KEY, COSTS, "t", "d")
+    cached_costs.save_acceptance(file, "t", "d", (30.0, 100.0))
+    assert cached_costs.load_acceptance(file, "t", "d") == (30.0, 100.0)
+    assert cached_costs.load_acceptance(file, "t", "") == cached_costs.load_acceptance(file, "t", "e") == (0.0, 0.0)
+    assert cached_costs.load_costs(file, KEY) == COSTS
+    cached_costs.save_costs(file, KEY, COSTS, "t", "d")  # calibrated again
+    cached_costs.save_costs(file, "f" * 64, COSTS, "t", "d")  # on other cores
+    assert cached_costs.load_acceptance(file, "t", "d") == (30.0, 100.0)
+
+
+@pytest.mark.parametrize(("accepted", "compared"), [(-1.0, 5.0), (6.0, 5.0), (1e300, 1e300), (0.0, -1.0)])
+def test_impossible_counts_are_a_new_start(file: Path, accepted: float, compared: float) -> None:
+    cached_costs.save_costs(file, KEY, COSTS, "t", "d")
+    cached_costs.save_acceptance(file, "t", "d", (accepted, compared))
+    assert cached_costs.load_acceptance(file, "t", "d") == (0.0, 0.0)
+    assert cached_costs.load_costs(file, KEY) == COSTS
+
+
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     cached_costs.save_costs(tmp_path / "file" / "c.json", "k" * 64, COSTS)

@@ -319,6 +319,30 @@ def test_costs_are_measured_once(
     assert timings.speculation is not None and timings.speculation.plain_ms
 
 
+def test_a_pair_is_known_after_a_restart(
+    chat: Chat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "costs.json"
+    costs = PassCosts(tuple(5.0 + 0.1 * n for n in range(32)), draft_ms=0.1, read_ms=0.05)
+    monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: costs)
+    more = {"draft_path": str(files[1]), "calibration_file": str(file), "calibrate": True}
+
+    def compared() -> list[float]:
+        return [one.compared for one in calibrations.calibration_cache(file).read().values() if one.draft]
+
+    chat.load(files[0], **more)
+    assert compared() == [0.0]
+    chat.ask(Speculation(drafters=("draft",)))
+    chat.engine.idle()
+    [before] = compared()
+    assert before > 8
+    chat.load(files[0], **more)
+    chat.ask(Speculation(drafters=("draft",)))
+    chat.engine.close()
+    [after] = compared()
+    assert after > before
+
+
 def test_a_disturbed_calibration_is_said_and_made_again(
     chat: Chat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

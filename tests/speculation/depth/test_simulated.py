@@ -90,6 +90,23 @@ def test_nor_with_noise_and_pauses(target, draft):
         assert first >= 0.975, rate
 
 
+@pytest.mark.parametrize(("target", "draft"), [("Q8_0", "0.05B"), ("F16", "0.5B")])
+def test_after_a_restart_a_good_pair_drafts_at_once_and_a_hopeless_one_hardly_costs(target, draft):
+    costs = true_costs(target, draft)
+    plans, speeds = {}, {}
+    for rate in (0.95, 0.2):
+        rng = random.Random(5)
+        first = DepthController(costs, has_draft_model=True)
+        for _ in range(3):
+            adaptive_answer(first, costs, text(rng, rate, N))
+        again = DepthController(costs, has_draft_model=True, known=first.learned)
+        after = [adaptive_answer(again, costs, text(rng, rate, N), prompt=2) for _ in range(3)]
+        plans[rate] = after[0].plans[0][1]
+        speeds[rate] = 3 * N * costs.verify_ms[0] / sum(one.ms for one in after)
+    assert plans[0.95] > 0 == plans[0.2]
+    assert speeds[0.2] > 0.985
+
+
 @pytest.mark.parametrize(("draft", "target"), [("0.05B", t) for t in TARGETS] + [("0.5B", "F16")])
 def test_a_text_that_changes_is_followed(target, draft):
     costs = true_costs(target, draft)
