@@ -253,7 +253,8 @@ class QuantizeScreen(ListScreen[Path | None]):
 
     def _say(self, text: str) -> None:
         line = Text(clean_line(text), no_wrap=True, overflow="ellipsis")
-        self.query_one("#state", Static).update(line, layout=False)
+        for state in self.query("#state").results(Static):  # none when the screen was closed while it forecast
+            state.update(line, layout=False)
 
     def _warn(self, error: CpuchatError) -> None:
         self.notify(clean_line(str(error)), severity="error", timeout=10, markup=False)
