@@ -72,8 +72,17 @@ def _section(
             sides = [("plain", PLAIN), ("adaptive", wanted)]
             rng.shuffle(sides)
             drawn = msgspec.structs.replace(sampling, seed=number) if sampling else GREEDY
-            for side, speculation in sides:
-                one = loaded.run(answer(backend, text.prompt_text, n, sampling=drawn, speculation=speculation))
+            try:
+                pair = [
+                    (side, loaded.run(answer(backend, text.prompt_text, n, sampling=drawn, speculation=speculation)))
+                    for side, speculation in sides
+                ]
+            except MeasureError as error:
+                if sampling is None:
+                    raise
+                say(f"  left out: {error}")  # the end of the text was drawn
+                continue
+            for side, one in pair:
                 wrong += sampling is None and one.text != text.future_text
                 done[side].append(one)
             if number % 10 == 0:

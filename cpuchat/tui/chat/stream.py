@@ -41,7 +41,7 @@ class ChatStream:
         self._services = services
         self._answering = answering
         self._on_start, self._on_idle, self._on_model = on_start, on_idle, on_model
-        self.probe = BuildProbe(screen, services, lambda: self.loaded and not self.busy)
+        self.probe = BuildProbe(screen, services, lambda: self.loaded and not self.busy and not services.leaving)
         self.path = path
         self.loaded = False
         self._worker: Worker[None] | None = None
