@@ -22,9 +22,9 @@ from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol import Event, LoadOptions, Sampling, Speculation, TextDelta
+from cpuchat.speculation.depth.choice import Plan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
-from cpuchat.speculation.depth.steady import Plan
 from cpuchat.speculation.drafters.drafter import Proposal
 from cpuchat.synthetic.pair import write_pair
 from cpuchat.timings import SpeculationFigures

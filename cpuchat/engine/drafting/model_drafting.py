@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 
 from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.drafting.overlap import DraftThread
+from cpuchat.speculation.depth.choice import Plan
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.depth.steady import Plan
 from cpuchat.speculation.drafters.drafter import UNKNOWN, Proposal
 
 T = TypeVar("T")

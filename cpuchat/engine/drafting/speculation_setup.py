@@ -19,7 +19,7 @@ from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol import LoadModel
-from cpuchat.speculation.depth.overlap import overlap_pays
+from cpuchat.speculation.depth.choice import overlap_pays
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 

@@ -1,8 +1,8 @@
-"""Calibrated costs of passes, and the tokens that they yield. Milliseconds and token counts only."""
+"""Calibrated costs of passes. Milliseconds and token counts only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -78,16 +78,3 @@ def interpolate(points: Mapping[int, float]) -> tuple[float, ...]:
         slope = max(0.0, (times[-1] - times[half - 1]) / (last[0] - half))
     times += [last[1] + slope * (n - last[0]) for n in range(last[0] + 1, MAX_TOKENS + 1)]
     return tuple(times)
-
-
-def expected_tokens(rates: Sequence[float]) -> float:
-    """Return the tokens that a verify pass yields: 1 + sum of products.
-
-    `rates[j]` is the probability that drafted token j is accepted if all before it were (Leviathan et al., 2211.17192,
-    for equal rates: (1 - a^(g+1)) / (1 - a)).
-    """
-    total = reached = 1.0
-    for rate in rates:
-        reached *= rate
-        total += reached
-    return total

@@ -1,16 +1,95 @@
-"""Current costs of passes: calibrated, and corrected by every pass."""
+"""The second part of the depth controller: current costs of passes, calibrated and followed as they are observed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import exp, log, sqrt
 from typing import Final
 
 from cpuchat.speculation.depth.costs import PassCosts
-from cpuchat.speculation.depth.observed_times import ObservedTime, ObservedTimes
-from cpuchat.speculation.depth.steady import Prices, limit_gain
 from cpuchat.speculation.pass_record import PassRecord
 
-WORTHWHILE_GAIN: Final = 1.03
-"""Smallest speed-up that is worth drafting, even if every drafted token were accepted."""
+# Variances of log(time), so that 0.1 ** 2 is "10 %".
+_DRIFT: Final = 0.15**2
+"""Calibration was done under other conditions: everything may be this much off together."""
+_OWN: Final = 0.07**2
+"""...and one number of tokens against the others by this much."""
+_FOLLOW: Final = 0.02**2
+"""What the drift gains per pass."""
+_STALE: Final = 5e-5
+"""What a number of tokens gains per pass that is not over it: 0.35 ** 2 after 2,500 passes."""
+_NOISE: Final = 0.08**2
+_PAUSE: Final = 0.25
+"""A pass that seems this much slower may be a pause of the machine; nothing makes a pass faster by accident."""
+_CONFIRMED: Final = 3
+"""As many in a row are no pause."""
+_SHORTEST: Final = 1e-6
+_HOPE: Final = 2.0
+"""Standard deviations by which a time may be too high."""
+
+
+class Drifting:
+    """Times of passes over n tokens: calibrated(n), times one drift factor, times a correction of n.
+
+    Attributes:
+        ms: `ms[n - 1]` is the expected time of a pass over n tokens now.
+    """
+
+    def __init__(self, calibrated: Sequence[float]) -> None:
+        self.ms = list(calibrated)
+        self._variance = _DRIFT
+        self._own = [_OWN] * len(self.ms)
+        self._seen = [0] * len(self.ms)
+        self._count = self._pauses = 0
+
+    def passes_since(self, n: int) -> int:
+        """Return how many passes were observed since one over n tokens was."""
+        return self._count - self._seen[n - 1]
+
+    def _own_variance(self, n: int) -> float:
+        return self._own[n - 1] + _STALE * max(0, self.passes_since(n) - 1)
+
+    def hoped(self) -> list[float]:
+        """Return the times should they be as much too high as they may, the more so the longer not observed."""
+        limits = (exp(-_HOPE * sqrt(_STALE * self.passes_since(n))) for n in range(2, len(self.ms) + 1))
+        return [self.ms[0], *(ms * limit for ms, limit in zip(self.ms[1:], limits, strict=True))]
+
+    def observe(self, n: int, ms: float) -> float:
+        """Add a pass over n tokens. Returns its ms without a pause of the machine."""
+        if ms <= 0 or not 1 <= n <= len(self.ms):
+            return ms
+        self._count += 1
+        own, drift = self._own_variance(n), min(_DRIFT, self._variance + _FOLLOW)
+        expected = self.ms[n - 1]
+        error = log(max(ms, _SHORTEST) / expected)
+        self._pauses = self._pauses + 1 if error > _PAUSE else 0
+        if self._pauses >= _CONFIRMED:  # conditions changed
+            drift = 4 * _DRIFT
+        else:
+            error = min(error, _PAUSE)
+        total = own + drift + _NOISE
+        self._variance = min(_DRIFT, drift * (1 - drift / total))
+        self._own[n - 1] = max(own * (1 - own / total), 0.01**2)
+        self._seen[n - 1] = self._count
+        factor = exp(error * drift / total)
+        self.ms = [max(_SHORTEST, one * factor) for one in self.ms]
+        self.ms[n - 1] *= exp(error * own / total)
+        return expected * exp(error)
+
+
+class Following:
+    """One time per token in ms: the first one taken, then an average in which a pause hardly counts."""
+
+    def __init__(self, ms: float) -> None:
+        self.ms = ms
+
+    def observe(self, ms: float) -> None:
+        if ms > 0:
+            self.ms = (
+                self.ms * exp(0.15 * min(_PAUSE, log(max(ms, _SHORTEST) / self.ms)))
+                if self.ms > 0
+                else max(ms, _SHORTEST)
+            )
 
 
 class CurrentCosts:
@@ -21,49 +100,49 @@ class CurrentCosts:
         draft: one drafted token, sequential; `overlap_draft` while the target computes.
         read: one token of text that the draft model reads in a batch.
         rollback_ms: extra after a pass in which a token was rejected.
-        offered: share of allowed tokens that the draft model drafts (it stops where it is unsure).
     """
 
     def __init__(self, costs: PassCosts, *, has_draft: bool) -> None:
         overlap = costs.overlap if has_draft else None
-        self.times = ObservedTimes(costs.verify_ms)
-        self.overlap_times = ObservedTimes(overlap.verify_ms) if overlap else None
-        self.draft = ObservedTime(costs.draft_ms)
-        self.overlap_draft = ObservedTime(overlap.draft_ms if overlap else 0.0)
-        self.read = ObservedTime(costs.read_ms or costs.draft_ms)
+        self.times = Drifting(costs.verify_ms)
+        self.overlap_times = Drifting(overlap.verify_ms) if overlap else None
+        self.draft = Following(costs.draft_ms)
+        self.overlap_draft = Following(overlap.draft_ms if overlap else 0.0)
+        self.read = Following(costs.read_ms or costs.draft_ms)
         self.rollback_ms = costs.rollback_ms
-        self.offered = 1.0
-        self._after_rejection = False
+        self._offered = 1.0
 
     @property
     def plain_ms(self) -> float:
         """Return the ms of a plain pass."""
         return self.times.ms[0]
 
-    def record_plain(self, ms: float, *, is_representative: bool) -> None:
-        """Learn from a plain step."""
-        if is_representative:
-            self.times.observe(1, ms)
-        self.draft.relax(1 / 200)
+    @property
+    def offered(self) -> float:
+        """Return the share of allowed tokens that the draft model drafts (it stops where it is unsure)."""
+        return 1.0 if self._offered > 0.995 else self._offered
 
-    def record_verify(self, record: PassRecord, planned: int) -> None:
-        """Learn from a pass for which a drafter was asked; `planned` tokens, if it was the draft model."""
+    def record_verify(self, record: PassRecord, planned: int) -> float:
+        """Learn from a pass for which a drafter was asked; `planned` tokens, if it was the draft model.
+
+        Returns its ms, drafting included, without a pause of the machine.
+        """
         n, ms = record.drafted, record.verify_ms
         if record.overlap and self.overlap_times is not None:
-            self.overlap_times.observe(1 + n, ms)
-            self.times.plain_at_most(self.overlap_times.ms[n])
+            ms = self.overlap_times.observe(1 + n, ms)
+            # A plain step takes no longer than a pass beside the draft model: the machine is as much faster now.
+            if (faster := self.overlap_times.ms[n] / self.plain_ms) < 1.0:
+                self.times.ms = [max(_SHORTEST, faster * one) for one in self.times.ms]
         else:
-            self.times.observe(1 + n, ms)
-        if record.drafter != "draft":
-            return
-        is_short = n < planned
-        self.offered += 0.03 * max(1, n) * ((n / (n + 1) if is_short else 1.0) - self.offered)
-        if record.overlap and self._after_rejection and n:
-            self.overlap_draft.observe(record.draft_ms / n)
-        self._after_rejection = record.accepted < n
-        catch_up = self.catch_up_ms(record.unread)
-        if not record.overlap and n + is_short and catch_up < 0.2 * record.draft_ms:
-            self.draft.observe((record.draft_ms - catch_up) / (n + is_short))
+            ms = self.times.observe(1 + n, ms)
+        if record.drafter == "draft":
+            is_short = n < planned
+            self._offered += 0.03 * max(1, n) * ((n / (n + 1) if is_short else 1.0) - self._offered)
+            catch_up = self.catch_up_ms(record.unread)
+            if n + is_short and catch_up < 0.2 * record.draft_ms:
+                drafting = self.overlap_draft if record.overlap else self.draft
+                drafting.observe((record.draft_ms - catch_up) / (n + is_short))
+        return ms + record.draft_ms + (self.rollback_ms if record.accepted < record.compared else 0.0)
 
     def catch_up_ms(self, unread: int) -> float:
         """Return the time to read so many tokens; up to two are read together with the first drafted one."""
@@ -72,26 +151,3 @@ class CurrentCosts:
     def draft_pass_ms(self, depth: int) -> float:
         """Return the time to draft and verify so many tokens, sequentially."""
         return self.times.ms[depth] + depth * self.draft.ms
-
-    def limit_gain(self, rate: float, max_depth: int) -> float:
-        """Return the best speed-up over plain decoding if every drafted token is accepted with this probability."""
-        return limit_gain(rate, max_depth, self.times.ms, self.draft.ms)
-
-    def may_pay(self, max_depth: int) -> bool:
-        """Return whether fully accepted drafts could pay, should the times be as much too high as they may."""
-        if self.limit_gain(1.0, max_depth) >= WORTHWHILE_GAIN:
-            return True
-        times = self.times
-        hoped = [times.ms[0], *(ms / (1.0 + times.overestimate(n)) for n, ms in enumerate(times.ms[1:], 2))]
-        return limit_gain(1.0, max_depth, hoped, self.draft.ms) >= WORTHWHILE_GAIN
-
-    def prices(self) -> Prices:
-        """Return the costs that the steady rate is computed from."""
-        return Prices(
-            self.times.ms,
-            self.draft.ms,
-            self.rollback_ms,
-            1.0 if self.offered > 0.995 else self.offered,
-            self.overlap_times.ms if self.overlap_times else None,
-            self.overlap_draft.ms,
-        )

@@ -9,7 +9,8 @@ SKIPPED: Final = "off: calibration skipped"
 DISTURBED: Final = "off: calibration disturbed by other programs"
 NO_REPEATS: Final = "off: no repeated n-grams yet"
 
-_WORTHWHILE_GAIN: Final = 1.03
+WORTHWHILE_GAIN: Final = 1.03
+"""Smallest speed-up that is worth drafting, even if every drafted token were accepted."""
 
 
 def too_fast(plain_ms: float) -> str:
@@ -39,7 +40,7 @@ def disabled_reason(
         max_gain: speed-up over plain decoding if every drafted token were accepted.
         is_scored: the draft model has been compared with the text already.
     """
-    if max_gain < _WORTHWHILE_GAIN:
+    if max_gain < WORTHWHILE_GAIN:
         if has_draft and draft_ms > 0.25 * plain_ms:
             return f"off: the draft model takes {draft_ms:.3g} ms per token, plain decoding {plain_ms:.3g} ms"
         return "off: batch verification costs as much as token-by-token decoding on these cores"

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpuchat.speculation.depth.choice import Plan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, interpolate
-from cpuchat.speculation.depth.steady import Plan
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, Proposal, confidence_bucket
 from cpuchat.speculation.pass_record import PassRecord
 from tests.speculation.depth.simulator import true_costs, verified

@@ -73,21 +73,21 @@ def test_the_same_with_noise_pauses_and_a_calibration_that_is_off(target, draft)
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
-def test_it_never_costs_more_than_two_percent(target, draft):
+def test_it_never_costs_more_than_a_hundredth_from_the_first_answer_on(target, draft):
     for rate in (0.0, 0.15, 0.3):
         _, later, first = simulate(target, draft, rate)
-        assert later >= 0.98, rate
-        assert first >= 0.98, rate
+        assert later >= 0.987, rate
+        assert first >= 0.987, rate
     for rate in (0.6, 0.8):
-        assert simulate(target, draft, rate)[1] >= 0.98, rate
+        assert simulate(target, draft, rate)[1] >= 0.985, rate
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_nor_with_noise_and_pauses(target, draft):
     for rate in (0.0, 0.3):
         _, later, first = simulate(target, draft, rate, noisy=True, common=0.15)
-        assert later >= 0.98, rate
-        assert first >= 0.975, rate
+        assert later >= 0.985, rate
+        assert first >= 0.98, rate
 
 
 @pytest.mark.parametrize(("target", "draft"), [("Q8_0", "0.05B"), ("F16", "0.5B")])
@@ -104,7 +104,7 @@ def test_after_a_restart_a_good_pair_drafts_at_once_and_a_hopeless_one_hardly_co
         plans[rate] = after[0].plans[0][1]
         speeds[rate] = 3 * N * costs.verify_ms[0] / sum(one.ms for one in after)
     assert plans[0.95] > 0 == plans[0.2]
-    assert speeds[0.2] > 0.985
+    assert speeds[0.2] > 0.99
 
 
 @pytest.mark.parametrize(("draft", "target"), [("0.05B", t) for t in TARGETS] + [("0.5B", "F16")])

@@ -1,0 +1,69 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.speculation.depth.choice import (
+    Plan,
+    best_plan,
+    expected_tokens,
+    limit_gain,
+    overlap_pays,
+    rates,
+)
+from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, interpolate
+from cpuchat.speculation.depth.current_costs import CurrentCosts
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH
+from tests.speculation.depth.simulator import TARGETS, true_costs
+
+
+def costs_of(target: str, draft: str | None = "0.05B") -> CurrentCosts:
+    return CurrentCosts(true_costs(target, draft), has_draft=draft is not None)
+
+
+def test_a_pass_yields_the_geometric_sum():
+    for rate, depth in ((0.3, 2), (0.8, 7), (0.95, 15), (1.0, 5), (0.5, 0)):
+        assert expected_tokens(rate, depth) == pytest.approx(sum(rate**i for i in range(depth + 1)))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_best_depth_is_found_at_every_rate(target):
+    costs = costs_of(target)
+    for rate in (0.2, 0.5, 0.7, 0.9, 1.0):
+        by_hand = {
+            g: sum(rate**i for i in range(g + 1)) / (costs.times.ms[g] + g * costs.draft.ms)
+            for g in range(MAX_DEPTH + 1)
+        }
+        best, plan = best_plan(rates(rate, costs, MAX_DEPTH), Plan(99))
+        assert plan == Plan(max(by_hand, key=lambda g: by_hand[g]))
+        assert best == pytest.approx(max(by_hand.values()))
+
+
+def test_what_is_in_use_is_kept_unless_another_is_better_by_more_than_noise():
+    costs = costs_of("Q8_0")
+    both = rates(0.75, costs, MAX_DEPTH)
+    top, plan = best_plan(both, Plan())
+    near = [g for g, rate in enumerate(both[0]) if g != plan.depth and rate > top / 1.02]
+    far = next(g for g, rate in enumerate(both[0]) if rate < top / 1.05)
+    for depth in near:
+        assert best_plan(both, Plan(depth))[1] == Plan(depth)
+    assert best_plan(both, Plan(far))[1] == plan
+
+
+def test_the_limit_of_what_drafting_may_gain():
+    assert limit_gain(1.0, costs_of("Q8_0"), MAX_DEPTH) > 3
+    assert limit_gain(0.0, costs_of("Q8_0"), MAX_DEPTH) < 1
+    assert limit_gain(1.0, costs_of("Q8_0"), 0) == 0.0
+
+
+def test_overlap_pays_where_drafting_is_slow_and_cores_are_to_spare():
+    verify = interpolate({1: 60.0, 4: 66.0, 8: 80.0, 16: 120.0})
+    cheap = OverlapCosts(tuple(1.03 * ms for ms in verify), 12.0)
+    dear = OverlapCosts(tuple(4 * ms for ms in verify), 12.0)
+    assert overlap_pays(PassCosts(verify, 12.0, 1.0, cheap))
+    assert not overlap_pays(PassCosts(verify, 12.0, 1.0, dear))
+    assert not overlap_pays(PassCosts(verify, 12.0, 1.0))
+
+
+@given(st.floats(0.0, 1.0), st.integers(0, MAX_DEPTH))
+def test_tokens_of_a_pass_are_between_one_and_all(rate, depth):
+    assert 1.0 <= expected_tokens(rate, depth) <= depth + 1 + 1e-6
