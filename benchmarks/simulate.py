@@ -1,12 +1,12 @@
 """Scores the depth controller in simulated time: its speed against the best fixed depth and against plain decoding.
 
 Nothing is measured: the times of passes and the acceptance are known (tests/speculation/depth/simulator.py), only the
-controller is real. Two tables: every cell (pass times of a quantization, text, length of the answers), and a 96-core
-server on paper (--epyc).
+controller is real. Three tables: every cell (pass times of a quantization, text, length of the answers), what each part
+of the controller is worth (--ablate), and a 96-core server on paper (--epyc).
 
-    python benchmarks/simulate.py [--quick] [--rounds CHATS] [--epyc] [--cells] [--jobs N]
+    python benchmarks/simulate.py [--quick] [--rounds CHATS] [--ablate] [--epyc] [--cells] [--jobs N]
 
-2 minutes for the cells on two cores.
+2 minutes for the cells on two cores, 15 with --ablate.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import random
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common import RESULTS, arguments, run_main, table
 
+from cpuchat.speculation.depth import choice, controller, current_costs
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
 from tests.speculation.depth.simulator import (
@@ -188,6 +190,49 @@ def cell_line(one: Cell) -> list[str]:
 CELL_HEADS = ("times", "text", "of best", "of plain", "first, of best", "first, of plain", "restarted, of best")
 
 
+# --- what each part is worth ----------------------------------------------------------------------------------------
+
+Change = Callable[[], None]
+
+
+def _set(module: object, **values: object) -> Change:
+    def change() -> None:
+        for name, value in values.items():
+            if not hasattr(module, name):
+                raise AttributeError(name)
+            setattr(module, name, value)
+
+    return change
+
+
+ABLATIONS: dict[str, Change] = {
+    "all parts": lambda: None,
+    "no budget": _set(controller, _START=1e6, _MOST=1e6, _SHARE=1.0),
+    "nothing for a new pair": _set(controller, _START=0.0, _LOAN=0.0),
+    "no loan to read along": _set(controller, _LOAN=0.0),
+    "gains fill the budget to one step only": _set(controller, _MOST=1.0),
+    "bad luck leaves a debt": _set(controller, _LEAST=-1e6),
+    "what a draft accepted is booked": _set(controller, _BELIEF=0.0),
+    "what a draft promised is booked": _set(controller, _BELIEF=1.0),
+    "nothing kept of the last answer": _set(controller, _KEPT=0.0),
+    "all texts count alike": _set(controller, _DRAFT=(2.0, 1000.0), _KEPT=1000.0),
+    "losses and reading along do not shorten the memory": _set(controller, _NEWEST=inf),
+    "every loss shortens it": _set(controller, _WON=0.0),
+    "the length of drafts regardless of the evidence": _set(controller, _DEEPEST=1e6),
+    "no hysteresis": _set(choice, _KEEP=1.0),
+    "costs as calibrated": _set(current_costs, _NOISE=1e9),
+    "one drift factor only": _set(current_costs, _OWN=0.0, _STALE=0.0),
+    "no trial of times that were not seen for long": _set(controller, _TRIAL=inf),
+    "no plain steps while drafting": _set(controller, _PROBE=inf),
+}
+
+
+def ablation(name: str, listed: Sequence[Case]) -> list[str]:
+    """One line of the table, in a process of its own."""
+    ABLATIONS[name]()
+    return summary(name, [score(case) for case in listed])
+
+
 # --- a large server -------------------------------------------------------------------------------------------------
 
 SERVER_RATES = (0.6, 0.7, 0.8, 0.9, 1.0)
@@ -247,6 +292,7 @@ FREE_HEADS = ("times", "text", "adaptive", "best fixed depth", "oracle")
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--curves", default=",".join(CURVES))
     parser.add_argument("--draft", default="0.05B")
+    parser.add_argument("--ablate", action="store_true", help="what each part of the controller is worth")
     parser.add_argument("--epyc", action="store_true", help="only a 96-core server")
     parser.add_argument("--cells", action="store_true", help="show every cell")
     parser.add_argument("--jobs", type=int, default=2)
@@ -260,7 +306,14 @@ def main() -> None:
         return
     chats = options.rounds or (1 if options.quick else 4)
     curves = options.curves.split(",")
-    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+    # Each ablation changes the modules of a process of its own.
+    tasks = 1 if options.ablate else None
+    with ProcessPoolExecutor(options.jobs, get_context("spawn"), max_tasks_per_child=tasks) as pool:
+        if options.ablate:
+            listed = [one for busy in (False, True) for one in cases(TARGETS, options.draft, busy, chats, (41, 129))]
+            lines = list(pool.map(partial(ablation, listed=listed), ABLATIONS))
+            print(table(lines, HEADS))
+            return
         lines, cells = [], []
         for busy in (False, True):
             listed = cases(curves, options.draft, busy, chats)
