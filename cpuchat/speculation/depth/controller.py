@@ -34,9 +34,10 @@ _DRAFT, _FREE = (2.0, 240.0), (4.0, 64.0)
 """Tokens that a prior is worth, and after which an observation is mostly forgotten."""
 _KEPT: Final = 60.0
 """Compared tokens of earlier answers that still count in the next."""
-_NEWEST: Final = 20.0
-"""...and tokens that still count when drafts have lost what they had gained, or the draft model has read along."""
-_WON: Final = 2.0
+_NEWEST, _NEWEST_FREE = 20.0, 10.0
+"""...and tokens that still count when drafts have lost what they had gained, or the draft model has read along. (Free
+drafters in benchmarks/replay.py, JSON with Q4_K_M: 0.86 without, 0.94 with 20, 0.99 with 10.)"""
+_WON, _WON_FREE = 2.0, 1.0
 """Most that drafts may have gained before such a loss, in plain steps."""
 _DEEPEST: Final = 1.5
 """Longest draft as a multiple of the tokens that acceptance is known from: six right ones in a row are no reason for a
@@ -95,7 +96,7 @@ class DepthController:
             "suffix": Acceptance(FREE_PRIORS, *_FREE),
         }
         self._budget = 0.0 if self._is_known else _START * (self.plain_ms or 0.0)
-        self._won = 0.0
+        self._won: dict[DrafterName, float] = {}
         self._after_read = Following(0.0)  # how much slower the plain step after reading along is
         self._has_read = False
         self._was_plain = True
@@ -134,12 +135,16 @@ class DepthController:
                 acceptance.observe(bucket, j < record.accepted)
             if costs is not None and (n or record.drafter == "draft"):
                 ms = costs.record_verify(record, self.plan.depth)
-            if record.drafter == "draft":
+            is_model, gained = record.drafter == "draft", (record.accepted + 1) * plain - ms
+            most, newest = (_WON, _NEWEST) if is_model else (_WON_FREE, _NEWEST_FREE)
+            won = max(_LEAST * plain, min(most * plain, self._won.get(record.drafter, 0.0) + gained))
+            self._won[record.drafter] = won
+            if gained < 0 and won <= 0:
+                acceptance.fade(newest)
+            if not is_model:
+                gained = 0.0  # the budget is the draft model's
+            else:
                 self._unread = self._scorable = 0
-                gained = (record.accepted + 1) * plain - ms
-                self._won = max(_LEAST * plain, min(_WON * plain, self._won + gained))
-                if gained < 0 and self._won <= 0:
-                    acceptance.fade(_NEWEST)
                 if n:
                     gained += _BELIEF * (expected_tokens(acceptance.mean, n) - record.accepted - 1) * plain
         elif self._has_read:
@@ -219,6 +224,7 @@ class DepthController:
             depth, loss = self._worthwhile_depth(costs, proposal, rate, alternative, read, times)
             if loss <= max(0.0, self._budget):
                 break
+        self._budget -= loss
         return depth
 
     def _worthwhile_depth(

@@ -198,7 +198,7 @@ def _likeliest(source: NgramIndex, latest: list[int], limit: int, min_probabilit
             break
     size, token, ends = best
     ways = [following(text, end, limit) for end in ends if text[end + 1] == token]
-    if not ways or likeliest < min_probability:
+    if not ways:
         return _NOTHING
     way = ways[0]
     for other in ways:
@@ -206,5 +206,7 @@ def _likeliest(source: NgramIndex, latest: list[int], limit: int, min_probabilit
             way = way[: common_prefix(way, other[: len(way)])]
     if END in way:
         way = way[: way.index(END)]
-    score, buckets, _ = _plan(size, len(ways), len(ends), len(way))
+    score, buckets, probability = _plan(size, len(ways), len(ends), len(way))
+    if probability < min_probability:
+        return _NOTHING
     return score, way[: len(buckets)].tolist(), buckets

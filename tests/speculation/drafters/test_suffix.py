@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import takewhile
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, confidence_bucket
@@ -93,6 +93,7 @@ def test_what_was_replaced_once_is_replaced_again(old, new):
 
 
 @given(texts, st.integers(0, 100), st.floats(0, 1))
+@example([0, 0, 0, 1, 0, 0], 1, 0.3125)
 def test_as_many_grades_as_tokens_none_below_what_is_asked_for(text, n, min_probability):
     proposal = suffix(text).propose(n, min_probability)
     assert proposal.drafter == "suffix"
