@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import shutil
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +47,9 @@ _MUCH_WAIT = 0.05
 _DISTURBED = 0.5
 _STEPS = 8  # tokens decoded one by one
 _LONG = 1536  # tokens of context in which attention is measured
+_LARGE = "memory"  # the case of a gigabyte, the one that a nearly full disk skips
+_PREFIX = "probe."  # of the folder of its models, in the cache folder
+_OLD_SECONDS = 3600
 
 Tell = Callable[[int, int, str], None]
 """(models done, models to do, what is measured next)"""
@@ -99,7 +105,7 @@ def cases(types: Sequence[str] = ("Q4_K", "Q6_K", "Q8_0", "F16", "Q5_0")) -> lis
         Case("passes", few, "Q8_0", _FEW, 0.02),
         Case("layers", _NARROW, "Q8_0", _FEW, 0.03),
         Case("attention", _ATTENTION, "Q8_0", (Pass(1, _LONG), Pass(512, _LONG), Pass(8, _LONG)), 0.10),
-        Case("memory", large, "F16", (Pass(1), Pass(2)), 0.15),
+        Case(_LARGE, large, "F16", (Pass(1), Pass(2)), 0.15),
     ]
     return found + [Case(kind, _LAYERS, kind, _ALL, 0.70 / len(types)) for kind in types]
 
@@ -127,12 +133,18 @@ class CostProbe:
         todo = cases()
         found: list[Observation] = []
         paths.cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+        await asyncio.to_thread(_forget_old, paths.cache_dir())
         try:
-            with tempfile.TemporaryDirectory(dir=paths.cache_dir(), prefix="probe.") as folder:
+            with tempfile.TemporaryDirectory(dir=paths.cache_dir(), prefix=_PREFIX) as folder:
                 for done, case in enumerate(todo):
                     self._tell(done, len(todo), case.what)
-                    with contextlib.suppress(DoesNotFit):  # then the others tell enough
+                    try:
                         found += await self._measure(case, Path(folder), monotonic() + budget * case.share)
+                    except DoesNotFit:
+                        continue  # the others tell enough
+                    except OSError as error:
+                        if error.errno != errno.ENOSPC or case.what != _LARGE:
+                            raise
         except OSError as error:
             raise MeasureFailed(f"The probe's models cannot be written: {error.strerror}.") from None
         finally:
@@ -141,8 +153,8 @@ class CostProbe:
 
     async def _measure(self, case: Case, folder: Path, until: float) -> list[Observation]:
         file = folder / f"{case.shape.name}-{case.shape.n_layer}-{case.quantization}.gguf"
-        await asyncio.to_thread(write_model, file, case.shape, case.quantization)
         try:
+            await asyncio.to_thread(write_model, file, case.shape, case.quantization)
             await self._load(file, case)
             found = await self._rounds(case.passes, until)
         finally:
@@ -200,6 +212,14 @@ def _observation(work: ModelWork, one: Pass, took: Took) -> Observation:
     return Observation(
         work=work, n_tokens=one.n, n_past=one.depth, n_outputs=1, seconds=took.seconds, weight=weight
     )  # fmt: skip
+
+
+def _forget_old(folder: Path) -> None:
+    """Delete the models of probes that were killed."""
+    for old in folder.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > _OLD_SECONDS:
+                shutil.rmtree(old)
 
 
 def is_disturbed(found: Sequence[Observation]) -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import errno
+import os
 from pathlib import Path
 
 import msgspec
@@ -12,12 +15,13 @@ from cpuchat import paths
 from cpuchat.bench import cost_probe
 from cpuchat.bench.cost_probe import Case, CostProbe, Pass, cases, is_disturbed, probe_costs
 from cpuchat.costmodel.observations import Observation
-from cpuchat.errors import Interrupted
+from cpuchat.errors import Interrupted, MeasureFailed
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
 from cpuchat.models.quantize.types import quant_type
-from cpuchat.synthetic.shapes import SHAPES, tensor_type
+from cpuchat.synthetic.model import write_model
+from cpuchat.synthetic.shapes import SHAPES, Shape, tensor_type
 from tests.costmodel.made_up import work
 
 SPEC = PlacementSpec(threads=1)
@@ -84,3 +88,33 @@ def test_every_type_of_usual_files_is_measured() -> None:
             assert {tensor_type(SHAPES[shape], quantization, *name) for name in names} <= measured
     assert quant_type("Q4_K_M").tensor in measured
     assert sum(case.share for case in cases()) <= 1.0
+
+
+async def test_a_disk_without_room_for_the_largest_model_keeps_the_other_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def written(file: Path, shape: Shape, quantization: str) -> Path:
+        if quantization == "F16":
+            file.write_bytes(b"some")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_model(file, shape, quantization)
+
+    monkeypatch.setattr(cost_probe, "write_model", written)
+    large = Case("memory", SHAPES["tiny"], "F16", (Pass(1),), 0.2)
+    monkeypatch.setattr(cost_probe, "cases", lambda: [large, *FEW])
+    assert len(await CostProbe(SPEC).run(budget=2)) == 4
+    monkeypatch.setattr(cost_probe, "cases", lambda: [dataclasses.replace(large, what="F16"), *FEW])
+    with pytest.raises(MeasureFailed, match="No space left"):
+        await CostProbe(SPEC).run(budget=2)
+    assert not left()
+
+
+async def test_models_of_a_killed_probe_are_deleted_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_probe, "cases", lambda: [])
+    old, new = paths.cache_dir() / "probe.old", paths.cache_dir() / "probe.new"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "memory.gguf").write_bytes(b"some")
+    os.utime(old, (1.0, 1.0))
+    await CostProbe(SPEC).run()
+    assert left() == [new]
