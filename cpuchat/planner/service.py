@@ -55,8 +55,8 @@ def simulate_service(plan: Plan, pause_s: float = PAUSE_S) -> Service:
     if chats < 1 or plan.tok_s is None:
         rate = plan.tok_s.value if plan.tok_s is not None else 0.0
         raise UsageError(
-            f"{plan.model.name} reaches {rate:.2g} tok/s on {plan.machine.name}: no machine count gives a user "
-            f"{load.tok_s:g}.",
+            f"{plan.model.name} reaches {rate:.2g} tok/s on {plan.machine.name}: no number of machines gives each user "
+            f"{load.tok_s:g} tok/s.",
             "Choose a smaller model or quantization, another machine, or a lower --tok-s.",
         )
     server = server_of(plan, chats)
@@ -66,7 +66,7 @@ def simulate_service(plan: Plan, pause_s: float = PAUSE_S) -> Service:
     limit = capacity(server, load.n_prompt, load.n_answer)
     least = demand.rate / limit
     if least > _MOST_MACHINES:
-        raise UsageError(f"That takes over {_MOST_MACHINES:,} machines.", "Use fewer --users.")
+        raise UsageError(f"Needs more than {_MOST_MACHINES:,} machines.", "Use fewer --users.")
     counts = sorted({max(math.ceil(share * least), 1) for share in _SIZES})
     outcomes = tuple(_simulated(server, count, demand, count <= least) for count in counts)
     good = (one.machines for one in outcomes if not one.saturated and one.tok_s.p95 >= load.tok_s)

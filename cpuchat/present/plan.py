@@ -34,7 +34,6 @@ MACHINE_HEADS = (
     "TOK/S/$1000",
 )
 SERVICE_HEADS = ("MACHINES", "BUSY", "CHATS EACH", "FIRST TOKEN P50", "P95", "TOK/S P50", "P95", "ALL TOK/S", "")
-CLAIM_HEADS = ("DOCUMENT", "CLAIM", "PLANNER", "VERDICT")
 _CODE = 0.8
 
 
@@ -132,6 +131,8 @@ def _shared(plan: Plan) -> list[tuple[str, str]]:
     limit = f", memory for {plan.users_by_memory}" if plan.users_by_memory <= users.high else ""
     together = f"{rates(plan.shared_tok_s)} tok/s together"
     found = [("users", f"{users.value:.0f} ({span}) at {load.tok_s:g} tok/s each, {together}{limit}")]
+    if users.value >= 2:
+        found.append(("", "with llama-server or vLLM: cpuchat decodes one chat at a time"))
     if load.users > 1 and plan.machines is not None:
         ends = f"{plan.machines.low:.0f}–" + ("?" if math.isinf(plan.machines.high) else f"{plan.machines.high:.0f}")
         found.append(("machines", f"{plan.machines.value:.0f} ({ends}) while all {load.users:,} users wait for text"))
@@ -217,7 +218,7 @@ def machine_figures(machine: MachineSpec) -> list[tuple[str, str]]:
     """Return every figure of a machine with its basis and source."""
     figures: list[tuple[str, Figure | None, str]] = [
         ("cores", machine.cores, ""),
-        ("clock", machine.clock_ghz, " GHz"),
+        ("clock", machine.clock_ghz if machine.fitted is None else None, " GHz"),
         ("memory", machine.memory_gb, " GB"),
         ("theoretical peak", machine.theoretical, " GB/s"),
         ("read bandwidth", machine.read_gbs, " GB/s"),
@@ -229,6 +230,8 @@ def machine_figures(machine: MachineSpec) -> list[tuple[str, str]]:
     found = [(name, _figure(one, unit)) for name, one, unit in figures if one is not None]
     low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
     found.append(("decoding reads", f"{low:.0f}–{high:.0f} GB/s ({machine.decode_source})"))
+    if machine.fitted is not None:  # its plans do not rest on these
+        return found
     low, high = machine.int8_tops("low"), machine.int8_tops("high")
     found.append(("int8", f"{low:.1f}–{high:.1f} TOPS"))
     return found
@@ -264,7 +267,8 @@ def service_lines(found: Service, plan: Plan) -> list[str]:
     if found.enough is None:
         said.append(f"None of these gives 95 % of the answers {load.tok_s:g} tok/s.")
     else:
-        said.append(f"{units.plural(found.enough, 'machine')} give 95 % of the answers {load.tok_s:g} tok/s.")
+        give = "gives" if found.enough == 1 else "give"
+        said.append(f"{units.plural(found.enough, 'machine')} {give} 95 % of the answers {load.tok_s:g} tok/s.")
     return [*said, OTHER_ENGINE]
 
 

@@ -88,12 +88,14 @@ def test_a_listed_machine_is_a_file_for_like(tmp_path: Path) -> None:
         (("70b", "--on", "9754", "--like", "x.toml"), "two machines"),
         (("--users", "5"), "needs a MODEL"),
         (("70b", "--cheapest", "--on", "9754"), "all machines"),
-        (("70b", "--on", "7950x", "--users", "5", "--tok-s", "50"), "no machine count"),
+        (("70b", "--on", "7950x", "--users", "5", "--tok-s", "50"), "no number of machines"),
         (("llama-3.1-405b-instruct", "--on", "7950x", "--users", "5"), "does not fit"),
         (("70b", "--on", "9754", "--ctx", "1000", "--prompt", "2000"), "exceed the context"),
         (("70b", "--on", "9754", "--tok-s", "0"), "--tok-s"),
         (("70b", "--on", "9754", "--users", "0"), "--users"),
         (("70b", "--like", "none.toml"), "cannot be read"),
+        (("70b", "--machines"), "takes only --json"),
+        (("--claims", "--users", "5"), "takes only --json"),
     ],
 )
 def test_wrong_usage_gets_a_sentence(arguments: tuple[str, ...], said: str) -> None:
