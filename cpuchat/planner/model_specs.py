@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Sequence
@@ -9,8 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from cpuchat.costmodel.work import ModelWork
-from cpuchat.errors import ModelNotFound, UsageError
-from cpuchat.models.catalog import Catalog, CatalogModel
+from cpuchat.errors import CpuchatError, ModelNotFound, UsageError
+from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.dimensions import ALIKE, typical_work
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.fit import kv_bytes
@@ -53,22 +54,24 @@ def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> Pl
         UsageError: unknown or ambiguous, or an unknown quantization; the hint names the nearest.
         ModelDamaged, ModelUnsupported: it is a file that cannot be read.
     """
-    name, quantization = _divided(wanted)
-    if not name.lower().endswith(".gguf"):
-        entry = catalog.find(name.lower())
-        if entry is not None:
-            return from_catalog(entry, quantization)
-        if name.lower() in SHAPES:
-            return from_header(header_of(name, quantization or USUAL), name.upper())
+    text = wanted.strip()
+    whole = _known(text, "", catalog, folders)  # names may have blanks, paths colons
+    if whole is not None:
+        return whole
+    name, quantization = _divided(text)
+    if quantization:
+        planned = _known(name, quantization, catalog, folders)
+        if planned is not None:
+            return planned
     try:
-        return from_header(read_model(Library(folders).resolve(wanted)))
+        return from_header(read_model(Library(folders).resolve(text)))
     except ModelNotFound:
         if name.lower().endswith(".gguf"):
             raise
     words = _words(name) or {name}
     found = [entry for entry in catalog.models if entry.id.startswith(name.lower()) or words <= _words(entry.id)]
     if len(found) == 1:
-        return from_catalog(found[0], quantization)
+        return _here(found[0], quantization, catalog, folders) or from_catalog(found[0], quantization)
     if found:
         raise UsageError(f"{name} is ambiguous.", f"Use {_choices([entry.id for entry in found])}.")
     ids = [*SHAPES, *(entry.id for entry in catalog.models)]
@@ -79,6 +82,28 @@ def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> Pl
     )
 
 
+def _known(name: str, quantization: str, catalog: Catalog, folders: Sequence[str]) -> PlannedModel | None:
+    """Return the catalog model with that id or name, its file here if there is one, or a usual size; None: neither."""
+    wanted = name.lower()
+    entry = catalog.find(wanted) or next((one for one in catalog.models if one.name.lower() == wanted), None)
+    if entry is not None:
+        return _here(entry, quantization, catalog, folders) or from_catalog(entry, quantization)
+    return from_header(header_of(name, quantization or USUAL), name.upper()) if wanted in SHAPES else None
+
+
+def _here(entry: CatalogModel, quantization: str, catalog: Catalog, folders: Sequence[str]) -> PlannedModel | None:
+    """Return the file of a catalog model on this machine: with that quantization, or any, the usual one first."""
+    found = [
+        one for one in Library(folders).local_models()
+        if one.damaged is None and quantization in ("", one.quantization) and match_local(catalog, one) is entry
+    ]  # fmt: skip
+    usual = entry.quantization or USUAL
+    for one in sorted(found, key=lambda model: model.quantization != usual):
+        with contextlib.suppress(CpuchatError):  # a file that changed just now
+            return from_header(read_model(one.path), entry.name)
+    return None
+
+
 def _choices(ids: Sequence[str], most: int = 4) -> str:
     return " or ".join(ids[:most]) + (f" or {len(ids) - most} more" if len(ids) > most else "")
 
@@ -87,18 +112,26 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(_WORDS.findall(name.lower()))
 
 
-def _divided(wanted: str) -> tuple[str, str]:
-    """Return the name and the quantization ("" for the usual one). Raises UsageError for an unknown one."""
-    text = wanted.strip()
+def _divided(text: str) -> tuple[str, str]:
+    """Return the name and the quantization ("" for the usual one). A blank divides only before a known one.
+
+    Raises:
+        UsageError: an unknown quantization behind a colon.
+    """
+    if text.lower().endswith(".gguf"):
+        return text, ""
     name, colon, kind = text.rpartition(":")
     if not colon:
-        name, blank, kind = text.rpartition(" ")
-        if not blank:
-            return text, ""
+        name, _, kind = text.rpartition(" ")
     kind = _SHORT.get(kind.upper(), kind.upper())
     if not name or "/" in kind:
         return text, ""
-    return name.strip(), kind if without_prefix(kind) != kind else quant_type(kind).name
+    try:
+        return name.strip(), kind if without_prefix(kind) != kind else quant_type(kind).name
+    except UsageError:
+        if colon:
+            raise
+        return text, ""
 
 
 def from_header(header: GGUFHeader, name: str = "") -> PlannedModel:

@@ -10,6 +10,7 @@ from cpuchat.costmodel.work import bytes_read
 from cpuchat.errors import UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.models.dimensions import dimensions
+from cpuchat.planner import model_specs
 from cpuchat.planner.model_specs import find_model, from_catalog
 from cpuchat.synthetic.model import write_model
 
@@ -59,15 +60,17 @@ def test_known_configurations_are_of_models_of_the_catalog(catalog: Catalog) -> 
 
 @pytest.mark.parametrize(
     ("wanted", "quantization"),
-    [("70b", "Q4_K_M"), ("70B:Q8_0", "Q8_0"), ("70B Q4", "Q4_K_M"), ("70b q8", "Q8_0"), ("qwen3-8b:f16", "F16"),
+    [("Llama 3.3 70B Instruct", "Q4_K_M"), ("Qwen3 8B", "Q4_K_M"), ("Qwen3 8B Q8", "Q8_0"),
+     ("70b", "Q4_K_M"), ("70B:Q8_0", "Q8_0"), ("70B Q4", "Q4_K_M"), ("70b q8", "Q8_0"), ("qwen3-8b:f16", "F16"),
      ("Llama-3.3-70B-Instruct:Q5_K_M", "Q5_K_M"), ("gpt-oss-20b", "MXFP4"), ("llama 3.3 70b:Q4_K_M", "Q4_K_M")],
 )  # fmt: skip
 def test_names_with_quantizations(catalog: Catalog, wanted: str, quantization: str) -> None:
     assert find_model(wanted, catalog).quantization == quantization
 
 
-def test_a_file_counts_by_its_header(catalog: Catalog, tmp_path: Path) -> None:
-    file = write_model(tmp_path / "small.gguf", "tiny", "Q8_0")
+@pytest.mark.parametrize("name", ["small.gguf", "my small model.gguf"])
+def test_a_file_counts_by_its_header(catalog: Catalog, tmp_path: Path, name: str) -> None:
+    file = write_model(tmp_path / name, "tiny", "Q8_0")
     model = find_model(str(file), catalog)
     assert model.exact
     assert model.quantization == "Q8_0"
@@ -81,6 +84,7 @@ def test_a_file_counts_by_its_header(catalog: Catalog, tmp_path: Path) -> None:
         ("lama-3.3-70b-instruct", "Unknown model", "llama-3.3-70b-instruct"),
         ("qwen3-8:Q4_K_M", "ambiguous|Unknown", "qwen3-8b"),
         ("70b:Q4_K_X", "no quantization", "Q4_K"),
+        ("Llama 3.3 70B Instruct Q4_K_X", "Unknown model", "llama-3.3-70b"),
         ("llama-3", "ambiguous", "more"),
     ],
 )
@@ -88,3 +92,16 @@ def test_unknown_models_get_the_nearest_names(catalog: Catalog, wanted: str, mes
     with pytest.raises(UsageError, match=message) as error:
         find_model(wanted, catalog)
     assert hint in error.value.hint
+
+
+def test_the_file_of_a_catalog_model_here_counts_by_its_header(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "small.gguf", "tiny", "Q8_0")
+    entry = catalog.find("qwen3-8b")
+    monkeypatch.setattr(
+        model_specs, "match_local", lambda catalog, model: entry if model.path.stem == "small" else None
+    )
+    found = find_model("qwen3-8b", catalog, [str(tmp_path)])
+    assert (found.name, found.quantization, found.exact) == ("Qwen3 8B", "Q8_0", True)
+    assert not find_model("qwen3-8b:Q4_K_M", catalog, [str(tmp_path)]).exact
