@@ -22,6 +22,7 @@ MAX_BYTES = 1 << 20
 _FOLDER = Path(__file__).parent
 _WORDS = re.compile(r"[a-z]+|\d+")
 _LARGE = 1e12  # bytes of weights that no cache holds
+_MEASURED_MOST = 1.05  # of the theoretical bandwidth: data sheets round
 _FITTED: dict[Scenario, float] = {"low": 0.87, "value": 1.0, "high": 1.1}
 """Speed against a fitted profile: one fitted to a 1.5B model was within 5 to 11 % for two others on the same cores.
 Models with much of a tensor type that none of the measured ones has are off by more (a third, for 0.5B in Q4_K_M).
@@ -56,9 +57,14 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if self.theoretical is None and self.measured is None:
             raise ValueError("measured: give the measured or the theoretical bandwidth")
+        if self.cores.value < 1:
+            raise ValueError("cores: a machine has at least 1")
         both = self.theoretical, self.measured
-        if both[0] is not None and both[1] is not None and both[1].value > 1.05 * both[0].value:
+        if both[0] is not None and both[1] is not None and both[1].at("high") > _MEASURED_MOST * both[0].value:
             raise ValueError("measured: exceeds the theoretical bandwidth")
+        most = both[0] or self.read_gbs
+        if self.decode is not None and self.decode.at("high") > _MEASURED_MOST * most.at("high"):
+            raise ValueError("decode: exceeds the bandwidth of the memory")
         if self.cpu not in usual().cpu:
             known = difflib.get_close_matches(self.cpu, usual().cpu, n=3, cutoff=0.3) or list(usual().cpu)
             raise ValueError(f"cpu: unknown {self.cpu!r}; known are {', '.join(known)}")
