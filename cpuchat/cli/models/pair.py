@@ -143,7 +143,7 @@ def _expectation(target: Path, draft: Path, chosen: Settings) -> Expectation:
 
     header, machine = read_model(target), this_machine(chosen)
     costs = predicted_costs(header, target_costs(target), machine)
-    return expected_of(draft, model_work(read_model(draft)), costs, machine, beside=header.size)
+    return expected_of(draft, model_work(read_model(draft)), costs, machine, beside=header.size, exact=True)
 
 
 def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_hub: bool, as_json: bool) -> int:

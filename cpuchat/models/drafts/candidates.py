@@ -136,17 +136,19 @@ def expected_of(
     acceptance: float | None = None,
     *,
     beside: float,
+    exact: bool = False,
 ) -> Expectation:
     """Return the expected speed-up of a local draft model, from its measured cost or else by the cost model.
 
     Args:
         costs: of the target, as of `predicted_costs`.
         beside: bytes of the target's weights, which share the caches.
+        exact: `work` is from its header.
     """
     measured = costs.measured_draft(draft)
     if measured:
         return expectation(costs.pass_ms, measured, "measured here with this draft model", acceptance)
-    return expectation(costs.pass_ms, *_predicted(work, beside, machine), acceptance)
+    return expectation(costs.pass_ms, *_predicted(work, beside, machine, exact=exact), acceptance)
 
 
 def _local(
@@ -158,7 +160,10 @@ def _local(
     acceptance: float | None,
     beside: float,
 ) -> Candidate:
-    work = typical_work(model.size, model.quantization, params=float(model.n_params))
+    params = float(model.n_params)
+    active = model.n_params_active / params if params and model.n_params_active else 1.0
+    id = entry.id if entry is not None else ""
+    work = typical_work(model.size, model.quantization, params=params, active=active, id=id)
     return Candidate(
         name=model.name,
         where="here",
@@ -166,7 +171,7 @@ def _local(
         repo=model.repo,
         quantization=model.quantization,
         size=model.size,
-        entry=entry.id if entry is not None else "",
+        entry=id,
         named=entry in wanted,
         expected=expected_of(model.path, work, costs, machine, acceptance, beside=beside),
     )
@@ -191,12 +196,12 @@ def _on_hub(model: CatalogModel, limit: float, costs: TargetCosts, machine: Mach
     )
 
 
-def _predicted(work: ModelWork, beside: float, machine: Machine | None) -> tuple[float, str]:
+def _predicted(work: ModelWork, beside: float, machine: Machine | None, *, exact: bool = False) -> tuple[float, str]:
     """Return the milliseconds of a drafted token (0: not known), and the basis."""
     if machine is None or machine.profile is None:
         return 0.0, machine.peak_source if machine is not None else NOT_MEASURED
     seconds = draft_cost(machine.profile, work, N_PAST, beside)
-    return 1e3 * seconds, f"≈ from its size ({machine.source})"
+    return 1e3 * seconds, f"predicted ({machine.source})" if exact else f"≈ from its size ({machine.source})"
 
 
 def _rank(quantization: str) -> int:
