@@ -207,5 +207,5 @@ def _advice(options: list[PlacementOption], in_use: PlacementSpec) -> str:
         factor = wanted.ceiling.tok_s / now.ceiling.tok_s
         if factor < _WORTH:
             return ""
-        return f"“{wanted.name}” is predicted {units.factor(factor)} as fast as now · t selects it, Enter tries it"
+        return f"The ceiling of “{wanted.name}” is {units.factor(factor)} that of now · t selects it, Enter tries it"
     return f"“{wanted.name}” is recommended · t selects it, Enter tries it"

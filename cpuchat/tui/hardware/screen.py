@@ -348,7 +348,7 @@ class HardwareScreen(Dismissable[None]):
         survey: Survey | None = None
         problem = told = ""
         try:
-            spec = self._in_use
+            spec = PlacementSpec.of(self._services.settings)  # for what lists and plans predict
             survey, told = await measure_machine(self.reader, facts, spec, self._placement(spec), progress, cancelled)
         except Interrupted:
             pass

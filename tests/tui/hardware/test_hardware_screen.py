@@ -13,7 +13,9 @@ from cpuchat.errors import Interrupted
 from cpuchat.hardware.bandwidth.measuring import ProbeFailed
 from cpuchat.hardware.bandwidth.survey import Survey
 from cpuchat.hardware.numa.residency import Residency
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.models.tuned import Tuned
 from cpuchat.telemetry.machine import Bandwidth, MachineSample
 from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.machine_watch import MachineWatch
@@ -108,6 +110,26 @@ async def test_the_bandwidth_is_measured_and_shown(tmp_path: Path) -> None:
         assert "all 32 cores   367 GB/s" in app.screen_text
         assert "80 % of 461" in app.screen_text
         assert "From the measured bandwidth" in said(screen)
+
+
+async def test_what_is_measured_are_the_cores_that_lists_predict_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while a model runs on the cores that tuning found for it."""
+    specs: list[PlacementSpec] = []
+
+    async def measured(reader: object, facts: object, spec: PlacementSpec, *others: object) -> None:
+        specs.append(spec)
+        raise Interrupted("The measurement was stopped.")
+
+    monkeypatch.setattr("cpuchat.tui.hardware.measuring.measure_machine", measured)
+    root = make_tree(tmp_path, "epyc-9354")
+    async with running(backend_on(root)) as app:
+        screen = await opened(app, FixtureReader(root))
+        screen._conversation.tuned = Tuned(model="m", changes={"engine": {"threads": 1}})
+        await app.press("m")
+        await app.until(lambda: not app.chat.busy)
+    assert specs == [PlacementSpec()]
 
 
 class Waiting(FixtureReader):
