@@ -15,7 +15,8 @@ from cpuchat.errors import CpuchatError, ModelUnsupported, UsageError
 from cpuchat.models.costs import CostLog
 from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
 from cpuchat.models.gguf.header import read_model
-from cpuchat.models.work import model_work
+from cpuchat.models.work import N_PAST, model_work
+from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
     from cpuchat.hardware.numa.mempolicy import Policy
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from cpuchat.settings import Settings
     from cpuchat.telemetry.machine import Peak
 
+NOT_PROBED = "rough until passes are measured: `cpuchat probe`, or m on F12 in the app (under 40 s)"
 NOT_MEASURED = "read bandwidth not measured; run `cpuchat probe`, or press F12 in the app"
 DISTURBED = "read bandwidth measured while other programs ran; run `cpuchat probe` on an idle machine"
 
@@ -33,7 +35,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     `available` is what a model may take, `total` what there is. `profile` is what passes cost on the cores in use, and
     `source` what that rests on; None where the bandwidth is not known. `cache_bytes` are the L3 caches of these cores
-    (0: not known).
+    (0: not known). `fitted`: the profile follows measured passes, not what is usual of such cores; `probed`: those of a
+    probe are among them.
     """
 
     available: int
@@ -42,6 +45,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     peak_source: str = ""
     profile: CostProfile | None = None
     source: str = ""
+    fitted: bool = False
+    probed: bool = False
     cache_bytes: int = 0
 
 
@@ -73,18 +78,27 @@ def this_machine(
     # The kernel kills a process that wants more than the nodes it is bound to have.
     bound = available_on(policy.nodes, root) if policy is not None and policy.mode == "bind" else None
     freed = unloaded_bytes(loaded, settings.load_options()) if loaded is not None else 0
-    profile, source = None, ""
+    profile, source, probed = None, "", False
     if peak is not None and cpus and policy is not None:
-        profile, source = CostLog(cpus, policy.words, root).profile(usual_here(cpus, peak.bytes_per_s, root))
+        log = CostLog(cpus, policy.words, root)
+        profile, source = log.profile(usual_here(cpus, peak.bytes_per_s, root))
+        probed = bool(log.read().probe)
     return Machine(
         available=min((available if bound is None else min(bound, available)) + freed, total),
         total=total,
         peak=peak.bytes_per_s if peak is not None else 0.0,
         peak_source=peak.source if peak is not None else problem or NOT_MEASURED,
         profile=profile,
-        source=source or (peak.source if peak is not None else ""),
+        source=source or (_usual_source(peak) if peak is not None else ""),
+        fitted=bool(source),
+        probed=probed,
         cache_bytes=topology.l3_bytes(cpus),
     )
+
+
+def _usual_source(peak: Peak) -> str:
+    share = usual().decode["here"].value
+    return f"{100 * share:.0f} % of {gigabytes(peak.bytes_per_s)}, {peak.source}; passes not measured"
 
 
 def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) -> CostProfile:
@@ -118,7 +132,8 @@ def compute_rate(model: ModelInfo, memory: str = "") -> float:
         work = model_work(read_model(Path(model.path)), n_experts=model.n_expert_used)
     except CpuchatError:  # its file no longer exists
         return 0.0
-    return compute_ceiling(log.profile(usual_here(model.cpus, peak.bytes_per_s))[0], work)
+    profile, _ = log.profile(usual_here(model.cpus, peak.bytes_per_s))
+    return compute_ceiling(profile, work, N_PAST)
 
 
 def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = None) -> None:

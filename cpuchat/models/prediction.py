@@ -17,13 +17,11 @@ from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.machine import Machine
-from cpuchat.models.work import model_work
+from cpuchat.models.work import N_PAST, model_work
 from cpuchat.protocol import LoadOptions
 from cpuchat.telemetry import units
 
 Fit = Literal["fits", "tight", "too large"]
-N_PAST = 650
-"""Tokens in the context at which speed is predicted: the middle of an answer of 300 tokens to a prompt of 500."""
 TOO_SLOW = 1.0
 """tok/s below which a model counts as too slow: a paragraph takes minutes."""
 _SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000

@@ -11,11 +11,12 @@ from cpuchat.models.machine import this_machine
 from cpuchat.planner.machine_specs import HERE, MachineSpec
 
 if TYPE_CHECKING:
+    from cpuchat.protocol import ModelInfo
     from cpuchat.settings import Settings
 
 
-def machine_here(settings: Settings) -> MachineSpec:
-    """Return this machine, with the cores and the memory policy of the settings.
+def machine_here(settings: Settings, loaded: ModelInfo | None = None) -> MachineSpec:
+    """Return this machine, with the cores and the memory policy of the settings; `loaded` counts as unloaded.
 
     Raises:
         UsageError: its read bandwidth was not measured yet, or while other programs ran.
@@ -25,7 +26,7 @@ def machine_here(settings: Settings) -> MachineSpec:
 
     topology = read_topology()
     placement = place(topology, PlacementSpec.of(settings))
-    found = this_machine(settings)
+    found = this_machine(settings, loaded=loaded)
     if found.profile is None:
         raise UsageError(f"This machine cannot be planned for: {found.peak_source}.", "Or name another: --on MACHINE.")
     return MachineSpec(
@@ -40,5 +41,5 @@ def machine_here(settings: Settings) -> MachineSpec:
         l3_mb=Figure(found.cache_bytes / 1e6, basis="measured", source="of the cores in use")
         if found.cache_bytes and not topology.virtual  # as `usual_here`
         else None,
-        fitted=found.profile if found.source != found.peak_source else None,
+        fitted=found.profile if found.fitted else None,
     )

@@ -20,7 +20,7 @@ from cpuchat.models.costs import CostLog
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import compute_rate, this_machine, usual_here
-from cpuchat.models.work import model_work
+from cpuchat.models.work import N_PAST, model_work
 from cpuchat.protocol import ModelInfo
 from cpuchat.settings import parse
 from cpuchat.synthetic.model import write_model
@@ -154,6 +154,6 @@ def test_what_cores_compute_is_known_for_a_loaded_model_after_a_probe(small: Pat
     remember(ReadBandwidth(cpus=CPUS, bytes_per_s=35e9, rounds=(35e9,)), "local")
     assert compute_rate(model, "local") == 0.0
     CostLog(CPUS, "local").probed(probe(two_cores()))
-    assert compute_rate(model, "local") == pytest.approx(compute_ceiling(two_cores(), work), rel=0.1)
+    assert compute_rate(model, "local") == pytest.approx(compute_ceiling(two_cores(), work, N_PAST), rel=0.1)
     small.unlink()
     assert compute_rate(model, "local") == 0.0

@@ -72,6 +72,7 @@ def _print_all(
 ) -> None:
     from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.models.fit import gigabytes
+    from cpuchat.models.machine import NOT_PROBED
     from cpuchat.models.shortlist import ranked
 
     recommended = [model.id for model in ranked(known.models, expected).suits]
@@ -91,6 +92,8 @@ def _print_all(
     ]
     if machine.profile is None:
         footnotes.append(f"No TOK/S: {machine.peak_source}.")
+    elif not machine.probed:
+        footnotes.append(f"Speeds are {NOT_PROBED}.")
     click.echo()
     for note in footnotes:
         echo_paragraph(note)

@@ -32,7 +32,7 @@ def list_models(as_json: bool) -> int:
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import echo_table
     from cpuchat.models.library.library import Library
-    from cpuchat.models.machine import this_machine
+    from cpuchat.models.machine import NOT_PROBED, this_machine
 
     chosen = settings.load()
     found = Library(chosen.model.folders).local_models()
@@ -52,6 +52,8 @@ def list_models(as_json: bool) -> int:
     echo_table([_HEADINGS, *rows], right=(2, 4, 5, 6))
     if machine.profile is None:
         click.echo(f"cpuchat: No predicted speed: {machine.peak_source}.", err=True)
+    elif not machine.probed:
+        click.echo(f"cpuchat: Predicted speeds are {NOT_PROBED}.", err=True)
     return 0
 
 

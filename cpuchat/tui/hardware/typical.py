@@ -84,6 +84,8 @@ class TypicalModels(Static):
 
 
 def _no_speeds(machine: Machine) -> str:
+    if machine.peak and not machine.probed:
+        return "speeds are rough · m measures what passes cost"
     if machine.peak:
         return ""
     if machine.peak_source == DISTURBED:

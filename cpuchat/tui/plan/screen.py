@@ -69,7 +69,10 @@ class PlanScreen(ListScreen[None]):
         """Return the machine of that id and the plans of the catalog on it; some ten milliseconds, in a thread."""
         self._catalog = self._catalog or load_catalog()
         here = name == HERE
-        machine = machine_here(self._services.settings) if here else next(one for one in machines() if one.id == name)
+        loaded = self._services.conversation.model
+        machine = (
+            machine_here(self._services.settings, loaded) if here else next(one for one in machines() if one.id == name)
+        )
         return machine, catalog_plans(machine, self._catalog.models, Load())
 
     def _show(self, machine: MachineSpec | None, plans: list[Plan]) -> None:
