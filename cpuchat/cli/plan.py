@@ -80,12 +80,12 @@ def plan(
     from cpuchat.planner.choices import usual_draft
     from cpuchat.planner.model_specs import find_model
 
-    _check(model, machine, like, draft, cheapest, values)
     if list_machines or list_claims:
         if cheapest or any(one is not None for one in (model, machine, like, draft, *values.values())):
             flag = "--machines" if list_machines else "--claims"
             raise UsageError(f"{flag} lists all of them and takes only --json.", "Drop the other arguments.")
         return _show_machines(as_json) if list_machines else _show_claims(as_json)
+    _check(model, machine, like, draft, cheapest, values)
     chosen, catalog = settings.load(), load_catalog()
     load, prices = _load(values), _prices(values)
     if model is None:

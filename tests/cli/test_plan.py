@@ -63,7 +63,7 @@ def test_machines_and_claims_are_listed() -> None:
     assert len(json.loads(run("plan", "--machines", "--json").stdout)) >= 11
     listed = run("plan", "--claims")
     assert "70B with drafts: 60–75 tok/s" in listed.stdout
-    assert "impossible: needs α" in listed.stdout
+    assert "impossible: 13 tokens are verified" in listed.stdout
 
 
 def test_a_listed_machine_is_a_file_for_like(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 import pytest
@@ -190,6 +191,26 @@ def test_all_documents_have_reviewed_claims() -> None:
 def test_verdicts_of_the_best_known_claims(document: str, words: str, verdict: str) -> None:
     found = [one for one in claims().claim if one.document == document and words in one.claim]
     assert [one.verdict for one in found] == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("document", "words", "machine", "model", "figure"),
+    [
+        ("sovereign-9754", "theoretical maximum 13.2", "9754", "llama-3.3-70b-instruct", "memory_ceiling"),
+        ("sovereign-9754", "stock 70B: 7–8", "9754", "llama-3.3-70b-instruct", "tok_s"),
+        ("sovereign-9354", "theoretical maximum 6.6", "9354", "llama-3.3-70b-instruct", "memory_ceiling"),
+        ("sovereign-9354", "stock 70B: 5–6", "9354", "llama-3.3-70b-instruct", "tok_s"),
+        ("leaseweb-9334", "Q4_K_M: 7.8 tok/s", "9334", "llama-3.1-8b-instruct:Q4_K_M", "tok_s"),
+        ("leaseweb-9334", "first token after 4.12 s", "9334", "llama-3.1-8b-instruct:Q4_K_M", "prefill_tok_s"),
+    ],
+)
+def test_what_claims_quote_of_the_planner_is_what_it_gives(
+    catalog: Catalog, document: str, words: str, machine: str, model: str, figure: str
+) -> None:
+    [claim] = [one for one in claims().claim if one.document == document and words in one.claim]
+    quoted = re.search(r"\d+(\.\d+)?", claim.planner)
+    assert quoted is not None
+    assert getattr(planned(catalog, machine, model), figure).value == pytest.approx(float(quoted[0]), rel=0.05)
 
 
 def test_of_very_many_machines_a_share_is_simulated(catalog: Catalog) -> None:
