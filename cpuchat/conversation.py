@@ -217,15 +217,17 @@ class Conversation:
                 async for event in events:
                     yield event
 
-    def send(self, text: str, *, stop: tuple[str, ...] = ()) -> AsyncGenerator[AnyEvent, None]:
-        """Add a user message and stream the answer, which ends before any of the strings `stop`.
+    def send(self, text: str, *, stop: tuple[str, ...] = (), grammar: str = "") -> AsyncGenerator[AnyEvent, None]:
+        """Add a user message and stream the answer, which ends before any of the strings `stop` and matches `grammar`.
 
         Raises:
             ChatsError: the message could not be saved, and was not sent.
             ChatsChanged: so that the chat had to be loaded again; or during the answer.
         """
         return self._answer(
-            lambda: self.history.add_question(text, self.model_name, self.settings.chat.system_prompt), stop
+            lambda: self.history.add_question(text, self.model_name, self.settings.chat.system_prompt),
+            stop,
+            grammar,
         )
 
     def regenerate(self) -> AsyncGenerator[AnyEvent, None]:
@@ -258,7 +260,7 @@ class Conversation:
         await self.history.close_store()
 
     async def _answer(
-        self, prepare: Callable[[], Awaitable[list[StoredMessage]]], stop: tuple[str, ...] = ()
+        self, prepare: Callable[[], Awaitable[list[StoredMessage]]], stop: tuple[str, ...] = (), grammar: str = ""
     ) -> AsyncGenerator[AnyEvent, None]:
         """Answer the messages that `prepare` returns."""
         history = self.history
@@ -267,7 +269,7 @@ class Conversation:
             history.begin_answer(messages, self.model_name)
             self._start_meter()
             try:
-                async with contextlib.aclosing(self.backend.generate(self._request(messages, stop))) as events:
+                async with contextlib.aclosing(self.backend.generate(self._request(messages, stop, grammar))) as events:
                     if self._stopping:  # while the message was stored
                         await self.backend.cancel()
                     async for event in events:
@@ -298,7 +300,7 @@ class Conversation:
                 return await history.put_answer(stop_reason=event.code)
         return await history.put_answer()
 
-    def _request(self, messages: Sequence[StoredMessage], stop: tuple[str, ...]) -> Generate:
+    def _request(self, messages: Sequence[StoredMessage], stop: tuple[str, ...], grammar: str) -> Generate:
         assert self.chat is not None
         system = self.chat.system_prompt
         history = [Message(role="system", content=system)] if system else []
@@ -311,10 +313,11 @@ class Conversation:
         return Generate(
             messages=tuple(history),
             sampling=self.settings.sampling.sampling(),
-            max_tokens=self.settings.chat.max_tokens,
+            **self.settings.chat.request_options(),
             stop=stop,
             chat_id=self.chat.id,
             speculation=self.speculation,
+            grammar=grammar,
             frame_seconds=self.frame_seconds,
         )
 

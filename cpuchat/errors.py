@@ -226,6 +226,13 @@ class VocabularyMismatch(CpuchatError):
     exit_code = 20
 
 
+class GrammarUnmet(CpuchatError):
+    """The answer does not match the requested schema or grammar."""
+
+    code = "grammar_unmet"
+    exit_code = 24
+
+
 class Interrupted(CpuchatError):
     """The user stopped it."""
 

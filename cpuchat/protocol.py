@@ -211,8 +211,10 @@ class Generate(Command, frozen=True):
 
     `request_id` is the backend's to give. `chat_id` names the conversation for KV saved across restarts ("" = don't
     save). `max_tokens` 0 = until the model ends or the context is full. `ignore_eos`: the model cannot end the answer,
-    its end-of-generation tokens are never chosen. `frame_seconds` pass between two events with text, at least; the
-    first does not wait.
+    its end-of-generation tokens are never chosen. `grammar` (GBNF, "" = none) is what the answer must match; reasoning
+    before it is free. `reasoning` asks the chat template for reasoning or for none (None: its default),
+    `reasoning_budget` is how many tokens it may take (None: no limit). `frame_seconds` pass between two events with
+    text, at least; the first does not wait.
     """
 
     request_id: int = 0
@@ -224,6 +226,9 @@ class Generate(Command, frozen=True):
     chat_id: str = ""
     speculation: Speculation = Speculation()
     ignore_eos: bool = False
+    grammar: str = ""
+    reasoning: bool | None = None
+    reasoning_budget: int | None = None
     frame_seconds: float = FRAME_SECONDS
 
 
@@ -244,6 +249,12 @@ class Cancel(Command, frozen=True):
     """Stop a generation, a measurement or a load, running or queued; finished and other ones are not affected. The
     partial answer is kept.
     """
+
+    request_id: int
+
+
+class EndReasoning(Command, frozen=True):
+    """Let the model end its reasoning and answer now. Does nothing to an answer that is not running."""
 
     request_id: int
 
@@ -335,11 +346,13 @@ class SpeculationUpdate(Event, frozen=True):
 
 
 class GenerationFinished(Event, frozen=True):
-    """The answer is complete (or was stopped)."""
+    """The answer is complete (or was stopped). `matches_grammar`: the whole text matches the request's grammar, or
+    there is none."""
 
     request_id: int
     stop_reason: StopReason
     timings: Timings
+    matches_grammar: bool = True
 
 
 class Measured(Event, frozen=True):
@@ -362,7 +375,7 @@ class Failed(Event, frozen=True):
     request_id: int = 0
 
 
-AnyCommand = LoadModel | Generate | Measure | Cancel | ForgetChat | Shutdown
+AnyCommand = LoadModel | Generate | Measure | Cancel | EndReasoning | ForgetChat | Shutdown
 AnyEvent = (
     WorkerReady
     | ShuttingDown

@@ -182,8 +182,20 @@ class SamplingSection(Section):
 
 
 class ChatSection(Section):
+    """Chats. `reasoning` auto: as the model's template has it. Limits are in tokens, 0 = none."""
+
     system_prompt: str = ""
     max_tokens: Count = 0
+    reasoning: Literal["auto", "on", "off"] = "auto"
+    reasoning_budget: Count = 0
+
+    def request_options(self) -> dict[str, Any]:
+        """Return the fields of `Generate` that this section decides for every answer."""
+        return {
+            "max_tokens": self.max_tokens,
+            "reasoning": {"auto": None, "on": True, "off": False}[self.reasoning],
+            "reasoning_budget": self.reasoning_budget or None,
+        }
 
 
 class UiSection(Section):

@@ -29,6 +29,7 @@ from cpuchat.errors import CpuchatError, Interrupted, UsageError
 if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
     from collections.abc import AsyncGenerator
 
+    from cpuchat.cli.answer_form import AnswerForm
     from cpuchat.cli.session import Session
     from cpuchat.cli.terminal import Terminal
     from cpuchat.protocol import AnyEvent, Generate, ModelInfo
@@ -43,6 +44,7 @@ Examples:
   cpuchat ask --model ~/models/qwen.gguf --temperature 0 "Name a prime number"
   git diff | cpuchat ask "Write a commit message for this:"
   cpuchat ask --json "Hello" | jq .timings.predicted_per_second
+  cpuchat ask --json-schema person.json "Who wrote Faust? Answer as JSON: name, born" | jq .name
 
 Options default to config.toml. The answer goes to standard output, everything else to standard error. Ctrl+C
 stops and keeps the partial answer. Control characters in the answer are replaced by visible ones, also in pipes
@@ -50,8 +52,8 @@ and files (not with --raw-output); --json escapes them.
 
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,
-9 unsupported llama.cpp version, 10 generation failed, 12 draft model mismatch, 130 stopped by Ctrl+C,
-1 anything else."""
+9 unsupported llama.cpp version, 10 generation failed, 12 draft model mismatch, 24 the answer does not match the
+schema or grammar, 130 stopped by Ctrl+C, 1 anything else."""
 
 
 @click.command(epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")
@@ -69,7 +71,11 @@ Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or
     setting("--repeat-penalty", "sampling.repeat_penalty", "Above 1 penalizes recent tokens; 1 = off."),
     setting("--seed", "sampling.seed", "Random seed; -1 = a new one each time."),
     setting("--max-tokens", "chat.max_tokens", "Stop after N tokens; 0 = no limit."),
+    setting("--reasoning", "chat.reasoning", "Reason before the answer; auto = the model's default."),
+    setting("--reasoning-budget", "chat.reasoning_budget", "Answer after N tokens of reasoning; 0 = no limit."),
     click.option("--stop", multiple=True, metavar="TEXT", help="Stop string; may be given several times."),
+    click.option("--json-schema", metavar="FILE", help="The answer is JSON that is valid under this JSON schema."),
+    click.option("--grammar", metavar="FILE", help="The answer matches this grammar (GBNF)."),
     threads_option(),
     cores_option(),
     memory_option(),
@@ -97,6 +103,8 @@ def ask(
     system: str | None,
     raw: bool,
     stop: tuple[str, ...],
+    json_schema: str | None,
+    grammar: str | None,
     as_json: bool,
     raw_output: bool,
     show_reasoning: bool,
@@ -110,15 +118,8 @@ def ask(
     import asyncio
 
     chosen, strict = overridden(values), values["speculation__draft_model"] is not None
-    if raw and system:
-        raise UsageError(
-            "--system cannot be used with --raw, which skips the chat template.",
-            "Put the text at the start of the prompt.",
-        )
-    if not all(stop):
-        raise UsageError("--stop is empty.", "Give a stop string, or omit the option.")
-    for name, text in (("--system", system or ""), ("--stop", "".join(stop)), ("--model", model or "")):
-        _require_text(text, name)
+    _check(model, system, raw, stop)
+    form = _form(json_schema, grammar, stop)
     if system is not None:
         chosen.chat.system_prompt = system
     prompt = compose(" ".join(question), standard_input(quiet), raw=raw)
@@ -144,13 +145,34 @@ def ask(
             for note in filter(None, (session.conversation.draft_problem, *info.notes)):
                 terminal.note(f"cpuchat: {note}")
             conversation = session.conversation
+            request = _raw_request(prompt, stop, chosen, form)
             if raw:
-                events = conversation.generate_detached(_raw_request(prompt, stop, chosen))
+                events = conversation.generate_detached(request)
             else:
-                events = conversation.send(prompt, stop=stop)
-            return await _print_answer(session, events, info, terminal, as_json=as_json)
+                events = conversation.send(prompt, stop=stop, grammar=request.grammar)
+            return await _print_answer(session, events, info, terminal, form, as_json=as_json)
 
     return asyncio.run(run())
+
+
+def _check(model: str | None, system: str | None, raw: bool, stop: tuple[str, ...]) -> None:
+    if raw and system:
+        raise UsageError(
+            "--system cannot be used with --raw, which skips the chat template.",
+            "Put the text at the start of the prompt.",
+        )
+    if not all(stop):
+        raise UsageError("--stop is empty.", "Give a stop string, or omit the option.")
+    for name, text in (("--system", system or ""), ("--stop", "".join(stop)), ("--model", model or "")):
+        _require_text(text, name)
+
+
+def _form(json_schema: str | None, grammar: str | None, stop: tuple[str, ...]) -> AnswerForm | None:
+    if json_schema is None and grammar is None:
+        return None
+    from cpuchat.cli.answer_form import AnswerForm
+
+    return AnswerForm.read(json_schema, grammar, stop)
 
 
 def compose(question: str, material: str, *, raw: bool) -> str:
@@ -207,15 +229,16 @@ def standard_input(quiet: bool) -> str:
         ) from None
 
 
-def _raw_request(prompt: str, stop: tuple[str, ...], chosen: Settings) -> Generate:
+def _raw_request(prompt: str, stop: tuple[str, ...], chosen: Settings, form: AnswerForm | None) -> Generate:
     from cpuchat.protocol import Generate
 
     return Generate(
         prompt=prompt,
         sampling=chosen.sampling.sampling(),
-        max_tokens=chosen.chat.max_tokens,
+        **chosen.chat.request_options(),
         stop=stop,
         speculation=chosen.speculation.speculation(),
+        grammar=form.grammar if form else "",
     )
 
 
@@ -228,10 +251,16 @@ class _Silent:
 
 
 async def _print_answer(
-    session: Session, events: AsyncGenerator[AnyEvent, None], info: ModelInfo, terminal: Terminal, *, as_json: bool
+    session: Session,
+    events: AsyncGenerator[AnyEvent, None],
+    info: ModelInfo,
+    terminal: Terminal,
+    form: AnswerForm | None,
+    *,
+    as_json: bool,
 ) -> int:
     """Print the answer that `events` stream, and return the exit code."""
-    from cpuchat.cli.output import error_json, json_line
+    from cpuchat.cli.output import error_json, error_text, json_line
     from cpuchat.cli.session import Answer
     from cpuchat.present.answers import full_summary, roofline_json, timings_json
     from cpuchat.telemetry.roofline import after_answer
@@ -248,11 +277,13 @@ async def _print_answer(
         terminal.line(json_line({**error_json(error), "text": answer.text, "reasoning": answer.reasoning}))
         return error.exit_code
     roofline = after_answer(info, finished.timings)
+    unmet = form.unmet(answer.text, finished) if form else None
     if as_json:
         result = {
             "text": answer.text,
             "reasoning": answer.reasoning,
             "stop_reason": finished.stop_reason,
+            **({"valid": unmet is None} if form else {}),
             "model": info.name or Path(info.path).stem,
             **({"draft_model": info.draft} if info.draft else {}),
             "seed": finished.timings.seed,
@@ -262,6 +293,9 @@ async def _print_answer(
         terminal.line(json_line(result))
     else:
         terminal.note(full_summary(finished.timings, finished.stop_reason, roofline))
+    if unmet is not None and finished.stop_reason != "cancelled":
+        terminal.warn(error_text(unmet))
+        return unmet.exit_code
     if finished.stop_reason == "context":
         terminal.warn("cpuchat: context full; raise --ctx for a longer answer.")
     return Interrupted.exit_code if finished.stop_reason == "cancelled" else 0

@@ -8,6 +8,7 @@ from time import perf_counter
 import msgspec
 
 from cpuchat.engine.decoding.decode import DecodeResult, Prefill, decode, prefill
+from cpuchat.engine.decoding.guided import GuidedSampler
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.decoding.speculative import SpeculativeDecoder
 from cpuchat.engine.llama.control_text import MARK
@@ -60,9 +61,22 @@ class Answer:
         self._emit = emit
         self._vocab = loaded.model.vocab
         self._sequence = loaded.model.sequence
-        banned = self._vocab.eog_tokens() if command.ignore_eos else ()
-        self._sampler = Sampler(command.sampling, self._vocab.n_tokens, banned)
+        self._sampler = self._make_sampler()
         self._speculation: SpeculationFigures | None = None
+
+    def _make_sampler(self) -> Sampler:
+        command, vocab = self._command, self._vocab
+        if command.grammar and (command.stop or command.ignore_eos):
+            raise UsageError("An answer that must match a grammar ends by the grammar.", "Leave the stop strings out.")
+        budget = 0 if command.reasoning is False else command.reasoning_budget
+        if command.ignore_eos or not (command.grammar or vocab.markers or budget is not None):
+            return Sampler(command.sampling, vocab.n_tokens, vocab.eog_tokens() if command.ignore_eos else ())
+        return GuidedSampler(command.sampling, vocab, command.grammar, budget)
+
+    def end_reasoning(self) -> None:
+        """End the reasoning under way, or the next one. From any thread."""
+        if isinstance(self._sampler, GuidedSampler):
+            self._sampler.end_reasoning()
 
     def run(self) -> None:
         """Answer. Raises CpuchatError when the request cannot be answered."""
@@ -97,7 +111,7 @@ class Answer:
 
     def _render(self, messages: list[Message]) -> str:
         template = self._loaded.template
-        return plain_completion(messages) if template is None else template.render(messages)
+        return plain_completion(messages) if template is None else template.render(messages, self._command.reasoning)
 
     def _on_trimmed(self, trimmed: TrimResult) -> None:
         self._emit(
@@ -131,6 +145,8 @@ class Answer:
     def _decode(self, text: bytes, prompt: list[int], prefilled: Prefill) -> DecodeResult:
         command, speculator, sequence = self._command, self._loaded.speculator, self._sequence
         stream, is_eog = self._stream(text), self._vocab.is_eog
+        if isinstance(self._sampler, GuidedSampler):
+            self._sampler.begin(self._splitter(text))
         if speculator.begin_answer(command.speculation, prompt):
             decoder = SpeculativeDecoder(
                 sequence, self._sampler, stream, is_eog, command.max_tokens, speculator, self._on_speculation
@@ -147,21 +163,24 @@ class Answer:
         """Return the stream for the answer's text. With stop strings it runs on this thread, because a stop string ends
         the answer with the token that completes it.
         """
-        template = self._loaded.model.header.chat_template
-        tail = text[-_PROMPT_TAIL:].decode("utf-8", "replace").replace(MARK, "")
         stops = self._command.stop
-        if self._loaded.template is None and self._command.prompt is None and not self._command.ignore_eos:
+        ends_itself = self._command.ignore_eos or self._command.grammar
+        if self._loaded.template is None and self._command.prompt is None and not ends_itself:
             stops = (*stops, *PLAIN_STOPS)  # without a template only the next speaker's name shows the end
         stream = TextStream(
             self._command.request_id,
             self._emit,
             self._vocab.piece,
-            ReasoningSplitter(tail, template),
+            self._splitter(text),
             stops,
             self._arrived,
             self._command.frame_seconds,
         )
         return stream if stops else ThreadedStream(self._output_thread, stream)
+
+    def _splitter(self, text: bytes) -> ReasoningSplitter:
+        tail = text[-_PROMPT_TAIL:].decode("utf-8", "replace").replace(MARK, "")
+        return ReasoningSplitter(tail, self._loaded.model.header.chat_template)
 
     def _record(self, text: bytes, prompt: list[int], answer: list[int]) -> None:
         """Mark the KV cache as this chat's and worth saving; a rejected prompt never gets here."""
@@ -188,7 +207,15 @@ class Answer:
     def _finish(self, stop_reason: StopReason, timings: Timings) -> None:
         sequence = self._sequence
         timings = msgspec.structs.replace(timings, n_past=len(sequence), n_ctx=sequence.n_ctx, seed=self._sampler.seed)
-        self._emit(GenerationFinished(request_id=self._command.request_id, stop_reason=stop_reason, timings=timings))
+        sampler = self._sampler
+        self._emit(
+            GenerationFinished(
+                request_id=self._command.request_id,
+                stop_reason=stop_reason,
+                timings=timings,
+                matches_grammar=not isinstance(sampler, GuidedSampler) or sampler.matches_grammar,
+            )
+        )
 
     def _on_speculation(self, predicted_n: int, figures: SpeculationFigures) -> None:
         self._emit(SpeculationUpdate(request_id=self._command.request_id, predicted_n=predicted_n, figures=figures))

@@ -58,6 +58,7 @@ class Engine:
         self._writer = DiskWriter()
         self._model: Model | None = None
         self._loaded: LoadedModel | None = None
+        self._answer: Answer | None = None
         self._setup: SpeculationSetup | None = None
         self._template: TemplateHelper | None = None
 
@@ -122,6 +123,12 @@ class Engine:
     def _on_progress(self, phase: str, done: int, total: int) -> None:
         self._emit(LoadProgress(phase=phase, done=done, total=total))
 
+    def end_reasoning(self) -> None:
+        """Let the answer under way end its reasoning. From any thread."""
+        answer = self._answer
+        if answer is not None:
+            answer.end_reasoning()
+
     def generate(self, command: Generate, arrived: float | None = None) -> None:
         """Answer a request. Ends with `GenerationFinished` or `Failed`.
 
@@ -133,10 +140,12 @@ class Engine:
         try:
             if self._loaded is None:
                 raise UsageError("No model is loaded.", "Load a model first.")
-            Answer(self._loaded, command, arrived, self._emit, self._output_thread).run()
+            self._answer = Answer(self._loaded, command, arrived, self._emit, self._output_thread)
+            self._answer.run()
         except CpuchatError as error:
             self._fail(error, command.request_id)
         finally:
+            self._answer = None
             self._rest()
 
     def measure(self, command: Measure) -> None:

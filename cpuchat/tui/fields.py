@@ -17,6 +17,8 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Basics": (
         ("chat.system_prompt", "System prompt", "for new chats"),
         ("chat.max_tokens", "Max tokens", "per answer; 0 = no limit"),
+        ("chat.reasoning", "Reasoning", "before the answer; auto = the model's default"),
+        ("chat.reasoning_budget", "Reasoning budget", "tokens, then it answers; 0 = no limit"),
         ("sampling.temperature", "Temperature", "0 = greedy; higher = more random"),
         ("engine.ctx", "Context", "tokens; 0 = auto · from the next load"),
         ("speculation.drafters", "Drafters", "auto (all available), free (no draft model), off"),

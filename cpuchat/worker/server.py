@@ -24,6 +24,7 @@ from cpuchat.hardware.numa.launch import in_effect
 from cpuchat.protocol import (
     AnyCommand,
     Cancel,
+    EndReasoning,
     Event,
     Failed,
     ForgetChat,
@@ -105,6 +106,12 @@ class _EngineThread(threading.Thread):
                 self._cancelled.add(request_id)
             if request_id and request_id == self._running and self._engine is not None:
                 self._engine.cancel()
+
+    def end_reasoning(self, request_id: int) -> None:
+        """End the reasoning of that request if it runs, else do nothing. Called from the main thread."""
+        with self._lock:
+            if request_id and request_id == self._running and self._engine is not None:
+                self._engine.end_reasoning()
 
     def shut_down(self) -> None:
         """Stop everything, save, end. Called from the main thread."""
@@ -228,6 +235,8 @@ def serve(input_descriptor: int, output_descriptor: int) -> int:
             for command in _read_commands(stream):
                 if isinstance(command, Cancel):
                     engine.cancel(command.request_id)
+                elif isinstance(command, EndReasoning):
+                    engine.end_reasoning(command.request_id)
                 elif isinstance(command, Shutdown):
                     output.emit(ShuttingDown())
                     break

@@ -11,6 +11,7 @@ from time import perf_counter
 import numpy as np
 
 from cpuchat.engine.decoding.decode import DecodeResult, decode, prefill
+from cpuchat.engine.decoding.guided import GuidedSampler
 from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.decoding.speculative import SpeculativeDecoder
@@ -148,6 +149,7 @@ class Talker:
         is_eog: Callable[[int], bool] | None = None,
         on_delta: Callable[[TextDelta], None] = lambda _: None,
         on_update: Callable[[int, SpeculationFigures], None] = lambda *_: None,
+        grammar: str = "",
     ) -> Said:
         """Return an answer to `prompt`; plain without `speculation`."""
         target, deltas = self.target, []
@@ -158,7 +160,8 @@ class Talker:
             on_delta(event)
 
         filled = prefill(target.sequence, prompt, PrefillChunking.of(target), lambda *_: None)
-        sampler = Sampler(sampling, target.vocab.n_tokens)
+        vocab = target.vocab
+        sampler = GuidedSampler(sampling, vocab, grammar) if grammar else Sampler(sampling, vocab.n_tokens)
         sampler.accept_prompt(prompt)
         stream = TextStream(1, emit, target.vocab.piece, ReasoningSplitter(""), stop, perf_counter())
         ends = is_eog or target.vocab.is_eog

@@ -193,7 +193,7 @@ class Sampler:
         """`accept` the last `repeat_last_n` tokens of the prompt (llama-server counts them too)."""
         if self._window is not None:
             for token in deque(tokens, maxlen=self._sampling.repeat_last_n):
-                self.accept(token)
+                Sampler.accept(self, token)  # a grammar's text is the answer alone
 
     def sample(self, row: Row) -> int:
         """Return the next token.

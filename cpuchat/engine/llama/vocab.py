@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +28,9 @@ class Vocab:
         visible_markers: control tokens that are shown as text, such as `<think>`.
         spm_coverage: what can be tokenized, when that is not everything.
         special_types: see `control_text.special_types`.
+
+    Attributes:
+        markers: the tokens of `visible_markers`.
     """
 
     def __init__(
@@ -39,7 +43,6 @@ class Vocab:
         self._vocab = llama.llama_model_get_vocab(model)
         self.n_tokens = int(llama.llama_vocab_n_tokens(self._vocab))
         self.has_tokenizer = llama.llama_vocab_type(self._vocab) != _VOCAB_TYPE_NONE
-        self._buffer = ctypes.create_string_buffer(256)
         self._visible: dict[int, bytes] = {}
         self._raw: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
@@ -54,7 +57,19 @@ class Vocab:
             token = self._token_of(marker)
             if token is not None:
                 self._visible[token] = self.raw_piece(token)
-        self._control_text = ControlText(self._special_tokens(special_types))
+        self.markers = frozenset(self._visible)
+        self._special = self._special_tokens(special_types)
+        self._control_text = ControlText(self._special)
+
+    @property
+    def handle(self) -> Any:
+        """llama.cpp's own pointer to the vocabulary."""
+        return self._vocab
+
+    @cached_property
+    def silent_tokens(self) -> frozenset[int]:
+        """The tokens that have no text and do not end an answer."""
+        return frozenset(t.id for t in self._special if not self.piece(t.id) and not self.is_eog(t.id))
 
     def _token_of(self, text: str) -> int | None:
         """Return the token that `text` is; None if it is several, or not tokenizable."""
@@ -142,11 +157,12 @@ class Vocab:
     def _piece(self, token: int, *, special: bool) -> bytes:
         if not self.has_tokenizer:
             return b" %d" % token
-        n = llama.llama_token_to_piece(self._vocab, token, self._buffer, len(self._buffer), 0, special)
+        buffer = ctypes.create_string_buffer(256)  # of this call: the output thread asks, too
+        n = llama.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
         if n < 0:
-            self._buffer = ctypes.create_string_buffer(-n)
-            n = llama.llama_token_to_piece(self._vocab, token, self._buffer, len(self._buffer), 0, special)
-        return self._buffer.raw[:n]
+            buffer = ctypes.create_string_buffer(-n)
+            n = llama.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+        return buffer.raw[:n]
 
     def eog_tokens(self) -> tuple[int, ...]:
         """Return all tokens that end an answer, ascending."""

@@ -49,8 +49,11 @@ class ChatTemplate:
         self._style: _Style | None = None
         self._renders_system: bool | None = None
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], reasoning: bool | None = None) -> str:
         """Return the prompt for `messages`, ending where the model continues.
+
+        Args:
+            reasoning: whether the model shall reason first, for templates that offer the choice; None: their default.
 
         Raises:
             TemplateError: the template is invalid, rejected the messages, or exceeded a limit (time, memory, output of
@@ -65,20 +68,23 @@ class ChatTemplate:
             if not self._renders_system:
                 plain = _system_into_user(plain)
         try:
-            return self._render(plain, self._style)
+            return self._render(plain, self._style, reasoning)
         except TemplateRejection:
             merged = _merge_neighbors(plain)
             if len(merged) == len(plain):
                 raise
-        return self._render(merged, self._style)
+        return self._render(merged, self._style, reasoning)
 
-    def _render(self, messages: Sequence[Message], style: _Style) -> str:
+    def _render(self, messages: Sequence[Message], style: _Style, reasoning: bool | None = None) -> str:
+        # One thing, two names: Qwen, GLM, Hunyuan, ... / DeepSeek, Granite.
+        choice = {} if reasoning is None else dict.fromkeys(("enable_thinking", "thinking"), reasoning)
         return self._helper.render(
             {
                 "messages": [_as_dict(m, style.content_in_parts) for m in messages],
                 "tools": [] if style.tool_list else None,
                 "documents": None,
                 "add_generation_prompt": True,
+                **choice,
                 **self._tokens,
             }
         )

@@ -130,6 +130,35 @@ class ReasoningSplitter:
             elif not kind.hint and tail.endswith(kind.closings) and kind.closings != ("<|end|>",):
                 self._format, self._after_marker = kind, True
 
+    @property
+    def in_reasoning(self) -> bool:
+        return self._state == _REASONING
+
+    @property
+    def transition(self) -> str:
+        """Return the text that leads from the reasoning that is open to the answer."""
+        assert self._format is not None
+        ahead = self._format.before_answer
+        # After the name of a role all of them come, otherwise one of them does.
+        lead = "".join(ahead if "assistant" in "".join(ahead[:1]) else ahead[:1])
+        return self._format.closings[0] + (lead or "\n\n")
+
+    @property
+    def in_answer(self) -> bool:
+        return self._state == _ANSWER
+
+    def awaits(self, text: str, *, is_marker: bool) -> bool:
+        """Return whether `text`, coming next, still precedes the answer: part of a marker, or white space after one.
+
+        Args:
+            is_marker: `text` is a token of its own for markers; text that only looks like one begins no marker.
+        """
+        ahead = (self._held + text).lstrip()
+        if self._state != _START or not ahead:
+            return self._state == _START and self._after_marker
+        begun = is_marker or bool(self._held.strip())
+        return begun and any(marker.startswith(ahead) or ahead.startswith(marker) for marker in self._start_markers())
+
     def feed(self, text: str) -> list[tuple[Channel, str]]:
         """Return the pieces that are decided; text that could still become a marker waits."""
         self._held += text

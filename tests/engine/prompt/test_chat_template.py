@@ -105,6 +105,12 @@ def test_reasoning_goes_to_templates_that_ask(template):
     assert template(source).render([user("q"), assistant("a", "hm")]) == "||q;hm|hm|a;"
 
 
+def test_reasoning_is_asked_for_in_the_words_of_the_template(template):
+    for name in ("enable_thinking", "thinking"):
+        one = template(f"{{{{ messages[0].content }}}}|{{{{ {name} if {name} is defined else 'default' }}}}")
+        assert [one.render([user("Q")], choice) for choice in (None, True, False)] == ["Q|default", "Q|True", "Q|False"]
+
+
 def test_helpers_that_templates_use(template):
     source = (
         "{% generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}"

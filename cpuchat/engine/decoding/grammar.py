@@ -1,0 +1,75 @@
+"""llama.cpp's grammar sampler: which tokens may continue a text under a grammar."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpuchat.engine.llama.bindings import llama, log
+from cpuchat.engine.llama.vocab import Vocab
+from cpuchat.errors import UsageError
+from cpuchat.grammar.gbnf import ROOT
+
+_CANDIDATES: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+
+
+class Grammar:
+    """The grammar of one answer, and what of it is accepted.
+
+    Tokens without a text that the user sees are never allowed, but for those that end the answer once it is complete.
+
+    Args:
+        text: GBNF with a rule `root`.
+
+    Raises:
+        UsageError: llama.cpp rejects the grammar, or the model has no tokenizer.
+    """
+
+    def __init__(self, vocab: Vocab, text: str) -> None:
+        if not vocab.has_tokenizer:
+            raise UsageError(
+                "A grammar needs the text of tokens; this model has no tokenizer.", "Choose another model."
+            )
+        log.clear()
+        self._sampler = llama.llama_sampler_init_grammar(vocab.handle, text.encode(), ROOT.encode())
+        if not self._sampler:
+            reason = " ".join(log.lines(errors_only=True)[-1:]) or "see the worker's log"
+            raise UsageError(f"llama.cpp rejected the grammar: {reason}.", "Check the file.")
+        weakref.finalize(self, llama.llama_sampler_free, self._sampler)
+        self._silent = vocab.silent_tokens
+        self._has_text = np.ones(vocab.n_tokens, np.bool_)
+        self._has_text[list(self._silent)] = False
+        self._end = vocab.eos if vocab.is_eog(vocab.eos) else next(iter(vocab.eog_tokens()), -1)
+        self._one = llama.llama_token_data()
+        self._one_array = llama.llama_token_data_array(
+            data=ctypes.pointer(self._one), size=1, selected=-1, sorted=False
+        )
+        self._one_pointer = ctypes.byref(self._one_array)
+
+    def allows(self, token: int) -> bool:
+        """Return whether `token` may come next."""
+        one = self._one
+        one.id, one.logit = token, 0.0
+        llama.llama_sampler_apply(self._sampler, self._one_pointer)
+        return one.logit == 0.0 and token not in self._silent
+
+    def allowed(self, ids: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return which of `ids` may come next. Costs some 0.1 µs each."""
+        candidates = np.zeros(ids.size, _CANDIDATES)
+        candidates["id"] = ids
+        data = candidates.ctypes.data_as(llama.llama_token_data_p)
+        array = llama.llama_token_data_array(data=data, size=ids.size, selected=-1, sorted=False)
+        llama.llama_sampler_apply(self._sampler, ctypes.byref(array))
+        return (candidates["logit"] == 0) & self._has_text[ids]
+
+    def accept(self, token: int) -> None:
+        """Add `token`, which must be allowed: llama.cpp ends the process otherwise."""
+        llama.llama_sampler_accept(self._sampler, token)
+
+    def is_complete(self) -> bool:
+        """Return whether the text may end here."""
+        return self._end >= 0 and self.allows(self._end)

@@ -1,0 +1,235 @@
+"""Tests answers that must match a grammar, and reasoning within a budget, with drafts and without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cpuchat import paths
+from cpuchat.engine.decoding.guided import GuidedSampler
+from cpuchat.engine.decoding.sampling import Sampler
+from cpuchat.engine.llama.model import Model
+from cpuchat.engine.text.reasoning import MARKER_TOKENS, ReasoningSplitter
+from cpuchat.errors import GrammarUnmet, UsageError
+from cpuchat.grammar.schema import schema_grammar
+from cpuchat.models.library.places import DEMO_FILES
+from cpuchat.protocol import Failed, GenerationFinished, LoadOptions, Sampling, Speculation, TextDelta
+from tests.support.engine_chat import Chat, user
+from tests.support.pairs import OPTIONS, Talker, Wandering
+from tests.support.tiny_gguf import CHATML, vocabulary, write_tiny_gguf
+
+Load = Callable[..., Model]
+
+PERSON = schema_grammar(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 2, "maxLength": 12},
+            "kind": {"enum": ["é", "日本"]},
+            "scores": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 40}, "maxItems": 3},
+        },
+        "required": ["name", "kind", "scores"],
+    },
+    "person.json",
+)
+GREEDY = Sampling(temperature=0.0)
+CHANNELS = ("reasoning", "answer")
+THINK, THOUGHT, END = (vocabulary().index(text) for text in ("<think>", "</think>", "<|im_end|>"))
+ENDS = (END, vocabulary().index("<|endoftext|>"))
+
+
+def assert_person(text: str) -> None:
+    person = json.loads(text)
+    assert list(person) == ["name", "kind", "scores"]
+    assert 2 <= len(person["name"]) <= 12 and person["kind"] in ("é", "日本")
+    assert len(person["scores"]) <= 3 and all(1 <= score <= 40 for score in person["scores"])
+
+
+def test_an_answer_has_the_form_whatever_the_model_would_write(chat: Chat, tiny_model: Path) -> None:
+    """A model of random weights, which would never end or write an é."""
+    chat.load(tiny_model)
+    for sampling in (GREEDY, Sampling(seed=3, temperature=1.5), Sampling(seed=4, top_k=0, repeat_penalty=1.3)):
+        chat.ask(user("Who?"), grammar=PERSON, sampling=sampling, max_tokens=0)
+        assert_person(chat.text)
+        finished = chat.of(GenerationFinished)[0]
+        assert finished.stop_reason == "end" and finished.matches_grammar
+    chat.ask(user("Who?"), grammar=PERSON, max_tokens=9)
+    assert chat.stop_reason == "max_tokens" and not chat.of(GenerationFinished)[0].matches_grammar
+    assert chat.text.startswith("{")
+    chat.ask(user("Who?"), grammar='root ::= "ab" "c"*', max_tokens=2)
+    assert chat.of(GenerationFinished)[0].matches_grammar  # cut off where it may end
+    chat.ask(user("Who?"))
+    assert not chat.text.startswith("{")
+
+
+def test_what_cannot_be_answered_under_a_grammar(chat: Chat, tiny_model: Path) -> None:
+    chat.load(tiny_model)
+    for fields, code in (
+        ({"grammar": "root ::= [\\U7FFFFFFF]"}, GrammarUnmet.code),
+        ({"grammar": "root ::= ["}, UsageError.code),
+        ({"grammar": PERSON, "stop": ("x",)}, UsageError.code),
+    ):
+        chat.request(messages=(user("Who?"),), **fields)
+        failed = chat.events[-1]
+        assert isinstance(failed, Failed) and failed.code == code
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=6)], ids=["greedy", "sampled"])
+def test_drafts_do_not_change_the_answer(load: Load, sampling: Sampling) -> None:
+    """The demo pair, and free drafters, with drafts of every length, most of which the grammar rejects."""
+    options = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64)
+    target = load(paths.demo_dir() / DEMO_FILES["demo"], options)
+    talker = Talker(target, load(paths.demo_dir() / DEMO_FILES["demo-draft"], options, threads=target.pool))
+    prompt = target.vocab.tokenize_prompt(b"<|im_start|>user\nName a model.<|im_end|>\n<|im_start|>assistant\n")
+    plain = talker.say(prompt, sampling=sampling, max_tokens=90, grammar=PERSON)
+    assert_person(plain.text)
+    for seed in range(3):
+        drafted = talker.decide(Wandering(seed)).say(
+            prompt,
+            Speculation(drafters=("draft", "suffix", "lookup")),
+            sampling=sampling,
+            max_tokens=90,
+            grammar=PERSON,
+        )
+        assert drafted.tokens == plain.tokens and drafted.reason == plain.reason and drafted.held == plain.held
+        assert drafted.figures is not None and drafted.figures.draft_n
+
+
+@pytest.fixture
+def sampler(load: Load, tiny_model: Path) -> Callable[..., GuidedSampler]:
+    """Make samplers for the vocabulary of a model whose template may know `<think>`."""
+    model = load(tiny_model, OPTIONS, visible_markers=tuple(sorted(MARKER_TOKENS)))
+
+    def _sampler(
+        grammar: str = "", sampling: Sampling = GREEDY, tail: str = "", budget: int | None = None
+    ) -> GuidedSampler:
+        one = GuidedSampler(sampling, model.vocab, grammar, budget)
+        one.begin(ReasoningSplitter(tail))
+        return one
+
+    return _sampler
+
+
+def row(*likely: int) -> np.ndarray:
+    """Return logits that put these tokens first, in this order."""
+    logits = np.linspace(-1, -2, len(vocabulary()), dtype=np.float32)
+    logits[list(likely)] = range(len(likely), 0, -1)
+    return logits
+
+
+def take(sampler: GuidedSampler, *likely: int) -> int:
+    token = sampler.sample(row(*likely))
+    sampler.accept(token)
+    return token
+
+
+@pytest.mark.parametrize("tail", ["<think>\n", ""], ids=["opened by the template", "opened by the model"])
+def test_reasoning_comes_before_the_grammar(sampler: Callable[..., GuidedSampler], tail: str) -> None:
+    one = sampler('root ::= "yes" | "no"', tail=tail)
+    if not tail:
+        assert take(one, THINK) == THINK
+    for character in "hm, {":
+        assert take(one, ord(character)) == ord(character)
+    assert not one.matches_grammar
+    assert take(one, THOUGHT) == THOUGHT
+    assert take(one, ord("\n")) == ord("\n")
+    assert take(one, END, ord("x"), ord("n")) == ord("n")
+    assert take(one, THINK, ord("\n"), ord("e"), ord("o")) == ord("o")
+    assert one.matches_grammar
+    assert one.sample(row(ord("x"))) in ENDS
+
+
+def test_without_reasoning_the_grammar_begins_at_once(sampler: Callable[..., GuidedSampler]) -> None:
+    one = sampler('root ::= "\\n"? "<t"')
+    assert take(one, ord("x"), ord(" "), ord("\n")) == ord("\n")
+    assert take(one, END, THINK, ord("t"), ord("<")) == ord("<")
+    assert take(one, ord("t")) == ord("t")
+    assert one.matches_grammar
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(seed=1),
+        Sampling(seed=1, top_k=5, top_p=0.7, min_p=0.0, temperature=1.3),
+        Sampling(seed=1, top_k=20, top_p=1.0, min_p=0.2),
+        Sampling(seed=1, top_k=0, min_p=0.1),
+        Sampling(seed=1, top_k=0, top_p=1.0, min_p=0.0),
+        Sampling(seed=1, repeat_penalty=1.5, frequency_penalty=0.4),
+    ],
+)
+def test_sampling_filters_what_the_grammar_allows(sampler: Callable[..., GuidedSampler], sampling: Sampling) -> None:
+    """The candidates after a rejected token are those of a row in which nothing else is likely at all."""
+    rng = np.random.default_rng(2)
+    allowed = [i for i, text in enumerate(vocabulary()) if text.isascii() and text.isalpha() and text.islower()]
+    for spread in (0.5, 2.0, 6.0):
+        one, plain = sampler("root ::= [a-z]+", sampling), Sampler(sampling, len(vocabulary()))
+        for token in b"abca":
+            one.accept(token)
+            plain.accept(token)
+        logits = (rng.standard_normal(len(vocabulary())) * spread).astype(np.float32)
+        logits[ord("A")] = 30.0  # rejected, whatever is drawn
+        masked = np.full_like(logits, -np.inf)
+        masked[[*allowed, *ENDS]] = logits[[*allowed, *ENDS]]
+        ids, weights = plain.candidates(masked)
+        one._resampling = True
+        got, got_weights = one.candidates(logits.copy())
+        kept = {int(i): w for i, w in zip(ids, weights, strict=True) if w > 0}
+        assert {int(i): w for i, w in zip(got, got_weights, strict=True) if w > 0} == pytest.approx(kept)
+        one._resampling = False
+        assert one.sample(logits.copy()) in kept
+
+
+CLOSING = [ord("\n"), THOUGHT, ord("\n"), ord("\n")]
+
+
+@pytest.mark.parametrize("budget", [0, 3])
+@pytest.mark.parametrize("tail", ["<think>\n", ""], ids=["opened by the template", "opened by the model"])
+def test_reasoning_ends_with_its_budget(sampler: Callable[..., GuidedSampler], tail: str, budget: int) -> None:
+    one = sampler('root ::= "yes"', tail=tail, budget=budget)
+    said = [] if tail else [take(one, THINK)]
+    said += [take(one, ord("h")) for _ in range(budget - len(said))]
+    assert [take(one, ord("x")) for _ in CLOSING] == CLOSING
+    assert take(one, ord("x")) == ord("y")
+
+
+def test_a_model_that_ends_in_its_reasoning_answers_all_the_same(sampler: Callable[..., GuidedSampler]) -> None:
+    one = sampler('root ::= "yes"', tail="<think>")
+    assert [take(one, END) for _ in CLOSING] == CLOSING
+    assert take(one, END) == ord("y")
+
+
+def test_reasoning_ends_when_the_user_wants_the_answer(sampler: Callable[..., GuidedSampler]) -> None:
+    one = sampler(tail="<think>")
+    assert take(one, ord("h")) == ord("h")
+    one.end_reasoning()
+    assert take(one, ord("h")) == ord("h")
+    assert [take(one, ord("x")) for _ in CLOSING] == CLOSING
+    assert take(one, ord("x")) == ord("x")
+    assert one.matches_grammar
+
+
+def test_an_answer_after_limited_reasoning(chat: Chat, tmp_path: Path) -> None:
+    """A model that would reason without an end."""
+    chat.load(
+        write_tiny_gguf(tmp_path / "thinker.gguf", template=CHATML.replace("assistant\n", "assistant\n<think>\n"))
+    )
+
+    def said(**fields: object) -> tuple[str, str]:
+        chat.ask(user("Why?"), **{"sampling": GREEDY, "max_tokens": 40, **fields})
+        texts = {channel: "".join(d.text for d in chat.of(TextDelta) if d.channel == channel) for channel in CHANNELS}
+        return texts["reasoning"], texts["answer"]
+
+    endless, nothing = said()
+    assert endless and not nothing
+    reasoning, answer = said(reasoning_budget=12)
+    assert endless.strip().startswith(reasoning.strip()) and reasoning and answer
+    drafted = said(reasoning_budget=12, speculation=Speculation(drafters=("suffix", "lookup"), depth=4))
+    assert drafted == (reasoning, answer)
+    assert said(reasoning=False)[0].strip() == ""
+    chat.react = lambda event: chat.engine.end_reasoning() if isinstance(event, TextDelta) else None
+    assert said(max_tokens=400)[1]
