@@ -85,36 +85,52 @@ class _Passes:
 
     def __init__(self, like: CostProfile, seen: Sequence[Observation]) -> None:
         n_known = len(_vector(like))
-        first: dict[str, int] = {}
+        self.n_sets = len(like.bandwidth)
+        first: dict[Rate, int] = {}
         at = _OTHERS + len(like.bandwidth)
         for rate in like.rates:
-            first[rate.type] = at
+            first[rate] = at
             at += len(rate.points)
         self.layers = np.array([one.work.n_layer for one in seen], np.float64)
         self.reading = np.zeros((len(seen), n_known))
         todo = [parts(one.work, one.n_tokens, one.n_past, n_outputs=one.n_outputs) for one in seen]
-        every = [(number, part) for number, found in enumerate(todo) for part in found]
-        self.number = np.array([number for number, _ in every])
-        self.nbytes = np.array([part.nbytes for _, part in every], np.float64)
-        self.madds = np.array([part.madds for _, part in every], np.float64)
+        sets = [one.work.weight_bytes for one in seen]
+        rates = [
+            (number, part, like.rates_of(part.type, sets[number]))
+            for number, found in enumerate(todo)
+            for part in found
+        ]
+        every = [one for one in rates if one[2]]
+        self.number = np.array([number for number, _, _ in every])
+        self.nbytes = np.array([part.nbytes for _, part, _ in every], np.float64)
+        self.madds = np.array([part.madds for _, part, _ in every], np.float64)
         self.computing = np.zeros((len(every), n_known))
         for number, one in enumerate(seen):
             for index, share in shares(like.bandwidth, one.work.weight_bytes):
                 self.reading[number, _OTHERS + index] = share
-        for row, (_, part) in enumerate(every):
-            rate = like.rate_of(part.type)
-            for index, share in shares(rate.points, part.batch):
-                self.computing[row, first[rate.type] + index] = share
+        for row, (_, part, mixed) in enumerate(every):
+            for rate, of_rate in mixed:
+                for index, share in shares(rate.points, part.batch):
+                    self.computing[row, first[rate] + index] = of_rate * share
 
     def seconds(self, values: Vector) -> Vector:
         """Return the seconds of each pass with these parameters; as `passes.cost_of`."""
-        read = self.nbytes / np.exp(self.reading @ values)[self.number]
+        read = self.nbytes / np.exp(self.reading @ _falling(values, self.n_sets))[self.number]
         compute = self.madds / np.exp(self.computing @ values)
         longer, shorter = np.maximum(read, compute), np.minimum(read, compute)
         overlap = 1 + min(float(np.exp(values[2])), _LARGEST_OVERLAP)
         together = longer * (1 + (shorter / np.maximum(longer, 1e-30)) ** overlap) ** (1 / overlap)
         fixed = np.exp(values[0]) + np.exp(values[1]) * self.layers
         return fixed + np.bincount(self.number, together, len(self.layers))
+
+
+def _falling(values: Vector, n_sets: int) -> Vector:
+    """Return the parameters with bandwidths that do not rise with the bytes of the weights: what is slower about few of
+    them is their type."""
+    found = values.copy()
+    sets = slice(_OTHERS, _OTHERS + n_sets)
+    found[sets] = np.maximum.accumulate(values[sets][::-1])[::-1]
+    return found
 
 
 def _steps(profile: CostProfile) -> Vector:
@@ -185,10 +201,10 @@ def _tolerances(profile: CostProfile) -> Vector:
 
 def _profile(like: CostProfile, values: Vector) -> CostProfile:
     """Return the profile with these parameters, at the points of `like`."""
-    pass_s, layer_s, beyond, *rest = np.exp(values).tolist()
+    pass_s, layer_s, beyond, *rest = np.exp(_falling(values, len(like.bandwidth))).tolist()
     bandwidth = tuple((at, rate) for (at, _), rate in zip(like.bandwidth, rest, strict=False))
     left = iter(rest[len(bandwidth) :])
-    rates = tuple(Rate(rate.type, tuple((at, next(left)) for at, _ in rate.points)) for rate in like.rates)
+    rates = tuple(Rate(one.type, tuple((at, next(left)) for at, _ in one.points), one.cached) for one in like.rates)
     return CostProfile(
         bandwidth=bandwidth,
         rates=rates,

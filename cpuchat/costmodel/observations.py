@@ -7,7 +7,7 @@ import msgspec
 from cpuchat.costmodel.profile import CostProfile
 from cpuchat.costmodel.work import ModelWork
 
-KNOTS = (1, 2, 4, 5, 8, 12, 16, 32, 128, 512)
+KNOTS = (1, 2, 4, 5, 8, 12, 16, 32, 128, 256)
 """Tokens of the passes to measure: kernels change between 1 and 32 (8 tokens can cost less than 6); above 128 the rate
 hardly does."""
 

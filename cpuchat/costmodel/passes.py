@@ -71,7 +71,7 @@ def cost_of(profile: CostProfile, todo: Sequence[Part], n_layer: int, working_se
     read = compute = total = 0.0
     for part in todo:
         reading = part.nbytes / rate
-        computing = part.madds / profile.madd_rate(part.type, part.batch) if part.madds else 0.0
+        computing = part.madds / profile.madd_rate(part.type, part.batch, working_set) if part.madds else 0.0
         read += reading
         compute += computing
         total += overlapped(reading, computing, profile.overlap)

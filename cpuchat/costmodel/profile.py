@@ -7,7 +7,7 @@ import math
 
 import msgspec
 
-from cpuchat.costmodel.work import KV
+from cpuchat.costmodel.work import ACTIVATIONS, KV, ROUTED
 
 Points = tuple[tuple[float, float], ...]
 
@@ -18,14 +18,20 @@ BITS = {
 }  # fmt: skip
 """Bits of a value by type, to find the nearest type whose rate is known."""
 _USUAL_BITS = 4.5  # of a type not named above: the others are low-bit formats
+CACHED, UNCACHED = 64e6, 90e6
+"""Bytes of weights up to which they count as cached, and from which they do not. On two cores of a Xeon with AMX, Q6_K
+is computed at 41e9 multiply-adds per second when its 40 MB stay in the caches, and at 15e9 when 110 MB do not: reading
+them alone would not take that long."""
 
 
 class Rate(msgspec.Struct, frozen=True):
     """The arithmetic rate with one tensor `type`: `points` are (tokens in the pass, multiply-adds per second), by
-    rising tokens. Kernels differ by the number of tokens, so it need not rise with it."""
+    rising tokens. Kernels differ by the number of tokens, so it need not rise with it. `cached`: with weights that stay
+    in the caches."""
 
     type: str
     points: Points
+    cached: bool = False
 
 
 class CostProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,18 +53,31 @@ class CostProfile(msgspec.Struct, frozen=True, kw_only=True):
         """Return bytes per second for weights of `working_set` bytes."""
         return interpolated(self.bandwidth, working_set)
 
-    def madd_rate(self, kind: str, batch: float) -> float:
-        """Return multiply-adds per second for `batch` tokens at once; of the nearest type where `kind` is unknown."""
-        return interpolated(self.rate_of(kind).points, batch)
+    def madd_rate(self, kind: str, batch: float, working_set: float = math.inf) -> float:
+        """Return multiply-adds per second for `batch` tokens at once, with weights of `working_set` bytes; of the
+        nearest type where `kind` is unknown. Activations take no time where their rate is unknown."""
+        value = 1.0
+        for rate, share in self.rates_of(kind, working_set):
+            value *= interpolated(rate.points, batch) ** share
+        return value if self.rates_of(kind) else math.inf
 
-    def rate_of(self, kind: str) -> Rate:
-        """Return the rate of a type, else of the nearest by bits of a value."""
-        for rate in self.rates:
-            if rate.type == kind:
-                return rate
-        bits = BITS.get(kind, _USUAL_BITS)
-        others = [rate for rate in self.rates if rate.type != KV] or list(self.rates)
-        return min(others, key=lambda rate: abs(math.log(BITS.get(rate.type, _USUAL_BITS) / bits)))
+    def rates_of(self, kind: str, working_set: float = math.inf) -> list[tuple[Rate, float]]:
+        """Return the rates whose logarithms make up that of a type, with their shares: of the type, else of the nearest
+        by bits of a value; none for activations whose rate is unknown."""
+        known = [rate for rate in self.rates if rate.type == kind]
+        if not known:
+            if kind == ACTIVATIONS:
+                return []
+            if kind.endswith(ROUTED):
+                return self.rates_of(kind.removesuffix(ROUTED), working_set)
+            others = [one for one in self.rates if one.type not in (KV, ACTIVATIONS) and not one.type.endswith(ROUTED)]
+            bits = BITS.get(kind, _USUAL_BITS)
+            nearest = min(
+                others or self.rates, key=lambda rate: abs(math.log(BITS.get(rate.type, _USUAL_BITS) / bits))
+            ).type
+            known = [rate for rate in self.rates if rate.type == nearest]
+        ways = [next((one for one in known if one.cached is cached), known[0]) for cached in (True, False)]
+        return [(ways[index], share) for index, share in shares(((CACHED, 0.0), (UNCACHED, 0.0)), working_set)]
 
 
 def interpolated(points: Points, at: float) -> float:
@@ -87,7 +106,9 @@ def scaled(profile: CostProfile, speed: float) -> CostProfile:
     return msgspec.structs.replace(
         profile,
         bandwidth=tuple((at, speed * rate) for at, rate in profile.bandwidth),
-        rates=tuple(Rate(one.type, tuple((n, speed * rate) for n, rate in one.points)) for one in profile.rates),
+        rates=tuple(
+            Rate(one.type, tuple((n, speed * rate) for n, rate in one.points), one.cached) for one in profile.rates
+        ),
         pass_s=profile.pass_s / speed,
         layer_s=profile.layer_s / speed,
     )

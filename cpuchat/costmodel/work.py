@@ -9,11 +9,15 @@ import msgspec
 
 
 class Weights(msgspec.Struct, frozen=True):
-    """The matrices of one tensor `type`: `nbytes` together, and one multiply-add per value and token."""
+    """The matrices of one tensor `type`: `nbytes` together, and one multiply-add per value and token.
+
+    `activations`: the values that they take in and give out for each token, their rows and columns.
+    """
 
     type: str
     nbytes: float
     madds: float
+    activations: float = 0.0
 
 
 class Attention(msgspec.Struct, frozen=True):
@@ -82,6 +86,12 @@ class Part(NamedTuple):
 
 KV = "KV"
 """The type of attention over the KV cache among the arithmetic rates."""
+ROUTED = " routed"
+"""Follows the type of experts among the arithmetic rates: few tokens are multiplied with each of many matrices."""
+_LAST = 0.85
+"""Share of the last layer that is computed only for the tokens whose logits are wanted: all behind K and V."""
+ACTIVATIONS = "activations"
+"""The type of what is done to values between matrices (quantizing, norms, gates): much where matrices are small."""
 
 
 def experts_read(n_expert: int, n_expert_used: int, n_tokens: float) -> float:
@@ -105,21 +115,23 @@ def parts(
         sequences: chats that the tokens belong to in equal parts; each has a KV cache of its own.
     """
     outputs = n_tokens if n_outputs is None else n_outputs
-    found = [Part(one.type, one.nbytes, one.madds * n_tokens, n_tokens) for one in work.dense]
+    whole = n_tokens - (n_tokens - outputs) * _LAST / work.n_layer  # tokens that pass through all layers, as it were
+    found = [Part(one.type, one.nbytes, one.madds * whole, n_tokens) for one in work.dense]
     if outputs:
         found += [Part(one.type, one.nbytes, one.madds * outputs, outputs) for one in work.head]
+    between = whole * sum(one.activations for one in work.dense)
+    between += outputs * sum(one.activations for one in work.head)
     if work.is_moe:
         read = _experts(work, n_tokens, sequences)
-        used = n_tokens * work.n_expert_used
+        used = whole * work.n_expert_used
+        batch = max(n_tokens * work.n_expert_used / max(read, 1e-9), 1.0)
         found += [
-            Part(
-                one.type,
-                one.nbytes * read / work.n_expert,
-                one.madds * used / work.n_expert,
-                max(used / max(read, 1e-9), 1.0),
-            )
+            Part(one.type + ROUTED, one.nbytes * read / work.n_expert, one.madds * used / work.n_expert, batch)
             for one in work.experts
         ]
+        between += used / work.n_expert * sum(one.activations for one in work.experts)
+    if between:
+        found.append(Part(ACTIVATIONS, 0.0, between, n_tokens))
     each = n_tokens / sequences
     for one in work.attention:
         cells = one.cells(each, n_past)
@@ -143,10 +155,12 @@ def bytes_read(work: ModelWork, n_tokens: float, n_past: float = 0, *, sequences
     return sum(part.nbytes for part in parts(work, n_tokens, n_past, sequences=sequences))
 
 
-def by_type(tensors: Iterable[tuple[str, float, float]]) -> tuple[Weights, ...]:
-    """Add up (type, bytes, values) by type, in the order of their first appearance."""
-    totals: dict[str, tuple[float, float]] = {}
-    for kind, nbytes, values in tensors:
-        known = totals.get(kind, (0.0, 0.0))
-        totals[kind] = known[0] + nbytes, known[1] + values
-    return tuple(Weights(kind, *total) for kind, total in totals.items())
+def by_type(matrices: Iterable[Weights]) -> tuple[Weights, ...]:
+    """Add up matrices by type, in the order of their first appearance."""
+    totals: dict[str, Weights] = {}
+    for one in matrices:
+        known = totals.get(one.type, Weights(one.type, 0.0, 0.0))
+        totals[one.type] = Weights(
+            one.type, known.nbytes + one.nbytes, known.madds + one.madds, known.activations + one.activations
+        )
+    return tuple(totals.values())

@@ -14,8 +14,8 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.costmodel.observations import KNOTS, Fitted, Observation
-from cpuchat.costmodel.profile import CostProfile, Rate
-from cpuchat.costmodel.work import ModelWork, bytes_read
+from cpuchat.costmodel.profile import UNCACHED, CostProfile, Rate
+from cpuchat.costmodel.work import ACTIVATIONS, ROUTED, ModelWork, bytes_read
 from cpuchat.errors import CpuchatError
 from cpuchat.files import JsonCache
 from cpuchat.hardware.bandwidth.cache import ROOT, key
@@ -35,9 +35,11 @@ _CHAT = 0.5
 passes that were calibrated at a load."""
 _CALIBRATED_PAST = 32  # tokens in the context of calibrated passes
 _MODELS = 12  # whose chats count, the latest
-_SETS = (2e6, 16e6, 64e6, 256e6, 1e9)
+_SETS = (2e6, 16e6, 64e6, 160e6, 450e6)
 """Bytes of weights between which the bandwidth may change: those of caches, which a virtual machine does not tell."""
 _MUCH = 0.05  # share of the multiply-adds from which passes say something about the rate of a type
+_PER_ACTIVATION = 1000
+"""Multiply-adds in the time of an activation, from which the fit starts: 1.4 to 4 ns on two cores of a Xeon."""
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +58,7 @@ class CostLog:
         """`memory` is the policy in the words of `mempolicy`; `root` replaces `/` in tests."""
         self._key = f"{key('costs', cpus, memory, root)} | engine {_engine_build()}"
         self._n_cpus = len(cpus)
-        self._cache = JsonCache(paths.costs_file(), Known, version=1, max_entries=8, max_bytes=8 << 20)
+        self._cache = JsonCache(paths.costs_file(), Known, version=2, max_entries=8, max_bytes=8 << 20)
 
     def read(self) -> Known:
         """Return what is known; nothing where nothing was measured."""
@@ -183,15 +185,21 @@ def _rate(one: Observation) -> float:
 def with_points(start: CostProfile, seen: Sequence[Observation]) -> CostProfile:
     """Return `start` with points at which it can be fitted, for the types in which the measured models compute."""
     sets = sorted({*_SETS, *(at for at, _ in start.bandwidth)})
-    types = dict.fromkeys([rate.type for rate in start.rates] + [kind for one in seen for kind in _types(one.work)])
-    return msgspec.structs.replace(
-        start,
-        bandwidth=tuple((at, start.read_rate(at)) for at in sets),
-        rates=tuple(Rate(kind, tuple((n, start.madd_rate(kind, n)) for n in KNOTS)) for kind in types),
-    )
+    kinds = dict.fromkeys([rate.type for rate in start.rates] + [kind for one in seen for kind in _types(one.work)])
+    small = [one.work for one in seen if one.work.weight_bytes < UNCACHED and not one.work.is_moe]
+    cached = dict.fromkeys(kind for one in small for kind in _types(one))
+
+    def rate(kind: str, cached: bool = False) -> Rate:
+        return Rate(kind, tuple((n, start.madd_rate(kind, n)) for n in KNOTS), cached)
+
+    rates = [*map(rate, kinds), *(rate(kind, cached=True) for kind in cached)]
+    if any(not one.model for one in seen):  # chats alone do not tell activations from the rest
+        rates.append(Rate(ACTIVATIONS, tuple((n, start.madd_rate("Q8_0", n) / _PER_ACTIVATION) for n in KNOTS)))
+    return msgspec.structs.replace(start, bandwidth=tuple((at, start.read_rate(at)) for at in sets), rates=tuple(rates))
 
 
 def _types(work: ModelWork) -> list[str]:
-    parts = (*work.dense, *work.head, *work.experts)
-    total = sum(one.madds for one in parts)
-    return [one.type for one in parts if one.madds > _MUCH * total]
+    parts = [(one.type, one.madds) for one in (*work.dense, *work.head)]
+    parts += [(one.type + ROUTED, one.madds) for one in work.experts]
+    total = sum(madds for _, madds in parts)
+    return [kind for kind, madds in parts if madds > _MUCH * total]

@@ -20,6 +20,7 @@ as for one (llama.cpp pull request 17034); with independent choices it would rea
 """
 _LARGEST_HEAD = 0.45  # share of the parameters, for models that are scaled from a larger one
 _USUAL_BITS = 4.85  # of Q4_K_M
+_MATRICES, _OF_EXPERT = 7, 3  # of a layer (q, k, v, output, gate, up, down), and of an expert
 _MIXED = 1.08  # files named after a K type have some tensors of larger types
 _SIZES = (
     (0.5e9, "qwen2.5-0.5b"), (1.5e9, "qwen2.5-1.5b"), (4e9, "qwen3-4b"), (8e9, "llama-3.1-8b"),
@@ -97,14 +98,21 @@ def typical_work(
         routed = min((1 - active) * params / (1 - known.used / known.experts), 0.995 * rest)
     return ModelWork(
         n_layer=known.layers,
-        dense=(Weights(kind, (rest - routed) * per_value, rest - routed),),
-        head=(Weights(kind, head * per_value, head),),
-        experts=(Weights(kind, routed * per_value, routed),) if routed else (),
+        dense=(_weights(kind, rest - routed, per_value, known, _MATRICES * known.layers),),
+        head=(_weights(kind, head, per_value, known, 1),),
+        experts=(_weights(kind, routed, per_value, known, _OF_EXPERT * known.layers * known.experts),)
+        if routed
+        else (),
         n_expert=known.experts if routed else 0,
         n_expert_used=known.used if routed else 0,
         alike=ALIKE,
         attention=(Attention(2.0 * known.layers * known.kv_values, known.layers * known.heads * 2 * known.head),),
     )
+
+
+def _weights(kind: str, values: float, per_value: float, known: Dimensions, matrices: int) -> Weights:
+    """Return matrices that have one side of the embedding's width."""
+    return Weights(kind, values * per_value, values, values / known.embd + matrices * known.embd)
 
 
 def main_type(quantization: str) -> str:

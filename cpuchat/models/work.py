@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from cpuchat.costmodel.work import Attention, ModelWork, by_type
+from cpuchat.costmodel.work import Attention, ModelWork, Weights, by_type
 from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.traffic import TABLES, attention_madds, is_used, traffic_of
 
 N_PAST = 650
@@ -26,9 +27,9 @@ def model_work(
     return ModelWork(
         name=header.name,
         n_layer=header.n_layer,
-        dense=by_type((one.type, one.nbytes, one.n_elements) for one in dense),
-        head=by_type((one.type, one.nbytes, one.n_elements) for one in used if one.name == head),
-        experts=by_type((one.type, one.nbytes, one.n_elements) for one in used if one.name in routed),
+        dense=by_type(_weights(one) for one in dense),
+        head=by_type(_weights(one) for one in used if one.name == head),
+        experts=by_type(_weights(one) for one in used if one.name in routed),
         n_expert=traffic.n_expert,
         n_expert_used=traffic.n_expert_used,
         row=traffic.row,
@@ -37,3 +38,9 @@ def model_work(
             Attention(part.bytes_per_token, madds.get(part.window, 0), part.window, part.step) for part in traffic.kv
         ),
     )
+
+
+def _weights(tensor: TensorInfo) -> Weights:
+    """Return the work of a matrix, of a stack of matrices, or of a vector."""
+    columns, rows, n = (*tensor.shape, 1, 1)[:3]
+    return Weights(tensor.type, tensor.nbytes, tensor.n_elements, (columns + rows) * n)

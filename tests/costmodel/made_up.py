@@ -5,7 +5,7 @@ from __future__ import annotations
 from cpuchat.costmodel.fit import KNOTS, Observation, knots
 from cpuchat.costmodel.passes import pass_cost
 from cpuchat.costmodel.profile import CostProfile, Rate
-from cpuchat.costmodel.work import KV, ModelWork
+from cpuchat.costmodel.work import ACTIVATIONS, KV, ModelWork
 from cpuchat.models.work import model_work
 from cpuchat.synthetic.model import header_of
 
@@ -17,7 +17,7 @@ def work(shape: str, quantization: str = "Q8_0", layers: int | None = None) -> M
 
 
 def two_cores(overlap: float = 4.0) -> CostProfile:
-    """About two Zen 4 cores: few tokens are multiplied slowly, caches are twice as fast as memory."""
+    """About two Zen 4 cores: few tokens are multiplied slowly, and all of them faster with weights in the caches."""
     slow, fast = 3e10, 1.2e11
     curve = tuple((n, slow * (fast / slow) ** min(i / 5, 1.0)) for i, n in enumerate(KNOTS))
     return CostProfile(
@@ -28,7 +28,11 @@ def two_cores(overlap: float = 4.0) -> CostProfile:
             Rate("Q8_0", curve),
             Rate("Q4_K", tuple((n, 0.8 * rate) for n, rate in curve)),
             Rate("F16", tuple((n, 0.6 * rate) for n, rate in curve)),
+            Rate("Q8_0", tuple((n, 1.5 * rate) for n, rate in curve), cached=True),
+            Rate("Q4_K", tuple((n, 2 * rate) for n, rate in curve), cached=True),
+            Rate("F16", tuple((n, 1.2 * rate) for n, rate in curve), cached=True),
             Rate(KV, ((1.0, 2e10),)),
+            Rate(ACTIVATIONS, ((1.0, 3e8),)),
         ),
         overlap=overlap,
     )
@@ -40,7 +44,12 @@ def guess() -> CostProfile:
         pass_s=1e-4,
         layer_s=1e-5,
         bandwidth=((16e6, 6e10), (64e6, 3e10)),
-        rates=(*knots(("Q8_0", "Q4_K", "F16"), 6e10), Rate(KV, ((1.0, 4e10),))),
+        rates=(
+            *knots(("Q8_0", "Q4_K", "F16"), 6e10),
+            *(Rate(one.type, one.points, cached=True) for one in knots(("Q8_0", "Q4_K", "F16"), 6e10)),
+            Rate(KV, ((1.0, 4e10),)),
+            *knots((ACTIVATIONS,), 6e8),
+        ),
     )
 
 

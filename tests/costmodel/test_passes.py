@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from cpuchat.costmodel.passes import (
@@ -15,7 +16,7 @@ from cpuchat.costmodel.passes import (
     tokens_per_pass,
 )
 from cpuchat.costmodel.profile import CostProfile, Rate, interpolated
-from cpuchat.costmodel.work import KV
+from cpuchat.costmodel.work import ACTIVATIONS, KV, ROUTED
 from tests.costmodel.made_up import two_cores, work
 
 MEASURED_70B = {1: 92.4, 2: 92.6, 3: 94.3, 4: 96.8, 5: 106.3, 6: 124.1, 8: 169.3, 10: 210.7, 12: 251.4, 16: 339.1}
@@ -34,7 +35,7 @@ def test_with_fast_cores_decoding_is_bandwidth_by_bytes() -> None:
 
 def test_with_fast_memory_prefill_is_arithmetic() -> None:
     model, machine = work("8b"), simple(bandwidth=1e15)
-    body = sum(one.madds for one in model.dense)
+    body = sum(one.madds for one in model.dense) * (1 - 0.85 / model.n_layer)  # most of the last layer for one token
     assert 512 / prefill_cost(machine, model, 512).seconds == pytest.approx(1e12 / body, rel=0.01)
 
 
@@ -124,3 +125,30 @@ def test_rates_between_points_and_of_unknown_types() -> None:
     assert machine.madd_rate("Q4_0", 1) == machine.madd_rate("Q4_K", 1)
     assert machine.madd_rate("BF16", 8) == machine.madd_rate("F16", 8)
     assert machine.madd_rate("IQ2_XXS", 8) == machine.madd_rate("Q4_K", 8)
+
+
+def test_weights_in_the_caches_are_computed_at_rates_of_their_own() -> None:
+    rates = (Rate("Q6_K", ((1.0, 15e9),)), Rate("Q6_K", ((1.0, 41e9),), cached=True))
+    machine = CostProfile(bandwidth=((1.0, 1e12),), rates=rates)
+    assert machine.madd_rate("Q6_K", 1, 10e6) == pytest.approx(41e9)
+    assert machine.madd_rate("Q6_K", 1, 500e6) == pytest.approx(15e9)
+    assert 15e9 < machine.madd_rate("Q6_K", 1, 75e6) < 41e9
+    assert machine.madd_rate("Q5_K", 1, 10e6) == pytest.approx(41e9), "the nearest type that is known"
+
+
+def test_experts_have_kernels_of_their_own() -> None:
+    plain = CostProfile(bandwidth=((1.0, 1e12),), rates=(Rate("Q8_0", ((1.0, 1e11),)), Rate(KV, ((1.0, 1e15),))))
+    machine = msgspec.structs.replace(plain, rates=(*plain.rates, Rate("Q8_0" + ROUTED, ((1.0, 2e10),))))
+    mixture, dense = work("30b-a3b"), work("1.5b")
+    assert prefill_cost(machine, mixture, 512).seconds > 2 * prefill_cost(plain, mixture, 512).seconds
+    assert prefill_cost(machine, dense, 512) == prefill_cost(plain, dense, 512)
+
+
+def test_activations_count_more_where_matrices_are_small() -> None:
+    without = CostProfile(bandwidth=((1.0, 1e12),), rates=(Rate("Q8_0", ((1.0, 1e11),)), Rate(KV, ((1.0, 1e15),))))
+    machine = msgspec.structs.replace(without, rates=(*without.rates, Rate(ACTIVATIONS, ((1.0, 5e8),))))
+    longer = [
+        prefill_cost(machine, work(shape), 512).seconds / prefill_cost(without, work(shape), 512).seconds
+        for shape in ("0.05b", "0.5b", "8b")
+    ]
+    assert longer[0] > longer[1] > longer[2] > 1
