@@ -34,7 +34,7 @@ def test_a_probe_predicts_models_that_it_has_not_seen() -> None:
     assert found.error < 0.02
     decode, prefill = errors(found.profile, machine)
     assert decode < 0.08
-    assert prefill < 0.05
+    assert prefill < 0.08
 
 
 def test_noise_and_a_few_disturbed_passes_do_not_spoil_it() -> None:
