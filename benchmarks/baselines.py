@@ -80,6 +80,7 @@ class LlamaServer:
     def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
         # The server hangs up after a stream; a connection kept for the next request would be a dead one.
         limits = httpx.Limits(max_keepalive_connections=0)
+        self.url = url
         self._client = httpx.Client(base_url=url, timeout=300.0, limits=limits)
         self._process = process
 
@@ -131,6 +132,19 @@ class LlamaServer:
             draft_n_accepted=timings.get("draft_n_accepted", 0),
         )
 
+    def raw_first_ms(self, route: str, body: dict[str, Any]) -> float:
+        """Return ms from sending a request to the first byte of its first text: the least that a client can take."""
+        start = time.perf_counter()
+        with self._client.stream("POST", route, json=body) as response:
+            for line in response.iter_lines():
+                if '"content":"' in line or '"text":"' in line:
+                    return 1e3 * (time.perf_counter() - start)
+        raise MeasureError("llama-server sent no text")
+
+    def busy(self) -> int:
+        """Return how many slots compute."""
+        return sum(slot["is_processing"] for slot in self._client.get("/slots").json())
+
     def wait_until_ready(self) -> None:
         """Raises MeasureError when it ends or does not get ready."""
         deadline = time.monotonic() + STARTUP_SECONDS
@@ -149,18 +163,25 @@ class LlamaServer:
 
 @contextlib.contextmanager
 def llama_server(
-    model: Path, *, threads: int, n_ctx: int, log: Path, draft: Path | None = None, depth: int = 0
+    model: Path,
+    *,
+    threads: int,
+    n_ctx: int,
+    log: Path,
+    draft: Path | None = None,
+    depth: int = 0,
+    extra: Sequence[str] = (),
 ) -> Iterator[LlamaServer]:
     """Start one on a free port of this machine's loopback; ended at the end.
 
     With `draft` it speculates: its `draft-simple` drafts `depth` tokens per verify pass, however unsure it is (its
-    minimum probability is 0 by default), on the same threads.
+    minimum probability is 0 by default), on the same threads. `extra` are further arguments.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [str(tool("llama-server")), "-m", str(model), "-t", str(threads), "-tb", str(threads), "-c", str(n_ctx)]
-    command += ["-np", "1", "-b", "512", "-ub", "512", "--host", "127.0.0.1", "--port", str(port), "--offline"]
+    command += ["-np", "1", "-b", "512", "-ub", "512", "--host", "127.0.0.1", "--port", str(port), "--offline", *extra]
     if draft is not None:
         command += ["--spec-type", "draft-simple", "-md", str(draft), "--spec-draft-n-max", str(depth)]
         command += ["-td", str(threads), "-tbd", str(threads), "--cache-ram", "0"]

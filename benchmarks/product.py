@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common import MeasureError
 
-from cpuchat.backend.base import DEFAULT_PLACEMENT
+from cpuchat.backend.base import DEFAULT_PLACEMENT, Backend
 from cpuchat.backend.local import LocalBackend
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
@@ -75,7 +75,7 @@ async def worker(
 
 
 async def answer(
-    backend: LocalBackend,
+    backend: Backend,
     prompt: str,
     max_tokens: int,
     *,
@@ -98,7 +98,7 @@ async def answer(
     return done
 
 
-async def ask(backend: LocalBackend, request: Generate) -> Answer:
+async def ask(backend: Backend, request: Generate) -> Answer:
     """One request and its figures.
 
     Raises:

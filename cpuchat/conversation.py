@@ -36,6 +36,7 @@ from cpuchat.protocol import (
     Speculation,
     TextDelta,
 )
+from cpuchat.servers import ServerModel, Source
 from cpuchat.settings import Settings
 from cpuchat.telemetry.meter import Figures, Meter
 
@@ -83,7 +84,7 @@ class Conversation:
         self._running = False  # a load, an answer or a measurement
         self._answering = False  # the open chat
         self._stopping = False
-        self._path: Path | None = None
+        self._path: Source | None = None
         self._name = ""
 
     @property
@@ -159,7 +160,7 @@ class Conversation:
         return await asyncio.to_thread(lambda: store.search(text) if text else store.chats())
 
     async def load_model(
-        self, path: Path, *, strict: bool = False, calibrate: bool = True
+        self, path: Source, *, strict: bool = False, calibrate: bool = True
     ) -> AsyncGenerator[AnyEvent, None]:
         """Load with the options of the settings and, if there is one, a draft model; see `Backend.load`.
 
@@ -247,6 +248,10 @@ class Conversation:
         """
         return self._answer(lambda: self.history.up_to_last_question(text))
 
+    async def end_reasoning(self) -> bool:
+        """Let the model end its reasoning and answer now; False when it cannot."""
+        return self._answering and await self.backend.end_reasoning()
+
     async def stop(self) -> None:
         """Stop the running load or answer; its stream still ends with its final event."""
         if self._running:
@@ -276,13 +281,18 @@ class Conversation:
                         self.meter.observe(event, self._clock())
                         if not await self._put(event):
                             break
-                        if isinstance(event, GenerationFinished) and self.model is not None and self.logs_speed:
-                            memory = self.backend.engine.memory if self.backend.engine is not None else ""
-                            await asyncio.to_thread(self._usage.answered, self.model, event.timings, memory)
+                        if isinstance(event, GenerationFinished):
+                            await self._log_speed(event)
                         yield event
             finally:
                 await history.end_answer()
             await history.require_own_answer()
+
+    async def _log_speed(self, event: GenerationFinished) -> None:
+        model = self.model
+        if self.logs_speed and model is not None and not model.server:
+            memory = self.backend.engine.memory if self.backend.engine is not None else ""
+            await asyncio.to_thread(self._usage.answered, model, event.timings, memory)
 
     async def _put(self, event: AnyEvent) -> bool:
         """Extend the answer by `event`; returns False when the chat no longer has it."""
@@ -321,15 +331,17 @@ class Conversation:
             frame_seconds=self.frame_seconds,
         )
 
-    async def _choose_draft(self, target: Path, strict: bool, calibrate: bool) -> tuple[Path | None, str]:
-        """Return the draft model and a note about it; sets `draft_problem`."""
+    async def _choose_draft(self, target: Source, strict: bool, calibrate: bool) -> tuple[Path | None, str]:
+        """Return the draft model and a note about it; sets `draft_problem`. A server chooses its own."""
+        self.draft_problem = ""
+        if isinstance(target, ServerModel):
+            return None, ""
         from cpuchat.models.drafts.choice import AUTO, NO_DRAFT, choose_draft  # not before the app's first paint
 
         section = self.in_effect.speculation
         wanted = section.wanted_draft
         library = self.library or Library(self.settings.model.folders)
         measured_only = not calibrate and not section.depth  # one that was not measured would be loaded in vain
-        self.draft_problem = ""
         try:
             draft, note = await asyncio.to_thread(
                 choose_draft, target, wanted, library, strict=strict, measured_only=measured_only
@@ -344,12 +356,12 @@ class Conversation:
             note = f"No draft model is known for {target.name}. Choose one with --draft-model."
         return draft, note
 
-    async def _noted(self, event: AnyEvent, note: str, path: Path, draft: Path | None) -> AnyEvent:
+    async def _noted(self, event: AnyEvent, note: str, path: Source, draft: Path | None) -> AnyEvent:
         """Return `event`; `ModelLoaded` is remembered, and gets one more note.
 
         A draft model that the engine left out has the engine's note, which says why; `note` on it would contradict.
         """
-        if not isinstance(event, ModelLoaded):
+        if not isinstance(event, ModelLoaded) or isinstance(path, ServerModel):
             return event
         left_out = draft is not None and not event.model.draft
         models = [path] if draft is None or left_out else [path, draft]

@@ -226,6 +226,32 @@ class VocabularyMismatch(CpuchatError):
     exit_code = 20
 
 
+class ServerError(CpuchatError):
+    """An inference server failed, or sent something else than an answer."""
+
+    code = "server"
+    exit_code = 21
+
+
+class ServerUnreachable(ServerError):
+    """There is no connection to the server, or it was lost."""
+
+    code = "server_unreachable"
+
+
+class ServerBusy(ServerError):
+    """The server asks to wait for longer than cpuchat does by itself."""
+
+    code = "server_busy"
+
+
+class ServerRefused(ServerError):
+    """The server wants an API key, or another one."""
+
+    code = "server_refused"
+    exit_code = 22
+
+
 class GrammarUnmet(CpuchatError):
     """The answer does not match the requested schema or grammar."""
 

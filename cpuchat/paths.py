@@ -88,6 +88,11 @@ def user_catalog() -> Path:
     return config_dir() / "catalog.toml"
 
 
+def keys_file() -> Path:
+    """Return the file of API keys by server; mode 0600."""
+    return config_dir() / "keys.toml"
+
+
 def chats_db() -> Path:
     return data_dir() / "chats.db"
 

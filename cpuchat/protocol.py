@@ -145,6 +145,10 @@ class ModelInfo(Data, frozen=True):
     of those and of the draft model's cores together in bytes per second (0: not measured), `cache_bytes` their L3
     caches together (0: not known). `compute_tok_s` is what these cores compute at most, by the cost model (0: not
     known).
+
+    A model on a server: `server` describes it ("llama-server at 127.0.0.1:8080"; "" for a file on this machine), `path`
+    is its address (servers.ServerModel), and 0 stands for what is not known. `untold` has pairs of a figure and why the
+    server does not tell it.
     """
 
     path: str
@@ -177,6 +181,12 @@ class ModelInfo(Data, frozen=True):
     compute_tok_s: float = 0.0
     traffic: Traffic | None = None
     draft_traffic: Traffic | None = None
+    server: str = ""
+    untold: tuple[tuple[str, str], ...] = ()
+
+    def why_untold(self, figure: str) -> str:
+        """Return why the server does not tell a figure, and how to get it; "" for one that it tells."""
+        return dict(self.untold).get(figure, "")
 
     @property
     def compute_cpus(self) -> tuple[int, ...]:
@@ -345,13 +355,33 @@ class SpeculationUpdate(Event, frozen=True):
     figures: SpeculationFigures
 
 
+class Reconnecting(Event, frozen=True):
+    """The server of a model was not reached, or was busy: the request is sent again, for the `attempt`-th of `attempts`
+    times."""
+
+    request_id: int
+    attempt: int
+    attempts: int
+
+
+class ServerLoad(Event, frozen=True):
+    """The load of the server that answers, while it does: requests that it is at (this one too) and that wait, and the
+    share of the KV cache in use. None: it does not tell."""
+
+    request_id: int
+    running: int | None = None
+    waiting: int | None = None
+    kv_used: float | None = None
+
+
 class GenerationFinished(Event, frozen=True):
-    """The answer is complete (or was stopped). `matches_grammar`: the whole text matches the request's grammar, or
-    there is none."""
+    """The answer is complete (or was stopped). `note` is what else is to be said about it, in a few words.
+    `matches_grammar`: the whole text matches the request's grammar, or there is none."""
 
     request_id: int
     stop_reason: StopReason
     timings: Timings
+    note: str = ""
     matches_grammar: bool = True
 
 
@@ -386,6 +416,8 @@ AnyEvent = (
     | PrefillProgress
     | TextDelta
     | SpeculationUpdate
+    | Reconnecting
+    | ServerLoad
     | GenerationFinished
     | Measured
     | Failed

@@ -17,6 +17,7 @@ from cpuchat import paths, toml
 from cpuchat.errors import SettingsError
 from cpuchat.files import file_lock, write_atomically
 from cpuchat.protocol import MIN_CTX, CacheType, FlashAttention, LoadMode, LoadOptions, Sampling, Speculation
+from cpuchat.servers import URL_PATTERN
 from cpuchat.timings import DrafterName
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -30,6 +31,8 @@ DraftCores = Annotated[str, msgspec.Meta(pattern=rf"^(auto|shared|{_PLACES})$")]
 MemoryPolicy = Annotated[
     str, msgspec.Meta(pattern=rf"^(auto|local|(interleave|weighted)(:{_LIST})?|(bind|preferred):{_LIST})$")
 ]
+
+ServerUrl = Annotated[str, msgspec.Meta(pattern=URL_PATTERN)]
 
 Changes = dict[str, dict[str, Any]]
 """Values to set: section, key, value."""
@@ -46,6 +49,7 @@ _DRAFTERS: dict[Drafters, tuple[DrafterName, ...]] = {
 WANTED = {
     "engine.cores": "must be auto, all, a list of CPUs such as 0-7, l3:0-3, node:0, socket:0, or 4/l3",
     "engine.memory": "must be auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers)",
+    "servers.urls": "must be addresses such as http://127.0.0.1:8080, without a password",
     "speculation.draft_cores": "must be auto, shared, a list of CPUs such as 4-7 or 2,3, l3:0, node:0 or socket:0",
 }
 
@@ -63,8 +67,8 @@ def _check_ranges(name: str, words: str) -> None:
 
 
 class ModelSection(Section):
-    """`last` is what the app opened last ("" = the demo model), remembered; earlier versions kept it in config.toml.
-    `folders` are searched for GGUF files."""
+    """`last` is what the app opened last ("" = the demo model): a file, or the address of a model on a server. It is
+    remembered; earlier versions kept it in config.toml. `folders` are searched for GGUF files."""
 
     last: str = ""
     folders: list[str] = []
@@ -72,6 +76,12 @@ class ModelSection(Section):
     def __post_init__(self) -> None:
         if "\0" in "".join((self.last, *self.folders)):
             raise ValueError("a path contains a NUL character")
+
+
+class ServersSection(Section):
+    """`urls` of inference servers, whose models are listed with those of this machine."""
+
+    urls: list[ServerUrl] = []
 
 
 class EngineSection(Section):
@@ -210,6 +220,7 @@ class Settings(Section):
     """All of config.toml."""
 
     model: ModelSection = msgspec.field(default_factory=ModelSection)
+    servers: ServersSection = msgspec.field(default_factory=ServersSection)
     engine: EngineSection = msgspec.field(default_factory=EngineSection)
     speculation: SpeculationSection = msgspec.field(default_factory=SpeculationSection)
     hardware: HardwareSection = msgspec.field(default_factory=HardwareSection)
@@ -306,7 +317,7 @@ def explained(error: msgspec.ValidationError) -> tuple[str, str]:
     """Return the wrong key ("engine.threads"; "" for the top level) and what is wrong with it."""
     # msgspec ends its message with "- at `$.engine.threads`".
     reason, _, where = str(error).partition(" - at ")
-    key = where.strip("`").removeprefix("$").lstrip(".")
+    key = where.strip("`").removeprefix("$").removesuffix("[...]").lstrip(".")
     field, colon, rest = reason.partition(": ")
     if colon and field.isidentifier():  # a rule of a whole section, which names the field
         key, reason = f"{key}.{field}".lstrip("."), rest

@@ -34,7 +34,8 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     `overlap`: drafting and verifying run at the same time. `draft_passes` are evaluations of the draft model, each of
     which reads all its weights. `draft_ms` is time spent drafting that verification waited
     for. `plain_ms` is what one plain token costs here now (None: not known). `reason` says in one plain sentence why
-    speculation is off; "" while it is on.
+    speculation is off; "" while it is on. `source`: "" when the engine of this machine counted, else who told the
+    counts of a server ("server", or "server-wide" where those of other requests are in them); the depth is not known.
     """
 
     passes: int = 0
@@ -51,6 +52,7 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     draft_ms: float = 0.0
     plain_ms: float | None = None
     reason: str = ""
+    source: str = ""
 
     def tokens_per_pass(self, predicted_n: int) -> float | None:
         """Return tokens per evaluation of the target, of `predicted_n` in all; the prompt gives the first one. None
@@ -73,6 +75,9 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     the request to the first token's text. Decode tok/s is (predicted_n - 1) / predicted_ms (DESIGN: figures).
     `cpu_wait` is the share of the decoding time that the compute threads waited for a core which something else had
     (None: not known).
+
+    Of a server: `network_ms` and `queue_ms` of `ttft_ms` went into the network and into waiting for other requests
+    (None: not known). `approximate`: it did not tell its tokens, `predicted_n` counts the parts that it sent.
     """
 
     cache_n: int = 0
@@ -89,6 +94,9 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     overhead_us: float = 0.0
     cpu_wait: float | None = None
     speculation: SpeculationFigures | None = None
+    network_ms: float | None = None
+    queue_ms: float | None = None
+    approximate: bool = False
 
     @property
     def prompt_per_second(self) -> float | None:

@@ -14,7 +14,9 @@ from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.instructions import Instructions
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.paths import cache_dir
+from cpuchat.servers import ServerModel
 from tests.support.hub_server import HubServer
+from tests.support.llama_server import llama_server
 from tests.support.tiny_gguf import write_tiny_gguf
 
 # The processes that tests start shall run the code that is tested, wherever the installed package lies.
@@ -74,6 +76,13 @@ def without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer model of the llama architecture with random weights and a ChatML template, context 4096."""
     return write_tiny_gguf(tmp_path_factory.mktemp("models") / "tiny-F32.gguf")
+
+
+@pytest.fixture(scope="session")
+def served_model(tiny_model: Path) -> Iterator[ServerModel]:
+    """The tiny model on a llama-server of this machine, context 2048."""
+    with llama_server(tiny_model, n_ctx=2048) as url:
+        yield ServerModel(url)
 
 
 @pytest.fixture(scope="session")

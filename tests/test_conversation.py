@@ -14,6 +14,7 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
+from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.chats.history import title_of
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
@@ -21,6 +22,7 @@ from cpuchat.errors import UsageError
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, LoadCancelled, ModelLoaded, TextDelta
+from cpuchat.servers import Source
 from cpuchat.settings import Settings
 from tests.models.drafts.files import write_catalog
 from tests.support.edited_gguf import edited
@@ -29,13 +31,19 @@ from tests.support.scripted_backend import ScriptedBackend, answer
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine")]
 
 
+@pytest.fixture(params=["worker", "server"])
+def anywhere(request: pytest.FixtureRequest, tiny_model: Path) -> Source:
+    """The same model, loaded by a worker and served by a llama-server."""
+    return tiny_model if request.param == "worker" else request.getfixturevalue("served_model")
+
+
 @contextlib.asynccontextmanager
-async def conversation(model: Path, max_tokens: int = 24) -> AsyncIterator[Conversation]:
+async def conversation(model: Source, max_tokens: int = 24) -> AsyncIterator[Conversation]:
     settings = Settings()
     settings.chat.max_tokens = max_tokens
     settings.sampling.temperature = 0.0
     settings.engine.ctx = 2048
-    core = Conversation(settings=settings, backend=LocalBackend(), store=ChatStore(paths.chats_db()))
+    core = Conversation(settings=settings, backend=SwitchingBackend(), store=ChatStore(paths.chats_db()))
     try:
         assert isinstance((await everything(core.load_model(model)))[-1], ModelLoaded)
         yield core
@@ -47,8 +55,8 @@ async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
     return [event async for event in stream]
 
 
-async def test_a_message_and_its_answer_are_kept(tiny_model: Path) -> None:
-    async with conversation(tiny_model) as core:
+async def test_a_message_and_its_answer_are_kept(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
         events = await everything(core.send("hello\nthere"))
         assert isinstance(events[-1], GenerationFinished)
         assert core.chat is not None
@@ -59,7 +67,7 @@ async def test_a_message_and_its_answer_are_kept(tiny_model: Path) -> None:
         assert answer.timings is not None
         assert answer.timings.predicted_n == 24
         assert core.meter.figures().predicted_n == 24
-    async with conversation(tiny_model) as core:
+    async with conversation(anywhere) as core:
         await core.open_chat(chat_id)
         assert [m.role for m in core.messages] == ["user", "assistant"]
         assert core.messages[1] == answer
@@ -101,8 +109,8 @@ async def test_a_draft_model_that_the_engine_leaves_out_is_not_said_to_draft(tmp
             assert said in note
 
 
-async def test_a_stop_while_the_message_is_stored_is_heard(tiny_model: Path) -> None:
-    async with conversation(tiny_model, max_tokens=0) as core:
+async def test_a_stop_while_the_message_is_stored_is_heard(anywhere: Source) -> None:
+    async with conversation(anywhere, max_tokens=0) as core:
         for stream in (core.send, lambda _: core.regenerate(), core.edit_last):
             answering = asyncio.create_task(everything(stream("hello")))
             while not core.busy:
@@ -113,8 +121,8 @@ async def test_a_stop_while_the_message_is_stored_is_heard(tiny_model: Path) -> 
             assert not any(isinstance(event, TextDelta) for event in events)
 
 
-async def test_regenerate_replaces_the_answer(tiny_model: Path) -> None:
-    async with conversation(tiny_model) as core:
+async def test_regenerate_replaces_the_answer(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
         await everything(core.send("hello"))
         await everything(core.regenerate())
         assert [m.role for m in core.messages] == ["user", "assistant"]
@@ -122,8 +130,8 @@ async def test_regenerate_replaces_the_answer(tiny_model: Path) -> None:
         assert core.history.store.messages(core.chat.id) == core.messages
 
 
-async def test_edit_replaces_my_message_and_what_follows(tiny_model: Path) -> None:
-    async with conversation(tiny_model) as core:
+async def test_edit_replaces_my_message_and_what_follows(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
         await everything(core.send("one"))
         await everything(core.send("two"))
         await everything(core.edit_last("three"))
@@ -132,8 +140,8 @@ async def test_edit_replaces_my_message_and_what_follows(tiny_model: Path) -> No
         assert core.history.store.messages(core.chat.id) == core.messages
 
 
-async def test_stop_keeps_what_was_said(tiny_model: Path) -> None:
-    async with conversation(tiny_model, max_tokens=0) as core:
+async def test_stop_keeps_what_was_said(anywhere: Source) -> None:
+    async with conversation(anywhere, max_tokens=0) as core:
         async for event in core.send("hello"):
             if isinstance(event, TextDelta):
                 await core.stop()
@@ -142,8 +150,8 @@ async def test_stop_keeps_what_was_said(tiny_model: Path) -> None:
         assert not core.busy
 
 
-async def test_one_answer_at_a_time(tiny_model: Path) -> None:
-    async with conversation(tiny_model) as core:
+async def test_one_answer_at_a_time(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
         stream = core.send("hello")
         await anext(stream)
         with pytest.raises(UsageError):
@@ -155,8 +163,8 @@ async def test_one_answer_at_a_time(tiny_model: Path) -> None:
         assert core.messages[0].content == "hello"
 
 
-async def test_text_is_saved_while_it_is_written(tiny_model: Path) -> None:
-    async with conversation(tiny_model, max_tokens=0) as core:
+async def test_text_is_saved_while_it_is_written(anywhere: Source) -> None:
+    async with conversation(anywhere, max_tokens=0) as core:
         stream = core.send("hello")
         seen = False
         async for _ in stream:
@@ -187,8 +195,8 @@ async def test_death_of_the_worker_leaves_the_conversation_intact(tiny_model: Pa
         assert core.messages[1].content == said
 
 
-async def test_an_answer_without_a_word_is_no_part_of_the_history(tiny_model: Path) -> None:
-    async with conversation(tiny_model) as core:
+async def test_an_answer_without_a_word_is_no_part_of_the_history(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
         failed = (await everything(core.send("long " * 3000)))[-1]
         assert isinstance(failed, Failed)
         assert [m.role for m in core.messages] == ["user"]
@@ -196,16 +204,16 @@ async def test_an_answer_without_a_word_is_no_part_of_the_history(tiny_model: Pa
         assert [m.role for m in core.messages] == ["user", "assistant"]
 
 
-async def test_nothing_to_regenerate_is_said(tiny_model: Path) -> None:
-    async with conversation(tiny_model) as core:
+async def test_nothing_to_regenerate_is_said(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
         with pytest.raises(UsageError, match="no message to answer"):
             await anext(core.regenerate())
 
 
-async def test_the_live_rate_falls_when_the_stream_stalls(tiny_model: Path) -> None:
+async def test_the_live_rate_falls_when_the_stream_stalls(anywhere: Source) -> None:
     """The test's clock stands still while tokens arrive."""
     now = [0.0]
-    async with conversation(tiny_model, max_tokens=400) as core:
+    async with conversation(anywhere, max_tokens=400) as core:
         core._clock = lambda: now[0]
         stream = core.send("hello")
         async for event in stream:
@@ -218,8 +226,8 @@ async def test_the_live_rate_falls_when_the_stream_stalls(tiny_model: Path) -> N
         await everything(stream)
 
 
-async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(tiny_model: Path) -> None:
-    async with conversation(tiny_model) as core:
+async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
         await everything(core.send("hello"))
         figures, messages = core.figures(), list(core.messages)
         request = Generate(prompt="Once upon a time", max_tokens=7)
@@ -263,18 +271,18 @@ def test_titles() -> None:
     assert len(long) <= 50
 
 
-async def test_a_stop_is_heard_however_early_in_a_load(tiny_model: Path) -> None:
+async def test_a_stop_is_heard_however_early_in_a_load(anywhere: Source) -> None:
     """Also while a draft model is looked up, before the worker gets a command."""
-    async with conversation(tiny_model) as core:
+    async with conversation(anywhere) as core:
         for steps in range(4):
-            loading = asyncio.create_task(everything(core.load_model(tiny_model)))
+            loading = asyncio.create_task(everything(core.load_model(anywhere)))
             while not core.busy:
                 await asyncio.sleep(0)
             for _ in range(steps):
                 await asyncio.sleep(0)
             await core.stop()
             assert isinstance((await loading)[-1], LoadCancelled)
-        assert isinstance((await everything(core.load_model(tiny_model)))[-1], ModelLoaded)
+        assert isinstance((await everything(core.load_model(anywhere)))[-1], ModelLoaded)
 
 
 async def test_without_a_store_nothing_is_kept(tmp_path: Path) -> None:

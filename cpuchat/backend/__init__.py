@@ -1,1 +1,1 @@
-"""Where answers come from: a local worker process."""
+"""Where answers come from: a local worker process, or a server."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Protocol
 
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import AnyEvent, EngineInfo, Generate, LoadOptions, ModelInfo
+from cpuchat.servers import Source
 
 DEFAULT_PLACEMENT = PlacementSpec()
 
@@ -22,7 +22,7 @@ class Backend(Protocol):
 
     @property
     def engine(self) -> EngineInfo | None:
-        """Return the engine of the running worker; None before the first start."""
+        """Return the engine of the running worker; None before the first start, and for a model on a server."""
         ...
 
     @property
@@ -31,9 +31,9 @@ class Backend(Protocol):
         ...
 
     def load(
-        self, path: Path, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
+        self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
     ) -> AsyncGenerator[AnyEvent, None]:
-        """Start a worker if needed and load the model with the placement `spec`.
+        """Start a worker if needed and load the model with the placement `spec`; or connect to the server of the model.
 
         Ends with `ModelLoaded`, `LoadCancelled` (cancelled) or `Failed`.
         """
@@ -51,6 +51,10 @@ class Backend(Protocol):
         """Stop the running load or answer, or the one requested last that has not started; its iterator still ends with
         its final event.
         """
+        ...
+
+    async def end_reasoning(self) -> bool:
+        """Let the model end its reasoning and answer now; False when the engine cannot, or nothing is written."""
         ...
 
     async def forget(self, chat_id: str) -> None:

@@ -42,6 +42,7 @@ from cpuchat.protocol import (
     ModelLoaded,
     WorkerReady,
 )
+from cpuchat.servers import Source
 from cpuchat.timings import Timings
 
 _CLOSED = Failed(code=Interrupted.code, message="The inference worker was closed.")
@@ -95,8 +96,9 @@ class LocalBackend:
         return None if self._alive else await self._ensure_started("local")
 
     def load(
-        self, path: Path, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
+        self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
     ) -> AsyncGenerator[AnyEvent, None]:
+        assert isinstance(path, Path)
         self._cancelled = False  # at once: a cancel may come before the first event is asked for
         return self._load(path, options, spec)
 
@@ -206,6 +208,9 @@ class LocalBackend:
         self._cancelled = True
         if self._request_id:
             self._send(Cancel(request_id=self._request_id))
+
+    async def end_reasoning(self) -> bool:
+        return False  # the worker has no command for it
 
     async def forget(self, chat_id: str) -> None:
         self._send(ForgetChat(chat_id=chat_id))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuchat.cli.options import DEMO
 from cpuchat.errors import ChatsError, ModelNotFound, UsageError
+from cpuchat.servers import ServerModel, Source, is_url
 from cpuchat.text import clean
 
 if TYPE_CHECKING:
@@ -29,13 +30,16 @@ def require_terminal() -> None:
             )
 
 
-def open_app(model: str | None, values: Mapping[str, Any], *, sides: tuple[Side, Side] | None = None) -> int:
+def open_app(
+    model: str | None, values: Mapping[str, Any], *, sides: tuple[Side, Side] | None = None, server: str | None = None
+) -> int:
     """Run the app until it exits; returns the exit code.
 
     Args:
         model: what to load first; None is the model used last, or the demo model.
         values: options as `options.overridden` takes them, for this run only.
         sides: opens the compare screen with these.
+        server: the address of the server that has `model`.
 
     Raises:
         UsageError: no terminal, or values that are not acceptable.
@@ -46,17 +50,22 @@ def open_app(model: str | None, values: Mapping[str, Any], *, sides: tuple[Side,
     gc.disable()  # until the first paint: importing makes next to no garbage
 
     from cpuchat import paths
-    from cpuchat.cli.options import overridden, require_draft_in_use
+    from cpuchat.cli.options import key_ring, overridden, require_draft_in_use, served_model
 
+    served = served_model(server, model, values)
     chosen = overridden(values)
 
     from cpuchat.backend.local import LocalBackend
+    from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.hardware.placement.placement import PlacementSpec
     from cpuchat.models.library.library import Library
 
     library = Library(chosen.model.folders)
-    initial = _initial(library, model, chosen.model.last)
-    if values.get("speculation__draft_model") is not None:  # say it here, where the command can be corrected
+    initial = served or _initial(library, model, chosen.model.last)
+    keys = key_ring(chosen, served or initial)
+    if (
+        isinstance(initial, Path) and values.get("speculation__draft_model") is not None
+    ):  # say it here, where the command can be corrected
         from cpuchat.models.drafts.choice import choose_draft
 
         require_draft_in_use(chosen)
@@ -67,7 +76,7 @@ def open_app(model: str | None, values: Mapping[str, Any], *, sides: tuple[Side,
 
     # Importing the engine takes the worker as long as importing Textual takes this process.
     prepared: list[LocalBackend] = [new_backend()]
-    if sides is None:
+    if sides is None and isinstance(initial, Path):
         prepared[0].prepare(PlacementSpec.of(chosen))
 
     from cpuchat.chats.store import ChatStore
@@ -76,18 +85,20 @@ def open_app(model: str | None, values: Mapping[str, Any], *, sides: tuple[Side,
     from cpuchat.tui.launch import run
 
     def make(resume: Resume) -> ChatApp:
-        backend = prepared.pop() if prepared else new_backend()
+        backend = SwitchingBackend(prepared.pop() if prepared else new_backend(), keys)
         conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
         if resume.chat_id:
             with contextlib.suppress(ChatsError):  # deleted meanwhile
                 asyncio.run(conversation.open_chat(resume.chat_id))
         compared = None if resume.model else sides
-        return ChatApp(conversation, library, resume.model or initial, text=resume.text, sides=compared)
+        app = ChatApp(conversation, library, resume.model or initial, text=resume.text, sides=compared)
+        app.services.keys = keys
+        return app
 
     return run(make)
 
 
-def _initial(library: Library, wanted: str | None, last: str) -> Path:
+def _initial(library: Library, wanted: str | None, last: str) -> Source:
     """Return the model to open: the given one, else the last used one if it still exists, else the demo model.
 
     Raises:
@@ -95,7 +106,10 @@ def _initial(library: Library, wanted: str | None, last: str) -> Path:
     """
     if wanted:
         return library.resolve(wanted)
-    if last:
+    if last and is_url(last):
+        with contextlib.suppress(UsageError):  # edited by hand
+            return ServerModel.of(last)
+    elif last:
         try:
             return library.resolve(last)
         except ModelNotFound:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.cli.options import (
+    answering_backend,
     cores_option,
     ctx_option,
     experts_option,
@@ -17,8 +18,9 @@ from cpuchat.cli.options import (
     model_option,
     model_path,
     overridden,
-    prepared_backend,
     require_draft_in_use,
+    served_model,
+    server_option,
     setting,
     speculation_options,
     stacked,
@@ -43,6 +45,7 @@ Examples:
   cpuchat ask "Why is decoding slower than reading the prompt?"
   cpuchat ask --model ~/models/qwen.gguf --temperature 0 "Name a prime number"
   git diff | cpuchat ask "Write a commit message for this:"
+  cpuchat ask --server http://127.0.0.1:8080 "Hello"
   cpuchat ask --json "Hello" | jq .timings.predicted_per_second
   cpuchat ask --json-schema person.json "Who wrote Faust? Answer as JSON: name, born" | jq .name
 
@@ -52,14 +55,16 @@ and files (not with --raw-output); --json escapes them.
 
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,
-9 unsupported llama.cpp version, 10 generation failed, 12 draft model mismatch, 24 the answer does not match the
-schema or grammar, 130 stopped by Ctrl+C, 1 anything else."""
+9 unsupported llama.cpp version, 10 generation failed, 12 draft model mismatch, 21 server failed or not
+reached, 22 API key refused, 24 the answer does not match the schema or grammar, 130 stopped by Ctrl+C,
+1 anything else."""
 
 
 @click.command(epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")
 @click.argument("question", nargs=-1)
 @stacked(
     model_option(),
+    server_option(),
     click.option("--system", metavar="TEXT", help="System prompt; empty = none."),
     click.option(
         "--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed."
@@ -100,6 +105,7 @@ schema or grammar, 130 stopped by Ctrl+C, 1 anything else."""
 def ask(
     question: tuple[str, ...],
     model: str | None,
+    server: str | None,
     system: str | None,
     raw: bool,
     stop: tuple[str, ...],
@@ -117,6 +123,7 @@ def ask(
     """
     import asyncio
 
+    served = served_model(server, model, values)
     chosen, strict = overridden(values), values["speculation__draft_model"] is not None
     _check(model, system, raw, stop)
     form = _form(json_schema, grammar, stop)
@@ -128,12 +135,12 @@ def ask(
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict:
         require_draft_in_use(chosen)
-    backend = prepared_backend(chosen)
+    backend = answering_backend(chosen, served)
     try:
         from cpuchat.cli.session import Session
         from cpuchat.cli.terminal import Terminal
 
-        path = model_path(model, chosen)
+        path = served or model_path(model, chosen)
     except BaseException:
         backend.kill()
         raise
@@ -285,14 +292,16 @@ async def _print_answer(
             "stop_reason": finished.stop_reason,
             **({"valid": unmet is None} if form else {}),
             "model": info.name or Path(info.path).stem,
+            **({"server": info.server} if info.server else {}),
             **({"draft_model": info.draft} if info.draft else {}),
             "seed": finished.timings.seed,
             "timings": timings_json(finished.timings),
-            "roofline": roofline_json(roofline),
+            **({} if info.server else {"roofline": roofline_json(roofline)}),
         }
         terminal.line(json_line(result))
     else:
-        terminal.note(full_summary(finished.timings, finished.stop_reason, roofline))
+        summary = full_summary(finished.timings, finished.stop_reason, None if info.server else roofline)
+        terminal.note(" · ".join(filter(None, (summary, finished.note))))
     if unmet is not None and finished.stop_reason != "cancelled":
         terminal.warn(error_text(unmet))
         return unmet.exit_code

@@ -25,6 +25,7 @@ SIGPIPE_STATUS = 141
 _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
     "demo": ("cpuchat.cli.demo", "demo", "Try cpuchat with the bundled demo model."),
+    "servers": ("cpuchat.cli.servers", "servers", "List inference servers and their models; store API keys."),
     "models": ("cpuchat.cli.models.group", "models", "Find, download, inspect, quantize and delete models."),
     "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
     "quality": ("cpuchat.cli.quality", "quality", "Measure the quality loss of quantized models."),
@@ -41,6 +42,7 @@ _EPILOG = """\b
 Examples:
   cpuchat                                     chat in the terminal
   cpuchat --model ~/models/qwen.gguf          chat with this model
+  cpuchat --server http://127.0.0.1:8080      chat with what a llama-server, vLLM or Ollama serves
   cpuchat ask "Why is the sky blue?"          answer on standard output
   cat notes.md | cpuchat ask "Sum this up:"   standard input as context
   cpuchat demo --plain                        three answers with their figures
@@ -67,6 +69,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     epilog=_EPILOG,
 )
 @click.option("--model", "-m", metavar="FILE|REPO", help="The model; default: the one used last.")
+@click.option("--server", metavar="URL", help="An OpenAI-compatible server in place of a model on this machine.")
 @click.option("--threads", type=int, metavar="N", help="Compute threads; 0 = automatic.")
 @click.option("--cores", metavar="LIST", help="Compute cores: auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3.")
 @click.option(
@@ -87,6 +90,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 def cli(
     ctx: click.Context,
     model: str | None,
+    server: str | None,
     threads: int | None,
     cores: str | None,
     memory_policy: str | None,
@@ -101,6 +105,7 @@ def cli(
     if ctx.invoked_subcommand is not None:
         given = {
             "--model": model,
+            "--server": server,
             "--threads": threads,
             "--cores": cores,
             "--memory-policy": memory_policy,
@@ -125,7 +130,7 @@ def cli(
         "speculation__draft_model": draft_model,
         "speculation__drafters": drafters,
     }
-    return open_app(model, values)
+    return open_app(model, values, server=server)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,6 +16,9 @@ from cpuchat.settings import Settings
 
 if TYPE_CHECKING:
     from cpuchat.backend.local import LocalBackend
+    from cpuchat.backend.remote.keys import KeyRing
+    from cpuchat.backend.switching import SwitchingBackend
+    from cpuchat.servers import ServerModel, Source
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -84,6 +87,52 @@ MODEL_HELP = "A GGUF file, a Hugging Face repository in the local cache, or `dem
 
 def model_option(help: str = MODEL_HELP) -> Decorator:
     return click.option("--model", "-m", metavar="FILE|REPO", help=help)
+
+
+def server_option() -> Decorator:
+    return click.option(
+        "--server", metavar="URL",
+        help="An OpenAI-compatible server (llama-server, vLLM, Ollama, …) in place of a model on this machine.",
+    )  # fmt: skip
+
+
+_OF_THE_WORKER = ("engine", "speculation")
+
+
+def served_model(server: str | None, model: str | None, values: Mapping[str, Any]) -> ServerModel | None:
+    """Return the model of `--server` (and `--model`, its name there), or of a `--model` that is an address; None for a
+    model on this machine.
+
+    Raises:
+        UsageError: not an address, or with options that only a model on this machine has.
+    """
+    from cpuchat.servers import ServerModel, is_url
+
+    if server is not None:
+        chosen = ServerModel(ServerModel.of(server).server, model or ServerModel.of(server).name)
+    elif model is not None and is_url(model):
+        chosen = ServerModel.of(model)
+    else:
+        return None
+    for name, value in values.items():
+        section, _, key = name.partition("__")
+        if value is not None and section in _OF_THE_WORKER:
+            raise UsageError(
+                f"{section}.{key} has no effect on a model on a server.",
+                "Leave the option out, and start the server with its own.",
+            )
+    return chosen
+
+
+def key_ring(chosen: Settings, source: Source | None = None) -> KeyRing:
+    """Return the API keys. `CPUCHAT_API_KEY` is for the server of `source`, or for the only one of the settings."""
+    from cpuchat.backend.remote.keys import KeyRing
+    from cpuchat.servers import ServerModel, normalized
+
+    if isinstance(source, ServerModel):
+        return KeyRing(source.server)
+    urls = chosen.servers.urls
+    return KeyRing(normalized(urls[0]) if len(urls) == 1 else "")
 
 
 def threads_option() -> Decorator:
@@ -207,6 +256,13 @@ def model_path(spec: str | None, chosen: Settings) -> Path:
     from cpuchat.models.library.library import Library
 
     return Library(chosen.model.folders).resolve(spec or chosen.model.last or DEMO)
+
+
+def answering_backend(chosen: Settings, served: ServerModel | None) -> SwitchingBackend:
+    """Return a backend for one command: connected when asked for a model on a server, else with its worker starting."""
+    from cpuchat.backend.switching import SwitchingBackend
+
+    return SwitchingBackend(None if served else prepared_backend(chosen), key_ring(chosen, served))
 
 
 def prepared_backend(chosen: Settings) -> LocalBackend:

@@ -7,13 +7,13 @@ import contextlib
 import signal
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, Self
 
-from cpuchat.backend.local import LocalBackend
+from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.cli.terminal import Terminal
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError, Interrupted, WorkerDied, from_code
+from cpuchat.present.answers import reconnecting
 from cpuchat.protocol import (
     AnyEvent,
     ContextTrimmed,
@@ -24,8 +24,10 @@ from cpuchat.protocol import (
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
+    Reconnecting,
     TextDelta,
 )
+from cpuchat.servers import Source
 from cpuchat.settings import Settings
 
 
@@ -52,9 +54,9 @@ class Session:
     The first Ctrl+C stops the load or the answer and keeps the partial answer; a second one kills the worker.
     """
 
-    def __init__(self, settings: Settings, terminal: Terminal, backend: LocalBackend | None = None) -> None:
+    def __init__(self, settings: Settings, terminal: Terminal, backend: SwitchingBackend | None = None) -> None:
         """`backend` is closed with the session; None: a new one."""
-        self._backend = backend or LocalBackend()
+        self._backend = backend or SwitchingBackend()
         self.conversation = Conversation(settings=settings, backend=self._backend, store=None)
         self._terminal = terminal
         self._presses = 0
@@ -85,7 +87,7 @@ class Session:
         self._cancelling.add(task)
         task.add_done_callback(self._cancelling.discard)
 
-    async def load(self, path: Path, *, strict: bool = False, calibrate: bool = True) -> ModelInfo:
+    async def load(self, path: Source, *, strict: bool = False, calibrate: bool = True) -> ModelInfo:
         """Start the worker and load a model; see `Conversation.load_model`.
 
         Raises:
@@ -125,6 +127,8 @@ class Session:
                 match event:
                     case PrefillProgress() | LoadProgress():
                         self._terminal.progress(event)
+                    case Reconnecting():
+                        self._terminal.status(reconnecting(event))
                     case ContextTrimmed():
                         self._terminal.warn(
                             f"cpuchat: the oldest {event.dropped_messages} messages ({event.dropped_tokens:,} tokens) "
@@ -155,5 +159,5 @@ class Session:
         if event.code == WorkerDied.code:
             if self.interrupted:  # by the second Ctrl+C, or by the first when the worker was still starting
                 return Interrupted("Stopped.")
-            return WorkerDied(event.message, f"Run the command again. Log: {self._backend.log_file}")
+            return WorkerDied(event.message, f"Run the command again. Log: {self._backend.local.log_file}")
         return from_code(event.code, event.message, event.hint)

@@ -100,6 +100,8 @@ class Terminal:
     def progress(self, event: LoadProgress | PrefillProgress) -> None:
         """Show how far a load or a prompt is, on one line that the next output replaces; terminals only."""
         match event:
+            case LoadProgress(phase="connecting"):
+                text = "connecting to the server"
             case LoadProgress(phase=phase, done=done, total=total):
                 share = f" {100 * done // total} %" if total else ""
                 text = f"{phase} the model{share}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress
+from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, Reconnecting
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
 from cpuchat.timings import SpeculationFigures, Timings
@@ -20,6 +20,9 @@ _STOP_REASONS = {
     "context": "context full",
     "cancelled": "stopped",
     "worker_died": "worker crashed",
+    "server_unreachable": "connection lost",
+    "server_busy": "server busy",
+    "server": "server failed",
 }
 _PHASES = {"reading": "reading the file", "preparing": "preparing", "probing": "measuring the read bandwidth"}
 _CALIBRATING = "calibrating speculation for this model · Esc skips"
@@ -28,6 +31,8 @@ _CALIBRATING = "calibrating speculation for this model · Esc skips"
 def load_progress(name: str, event: LoadProgress) -> str:
     """Format the state line of a load; the percentage keeps its width."""
     share = f"{min(100, 100 * event.done // event.total):3d} %" if event.total > 1 else ""  # one step has no share
+    if event.phase == "connecting":
+        return f"connecting to {name}"
     if event.phase == "calibrating":
         return f"{_CALIBRATING} {share}".rstrip()
     return f"loading {name} · {_PHASES.get(event.phase, event.phase)} {share}".rstrip()
@@ -37,6 +42,11 @@ def prefill_progress(event: PrefillProgress) -> str:
     """Format the state line of prefill: `processing the prompt · 512 of 1,203 tokens, 300 cached`."""
     cached = f", {event.cache_n:,} cached" if event.cache_n else ""
     return f"processing the prompt · {event.processed:,} of {plural(event.total, 'token')}{cached}"
+
+
+def reconnecting(event: Reconnecting) -> str:
+    """Format the state line while a server is not reached: `reconnecting, attempt 2 of 5`."""
+    return f"reconnecting, attempt {event.attempt} of {event.attempts}"
 
 
 def context_trimmed(event: ContextTrimmed) -> str:
@@ -77,7 +87,7 @@ def summary(timings: Timings | None, reason: str) -> str:
         parts += _speed(timings)
         if timings.draft_n and timings.speed_up is not None:
             parts.append(f"{units.factor(timings.speed_up)} vs plain")
-        parts.append(_first_token(timings))
+        parts.append(_first_token(timings).partition(" (")[0])
     return " · ".join(filter(None, (*parts, stop_reason(reason))))
 
 
@@ -97,11 +107,19 @@ def full_summary(timings: Timings, reason: str, roofline: Roofline | None = None
 
 def _speed(timings: Timings) -> list[str]:
     rate = timings.predicted_per_second
-    return [plural(timings.predicted_n, "token"), *([] if rate is None else [f"{units.rate(rate)} tok/s"])]
+    mark = "≈ " if timings.approximate else ""  # counted by the parts that a server sent
+    return [
+        f"{mark}{plural(timings.predicted_n, 'token')}",
+        *([] if rate is None else [f"{mark}{units.rate(rate)} tok/s"]),
+    ]
 
 
 def _first_token(timings: Timings) -> str:
-    return f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}"
+    """Format `first token 0.21 s`, with what of it was waiting at a server: `(queue 0.10 s, network 4 ms)`."""
+    shares = (("queue", timings.queue_ms), ("network", timings.network_ms))
+    waited = [f"{name} {' '.join(units.duration(ms / 1e3))}" for name, ms in shares if ms is not None]
+    text = f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}"
+    return f"{text} ({', '.join(waited)})" if waited else text
 
 
 def _drafting(timings: Timings) -> list[str]:
@@ -145,6 +163,11 @@ def timings_json(timings: Timings) -> dict[str, Any]:
         "predicted_per_token_ms": timings.predicted_ms / spans if spans > 0 else None,
         "predicted_per_second": timings.predicted_per_second,
     }
+    for name in ("network_ms", "queue_ms"):  # of a server
+        if (ms := getattr(timings, name)) is not None:
+            fields[name] = ms
+    if timings.approximate:
+        fields["approximate"] = True
     if timings.draft_n:
         fields["draft_n"] = timings.draft_n
         fields["draft_n_accepted"] = timings.draft_n_accepted

@@ -18,8 +18,10 @@ from cpuchat.protocol import (
     GenerationFinished,
     LoadCancelled,
     LoadProgress,
+    ModelInfo,
     ModelLoaded,
     PrefillProgress,
+    ServerLoad,
     Speculation,
     SpeculationUpdate,
     StopReason,
@@ -28,10 +30,12 @@ from cpuchat.protocol import (
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.roofline import Roofline
 from cpuchat.telemetry.roofline_meter import RooflineMeter
+from cpuchat.telemetry.server import Server, ServerMeter
 from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
 
 Phase = Literal["idle", "loading", "prefill", "decoding", "done"]
 
+_OF_AN_ANSWER = (PrefillProgress, TextDelta, SpeculationUpdate, ServerLoad, GenerationFinished, ContextTrimmed)
 SAMPLE_MS = 500.0
 HISTORY_SECONDS = 60
 _LIVE_MS = 1000.0
@@ -44,8 +48,8 @@ class Figures:
     `load_fraction` 0-1. `prefill_*` in tokens of the prompt; `prefill_cached` of them were reused from the KV cache.
     `ttft_s` from the request's arrival at the backend to the first text. `live_tok_s` over the last second,
     `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `history` is
-    decoding speed, one sample per half second of decoding, oldest first, over answers too. `drafting` and `roofline`
-    have their own `why_missing`.
+    decoding speed, one sample per half second of decoding, oldest first, over answers too. `drafting`, `roofline` and
+    `server` have their own `why_missing`. `approximate`: tokens are counted by the parts that a server sends.
     """
 
     phase: Phase
@@ -65,6 +69,8 @@ class Figures:
     failed: bool = False
     drafting: Drafting = field(default_factory=Drafting)
     roofline: Roofline = field(default_factory=Roofline)
+    server: Server | None = None
+    approximate: bool = False
 
     def why_missing(self, name: str) -> str:
         """Return why that field is None, in a few words; "" when it is not None.
@@ -74,6 +80,8 @@ class Figures:
         """
         if getattr(self, name) is not None:
             return ""
+        if self.server is not None and (untold := self.server.why_untold(name)):
+            return untold
         if name in ("n_ctx", "n_past"):
             absent = "model is loading" if self.phase == "loading" else "no model loaded"
             return absent if self.n_ctx is None else "no answer yet"
@@ -108,6 +116,7 @@ class Meter:
         self._failed = False
         self._speculation = SpeculationMeter()
         self._roofline = RooflineMeter()
+        self._server = ServerMeter()
         self._reset(0)
 
     def _reset(self, request_id: int) -> None:
@@ -126,6 +135,7 @@ class Meter:
         self._failed = False
         self._speculation.reset()
         self._roofline.reset()
+        self._server.reset()
 
     def expect(self, speculation: Speculation) -> None:
         """Set how the next answer (or the one that begins) is drafted."""
@@ -152,7 +162,7 @@ class Meter:
 
     def observe(self, event: Event, now: float) -> None:
         """Record an event. `now`: monotonic seconds, of the same clock in every call."""
-        if isinstance(event, PrefillProgress | TextDelta | SpeculationUpdate | GenerationFinished | ContextTrimmed):
+        if isinstance(event, _OF_AN_ANSWER):
             if event.request_id != self._request_id:
                 if self._request_id or self._phase != "prefill":
                     self._reset(event.request_id)
@@ -171,6 +181,8 @@ class Meter:
                 self._finish(event)
             case ContextTrimmed():
                 self._n_ctx = event.n_ctx
+            case ServerLoad():
+                self._server.load(event)
             case LoadProgress():
                 if self._phase != "loading":
                     self._without_model()
@@ -178,10 +190,9 @@ class Meter:
                 self._load_fraction = min(1.0, event.done / event.total) if event.total > 0 else None
             case ModelLoaded():
                 self._phase, self._load_fraction = "idle", None
-                self._n_ctx, self._n_past = event.model.n_ctx, 0
+                self._n_ctx, self._n_past = event.model.n_ctx or None, 0
                 self._prefill_start = None  # a load in front of an answer is no prefill
-                self._speculation.model(event.model)
-                self._roofline.model(event.model)
+                self._for_model(event.model)
             case LoadCancelled():
                 # The figures of an answer stay, whose worker may have died: "no answer yet" would not be true of them.
                 self._phase = "done" if self._phase in ("prefill", "decoding", "done") else "idle"
@@ -194,8 +205,12 @@ class Meter:
 
     def _without_model(self) -> None:
         self._n_ctx = self._n_past = None
-        self._speculation.model(None)
-        self._roofline.model(None)
+        self._for_model(None)
+
+    def _for_model(self, model: ModelInfo | None) -> None:
+        self._speculation.model(model)
+        self._roofline.model(model)
+        self._server.model(model)
 
     def _prefill_progress(self, event: PrefillProgress, now: float) -> None:
         self._prefill = event
@@ -240,10 +255,13 @@ class Meter:
         self._decode_rate = timings.predicted_per_second
         self._speculation.update(timings.speculation, timings.predicted_n, timings.predicted_ms)
         self._roofline.finish(timings)
+        self._server.finish(timings)
         if timings.ttft_ms > 0:
             self._ttft_s = timings.ttft_ms / 1e3
         if timings.n_ctx:
             self._n_past, self._n_ctx = timings.n_past, timings.n_ctx
+        elif timings.n_past:
+            self._n_past = timings.n_past
 
     def _tokens_at(self, ms: float) -> float:
         """Return the tokens generated until `ms`, interpolated between two deltas."""
@@ -310,6 +328,8 @@ class Meter:
             stop_reason=self._stop_reason,
             history=tuple(self._history),
             failed=self._failed,
+            server=self._server.figures(),
+            approximate=self._server.approximate,
             drafting=self._speculation.drafting(decode if live is None else live, self._first is not None),
             roofline=self._roofline.roofline(
                 live, decode, self._predicted_n, self._n_past or 0, self._speculation.asked.depth

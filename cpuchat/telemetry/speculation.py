@@ -18,6 +18,7 @@ class Drafting:
     `drafter` proposed last ("" none yet). `depth` tokens are drafted per pass now, 0 = plain decoding. `draft_share`
     of the decode time went into drafting that verification waited for (0-1). `plain_tok_s` is what plain decoding
     does here, `speed_up` the rate of this answer against it. `reason` says in one sentence why drafting is off.
+    `source` names who told the counts of a server ("server", "server-wide"; "" for the engine of this machine).
     """
 
     wanted: bool = False
@@ -35,6 +36,7 @@ class Drafting:
     speed_up: float | None = None
     reason: str = ""
     answered: bool = False
+    source: str = ""
 
     def why_missing(self, field: str) -> str:
         """Return why that field is None, in a few words; "" when it is not None.
@@ -47,7 +49,7 @@ class Drafting:
         if not self.wanted:
             return "drafting is off"
         if field == "plain_tok_s":
-            return "not calibrated"
+            return "server does not tell" if self.source else "not calibrated"
         if not self.answered:
             return "no answer yet"
         if field == "speed_up" and self.plain_tok_s is None:
@@ -63,6 +65,7 @@ class SpeculationMeter:
         """The speculation options of the running or the next answer."""
         self._model_plain_ms: float | None = None
         self._no_speculation = ""
+        self._server = False
         self.reset()
 
     def reset(self) -> None:
@@ -76,6 +79,7 @@ class SpeculationMeter:
         self.reset()
         self._model_plain_ms = model.pass_ms[0] if model is not None and model.pass_ms else None
         self._no_speculation = model.no_speculation if model is not None else ""
+        self._server = model is not None and bool(model.server)
 
     def update(self, figures: SpeculationFigures | None, predicted_n: int, decode_ms: float) -> None:
         """Record figures taken when `predicted_n` tokens were generated in `decode_ms` milliseconds."""
@@ -84,7 +88,7 @@ class SpeculationMeter:
     def drafting(self, tok_s: float | None, answered: bool) -> Drafting:
         """Return the current figures. `tok_s` is the rate to compare with plain decoding; `answered`: text has come."""
         adaptive = self.asked.depth == 0
-        if not self.asked.drafters:
+        if not self.asked.drafters and not self._server:  # a server drafts as it was started
             return Drafting(adaptive=adaptive)
         now = self._figures or SpeculationFigures(reason=self._no_speculation)
         # Taken at two moments, so in the first instants of an answer the part can seem larger than the whole.
@@ -99,17 +103,20 @@ class SpeculationMeter:
             by_position=now.by_position,
             by_drafter=now.by_drafter,
             drafter=now.drafter,
-            depth=None if self._figures is None else now.depth,
+            depth=None if self._figures is None or self._server else now.depth,
             overlap=now.overlap,
             draft_share=share,
             plain_tok_s=self._plain_tok_s(now),
             speed_up=now.speed_up(tok_s, self._predicted_n),
             reason=now.reason or (self._no_speculation if not now.draft_n else ""),
             answered=answered,
+            source=now.source,
         )
 
     def _plain_tok_s(self, now: SpeculationFigures) -> float | None:
         """Return the plain speed: of an answer without drafts, its own average speed."""
+        if self._server:
+            return None
         if self._figures is not None and not now.draft_n and self._predicted_n > 1 and self._decode_ms > 0:
             return (self._predicted_n - 1) * 1e3 / self._decode_ms
         plain_ms = now.plain_ms or self._model_plain_ms

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,6 +18,7 @@ from textual.screen import Screen
 
 from cpuchat.conversation import Conversation
 from cpuchat.models.library.library import Library
+from cpuchat.servers import Source
 from cpuchat.text import clean, clean_line
 from cpuchat.tui import commands, keys, themes
 from cpuchat.tui.chat.screen import ChatScreen
@@ -45,7 +45,7 @@ class Resume:
     """State of an app that an error ended: the open chat ("" = a new one), the model, and the unsent text."""
 
     chat_id: str = ""
-    model: Path | None = None
+    model: Source | None = None
     text: str = ""
 
 
@@ -73,7 +73,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self,
         conversation: Conversation,
         library: Library,
-        initial_model: Path | None,
+        initial_model: Source | None,
         *,
         text: str = "",
         sides: Sides | None = None,

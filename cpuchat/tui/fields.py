@@ -24,6 +24,7 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("speculation.drafters", "Drafters", "auto (all available), free (no draft model), off"),
         ("ui.theme", "Theme", "previewed while you choose"),
         ("model.folders", "Model folders", "searched for GGUF files, one per line"),
+        ("servers.urls", "Servers", "addresses of inference servers, one per line"),
     ),
     "Sampling": (
         ("sampling.top_k", "Top-k", "keep the k most likely tokens; 0 = off"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.app import App
 
+from cpuchat.servers import Source
 from cpuchat.settings import Settings
 from cpuchat.tui.services import Services
 
@@ -26,7 +27,7 @@ class Navigator:
         self._app = app
         self._services = services
 
-    async def models(self) -> Path | None:
+    async def models(self) -> Source | None:
         from cpuchat.tui.models.screen import ModelsScreen
 
         return await self._app.push_screen_wait(ModelsScreen(self._services))

@@ -13,10 +13,12 @@ from textual.app import App
 from cpuchat import settings
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
+from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.models.library.library import Library
 from cpuchat.present.welcome import welcome
+from cpuchat.servers import Source, source
 from cpuchat.settings import Changes, Settings, with_changes
 from cpuchat.tui.downloading import Downloading, Opener, open_downloads
 from cpuchat.tui.machine_watch import MachineWatch
@@ -40,7 +42,7 @@ class Chat(Protocol):
         """Return whether a load, an answer or a measurement is running."""
         ...
 
-    def load_model(self, path: Path) -> None:
+    def load_model(self, path: Source) -> None:
         """Load in the background; refuses while something runs."""
 
     def open_chat(self, chat_id: str) -> object:
@@ -53,7 +55,7 @@ class Chat(Protocol):
 class Navigation(Protocol):
     """Opens screens by name. Those that return something are awaited in a worker, until the screen closes."""
 
-    async def models(self) -> Path | None:
+    async def models(self) -> Source | None:
         """Returns the model to load."""
         ...
 
@@ -112,6 +114,8 @@ class Services:
         self.machine_watch = MachineWatch()
         self.new_backend: Callable[[], Backend] = LocalBackend
         """Makes the backend of one side of a comparison."""
+        self.keys = KeyRing()
+        """The API keys of servers."""
         self.comparison: Comparison | None = None
         """The one on the screen."""
         self.describe_machine = welcome
@@ -133,10 +137,15 @@ class Services:
         return self.conversation.settings
 
     @property
-    def loaded_path(self) -> Path | None:
-        """Return the file of the loaded model."""
+    def loaded(self) -> Source | None:
+        """Return the loaded model: its file, or its server and name."""
         model = self.conversation.model
-        return Path(model.path) if model is not None else None
+        return source(model.path) if model is not None else None
+
+    @property
+    def loaded_path(self) -> Path | None:
+        """Return the file of the loaded model; None also for one on a server."""
+        return loaded if isinstance(loaded := self.loaded, Path) else None
 
     def set_folders(self, folders: list[str]) -> None:
         """Search these folders for models from now on."""

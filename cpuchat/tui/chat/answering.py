@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 from cpuchat.conversation import Conversation
 from cpuchat.errors import ChatsChanged, ChatsError, CpuchatError
@@ -18,12 +17,19 @@ from cpuchat.protocol import (
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
+    Reconnecting,
     TextDelta,
 )
+from cpuchat.servers import Source
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.markdown.drafted import Spans
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 
+_TITLES = {
+    "worker_died": "Worker crashed",
+    "does_not_fit": "Not enough memory",
+    "server_unreachable": "Connection lost",
+}
 WARNING, ERROR, PLAIN = "warning", "error", "information"
 
 
@@ -59,7 +65,12 @@ class Answering:
         self.spans: dict[int, Spans] = {}
         """Drafters of the parts of this run's answers, by message id."""
 
-    async def load(self, path: Path) -> AnyEvent | None:
+    async def end_reasoning(self) -> None:
+        """Let the model answer now."""
+        if not await self._conversation.end_reasoning():
+            self._tell("Only a model on a llama-server can end its reasoning, while it reasons. Esc stops it.", PLAIN)
+
+    async def load(self, path: Source) -> AnyEvent | None:
         """Load a model and return the last event: `ModelLoaded` when it is ready."""
         self.loading = path.stem
         self._status.show_state(f"loading {self.loading}")
@@ -127,7 +138,10 @@ class Answering:
             case LoadProgress():
                 self._status.show_state(answers.load_progress(self.loading or "the model", event))
                 if self._open:  # a dead worker is started again before it answers
-                    self._transcript.set_pending("Restarting the worker…")
+                    connecting = event.phase == "connecting"
+                    self._transcript.set_pending("Connecting…" if connecting else "Restarting the worker…")
+            case Reconnecting():
+                self._transcript.set_pending(answers.reconnecting(event))
             case ModelLoaded():
                 self._status.show_state("")
                 self._status.show_model(event.model)
@@ -137,7 +151,7 @@ class Answering:
                 self._tell(answers.context_trimmed(event), WARNING)
             case GenerationFinished():
                 note = answers.summary(event.timings, event.stop_reason)
-                self._close(" · ".join(filter(None, (note, self._left_out))))
+                self._close(" · ".join(filter(None, (note, event.note, self._left_out))))
             case Failed():
                 self._close("")
                 if event.code in (ChatsError.code, ChatsChanged.code):  # not sent, or loaded again
@@ -159,7 +173,7 @@ class Answering:
                 self._show_messages()
 
     def _fail(self, event: Failed) -> None:
-        title = {"worker_died": "Worker crashed", "does_not_fit": "Not enough memory"}.get(event.code, "Request failed")
+        title = _TITLES.get(event.code, "Request failed")
         self._transcript.add_message(TranscriptMessage(role="notice", title=title, content=answers.failure(event)))
 
     def _show_notes(self, model: ModelInfo) -> None:

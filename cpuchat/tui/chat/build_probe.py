@@ -38,7 +38,13 @@ class BuildProbe:
 
     def _check(self) -> None:
         model = self._services.conversation.model
-        idle = model is not None and model.path != self.done and self._is_idle() and self._screen.is_current
+        idle = (
+            model is not None
+            and not model.server
+            and model.path != self.done
+            and self._is_idle()
+            and self._screen.is_current
+        )
         self._idle = self._idle + 1 if idle and self._worker is None else 0
         if self._idle >= IDLE_CHECKS:
             self._idle, self._stopped = 0, False

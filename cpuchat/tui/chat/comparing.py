@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual import work
 
 from cpuchat import paths
 from cpuchat.chats.records import Chat
+from cpuchat.servers import ServerModel, Source
 from cpuchat.tui.chat.history import HistoryScreen
 from cpuchat.tui.chat.welcome import COMPARE
 from cpuchat.tui.services import Services
@@ -33,7 +33,7 @@ class ComparingScreen(HistoryScreen):
         """Notify that `action` must wait, and return True, while an answer or a load is running."""
         raise NotImplementedError
 
-    def load_model(self, path: Path) -> None:
+    def load_model(self, path: Source) -> None:
         """Load in the background; refuses while something runs."""
         raise NotImplementedError
 
@@ -42,6 +42,8 @@ class ComparingScreen(HistoryScreen):
         """Compare the loaded model: the demo model with its Q4_K_M at once, any other with what the user chooses."""
         from cpuchat.models.library.places import DEMO_FILES
 
+        if self._is_served():
+            return
         path = self.services.loaded_path
         demo = {paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-q4")}
         if path is not None and path not in demo:
@@ -51,6 +53,13 @@ class ComparingScreen(HistoryScreen):
             with self._telling():
                 sides = await run_in_daemon_thread(self._demo_pair)
                 self.compare(sides, self._question() or FIRST_PROMPT)
+
+    def _is_served(self) -> bool:
+        """Say that models on servers are not compared, and return True, while one is loaded."""
+        served = isinstance(self.services.loaded, ServerModel)
+        if served:
+            self.tell("Only models on this machine can be compared. Ctrl+O chooses one.")
+        return served
 
     def _demo_pair(self) -> Sides:
         from cpuchat.compare.side import Side
@@ -62,7 +71,7 @@ class ComparingScreen(HistoryScreen):
     async def action_compare_with(self) -> None:
         from cpuchat.compare.side import Side
 
-        if self.refuse_while_busy("compare"):
+        if self.refuse_while_busy("compare") or self._is_served():
             return
         if (path := self.services.loaded_path) is None:
             self.tell("Load a model first. Ctrl+O chooses one.")
@@ -96,7 +105,7 @@ class ComparingScreen(HistoryScreen):
         sides: Sides,
         prompt: str = "",
         kept: tuple[str, list[Turn]] | None = None,
-        then: Path | None = None,
+        then: Source | None = None,
     ) -> None:
         """Open the compare screen; afterwards the model that was loaded, or `then`, is loaded again.
 
@@ -104,7 +113,7 @@ class ComparingScreen(HistoryScreen):
         """
         if self.refuse_while_busy("compare"):
             return
-        loaded = self.services.loaded_path or then
+        loaded = self.services.loaded or then
         await self.conversation.backend.unload()
         try:
             with self._telling():

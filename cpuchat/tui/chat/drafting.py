@@ -26,6 +26,9 @@ def drafting(frame: Frame) -> list[Line]:
         return [[frame.text("label", f"{'drafting':<{LABEL}}"), frame.text("missing", "off (F9 or F2)")]]
     if now.reason and now.acceptance is None:
         return _sentence(frame, now.reason, ROWS)
+    if frame.figures.server is not None:
+        return [_acceptance(frame, now), _row(frame, "per pass", "tokens_per_pass", _per_pass(now), "tokens"),
+                _source(frame, now), _bars(frame, now)]  # fmt: skip
     share = None if now.draft_share is None else _percent(now.draft_share)
     return [
         _acceptance(frame, now),
@@ -107,6 +110,11 @@ def _bars(frame: Frame, now: Drafting) -> Line:
         for drafted, accepted in now.by_position[:room]
     ]
     return [frame.text("fill", f"{''.join(levels):<{room}} "), frame.text("label", _BY_POSITION)]
+
+
+def _source(frame: Frame, now: Drafting) -> Line:
+    """Draw who counted: "server-wide" holds what was drafted for other requests, too."""
+    return [frame.text("label", f"{'counted':<{LABEL}}{now.source}")] if now.source else []
 
 
 def _by_drafter(frame: Frame, now: Drafting) -> Line:

@@ -40,6 +40,11 @@ class Frame:
     def text(self, part: str, text: str) -> Segment:
         return Segment(text, self.styles[part])
 
+    @property
+    def approximately(self) -> str:
+        """Return the mark behind the unit of figures that are counted by the parts that a server sends."""
+        return " ≈" if self.figures.approximate else ""
+
     def narrow(self, width: int) -> Frame:
         return replace(self, width=width)
 

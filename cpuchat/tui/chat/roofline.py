@@ -30,6 +30,8 @@ def roofline(frame: Frame) -> list[Line]:
     """Draw seven rows: bandwidth, its bar against the peak, its source and the bottleneck (or what is wrong with the
     figure), and the ceilings in tok/s; one more for the L3 groups and one for power, if known.
     """
+    if frame.figures.server is not None:  # its memory is not this machine's
+        return []
     now = frame.figures.roofline
     rows: list[Line] = [_figure(frame, now), _bar(frame, now), *_remarks(frame, now)]
     if now.l3_groups:

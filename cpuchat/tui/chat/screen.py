@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import ClassVar
 
 from textual import on, work
@@ -14,6 +13,7 @@ from textual.widgets import Footer
 
 from cpuchat.chats.records import storable
 from cpuchat.protocol import AnyEvent, Failed
+from cpuchat.servers import Source
 from cpuchat.tui import keys
 from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.answering import Answering
@@ -48,7 +48,7 @@ class ChatScreen(ComparingScreen):
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("chat")
     KEYS: ClassVar = "chat"
 
-    def __init__(self, services: Services, initial_model: Path | None, text: str = "") -> None:
+    def __init__(self, services: Services, initial_model: Source | None, text: str = "") -> None:
         """`initial_model` is loaded after the first paint; `text` is put into the prompt."""
         super().__init__()
         self._compositor = Painter()
@@ -118,7 +118,7 @@ class ChatScreen(ComparingScreen):
         return self._stream.busy
 
     @property
-    def model_path(self) -> Path | None:
+    def model_path(self) -> Source | None:
         """Return the chosen model, loaded or not."""
         return self._stream.path if hasattr(self, "_stream") else self._initial_model
 
@@ -127,7 +127,7 @@ class ChatScreen(ComparingScreen):
         """Return text that was not sent; also after the app has ended."""
         return self._composer.unsent if hasattr(self, "_composer") else self._initial_text
 
-    def load_model(self, path: Path) -> None:
+    def load_model(self, path: Source) -> None:
         """Load in the background; refuses while something runs."""
         if not self.refuse_while_busy("load another model"):
             self._stream.load(path)
@@ -306,6 +306,9 @@ class ChatScreen(ComparingScreen):
         self._chats.clear_search()
         self._prompt.focus()
 
+    async def action_answer_now(self) -> None:
+        await self._answering.end_reasoning()
+
     def action_again(self) -> None:
         if self.refuse_while_busy("regenerate"):
             return
@@ -370,7 +373,7 @@ class ChatScreen(ComparingScreen):
     async def action_downloads(self) -> None:
         await self._change_model(await self.services.navigation.downloads())
 
-    async def _change_model(self, path: Path | None) -> None:
+    async def _change_model(self, path: Source | None) -> None:
         if path is not None:
             if self._answering.loading:
                 await self.finish()  # the other model is not wanted any more

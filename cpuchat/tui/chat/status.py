@@ -93,7 +93,9 @@ class StatusLine(Widget):
             what = "core" if len(model.cpus) == model.n_threads else "thread"
             threads = units.plural(model.n_threads, what)
             memory = [("rejected" if "rejected" in self._memory else "", self._memory)] if self._memory else []
-            parts = [("", threads), *memory, ("full" if self._used > 0.9 * model.n_ctx else "", self._context_words())]
+            where = [("", model.server)] if model.server else [("", threads), *memory]
+            full = 0 < 0.9 * model.n_ctx < self._used
+            parts = [*where, ("full" if full else "", self._context_words())]
         # From the widest that fits: each wording of the draft model with all else, then less and less.
         for chosen in [*([("", words), *parts] for words in drafts), *(parts[n:] for n in range(len(parts)))]:
             right = Text(" · ", dim).join(Text(text, warn if kind else dim) for kind, text in chosen)
@@ -105,7 +107,10 @@ class StatusLine(Widget):
         return left
 
     def _context_words(self) -> str:
-        return "" if self._model is None else f"{units.context(self._used, self._model.n_ctx)} ctx"
+        if self._model is None:
+            return ""
+        used = units.context(self._used, self._model.n_ctx) if self._model.n_ctx else units.tokens(self._used)
+        return f"{used} ctx"
 
     def _draft_words(self) -> list[str]:
         """Wordings of the draft model, longest first; [] without one."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from textual.screen import Screen
 from textual.worker import Worker, WorkerError
 
 from cpuchat.protocol import AnyEvent, Failed, ModelLoaded
+from cpuchat.servers import Source
 from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.build_probe import BuildProbe
 from cpuchat.tui.services import Services
@@ -31,7 +31,7 @@ class ChatStream:
         screen: Screen[Any],
         services: Services,
         answering: Answering,
-        path: Path | None,
+        path: Source | None,
         *,
         on_start: Callable[[], None],
         on_idle: Callable[[], None],
@@ -76,20 +76,20 @@ class ChatStream:
 
         self._worker = self._screen.run_worker(run(), group="stream", name="stream")
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Source) -> None:
         """Load `path`; if that fails, load the previous model again."""
-        before = self._services.loaded_path
+        before = self._services.loaded
         self.path, self.loaded = path, False
         self._answering.loading = path.stem
         self.run(self._load(path, before))
 
-    async def _load(self, path: Path, before: Path | None) -> None:
+    async def _load(self, path: Source, before: Source | None) -> None:
         last = await self._load_one(path)
         if isinstance(last, Failed) and before not in (None, path) and not self._services.leaving:
             self._screen.notify(f"Loading {before.stem} again.", markup=False)
             await self._load_one(before)
 
-    async def _load_one(self, path: Path) -> AnyEvent | None:
+    async def _load_one(self, path: Source) -> AnyEvent | None:
         self.path, self.loaded = path, False
         last = await self._answering.load(path)
         self.loaded = isinstance(last, ModelLoaded)

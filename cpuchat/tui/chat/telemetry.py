@@ -22,6 +22,7 @@ from cpuchat.telemetry import units
 from cpuchat.tui.chat.drafting import drafting, drafting_in_line, speed_up
 from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, Section, fit, rate
 from cpuchat.tui.chat.roofline import bandwidth_in_line, roofline
+from cpuchat.tui.chat.serving import serving, waited
 from cpuchat.tui.widgets.charts import braille, nice_max, over_time
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def speed(frame: Frame) -> list[Line]:
     if not frame.tall:
         head = frame.row("tok/s", "live_tok_s", number, "")
         if number is not None:
-            head[1:] = [frame.text(part, f"{number:>{NUMBER}}"), *speed_up(frame, part)]
+            mark = frame.approximately
+            head[1:] = [frame.text(part, f"{number:>{NUMBER}}"), *speed_up(frame, part), frame.text("label", mark)]
         return [head, _state(frame)]
     shown = number or "-"
     left = max(0, LABEL + NUMBER - Digits.get_width(shown))
@@ -89,7 +91,7 @@ def speed(frame: Frame) -> list[Line]:
     rows = [[frame.text(part if number else "missing", " " * left + text)] for text in drawn]
     if number:
         rows[1] += speed_up(frame, part)
-    rows[2].append(frame.text("label", " tok/s"))
+    rows[2].append(frame.text("label", f" tok/s{frame.approximately}"))
     return [*rows, _state(frame)]
 
 
@@ -99,17 +101,20 @@ def timing(frame: Frame) -> list[Line]:
     ttft, unit = (None, "s") if figures.ttft_s is None else units.duration(figures.ttft_s)
     asked = figures.phase not in ("idle", "loading")
     return [
-        frame.row("average", "decode_tok_s", rate(figures.decode_tok_s), "tok/s"),
+        frame.row("average", "decode_tok_s", rate(figures.decode_tok_s), f"tok/s{frame.approximately}"),
         frame.row("first token", "ttft_s", ttft, unit),
+        *waited(frame),
         frame.row("prefill", "prefill_tok_s", rate(figures.prefill_tok_s), "tok/s"),
         frame.row("reused", "ttft_s", f"{figures.prefill_cached:,}" if asked else None, "tokens"),
-        frame.row("written", "ttft_s", f"{figures.predicted_n:,}" if asked else None, "tokens"),
+        frame.row("written", "ttft_s", f"{figures.predicted_n:,}" if asked else None, f"tokens{frame.approximately}"),
     ]
 
 
 def context(frame: Frame) -> list[Line]:
     """Draw the tokens used and left in the context."""
     used, size = frame.figures.n_past, frame.figures.n_ctx
+    if used and not size and frame.figures.server is not None:
+        return [frame.row("context", "", f"{used:,}", "tokens")]
     if not size or used is None:
         return [frame.row("context", "n_past" if size else "n_ctx", None, "")]
     total = f"{used:,} of {size:,}"
@@ -224,7 +229,7 @@ class TelemetryPanel(_Figures):
     """
 
     DEFAULT_CSS = f"TelemetryPanel {{ width: 32; {_CSS} }}"
-    SECTIONS: ClassVar[tuple[Section, ...]] = (speed, timing, drafting, roofline, context, memory)
+    SECTIONS: ClassVar[tuple[Section, ...]] = (speed, timing, drafting, roofline, serving, context, memory)
     FOR_THE_CURVE: ClassVar[tuple[tuple[Section, int], ...]] = ((memory, 0), (timing, 3))
     """Sections cut to their first rows, in this order, to have room for the timeline too."""
     TO_FIT: ClassVar[tuple[tuple[Section, int], ...]] = (
@@ -274,7 +279,7 @@ class TelemetryLine(_Figures):
             parts = [] if figures.phase == "decoding" else [line]
             line = [
                 frame.text(part if number else "missing", f"{number or 'n/a':>5}"),
-                frame.text("label", " tok/s"),
+                frame.text("label", f" tok/s{frame.approximately}"),
                 *(speed_up(frame, part) if figures.drafting.speed_up is not None else []),
             ]
         if drafted := drafting_in_line(frame):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat import paths
@@ -14,10 +13,11 @@ from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.model import LocalModel
 from cpuchat.present import downloads, prediction
+from cpuchat.servers import Source
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import tokens
 from cpuchat.text import clean_line
-from cpuchat.tui.models.entries import HubSearch, Subject, TypedFile
+from cpuchat.tui.models.entries import HubSearch, Served, Subject, TypedFile
 
 if TYPE_CHECKING:
     from cpuchat.models.prediction import Prediction
@@ -42,7 +42,7 @@ class ModelDetails:
     reading: bool = False
 
 
-def rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, loaded: Path | None) -> list[Row]:
+def rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, loaded: Source | None) -> list[Row]:
     """Return labels and cleaned texts, the most important first: small terminals cut the last lines."""
     match subject:
         case LocalModel() as model:
@@ -55,6 +55,8 @@ def rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, loaded:
             found = _repository(repository)
         case TypedFile() as file:
             found = [("path", paths.shown(file.path)), ("problem", file.problem)]
+        case Served() as served:
+            found = _served(served)
         case HubSearch() as search:
             found = _search(search)
     return [(label, clean_line(text)) for label, text in found if text]
@@ -73,6 +75,8 @@ def keys(subject: Subject) -> str:
             return "Enter show files"
         case TypedFile(problem=""):
             return "Enter load"
+        case Served() as served:
+            return "Enter retry" if served.problem else "Enter connect" if served.model is None else "Enter use"
         case HubSearch(running=False, found=None, problem=problem):
             return "Enter retry" if problem else "Enter open" if subject.is_link else "Enter search"
         case _:
@@ -84,7 +88,7 @@ def resumable(model: LocalModel) -> bool:
     return model.unfinished is not None and bool(model.repo)
 
 
-def _local(model: LocalModel, known: ModelDetails, loaded: Path | None) -> list[Row]:
+def _local(model: LocalModel, known: ModelDetails, loaded: Source | None) -> list[Row]:
     if model.damaged:
         return [
             ("problem", model.damaged),
@@ -173,6 +177,20 @@ def _repository(found: FoundRepository) -> list[Row]:
         ("updated", found.updated),
         ("gated", gated),
         ("private", "needs your token" if found.private else ""),
+    ]
+
+
+def _served(served: Served) -> list[Row]:
+    model = served.model
+    if model is None:
+        problem = [("problem", served.problem), ("what to do", served.hint)]
+        return [*problem, ("server", served.source.server)]
+    kind = [f"{units.parameters(model.n_params)} parameters" if model.n_params else "", model.architecture]
+    kind.append(f"{tokens(model.n_ctx)} context" if model.n_ctx else "")
+    return [
+        ("model", " · ".join(filter(None, kind))),
+        ("name", model.name),
+        ("server", f"{served.kind} · {served.source.server}"),
     ]
 
 

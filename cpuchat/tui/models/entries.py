@@ -7,14 +7,20 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from cpuchat import paths
+from cpuchat.errors import UsageError
 from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.shortlist import NOTHING, Ranked
+from cpuchat.servers import ServerModel, host, is_url
+
+if TYPE_CHECKING:
+    from cpuchat.backend.remote.adapter import ServedModel
 
 SEARCH = "search"
 """Key of the search on Hugging Face."""
@@ -44,7 +50,19 @@ class HubSearch:
         return self.query.count("/") > 1
 
 
-Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | HubSearch
+@dataclass(frozen=True)
+class Served:
+    """A model on a server, or (`model` None) the server itself: `problem` and `hint` say why its models are not known;
+    "" while it is asked."""
+
+    source: ServerModel
+    kind: str = ""
+    model: ServedModel | None = None
+    problem: str = ""
+    hint: str = ""
+
+
+Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | HubSearch | Served
 
 
 @dataclass(frozen=True)
@@ -76,15 +94,19 @@ class ModelListState:
     here: frozenset[str] = frozenset()
     search: HubSearch | None = None
     local_problem: str = ""
+    served: tuple[Served, ...] = ()
 
     def sections(self, text: str) -> list[Section]:
         """Return the sections for the filter text: local models first, then what can be downloaded."""
+        if is_url(text.strip()) and not self._is_hub(text):
+            return [Section("", tuple(self._typed_server(text.strip())))]
         path = typed_path(text)
         if path is not None:
             return [Section("", (Entry("file", TypedFile(path, _problem(path))),))]
         words = text.lower().split()
         sections = [
             Section("on this machine", tuple(self._local(words)), "" if words else self._local_note()),
+            Section("on servers", tuple(self._served(words))),
             Section("downloads", tuple(self._downloads(words))),
             Section("recommended for this machine", tuple(self._catalog(self.catalog.suits, words))),
             Section("catalog", tuple(self._catalog(self.catalog.others, words))),
@@ -92,6 +114,27 @@ class ModelListState:
             *self._hub(text.strip(), words),
         ]
         return [section for section in sections if section.entries or section.note]
+
+    @staticmethod
+    def _is_hub(text: str) -> bool:
+        from cpuchat.models.hub.environment import host as hub_host
+
+        return host(text.strip()) in (hub_host(), "hf.co", "www.huggingface.co")
+
+    def _typed_server(self, text: str) -> Iterator[Entry]:
+        try:
+            source = ServerModel.of(text)
+        except UsageError as error:
+            yield Entry("server", Served(ServerModel(text), problem=error.message, hint=error.hint))
+            return
+        known = [one for one in self.served if one.source.server == source.server]
+        for one in known or [Served(source)]:
+            yield Entry(f"server {one.source}", one)
+
+    def _served(self, words: list[str]) -> Iterator[Entry]:
+        for one in self.served:
+            if _has(words, str(one.source), one.kind):
+                yield Entry(f"server {one.source}", one)
 
     def _local_note(self) -> str:
         if self.local is None:

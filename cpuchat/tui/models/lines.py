@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.models.catalog import CatalogModel
@@ -15,8 +14,9 @@ from cpuchat.models.library.model import LocalModel
 from cpuchat.present import downloads
 from cpuchat.present.prediction import speed, verdict
 from cpuchat.present.rows import ListRow
+from cpuchat.servers import Source, host
 from cpuchat.telemetry import units
-from cpuchat.tui.models.entries import Entry, HubSearch, Section, TypedFile
+from cpuchat.tui.models.entries import Entry, HubSearch, Section, Served, TypedFile
 
 if TYPE_CHECKING:
     from cpuchat.models.prediction import Prediction
@@ -25,7 +25,7 @@ HERE, LOADED, NOT_HERE, DAMAGED, NOT_ALONE = "○", "●", "◌", "!", "·"
 
 
 def rows(
-    sections: list[Section], local: Iterable[LocalModel], predictions: Mapping[str, Prediction], loaded: Path | None
+    sections: list[Section], local: Iterable[LocalModel], predictions: Mapping[str, Prediction], loaded: Source | None
 ) -> list[ListRow]:
     """Return all lines, headings included. `predictions` by key of the entry. `local`: all models of this machine,
     listed or not; one with the name of another is listed by its file.
@@ -45,7 +45,7 @@ def rows(
     return found
 
 
-def row(entry: Entry, prediction: Prediction | None, loaded: Path | None) -> ListRow:
+def row(entry: Entry, prediction: Prediction | None, loaded: Source | None) -> ListRow:
     """`● Qwen2.5-1.5B-Instruct   Q8_0   1.6 GB  here   31 tok/s`."""
     key = entry.key
     match entry.subject:
@@ -66,11 +66,13 @@ def row(entry: Entry, prediction: Prediction | None, loaded: Path | None) -> Lis
             return ListRow(key, NOT_HERE, found.id, note=note + closed)
         case TypedFile() as file:
             return ListRow(key, DAMAGED if file.problem else HERE, str(file.path), note=file.problem)
+        case Served() as served:
+            return _served(key, served, loaded)
         case HubSearch() as search:
             return _search(key, search)
 
 
-def _local(key: str, model: LocalModel, prediction: Prediction | None, loaded: Path | None) -> ListRow:
+def _local(key: str, model: LocalModel, prediction: Prediction | None, loaded: Source | None) -> ListRow:
     if model.damaged and model.unfinished is None:
         return ListRow(key, DAMAGED if model.kind == "model" else NOT_ALONE, model.name, note=model.damaged, dim=True)
     size = units.size(model.size) if model.size else ""
@@ -82,6 +84,19 @@ def _local(key: str, model: LocalModel, prediction: Prediction | None, loaded: P
     rate = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else speed(prediction)
     mark = LOADED if is_loaded else HERE
     return ListRow(key, mark, model.name, (model.quantization, size, state, rate), strong=is_loaded)
+
+
+def _served(key: str, served: Served, loaded: Source | None) -> ListRow:
+    place = host(served.source.server)
+    if served.problem:
+        return ListRow(key, DAMAGED, place, note=served.problem)
+    if served.model is None:
+        return ListRow(key, "→", f"connect to {place}", note="Enter")
+    model, is_loaded = served.model, served.source == loaded
+    state = "loaded" if is_loaded else "ready" if model.loaded else ""
+    size = units.size(model.size) if model.size else ""
+    columns = (model.quantization, size, state, place)
+    return ListRow(key, LOADED if is_loaded else HERE, served.source.stem, columns, strong=is_loaded)
 
 
 def _search(key: str, search: HubSearch) -> ListRow:

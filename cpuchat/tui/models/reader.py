@@ -1,4 +1,5 @@
-"""Reads models and this machine for the models screen. Every function blocks: not for the UI thread."""
+"""Reads models and this machine for the models screen. Every function that is not async blocks: not for the UI
+thread."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from cpuchat.models.downloads.state import Download
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.model import LocalModel
+from cpuchat.servers import ServerModel, normalized
 from cpuchat.settings import Settings
 from cpuchat.tui.models.details import ModelDetails
-from cpuchat.tui.models.entries import Subject
+from cpuchat.tui.models.entries import Served, Subject
 
 if TYPE_CHECKING:
+    from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
@@ -34,6 +37,25 @@ class ModelsReader:
 
     def local_models(self) -> list[LocalModel]:
         return self.library.local_models()
+
+    def server_urls(self) -> list[str]:
+        """Return the servers of the settings and that of the loaded model, each once."""
+        found = [normalized(url) for url in self.settings.servers.urls]
+        if self.loaded is not None and self.loaded.server:
+            found.append(ServerModel.of(self.loaded.path).server)
+        return list(dict.fromkeys(found))
+
+    async def served(self, server: str, keys: KeyRing) -> list[Served]:
+        """Return the models of a server, or one entry that says why there are none. Does not block."""
+        from cpuchat.backend.remote.backend import RemoteBackend
+
+        try:
+            kind, models = await RemoteBackend(keys).models(server)
+        except CpuchatError as error:
+            return [Served(ServerModel(server), problem=error.message, hint=error.hint)]
+        if not models:
+            return [Served(ServerModel(server), kind, problem="lists no models", hint="Load one on the server.")]
+        return [Served(ServerModel(server, model.name), kind, model) for model in models]
 
     def catalog(self) -> Catalog:
         """Return the built-in and the user's catalog."""
@@ -58,7 +80,7 @@ class ModelsReader:
     def _in_use(self) -> list[Path]:
         """Return the files of the loaded model, and of those that may be its draft model, known by name only."""
         loaded = self.loaded
-        if loaded is None:
+        if loaded is None or loaded.server:
             return []
         drafts = [
             model.path for model in self.library.local_models()

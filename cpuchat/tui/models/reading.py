@@ -14,8 +14,9 @@ from cpuchat.models.catalog import Catalog, CatalogModel
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.shortlist import ranked
+from cpuchat.servers import ServerModel, Source
 from cpuchat.tui.models.details import ModelDetails
-from cpuchat.tui.models.entries import Entry, HubSearch, ModelListState, catalog_key
+from cpuchat.tui.models.entries import Entry, HubSearch, ModelListState, Served, catalog_key
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _LOADED_SECONDS = 0.5  # between two looks at which model is loaded
 
 
-class ReadingScreen(ListScreen[Path | None]):
+class ReadingScreen(ListScreen[Source | None]):
     """`state`, `predictions` (for the list, by key of the entry) and `details` (of entries that were selected) fill in
     as they are found; `state_changed` is called then."""
 
@@ -67,6 +68,25 @@ class ReadingScreen(ListScreen[Path | None]):
         self._current.clear()
         self._read_catalog()
         self._read_files()
+        self._read_servers()
+
+    # Servers
+
+    def _read_servers(self) -> None:
+        for url in self.reader.server_urls():
+            self.connect(url)
+
+    def connect(self, server: str) -> None:
+        """Ask a server for its models; what was known of it stays until then."""
+        self.run_worker(self._connect(server), group=f"server {server}", exclusive=True)
+
+    async def _connect(self, server: str) -> None:
+        if not any(one.source.server == server for one in self.state.served):
+            self._update(served=(*self.state.served, Served(ServerModel(server))))
+        found = await self.reader.served(server, self.services.keys)
+        at = next(n for n, one in enumerate(self.state.served) if one.source.server == server)
+        others = [one for one in self.state.served if one.source.server != server]
+        self._update(served=(*others[:at], *found, *others[at:]))
 
     @work(exclusive=True, group="files")
     async def _read_files(self) -> None:

@@ -20,13 +20,14 @@ from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion, delete
 from cpuchat.models.library.model import LocalModel
+from cpuchat.servers import ServerModel, Source, host, source
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.models import details, lines
 from cpuchat.tui.models.choice import choose
 from cpuchat.tui.models.details import ModelDetails
-from cpuchat.tui.models.entries import SEARCH, Entry, HubSearch, TypedFile
+from cpuchat.tui.models.entries import SEARCH, Entry, HubSearch, Served, TypedFile
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.models.reading import ReadingScreen
 from cpuchat.tui.services import Services
@@ -50,7 +51,7 @@ class FilterBox(Input):
 
 
 class ModelsScreen(ReadingScreen):
-    """Returns the file to load, or None."""
+    """Returns the model to load, or None."""
 
     CSS_PATH = "models.tcss"
     AUTO_FOCUS = "#filter"
@@ -104,15 +105,17 @@ class ModelsScreen(ReadingScreen):
         if listed.moved and listed.marked == SEARCH and found:
             return next((key for key, entry in self._entries.items() if entry.subject is found[0]), "")
         new = f"local {self._new}"  # was made here, from another one
-        return new if new in self._entries else f"local {self._loaded}"
+        loaded = self._loaded
+        kind = "server" if isinstance(loaded, ServerModel) else "local"
+        return new if new in self._entries else f"{kind} {loaded}"
 
     @property
     def _text(self) -> str:
         return self.query_one("#filter", Input).value
 
     @property
-    def _loaded(self) -> Path | None:
-        return Path(self.reader.loaded.path) if self.reader.loaded is not None else None
+    def _loaded(self) -> Source | None:
+        return source(self.reader.loaded.path) if self.reader.loaded is not None else None
 
     @on(ModelList.Marked)
     def _marked(self) -> None:
@@ -168,6 +171,10 @@ class ModelsScreen(ReadingScreen):
                 self._open_repository(model.repos[0], model.quantization)
             case FoundRepository() as found:
                 self._open_repository(found.id, "")
+            case Served(model=None) as served:
+                self.connect(served.source.server)
+            case Served() as served:
+                self._use(served.source)
             case HubSearch(running=False) as search:
                 self._ask_hub(search)
             case _:
@@ -176,6 +183,10 @@ class ModelsScreen(ReadingScreen):
     @work(exclusive=True, group="take")
     async def _take(self, path: Path) -> None:
         await choose(self, self.services, path)
+
+    @work(exclusive=True, group="take")
+    async def _use(self, source: ServerModel) -> None:
+        await self.dismiss_when_on_top(source)
 
     def action_search(self) -> None:
         if text := self._text.strip():
@@ -290,6 +301,8 @@ class ModelsScreen(ReadingScreen):
     async def action_drafts(self) -> None:
         if self.services.conversation.model is None:
             self._warn("Load a model first.")
+        elif isinstance(self.services.loaded, ServerModel):
+            self._warn("The server chooses its draft model: see its options.")
         else:
             self._returned(await self.services.navigation.draft_models())
 
@@ -308,5 +321,7 @@ def _title(entry: Entry | None) -> str:
             return clean_line(model.name)
         case FoundRepository(id=name):
             return clean_line(name)
+        case Served(source=source):
+            return clean_line(source.stem if source.name else host(source.server))
         case _:
             return "About"

@@ -1,0 +1,1 @@
+"""OpenAI-compatible servers as engines: llama-server, vLLM, Ollama, LM Studio, and any other."""

@@ -1,0 +1,227 @@
+"""The dialect of OpenAI-compatible servers that tell nothing beyond it; base of those that do.
+
+It tells the model's name and, at the end of an answer, the tokens (`usage`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cpuchat.backend.remote.chunk import Chunk, Numbers, Told
+from cpuchat.backend.remote.connection import Connection, Status
+from cpuchat.backend.remote.stream import valid_text
+from cpuchat.errors import ServerError
+from cpuchat.models.file_names import quantization_of
+from cpuchat.protocol import Generate, Message, ModelInfo, ServerLoad
+from cpuchat.servers import ServerModel, host
+from cpuchat.text import clean_line
+from cpuchat.timings import SpeculationFigures
+
+_LONGEST_NAME = 300
+_MOST_MODELS = 2_000
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that a server offers. Sizes in bytes and tokens, 0 = not told. `loaded` None: not told."""
+
+    name: str
+    quantization: str = ""
+    size: int = 0
+    n_params: int = 0
+    n_ctx: int = 0
+    n_ctx_train: int = 0
+    n_vocab: int = 0
+    architecture: str = ""
+    loaded: bool | None = None
+
+
+class Adapter:
+    """Speaks to one server. `kind` is what the server calls itself; `by_line`: it streams one object per line."""
+
+    kind = "OpenAI-compatible server"
+    by_line = False
+    untold: tuple[tuple[str, str], ...] = (
+        ("tokens", "told only at the end of an answer"),
+        ("prefill_tok_s", "not told by this server"),
+        ("queue_s", "not told by this server"),
+        ("acceptance", "this server does not tell about drafts"),
+    )
+
+    def __init__(self, connection: Connection, models: tuple[ServedModel, ...] = ()) -> None:
+        self.connection = connection
+        self.models = models
+        self._rejected: set[str] = set()
+
+    async def describe(self, name: str) -> ModelInfo:
+        """Return a model of the server; "" is the one that is loaded, or the first one.
+
+        Raises:
+            ServerError: it has no such model.
+            Status, httpx.HTTPError: as a connection does.
+        """
+        return self._info(self.choose(name))
+
+    def choose(self, name: str) -> ServedModel:
+        """Return the model of that name. Raises ServerError as `describe`."""
+        for model in self.models:
+            if model.name == name:
+                return model
+        if name and self.models:
+            known = ", ".join(model.name for model in self.models[:5])
+            raise ServerError(f"{self.place} has no model {clean_line(name)!r}.", f"It has {clean_line(known)}.")
+        if name:  # a server that lists none
+            return ServedModel(name)
+        if not self.models:
+            raise ServerError(f"{self.place} lists no models.", "Name one: --model NAME.")
+        return next((model for model in self.models if model.loaded), self.models[0])
+
+    @property
+    def place(self) -> str:
+        """Return host and port for messages."""
+        return host(self.connection.server)
+
+    def _info(self, model: ServedModel) -> ModelInfo:
+        source = ServerModel(self.connection.server, model.name)
+        return ModelInfo(
+            path=str(source),
+            name=source.stem,
+            architecture=model.architecture,
+            quantization=model.quantization or quantization_of(model.name),
+            n_params=model.n_params,
+            size=model.size,
+            n_ctx=model.n_ctx,
+            n_ctx_train=model.n_ctx_train,
+            n_vocab=model.n_vocab,
+            n_layer=0,
+            n_threads=0,
+            notes=self._notes(),
+            server=f"{self.kind} at {self.place}",
+            untold=self._untold(model),
+            no_speculation=dict(self._untold(model)).get("acceptance", ""),
+        )
+
+    def _untold(self, model: ServedModel) -> tuple[tuple[str, str], ...]:
+        return self.untold if model.n_ctx else (*self.untold, ("n_ctx", "context size not told by this server"))
+
+    def _notes(self) -> tuple[str, ...]:
+        connection = self.connection
+        if connection.has_key and connection.is_open:
+            return (f"The API key goes to {self.place} unencrypted: use https.",)
+        return ()
+
+    # Requests
+
+    def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
+        """Return the route and the content of a request."""
+        sampling = request.sampling
+        content: dict[str, Any] = {
+            "model": model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": seed,
+        }
+        if sampling.presence_penalty:
+            content["presence_penalty"] = sampling.presence_penalty
+        if sampling.frequency_penalty:
+            content["frequency_penalty"] = sampling.frequency_penalty
+        if request.max_tokens:
+            content["max_tokens"] = request.max_tokens
+        if request.stop:
+            content["stop"] = list(request.stop)
+        self.extend(content, request)
+        for name in self._rejected & set(content):
+            value = content.pop(name)
+            if name == "max_tokens":
+                content["max_completion_tokens"] = value
+        if request.prompt is not None:
+            return "/v1/completions", {**content, "prompt": request.prompt}
+        return "/v1/chat/completions", {**content, "messages": [self.message(one) for one in request.messages]}
+
+    def extend(self, content: dict[str, Any], request: Generate) -> None:
+        """Add what only this kind of server takes."""
+
+    def message(self, message: Message) -> dict[str, Any]:
+        return {"role": message.role, "content": message.content}
+
+    def without_rejected(self, status: Status) -> bool:
+        """Leave out from now on the option that the server rejected; False when it names none that can be left out."""
+        if status.code not in (400, 422):
+            return False
+        named = str(status.error.get("param") or "")
+        optional = ("max_tokens", "temperature", "top_p", "seed", "stream_options", "presence_penalty")
+        found = [name for name in optional if name not in self._rejected and (named == name or name in status.message)]
+        self._rejected |= set(found[:1])
+        return bool(found)
+
+    def context_sizes(self, status: Status) -> tuple[int, int] | None:
+        """Return (tokens of the prompt, context) when the server rejects a prompt as too long; else None."""
+        return None
+
+    # Answers
+
+    def chunk(self, data: dict[str, Any]) -> Chunk:
+        """Return what one object of the stream tells.
+
+        Raises:
+            ServerError: the server reports that it failed.
+        """
+        if data.get("error"):
+            raise self.failure(data["error"])
+        chunk = Chunk(id=valid_text(data.get("id")))
+        choices = data.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if isinstance(choice, dict):
+            delta = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            if isinstance(delta, dict):
+                chunk.content = valid_text(delta.get("content"))
+                chunk.reasoning = valid_text(delta.get("reasoning_content")) or valid_text(delta.get("reasoning"))
+            chunk.finish = valid_text(choice.get("finish_reason"))
+        usage = Numbers(data.get("usage"))
+        if usage:
+            details = usage.part("prompt_tokens_details")
+            chunk.told = Told(
+                prompt_total=usage.count("prompt_tokens"),
+                cache_n=details.count("cached_tokens"),
+                predicted_n=usage.count("completion_tokens"),
+            )
+            chunk.lies = usage.lies + details.lies
+        return chunk
+
+    def failure(self, error: Any) -> ServerError:
+        """Return the error that a server reports in the middle of an answer."""
+        words = error.get("message") if isinstance(error, dict) else error
+        return ServerError(f"{self.place} failed: {clean_line(str(words))[:_LONGEST_NAME]}.", "Check the server's log.")
+
+    # Beside an answer
+
+    async def load(self, request_id: int) -> ServerLoad | None:
+        """Return the load of the server while it answers; None when it tells none."""
+        return None
+
+    def speculation(self, predicted_n: int) -> SpeculationFigures | None:
+        """Return the speculation figures since the answer began, where the server tells them beside it."""
+        return None
+
+    async def is_idle(self, seed: int) -> bool | None:
+        """Return whether the server has stopped the answer with that seed; None when it does not tell."""
+        return None
+
+    async def end_reasoning(self, answer_id: str) -> bool:
+        """Ask the server to end the reasoning and to answer now; False when it cannot."""
+        return False
+
+
+def listed(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of `/v1/models`."""
+    found = data.get("data")
+    return [one for one in found if isinstance(one, dict)][:_MOST_MODELS] if isinstance(found, list) else []
+
+
+def name_of(entry: dict[str, Any], key: str = "id") -> str:
+    """Return the name of a model in a list, on one line; "" when there is none that can be shown."""
+    name = valid_text(entry.get(key))
+    return name if name and len(name) <= _LONGEST_NAME and name.isprintable() else ""

@@ -1,0 +1,316 @@
+"""A model on a server as a backend: the events of a worker, from what the server streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import time
+from collections.abc import AsyncGenerator
+
+import httpx
+import msgspec
+
+from cpuchat.backend.base import DEFAULT_PLACEMENT
+from cpuchat.backend.remote.adapter import Adapter, ServedModel
+from cpuchat.backend.remote.chunk import Chunk
+from cpuchat.backend.remote.connection import Connection, Status, back_off, may_retry
+from cpuchat.backend.remote.exchange import Exchange, Item
+from cpuchat.backend.remote.identify import identify
+from cpuchat.backend.remote.keys import KeyRing
+from cpuchat.backend.remote.tally import Tally
+from cpuchat.errors import CpuchatError, Interrupted
+from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.protocol import (
+    AnyEvent,
+    Failed,
+    Generate,
+    GenerationFinished,
+    LoadCancelled,
+    LoadOptions,
+    LoadProgress,
+    ModelInfo,
+    ModelLoaded,
+    ServerLoad,
+    StopReason,
+)
+from cpuchat.servers import ServerModel, Source
+from cpuchat.timings import Timings
+
+STOP_SECONDS = 1.0
+"""Seconds in which a server has to stop after its connection was closed, before the user is told that it has not."""
+_POLL_SECONDS = 0.02
+_LAST_LOAD_SECONDS = 1.0
+_LOADING_SECONDS = 1.0
+_MOST_LOADING = 1_800  # looks at a server that loads its model
+_CLOSED = Failed(code=Interrupted.code, message="The connection was closed.")
+_ERRORS = (Status, httpx.HTTPError, CpuchatError, OSError, UnicodeError)
+_STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "stop": "end"}
+
+
+class RemoteBackend:
+    """See `backend.base.Backend`. Nothing of a chat stays here: `forget` has nothing to delete."""
+
+    engine = None
+    pid = None
+
+    def __init__(self, keys: KeyRing | None = None) -> None:
+        self._keys = keys or KeyRing()
+        self._adapter: Adapter | None = None
+        self._model: ModelInfo | None = None
+        self._wanted: ServerModel | None = None
+        self._lost = False  # the server was not reached last time: it may have been started anew
+        self._request_ids = itertools.count(1)
+        self._cancelled = asyncio.Event()
+        self._answer_id = ""
+        self._killed = False
+
+    @property
+    def model(self) -> ModelInfo | None:
+        return self._model
+
+    def load(
+        self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
+    ) -> AsyncGenerator[AnyEvent, None]:
+        """Connect to the server of `path` and describe its model; the server decides on options and placement."""
+        assert isinstance(path, ServerModel)
+        self._cancelled.clear()
+        return self._load(path)
+
+    async def _load(self, source: ServerModel) -> AsyncGenerator[AnyEvent, None]:
+        self._wanted, self._model = source, None
+        connecting = asyncio.ensure_future(self._connect(source))
+        try:
+            async with contextlib.aclosing(self._until_cancelled(connecting)) as events:
+                async for event in events:
+                    yield event
+            if not connecting.done() or connecting.cancelled():
+                yield LoadCancelled()
+                return
+            try:
+                self._model = connecting.result()
+            except CpuchatError as error:
+                yield Failed(code=error.code, message=error.message, hint=error.hint)
+                return
+            self._lost = False
+            yield ModelLoaded(model=self._model)
+        finally:
+            connecting.cancel()
+
+    async def _until_cancelled(self, work: asyncio.Future[ModelInfo]) -> AsyncGenerator[AnyEvent, None]:
+        """Tell that the server is being contacted, until `work` is done or the user cancels it."""
+        yield LoadProgress(phase="connecting", done=0, total=1)
+        stop = asyncio.ensure_future(self._cancelled.wait())
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                work.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await work
+        finally:
+            stop.cancel()
+
+    async def _connect(self, source: ServerModel) -> ModelInfo:
+        """Return what the server tells of the model, again and again while it is not reached or loads.
+
+        Raises:
+            CpuchatError: it is not reached, refuses, or has no such model.
+        """
+        await self._disconnect()
+        connection = Connection(source.server, self._keys.key(source.server))
+        attempt = looks = 0
+        try:
+            while True:
+                try:
+                    adapter = await identify(connection)
+                    info = await adapter.describe(source.name)
+                    self._adapter = adapter
+                    return info
+                except (Status, httpx.HTTPError) as error:
+                    if isinstance(error, Status) and error.code == 503 and "load" in error.message.lower():
+                        looks += 1
+                        if looks > _MOST_LOADING:
+                            raise
+                        await asyncio.sleep(_LOADING_SECONDS)
+                        continue
+                    if not may_retry(attempt, error):
+                        raise
+                    attempt += 1
+                    await back_off(attempt, error)
+        except BaseException as error:
+            await connection.close()
+            if isinstance(error, _ERRORS):
+                raise connection.translate(error) from None
+            raise
+
+    async def models(self, server: str) -> tuple[str, tuple[ServedModel, ...]]:
+        """Return what the server calls itself, and its models. Raises CpuchatError."""
+        connection = Connection(server, self._keys.key(server))
+        try:
+            adapter = await identify(connection)
+            return adapter.kind, adapter.models
+        except _ERRORS as error:
+            raise connection.translate(error) from None
+        finally:
+            await connection.close()
+
+    def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        self._cancelled.clear()
+        return self._generate(request)
+
+    async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        started = time.monotonic()
+        if self._wanted is None:
+            yield Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
+            return
+        if self._model is None or self._adapter is None or self._lost:
+            async with contextlib.aclosing(self._load(self._wanted)) as events:
+                async for event in events:
+                    if not isinstance(event, LoadCancelled):
+                        yield event
+        request_id = next(self._request_ids)
+        if self._cancelled.is_set():
+            yield GenerationFinished(request_id=request_id, stop_reason="cancelled", timings=Timings())
+            return
+        adapter, model = self._adapter, self._model
+        if adapter is None or model is None:
+            return  # the failure was told
+        seed = secrets.randbits(31) if request.sampling.seed is None else request.sampling.seed
+        tally = Tally(request_id, started, model.n_ctx, adapter.connection.round_trip)
+        request = msgspec.structs.replace(request, request_id=request_id)
+        failed: Failed | None = None
+        async with (
+            Exchange(adapter, request, ServerModel.of(model.path).name, seed) as exchange,
+            contextlib.aclosing(self._events(exchange, tally, adapter, request)) as events,
+        ):
+            async for event in events:
+                if isinstance(event, Failed):
+                    failed = event
+                else:
+                    yield event
+        self._answer_id = ""
+        for event in tally.deltas(time.monotonic()):
+            yield event
+        if self._killed:
+            failed = msgspec.structs.replace(_CLOSED, request_id=request_id)
+        if failed is not None and not (self._cancelled.is_set() and not self._killed):
+            self._lost = failed.code == "server_unreachable"
+            yield failed
+            return
+        if not self._cancelled.is_set() and (load := await self._last_load(adapter, request_id)) is not None:
+            tally.speculate(adapter.speculation(tally.predicted_n))
+            yield load
+        yield await self._finished(adapter, tally, request, seed)
+
+    async def _events(
+        self, exchange: Exchange, tally: Tally, adapter: Adapter, request: Generate
+    ) -> AsyncGenerator[AnyEvent, None]:
+        """Yield the events of an answer as they come, text no more often than the request wants; ends with the answer,
+        or when it is cancelled."""
+        stop = asyncio.ensure_future(self._cancelled.wait())
+        arriving: asyncio.Future[Item] | None = None
+        told = float("-inf")
+        try:
+            while not self._cancelled.is_set():
+                arriving = arriving or asyncio.ensure_future(exchange.items.get())
+                wait = max(0.0, told + request.frame_seconds - time.monotonic()) if tally.has_text else None
+                await asyncio.wait({arriving, stop}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+                now = time.monotonic()
+                arrived: list[Item] = []
+                if arriving.done():
+                    arrived, arriving = [arriving.result()], None
+                    while not exchange.items.empty():
+                        arrived.append(exchange.items.get_nowait())
+                for item in arrived:
+                    for event in self._taken(item, tally, adapter, now):
+                        yield event
+                    if item is None or isinstance(item, Failed):
+                        return
+                if tally.has_text and now - told >= request.frame_seconds:
+                    told = now
+                    for event in tally.deltas(now):
+                        yield event
+        finally:
+            stop.cancel()
+            if arriving is not None:
+                arriving.cancel()
+
+    def _taken(self, item: Item, tally: Tally, adapter: Adapter, now: float) -> list[AnyEvent]:
+        match item:
+            case Chunk():
+                found = tally.add(item, now)
+                self._answer_id = tally.id
+                return found
+            case ServerLoad():
+                tally.speculate(adapter.speculation(tally.predicted_n))
+                return [item]
+            case None:
+                return []
+        return [item]
+
+    async def _last_load(self, adapter: Adapter, request_id: int) -> ServerLoad | None:
+        """Return the load at the end of an answer: with what was drafted for the last tokens."""
+        with contextlib.suppress(*_ERRORS):  # a TimeoutError is an OSError
+            async with asyncio.timeout(_LAST_LOAD_SECONDS):
+                return await adapter.load(request_id)
+        return None
+
+    async def _finished(self, adapter: Adapter, tally: Tally, request: Generate, seed: int) -> GenerationFinished:
+        notes: list[str] = []
+        if self._cancelled.is_set():
+            reason: StopReason = "cancelled"
+            if await self._has_stopped(adapter, seed) is False:
+                notes.append("the server still computes")
+        else:
+            reason = _STOP_REASONS.get(tally.finish, "end")
+        timings = tally.timings(seed)
+        if reason == "max_tokens" and not (request.max_tokens and timings.predicted_n >= request.max_tokens):
+            reason = "context" if not request.max_tokens else reason
+        if tally.lies:
+            notes.append("the server's figures are not plausible")
+        return GenerationFinished(
+            request_id=request.request_id, stop_reason=reason, timings=timings, note=" · ".join(notes)
+        )
+
+    async def _has_stopped(self, adapter: Adapter, seed: int) -> bool | None:
+        """Return whether the server has stopped computing; None when it does not tell."""
+        deadline = time.monotonic() + STOP_SECONDS
+        with contextlib.suppress(*_ERRORS):
+            while True:
+                stopped = await adapter.is_idle(seed)
+                if stopped is not False or time.monotonic() >= deadline:
+                    return stopped
+                await asyncio.sleep(_POLL_SECONDS)
+        return None
+
+    async def end_reasoning(self) -> bool:
+        """Let the model end its reasoning and answer now; False when the server cannot, or nothing is written."""
+        if self._adapter is None or not self._answer_id:
+            return False
+        with contextlib.suppress(*_ERRORS):
+            return await self._adapter.end_reasoning(self._answer_id)
+        return False
+
+    async def cancel(self) -> None:
+        self._cancelled.set()
+
+    async def forget(self, chat_id: str) -> None:
+        """Do nothing: the server keeps no chats."""
+
+    async def unload(self) -> None:
+        await self._disconnect()
+
+    def kill(self) -> None:
+        self._killed = True
+        self._cancelled.set()
+
+    async def close(self) -> None:
+        self._cancelled.set()
+        self._model = None
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        adapter, self._adapter = self._adapter, None
+        if adapter is not None:
+            await adapter.connection.close()

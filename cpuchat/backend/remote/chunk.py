@@ -1,0 +1,88 @@
+"""What a server tells in one part of a streamed answer, whatever its dialect; and numbers that can be believed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+_MOST = 1e15  # of any count or time: what is larger is a mistake
+
+
+@dataclass(slots=True)
+class Told:
+    """Counts and times in milliseconds that a server told; None where it did not.
+
+    `prompt_n` prompt tokens evaluated, `cache_n` reused, or `prompt_total` where only their sum is known;
+    `predicted_n` tokens written so far. `predicted_ms` from the first of them by the server's clock, `ttft_ms` by it
+    too. `passes` with `draft_n` and `draft_n_accepted` of speculation, by position in `by_position`.
+    """
+
+    prompt_total: int | None = None
+    cache_n: int | None = None
+    prompt_n: int | None = None
+    prompt_ms: float | None = None
+    predicted_n: int | None = None
+    predicted_ms: float | None = None
+    ttft_ms: float | None = None
+    queue_ms: float | None = None
+    draft_n: int | None = None
+    draft_n_accepted: int | None = None
+    passes: int | None = None
+    by_position: tuple[tuple[int, int], ...] = ()
+
+    def update(self, newer: Told) -> None:
+        """Take over what `newer` tells."""
+        for name in Told.__slots__:
+            value = getattr(newer, name)
+            if value is not None and value != ():
+                setattr(self, name, value)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One part of an answer. `progress` is (processed, total, reused) tokens of the prompt. `finish` says why the
+    answer ended, in the words of OpenAI ("stop", "length"). `id` is the server's name for the answer. `lies` counts
+    numbers that cannot be: negative, or not a number.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    progress: tuple[int, int, int] | None = None
+    finish: str = ""
+    id: str = ""
+    told: Told = field(default_factory=Told)
+    lies: int = 0
+
+
+class Numbers:
+    """Reads numbers from an object of a server, and counts those that cannot be."""
+
+    def __init__(self, values: Any) -> None:
+        self._values: dict[str, Any] = values if isinstance(values, dict) else {}
+        self.lies = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def ms(self, name: str, scale: float = 1.0) -> float | None:
+        """Return a time times `scale`; None when it is missing or cannot be."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            self.lies += 1
+            return None
+        if not 0 <= value * scale <= _MOST:
+            self.lies += 1
+            return None
+        return float(value * scale)
+
+    def count(self, name: str) -> int | None:
+        """Return a count; None when it is missing or cannot be."""
+        value = self.ms(name)
+        return None if value is None else int(value)
+
+    def part(self, name: str) -> Numbers:
+        """Return the object of that name; its lies are its own."""
+        return Numbers(self._values.get(name))

@@ -1,0 +1,250 @@
+"""The HTTP connection to one server: proxies, TLS, timeouts, retries, and errors as messages.
+
+Imports httpx, which takes its time: import this only when a server is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+
+from cpuchat import __version__
+from cpuchat.backend.remote.stream import decoded
+from cpuchat.errors import (
+    ContextFull,
+    CpuchatError,
+    ServerBusy,
+    ServerError,
+    ServerRefused,
+    ServerUnreachable,
+)
+from cpuchat.servers import host, is_local
+from cpuchat.text import clean_line
+
+BACK_OFF = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Seconds before each new attempt to reach a server."""
+_CONNECT, _WRITE, _SMALL = 5.0, 60.0, 10.0
+SILENCE = 600.0
+"""Seconds without a byte after which a server counts as hung: prefill of a long prompt on a CPU takes minutes."""
+_MOST_BODY = 8 << 20
+_LONGEST_REASON = 300
+_GATEWAY = frozenset({502, 504, 520, 521, 522, 523, 524})
+_LOADING = 503
+
+
+class Status(Exception):
+    """Raised for an unsuccessful response. `error` is its `error` object, or what a server sends in place of one."""
+
+    def __init__(self, code: int, error: dict[str, Any], retry_after: float | None) -> None:
+        super().__init__(code)
+        self.code, self.error, self.retry_after = code, error, retry_after
+
+    @property
+    def message(self) -> str:
+        """Return the server's own words on one line."""
+        return clean_line(str(self.error.get("message") or ""))[:_LONGEST_REASON]
+
+    @property
+    def is_transient(self) -> bool:
+        """Return whether the same request may succeed soon."""
+        return self.code in (429, _LOADING) or self.code in _GATEWAY
+
+
+class Connection:
+    """Sends requests to one server. Use from one event loop.
+
+    `round_trip` is the shortest time in seconds that a small request took; None before the first.
+    """
+
+    def __init__(self, server: str, key: str = "") -> None:
+        self.server = server
+        self.has_key = bool(key)
+        self.round_trip: float | None = None
+        self.root = f"{server}/v1"
+        """The address of the OpenAI routes."""
+        headers = {"User-Agent": f"cpuchat/{__version__}", "Accept-Encoding": "identity"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        local = is_local(server)
+        try:
+            self._client = httpx.AsyncClient(
+                headers=headers,
+                timeout=httpx.Timeout(_SMALL, connect=_CONNECT, write=_WRITE),
+                # A proxy of the environment reaches other machines, not this one.
+                trust_env=not local,
+                verify=not (local and server.startswith("http:")),  # certificates take long to read
+                follow_redirects=False,  # a redirect would take the key elsewhere
+                # llama-server hangs up after a stream: a connection kept is a dead one. A new one costs nothing here.
+                limits=httpx.Limits(max_keepalive_connections=0 if local else 4, keepalive_expiry=30.0),
+            )
+        except ImportError:
+            raise ServerError(
+                "A SOCKS proxy is set, but the package for it is not installed.", "Install httpx[socks]."
+            ) from None
+        except (ValueError, OSError, httpx.InvalidURL) as error:
+            raise ServerError(f"Cannot use the proxy or the certificates of the environment: {error}.") from None
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether others on the way can read what is sent."""
+        return self.server.startswith("http:") and not is_local(self.server)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """Return the JSON object at `path` of the server. Raises Status, httpx.HTTPError, ServerError."""
+        return decoded(await self.get_bytes(path))
+
+    async def get_bytes(self, path: str) -> bytes:
+        """Return the content at `path`, or at an address. Raises as `get`."""
+        url = path if path.startswith("http") else self.server + path
+        started = time.monotonic()
+        async with self._client.stream("GET", url) as response:
+            taken = time.monotonic() - started
+            body = await _body(response)
+        if response.status_code != 200:
+            raise _status(response, body)
+        self.round_trip = taken if self.round_trip is None else min(taken, self.round_trip)
+        return body
+
+    async def post(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+        """Send a small request and return its answer. Raises as `get`."""
+        async with self._client.stream("POST", self._address(path), json=content) as response:
+            body = await _body(response)
+        if response.status_code != 200:
+            raise _status(response, body)
+        return decoded(body)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, path: str, content: dict[str, Any]) -> AsyncIterator[httpx.Response]:
+        """Send a request and yield the response while it streams. Leaving early closes the connection, by which the
+        server knows that nobody reads any more.
+
+        Raises:
+            Status, httpx.HTTPError: it was refused or not reached.
+            ServerError: what comes is not a stream.
+        """
+        data = msgspec.json.encode(content)
+        timeout = httpx.Timeout(SILENCE, connect=_CONNECT, write=_WRITE)
+        headers = {"Content-Type": "application/json"}
+        url = self._address(path)
+        async with self._client.stream("POST", url, content=data, headers=headers, timeout=timeout) as response:
+            if response.status_code != 200:
+                raise _status(response, await _body(response))
+            yield response
+
+    def _address(self, path: str) -> str:
+        return self.root + path.removeprefix("/v1") if path.startswith("/v1/") else self.server + path
+
+    def translate(self, error: Exception) -> CpuchatError:
+        """Return the typed error for what a request raised; no key and no address with a path gets into it."""
+        name = host(self.server)
+        match error:
+            case CpuchatError():
+                return error
+            case Status():
+                return _refusal(error, name, self.has_key)
+            case httpx.TimeoutException() if not isinstance(error, httpx.ConnectTimeout):
+                return ServerUnreachable(f"{name} sent nothing for too long.", "Check the server's load and its log.")
+            case httpx.ProxyError():
+                return ServerUnreachable(f"The proxy does not reach {name}.", "Check HTTPS_PROXY and NO_PROXY.")
+            case httpx.ConnectError() if _is_certificate(error):
+                return ServerUnreachable(
+                    f"The certificate of {name} cannot be verified.",
+                    "Set SSL_CERT_FILE to the certificate of your own authority.",
+                )
+            case httpx.ConnectError() | httpx.ConnectTimeout():
+                return ServerUnreachable(f"{name} cannot be reached.", "Is the server running? Check its address.")
+            case httpx.TransportError():
+                return ServerUnreachable(f"The connection to {name} was lost.", "Send the message again.")
+            case httpx.InvalidURL() | UnicodeError():
+                return ServerError(f"{name} is not a valid address.", "Write it as http://127.0.0.1:8080.")
+        return ServerError(f"{name}: unexpected {type(error).__name__}.", "Try again.")
+
+
+def may_retry(attempt: int, error: Exception) -> bool:
+    """Return whether another attempt after number `attempt` may succeed within the back-off."""
+    if attempt >= len(BACK_OFF):
+        return False
+    if isinstance(error, Status):
+        return error.is_transient and (error.retry_after or 0.0) <= BACK_OFF[-1]
+    if isinstance(error, httpx.ConnectError) and _is_certificate(error):
+        return False
+    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.RemoteProtocolError | httpx.ReadError)
+
+
+async def back_off(attempt: int, error: Exception) -> None:
+    """Wait before attempt number `attempt`: longer each time, and as long as the server wants."""
+    wanted = error.retry_after if isinstance(error, Status) else None
+    await asyncio.sleep(max(BACK_OFF[attempt - 1], wanted or 0.0))
+
+
+def _refusal(status: Status, name: str, has_key: bool) -> CpuchatError:
+    reason = f": {status.message}" if status.message else ""
+    code = status.code
+    if code in (401, 403):
+        hint = "The API key is wrong or expired: `cpuchat servers key URL` sets another one."
+        if not has_key:
+            hint = "It needs an API key: set CPUCHAT_API_KEY, or run `cpuchat servers key URL`."
+        return ServerRefused(f"{name} refused the request ({code}){reason}.", hint)
+    if code == 404:
+        return ServerError(f"{name} has no such model or route (404){reason}.", "See `cpuchat servers`.")
+    if code == 429:
+        after = "later" if status.retry_after is None else f"in {status.retry_after:.0f} s"
+        return ServerBusy(f"{name} limits the rate of requests (429){reason}.", f"Try again {after}.")
+    if code == _LOADING:
+        return ServerBusy(f"{name} is not ready (503){reason}.", "It may be loading its model: try again in a moment.")
+    if 300 <= code < 400:
+        return ServerError(f"{name} redirects to another address ({code}).", "Give the address that it redirects to.")
+    if status.error.get("type") == "exceed_context_size_error":
+        return ContextFull(f"The messages do not fit the server's context{reason}.", "Shorten them.")
+    if code >= 500:
+        return ServerError(f"{name} failed ({code}){reason}.", "Check the server's log.")
+    return ServerError(f"{name} rejected the request ({code}){reason}.", "Check the model's name and the settings.")
+
+
+def _status(response: httpx.Response, body: bytes) -> Status:
+    error: Any = None
+    with contextlib.suppress(CpuchatError):
+        found = decoded(body)
+        error = found.get("error", found)
+    if isinstance(error, str):
+        error = {"message": error}
+    if not isinstance(error, dict):
+        error = {}
+    if not error.get("message") and isinstance(error.get("detail"), str):
+        error = {**error, "message": error["detail"]}
+    after: float | None = None
+    with contextlib.suppress(ValueError):
+        after = max(0.0, float(response.headers.get("Retry-After", "")))
+    return Status(response.status_code, error, after if after is not None and after < 1e6 else None)
+
+
+async def _body(response: httpx.Response) -> bytes:
+    """Read a small response. Raises ServerError for a large one."""
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > _MOST_BODY:
+            raise ServerError(
+                f"The server sent more than {_MOST_BODY >> 20} MiB.", "Is this really an inference server?"
+            )
+    return bytes(body)
+
+
+def _is_certificate(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return True
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,171 @@
+"""One request to a server: sent again while nothing has come, read to its end, and what else it tells meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import httpx
+import msgspec
+
+from cpuchat.backend.remote.adapter import Adapter
+from cpuchat.backend.remote.chunk import Chunk
+from cpuchat.backend.remote.connection import BACK_OFF, Status, back_off, may_retry
+from cpuchat.backend.remote.stream import decoded, objects
+from cpuchat.backend.remote.trim import without_oldest
+from cpuchat.errors import ContextFull, CpuchatError, ServerError, ServerUnreachable
+from cpuchat.protocol import ContextTrimmed, Failed, Generate, Reconnecting, ServerLoad
+from cpuchat.servers import host
+from cpuchat.text import clean_line
+
+MOST_TEXT = 16 << 20
+"""Characters of an answer at most; one that goes on never ends."""
+_LOAD_SECONDS = 1.0
+_MOST_TRIMS = 4
+_STREAMS = ("text/event-stream", "application/x-ndjson", "application/json", "text/plain", "")
+_MOST_WAITING = 256  # parts that may wait to be read: the server is slowed down then
+
+Item = Chunk | ContextTrimmed | Failed | Reconnecting | ServerLoad | None
+"""None: the answer is complete."""
+
+
+class Exchange:
+    """Fills `items`, until None or `Failed`. Leaving it closes the connection, by which the server stops.
+
+    Args:
+        name: of the model at the server.
+    """
+
+    def __init__(self, adapter: Adapter, request: Generate, name: str, seed: int) -> None:
+        self.items: asyncio.Queue[Item] = asyncio.Queue(_MOST_WAITING)
+        self._adapter, self._request, self._name, self._seed = adapter, request, name, seed
+        self._answered = False  # something has come
+        self._finished = False  # the server has said so
+        self._size = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Exchange:
+        self._tasks = [asyncio.create_task(self._run())]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            await self._send()
+            await self.items.put(None)
+        except Exception as error:  # whatever a stranger's server brings about becomes a message
+            found = self._adapter.connection.translate(error)
+            await self.items.put(
+                Failed(
+                    code=found.code, message=found.message, hint=found.hint, request_id=self._request.request_id
+                )
+            )  # fmt: skip
+
+    async def _send(self) -> None:
+        """Send the request, again while nothing has come and another attempt is of use.
+
+        Raises:
+            Status, httpx.HTTPError, ServerError, ContextFull: there is no answer, or it broke off.
+        """
+        attempt = trims = 0
+        while True:
+            try:
+                await self._send_once()
+                return
+            except (Status, httpx.HTTPError) as error:
+                if self._answered:
+                    raise
+                if isinstance(error, Status):
+                    if self._adapter.without_rejected(error):
+                        continue
+                    if trims < _MOST_TRIMS and await self._trimmed(error):
+                        trims += 1
+                        continue
+                if not may_retry(attempt, error):
+                    raise
+                attempt += 1
+                again = Reconnecting(request_id=self._request.request_id, attempt=attempt, attempts=len(BACK_OFF))
+                await self.items.put(again)
+                await back_off(attempt, error)
+
+    async def _trimmed(self, status: Status) -> bool:
+        """Leave out the oldest messages if they were too long. Raises ContextFull when there is none to leave out."""
+        sizes = self._adapter.context_sizes(status)
+        if sizes is None:
+            return False
+        needed, n_ctx = sizes
+        messages = self._request.messages
+        found = without_oldest(messages, needed, n_ctx)
+        if found is None:
+            raise ContextFull(
+                f"The last message needs {needed:,} tokens, but the server's context has {n_ctx:,}.",
+                "Shorten it, or start the server with a larger context.",
+            )
+        kept, saved = found
+        self._request = msgspec.structs.replace(self._request, messages=kept)
+        await self.items.put(
+            ContextTrimmed(
+                request_id=self._request.request_id, dropped_messages=len(messages) - len(kept),
+                dropped_tokens=saved, n_ctx=n_ctx,
+            )
+        )  # fmt: skip
+        return True
+
+    async def _send_once(self) -> None:
+        adapter = self._adapter
+        path, content = adapter.request(self._request, self._name, self._seed)
+        async with adapter.connection.stream(path, content) as response:
+            kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+            if kind not in _STREAMS:
+                raise ServerError(
+                    f"{adapter.place} answered with {clean_line(kind)[:60]} instead of a stream of events.",
+                    "Is this the address of an inference server, or of a login page or proxy before it?",
+                )
+            if len(self._tasks) == 1:
+                self._tasks.append(asyncio.create_task(self._watch()))
+            if kind == "application/json" and not adapter.by_line:
+                await self._take(decoded(await _whole(response)))
+                self._finished = True
+            else:
+                async for data in objects(response.aiter_raw(), by_line=adapter.by_line):
+                    if data is None:
+                        self._finished = True
+                        break
+                    await self._take(data)
+        if not self._finished:
+            raise ServerUnreachable(
+                f"The connection to {host(adapter.connection.server)} was closed before the answer was complete.",
+                "Regenerate it (Ctrl+R), or check the server's log.",
+            )
+
+    async def _take(self, data: dict[str, Any]) -> None:
+        chunk = self._adapter.chunk(data)
+        self._answered = True
+        self._size += len(chunk.content) + len(chunk.reasoning)
+        if self._size > MOST_TEXT:
+            raise ServerError(
+                f"The answer is longer than {MOST_TEXT >> 20} million characters.", "Set Max tokens in the settings."
+            )
+        self._finished = self._finished or bool(chunk.finish)
+        await self.items.put(chunk)
+
+    async def _watch(self) -> None:
+        """Read the load of the server every second while it answers."""
+        with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
+            while (load := await self._adapter.load(self._request.request_id)) is not None:
+                await self.items.put(load)
+                await asyncio.sleep(_LOAD_SECONDS)
+
+
+async def _whole(response: httpx.Response) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > MOST_TEXT:
+            raise ServerError("The server's answer is too long.", "Set Max tokens in the settings.")
+    return bytes(body)

@@ -1,0 +1,60 @@
+"""The dialect of LM Studio: OpenAI's, and a list of models that tells their sizes.
+
+Fields: LM Studio's REST API v0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpuchat.backend.remote.adapter import Adapter, ServedModel, listed, name_of
+from cpuchat.backend.remote.chunk import Chunk, Numbers
+from cpuchat.backend.remote.stream import valid_text
+from cpuchat.protocol import Generate
+
+
+class LMStudio(Adapter):
+    """See `Adapter`."""
+
+    kind = "LM Studio"
+    untold = (
+        ("tokens", "told only at the end of an answer"),
+        ("prefill_tok_s", "LM Studio does not tell it"),
+        ("queue_s", "LM Studio does not tell it"),
+        ("running", "LM Studio does not tell it"),
+        ("acceptance", "LM Studio tells it only for its own draft models"),
+    )
+
+    def extend(self, content: dict[str, Any], request: Generate) -> None:
+        sampling = request.sampling
+        content["top_k"] = sampling.top_k
+        content["min_p"] = sampling.min_p
+        content["repeat_penalty"] = sampling.repeat_penalty
+
+    def chunk(self, data: dict[str, Any]) -> Chunk:
+        chunk = super().chunk(data)
+        stats = Numbers(data.get("stats"))
+        if stats:
+            chunk.told.draft_n = stats.count("total_draft_tokens_count")
+            chunk.told.draft_n_accepted = stats.count("accepted_draft_tokens_count")
+            chunk.lies += stats.lies
+        return chunk
+
+
+def served(data: dict[str, Any]) -> tuple[ServedModel, ...]:
+    """Return the models of `/api/v0/models` that answer."""
+    found = []
+    for entry in listed(data):
+        numbers = Numbers(entry)
+        if (name := name_of(entry)) and entry.get("type") != "embeddings":
+            found.append(
+                ServedModel(
+                    name,
+                    quantization=valid_text(entry.get("quantization"))[:20],
+                    n_ctx=numbers.count("loaded_context_length") or 0,
+                    n_ctx_train=numbers.count("max_context_length") or 0,
+                    architecture=valid_text(entry.get("arch"))[:40],
+                    loaded=entry.get("state") == "loaded",
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,129 @@
+"""The dialect of Ollama: its own routes, whose last object tells tokens and times.
+
+Fields: docs/api.md of Ollama. Times in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import httpx
+
+from cpuchat.backend.remote.adapter import Adapter, ServedModel, name_of
+from cpuchat.backend.remote.chunk import Chunk, Numbers, Told
+from cpuchat.backend.remote.connection import Connection, Status
+from cpuchat.backend.remote.stream import valid_text
+from cpuchat.errors import CpuchatError
+from cpuchat.protocol import Generate, Message, ModelInfo
+
+_NS = 1e-6  # in ms
+_MOST_MODELS = 2_000
+
+
+class Ollama(Adapter):
+    """See `Adapter`."""
+
+    kind = "Ollama"
+    by_line = True
+    untold = (
+        ("tokens", "told only at the end of an answer"),
+        ("running", "Ollama does not tell it"),
+        ("acceptance", "Ollama does not tell about drafts"),
+    )
+
+    async def describe(self, name: str) -> ModelInfo:
+        model = self.choose(name)
+        if not model.n_ctx:
+            # Only a loaded model has its context size: an empty request loads it.
+            with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
+                await self._load_model(model.name)
+                self.models = await served(self.connection)
+                model = self.choose(model.name)
+        return self._info(model)
+
+    async def _load_model(self, name: str) -> None:
+        async with self.connection.stream("/api/generate", {"model": name, "stream": False}) as response:
+            await response.aread()
+
+    def _untold(self, model: ServedModel) -> tuple[tuple[str, str], ...]:
+        return self.untold if model.n_ctx else (*self.untold, ("n_ctx", "told once Ollama has loaded the model"))
+
+    def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
+        sampling = request.sampling
+        options: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repeat_penalty": sampling.repeat_penalty,
+            "repeat_last_n": sampling.repeat_last_n,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "seed": seed,
+            "num_predict": request.max_tokens or -1,
+        }
+        if request.stop:
+            options["stop"] = list(request.stop)
+        content = {"model": model, "stream": True, "options": options}
+        if request.prompt is not None:
+            return "/api/generate", {**content, "prompt": request.prompt, "raw": True}
+        return "/api/chat", {**content, "messages": [self.message(one) for one in request.messages]}
+
+    def message(self, message: Message) -> dict[str, Any]:
+        found = super().message(message)
+        return {**found, "thinking": message.reasoning} if message.reasoning else found
+
+    def chunk(self, data: dict[str, Any]) -> Chunk:
+        if data.get("error"):
+            raise self.failure(data["error"])
+        message = data.get("message")
+        chunk = Chunk(content=valid_text(data.get("response")))
+        if isinstance(message, dict):
+            chunk.content = valid_text(message.get("content"))
+            chunk.reasoning = valid_text(message.get("thinking"))
+        if data.get("done") is True:
+            chunk.finish = valid_text(data.get("done_reason")) or "stop"
+            numbers = Numbers(data)
+            # The first token comes from the prompt, whose time this includes.
+            chunk.told = Told(
+                prompt_total=numbers.count("prompt_eval_count"),
+                prompt_ms=numbers.ms("prompt_eval_duration", _NS),
+                predicted_n=numbers.count("eval_count"),
+                predicted_ms=numbers.ms("eval_duration", _NS),
+            )
+            chunk.lies = numbers.lies
+        return chunk
+
+
+async def served(connection: Connection) -> tuple[ServedModel, ...]:
+    """Return the models on the server, with the context of those that are loaded.
+
+    Raises:
+        Status, httpx.HTTPError, ServerError: as a connection does.
+    """
+    contexts: dict[str, int] = {}
+    with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
+        for entry in _entries(await connection.get("/api/ps")):
+            contexts[name_of(entry, "name")] = Numbers(entry).count("context_length") or 0
+    found = []
+    for entry in _entries(await connection.get("/api/tags")):
+        details = entry.get("details")
+        details = details if isinstance(details, dict) else {}
+        if name := name_of(entry, "name"):
+            found.append(
+                ServedModel(
+                    name,
+                    quantization=valid_text(details.get("quantization_level"))[:20],
+                    size=Numbers(entry).count("size") or 0,
+                    architecture=valid_text(details.get("family"))[:40],
+                    n_ctx=contexts.get(name, 0),
+                    loaded=name in contexts,
+                )
+            )
+    return tuple(found)
+
+
+def _entries(data: dict[str, Any]) -> list[dict[str, Any]]:
+    found = data.get("models")
+    return [one for one in found if isinstance(one, dict)][:_MOST_MODELS] if isinstance(found, list) else []

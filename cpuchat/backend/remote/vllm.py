@@ -1,0 +1,137 @@
+"""The dialect of vLLM: tokens with every part of an answer, and server-wide metrics.
+
+Acceptance is that of the one request where the server was started with --per-request-spec-decode-metrics, else the
+differences of its counters, which hold what it drafts for others, too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from cpuchat.backend.remote.adapter import Adapter, ServedModel, listed, name_of
+from cpuchat.backend.remote.chunk import Chunk, Numbers
+from cpuchat.backend.remote.connection import Connection, Status
+from cpuchat.backend.remote.metrics import Metrics, parse
+from cpuchat.protocol import Generate, ServerLoad
+from cpuchat.timings import SpeculationFigures
+
+_TOO_LONG = re.compile(r"maximum context length is (\d{1,9}) tokens")
+_REQUESTED = re.compile(
+    r"requested (\d{1,9}) tokens|prompt contains (?:at least )?(\d{1,9})"
+    r"|(\d{1,9}) (?:in the messages|input tokens)"
+)
+_SPEC = "vllm:spec_decode_num_"
+
+
+class VLLM(Adapter):
+    """See `Adapter`. `metrics` are those of now, None when they cannot be read."""
+
+    kind = "vLLM"
+
+    def __init__(self, connection: Connection, models: tuple[ServedModel, ...], metrics: Metrics | None) -> None:
+        super().__init__(connection, models)
+        self._has_metrics = metrics is not None
+        self._drafts = metrics is not None and f"{_SPEC}drafts_total" in metrics.values
+        self._before = self._now = metrics
+        self._others = False  # the server was at other requests, too
+
+    def _untold(self, model: ServedModel) -> tuple[tuple[str, str], ...]:
+        found = [
+            ("prefill_tok_s", "start vLLM with --enable-per-request-metrics"),
+            ("queue_s", "start vLLM with --enable-per-request-metrics"),
+        ]
+        if not self._has_metrics:
+            found.append(("running", "its /metrics cannot be read"))
+        if not self._drafts:
+            found.append(("acceptance", "the server drafts nothing: start it with --speculative-config"))
+        if not model.n_ctx:
+            found.append(("n_ctx", "context size not told by this server"))
+        return tuple(found)
+
+    def extend(self, content: dict[str, Any], request: Generate) -> None:
+        sampling = request.sampling
+        content["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        content["top_k"] = sampling.top_k or -1
+        content["min_p"] = sampling.min_p
+        if sampling.repeat_penalty != 1.0:
+            content["repetition_penalty"] = sampling.repeat_penalty
+        if request.ignore_eos:
+            content["ignore_eos"] = True
+        self._before = self._now = None  # of another answer
+
+    def context_sizes(self, status: Status) -> tuple[int, int] | None:
+        limit = _TOO_LONG.search(status.message)
+        found = _REQUESTED.search(status.message)
+        if limit is None:
+            return None
+        needed = next((int(group) for group in found.groups() if group), 0) if found is not None else 0
+        return max(needed, int(limit[1]) + 1), int(limit[1])
+
+    def chunk(self, data: dict[str, Any]) -> Chunk:
+        chunk = super().chunk(data)
+        metrics = Numbers(data.get("metrics"))
+        if not metrics:
+            return chunk
+        told, spec = chunk.told, metrics.part("speculative_decoding")
+        told.ttft_ms = metrics.ms("time_to_first_token_ms")
+        told.queue_ms = metrics.ms("queue_time_ms")
+        told.predicted_ms = metrics.ms("generation_time_ms")
+        if told.ttft_ms is not None and told.queue_ms is not None:
+            told.prompt_ms = max(0.0, told.ttft_ms - told.queue_ms)
+        told.passes = spec.count("num_spec_steps") or None
+        told.draft_n = spec.count("num_draft_tokens")
+        told.draft_n_accepted = spec.count("num_accepted_draft_tokens")
+        chunk.lies += metrics.lies + spec.lies
+        return chunk
+
+    async def load(self, request_id: int) -> ServerLoad | None:
+        if not self._has_metrics:
+            return None
+        found = parse((await self.connection.get_bytes("/metrics")).decode(errors="replace"))
+        self._now = found
+        if self._before is None:
+            self._before = found
+        self._others = (found.count("vllm:num_requests_running") or 0) > 1
+        return ServerLoad(
+            request_id=request_id,
+            running=found.count("vllm:num_requests_running"),
+            waiting=found.count("vllm:num_requests_waiting"),
+            kv_used=found.values.get("vllm:kv_cache_usage_perc"),
+        )
+
+    def speculation(self, predicted_n: int) -> SpeculationFigures | None:
+        before, now = self._before, self._now
+        if before is None or now is None or before is now:
+            return None
+        drafts = now.since(before, f"{_SPEC}drafts_total")
+        drafted = now.since(before, f"{_SPEC}draft_tokens_total")
+        accepted = now.since(before, f"{_SPEC}accepted_tokens_total")
+        if not drafts or not drafted or accepted is None or accepted > drafted:
+            return None
+        by_position = now.positions_since(before, f"{_SPEC}accepted_tokens_per_pos_total")
+        return SpeculationFigures(
+            # Each pass writes what it accepts and one token more, of whichever request.
+            passes=max(1, round((predicted_n - 1) * drafts / (drafts + accepted))),
+            draft_n=int(drafted),
+            draft_n_accepted=int(accepted),
+            recent_draft_n=int(drafted),
+            recent_draft_n_accepted=int(accepted),
+            by_position=tuple((int(drafts), min(int(drafts), count)) for count in by_position),
+            source="server-wide",
+        )
+
+    async def is_idle(self, seed: int) -> bool | None:
+        if not self._has_metrics or self._others:
+            return None
+        found = parse((await self.connection.get_bytes("/metrics")).decode(errors="replace"))
+        return found.count("vllm:num_requests_running") == 0
+
+
+def served(data: dict[str, Any]) -> tuple[ServedModel, ...]:
+    """Return the models of `/v1/models`."""
+    return tuple(
+        ServedModel(name, n_ctx=Numbers(entry).count("max_model_len") or 0, loaded=True)
+        for entry in listed(data)
+        if (name := name_of(entry))
+    )

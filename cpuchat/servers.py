@@ -1,0 +1,92 @@
+"""Addresses of inference servers and of the models that they serve: `http://127.0.0.1:8080#qwen2.5-7b`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cpuchat.errors import UsageError
+
+URL_PATTERN = r"^[Hh][Tt][Tt][Pp][Ss]?://[^\s@?#]+$"
+_ENDPOINTS = ("/chat/completions", "/completions", "/models")
+_LOOPBACK = re.compile(r"::1|127(\.\d{1,3}){3}")
+
+
+@dataclass(frozen=True)
+class ServerModel:
+    """A model on a server: its `server` (see `normalized`) and its `name` there ("" = the one that it serves)."""
+
+    server: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.server}#{self.name}" if self.name else self.server
+
+    @classmethod
+    def of(cls, text: str) -> ServerModel:
+        """Parse `URL` or `URL#model`. Raises UsageError as `normalized`."""
+        url, _, name = text.strip().partition("#")
+        return cls(normalized(url), name)
+
+    @property
+    def stem(self) -> str:
+        """Return the name for display, as `Path.stem` does for a file; the host when the model is not known yet."""
+        return self.name.rpartition("/")[2].removesuffix(".gguf") or host(self.server)
+
+
+Source = Path | ServerModel
+"""Where a model comes from: a file on this machine, or a server."""
+
+
+def is_url(text: str) -> bool:
+    """Return whether `text` is meant as the address of a server."""
+    return text.lower().startswith(("http://", "https://"))
+
+
+def source(text: str) -> Source:
+    """Return what `ModelInfo.path` stands for: the file, or the model on a server."""
+    return ServerModel.of(text) if is_url(text) else Path(text)
+
+
+def normalized(url: str) -> str:
+    """Return a server's address in one form: scheme and host in lower case, without `/v1` and what comes after it.
+
+    Raises:
+        UsageError: not an http or https address, or one with a password or a query in it.
+    """
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError:
+        raise _invalid(url) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or any(c.isspace() for c in url.strip()):
+        raise _invalid(url)
+    if "@" in parts.netloc:
+        raise UsageError(
+            "The address of a server must not contain a password: other users see it in `ps`.",
+            "Set CPUCHAT_API_KEY, or run `cpuchat servers key URL`.",
+        )
+    if parts.query or parts.fragment:
+        raise UsageError(f"{url} has a query or a fragment.", "Give the address alone, such as http://127.0.0.1:8080.")
+    name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    path = parts.path.rstrip("/")
+    for ending in _ENDPOINTS:
+        path = path.removesuffix(ending)
+    return f"{parts.scheme}://{name}{f':{port}' if port is not None else ''}{path.removesuffix('/v1').rstrip('/')}"
+
+
+def _invalid(url: str) -> UsageError:
+    return UsageError(f"{url!r} is not the address of a server.", "Write it as http://127.0.0.1:8080.")
+
+
+def host(server: str) -> str:
+    """Return host and port for display: `127.0.0.1:8080`."""
+    return urlsplit(server).netloc
+
+
+def is_local(server: str) -> bool:
+    """Return whether the server runs on this machine: requests to it never go through a proxy."""
+    name = (urlsplit(server).hostname or "").rstrip(".")
+    return name == "localhost" or name.endswith(".localhost") or _LOOPBACK.fullmatch(name) is not None

@@ -1,0 +1,91 @@
+"""Figures of a server that answers: what it was waited for, and its load. Definitions: docs/figures.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpuchat.protocol import ModelInfo, ServerLoad
+from cpuchat.timings import Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The figures of a server; None is "unknown", and `why_missing` says why.
+
+    `network_s` and `queue_s` are parts of the time to the first token. `running` requests are answered now, this one
+    among them, and `waiting` ones wait; `kv_used` of its KV cache is in use (0-1). All hold other users' requests.
+    """
+
+    name: str
+    network_s: float | None = None
+    queue_s: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_used: float | None = None
+    untold: tuple[tuple[str, str], ...] = ()
+
+    def why_untold(self, figure: str) -> str:
+        """Return why the server does not tell a figure; "" for one that it tells."""
+        return dict(self.untold).get(figure, "")
+
+    def why_missing(self, field: str) -> str:
+        """Return why that field is None, in a few words; "" when it is not None.
+
+        Raises:
+            AttributeError: no such field.
+        """
+        if getattr(self, field) is not None:
+            return ""
+        return self.why_untold(field) or "no answer yet"
+
+
+class ServerMeter:
+    """Keeps the newest figures of the server of the loaded model."""
+
+    def __init__(self) -> None:
+        self._model: ModelInfo | None = None
+        self._load: ServerLoad | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin another answer."""
+        self._timings: Timings | None = None
+
+    def model(self, model: ModelInfo | None) -> None:
+        """Set the loaded model, or None."""
+        self._model, self._load = model, None
+        self.reset()
+
+    def load(self, load: ServerLoad) -> None:
+        """Record the load of the server."""
+        self._load = load
+
+    def finish(self, timings: Timings) -> None:
+        """End the answer."""
+        self._timings = timings
+
+    @property
+    def approximate(self) -> bool:
+        """Return whether the tokens are counted by the parts that came."""
+        if self._timings is not None:
+            return self._timings.approximate
+        return self._model is not None and bool(self._model.why_untold("tokens"))
+
+    def figures(self) -> Server | None:
+        """Return the current figures; None for a model on this machine."""
+        model, load, timings = self._model, self._load, self._timings
+        if model is None or not model.server:
+            return None
+        return Server(
+            name=model.server,
+            network_s=_seconds(timings.network_ms if timings is not None else None),
+            queue_s=_seconds(timings.queue_ms if timings is not None else None),
+            running=load.running if load is not None else None,
+            waiting=load.waiting if load is not None else None,
+            kv_used=load.kv_used if load is not None else None,
+            untold=model.untold,
+        )
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1e3

@@ -1,0 +1,47 @@
+"""Draws what a server tells beside an answer: what the first token waited for, and its load."""
+
+from __future__ import annotations
+
+from cpuchat.telemetry import units
+from cpuchat.text import clean_line
+from cpuchat.tui.chat.frame import LABEL, Frame, Line, fit
+
+
+def waited(frame: Frame) -> list[Line]:
+    """Draw network and queue, which are parts of the time to the first token; nothing for a model on this machine."""
+    server = frame.figures.server
+    if server is None:
+        return []
+    return [_waited(frame, "  network", "network_s"), _waited(frame, "  queue", "queue_s")]
+
+
+def _waited(frame: Frame, label: str, field: str) -> Line:
+    server = frame.figures.server
+    seconds: float | None = getattr(server, field)
+    if seconds is not None:
+        return frame.row(label, "", *units.duration(seconds))
+    return _missing(frame, label, field)
+
+
+def _missing(frame: Frame, label: str, field: str) -> Line:
+    server = frame.figures.server
+    why = clean_line(server.why_missing(field)) if server is not None else ""
+    if frame.settled and why == "no answer yet":
+        return []
+    return [frame.text("label", f"{label:<{LABEL}}"), frame.text("missing", fit(f"n/a · {why}", frame.width - LABEL))]
+
+
+def serving(frame: Frame) -> list[Line]:
+    """Draw the requests that the server is at and those that wait, and the share of its KV cache in use: all of them
+    server-wide. Nothing for a model on this machine.
+    """
+    server = frame.figures.server
+    if server is None:
+        return []
+    if server.running is None:
+        return [_missing(frame, "server", "running")]
+    text = f"{server.running:,} running, {server.waiting or 0:,} queued"
+    rows: list[Line] = [[frame.text("label", f"{'server':<{LABEL}}"), frame.text("value", text)]]
+    if server.kv_used is not None:
+        rows.append(frame.row("KV in use", "", f"{100 * server.kv_used:.0f}", "% of the server"))
+    return rows

@@ -1,0 +1,230 @@
+"""Tests the dialects of servers, from what each of them really sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cpuchat.backend.remote.backend import RemoteBackend
+from cpuchat.backend.remote.metrics import parse
+from cpuchat.protocol import LoadOptions, ModelInfo, ModelLoaded, Sampling, ServerLoad
+from cpuchat.servers import ServerModel
+from tests.support.chatting import Answer, chat, collect
+from tests.support.remote_server import RemoteServer, Reply, remote_server
+
+VLLM_METRICS = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:spec_decode_num_drafts_total{engine="0"} %d
+vllm:spec_decode_num_draft_tokens_total{engine="0"} %d
+vllm:spec_decode_num_accepted_tokens_total{engine="0"} %d
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} %d
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} %d
+"""
+
+
+async def answered(server: RemoteServer, **request: Any) -> tuple[ModelInfo, Answer]:
+    backend = RemoteBackend()
+    loaded = (await collect(backend.load(ServerModel(server.url), LoadOptions()))).events[-1]
+    assert isinstance(loaded, ModelLoaded), loaded
+    got = await collect(backend.generate(chat("Hello", **request)))
+    await backend.close()
+    return loaded.model, got
+
+
+async def test_llama_server() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        progress = {"total": 40, "cache": 8, "processed": 24, "time_ms": 9}
+        await reply.event({"choices": [{"delta": {"content": None}}], "prompt_progress": progress})
+        for n, (channel, text) in enumerate((("reasoning_content", "hm"), ("content", "yes")), 1):
+            timings = {
+                "cache_n": 8, "prompt_n": 32, "prompt_ms": 20.0, "predicted_n": 2 * n, "predicted_ms": 30.0 * n,
+                "draft_n": 3 * n, "draft_n_accepted": n,
+            }  # fmt: skip
+            await reply.event({"id": "c1", "choices": [{"delta": {channel: text}}], "timings": timings})
+        await reply.finish("stop", usage={"prompt_tokens": 40, "completion_tokens": 4})
+
+    meta = {"n_params": 8_000_000, "size": 9_000_000, "n_ctx_train": 4096, "n_vocab": 512, "ftype": "Q4_K - Medium"}
+    pages = {
+        "/v1/models": {"data": [{"id": "demo.gguf", "owned_by": "llamacpp", "meta": meta}]},
+        "/props": {
+            "default_generation_settings": {"n_ctx": 2048}, "endpoint_metrics": True, "build_info": "b1",
+            "endpoint_slots": True,
+        },
+        "/slots": [{"id": 0, "speculative": True, "is_processing": False}],
+        "/metrics": "llamacpp:requests_processing 1\nllamacpp:requests_deferred 3\n",
+    }  # fmt: skip
+    async with remote_server(answer=answer, pages=pages) as server:
+        model, got = await answered(server, sampling=Sampling(seed=5, top_k=7))
+        assert model.server.startswith("llama-server at ") and model.name == "demo"
+        assert (model.quantization, model.n_ctx, model.n_params) == ("Q4_K_M", 2048, 8_000_000)
+        assert not model.why_untold("acceptance") and not model.why_untold("running")
+        assert (got.reasoning, got.text) == ("hm", "yes")
+        assert (got.timings.cache_n, got.timings.prompt_n, got.timings.predicted_n) == (8, 32, 4)
+        assert (got.timings.draft_n, got.timings.draft_n_accepted, got.timings.seed) == (6, 2, 5)
+        load = got.of(ServerLoad)[0]
+        assert (load.running, load.waiting) == (1, 3)
+        body = server.chats()[0].body
+        assert (body["seed"], body["top_k"], body["timings_per_token"], body["return_progress"]) == (5, 7, True, True)
+
+
+async def test_llama_server_that_tells_nothing_says_how_to_switch_it_on() -> None:
+    props = {"default_generation_settings": {"n_ctx": 0}, "endpoint_metrics": False, "endpoint_slots": False}
+    async with remote_server(owner="llamacpp", pages={"/props": props}) as server:
+        model, _ = await answered(server)
+        assert "--metrics" in model.why_untold("running")
+        assert "--spec" in model.why_untold("acceptance") and model.no_speculation == model.why_untold("acceptance")
+
+
+async def test_vllm_counts_for_all_requests() -> None:
+    counts = iter([(100, 200, 150, 80, 70), (100, 200, 150, 80, 70), *[(110, 220, 165, 89, 76)] * 20])
+    newest: tuple[int, ...] = ()
+
+    async def metrics(reply: Reply) -> None:
+        nonlocal newest
+        newest = next(counts, newest)
+        await reply.head(200, "text/plain")
+        await reply.raw((VLLM_METRICS % newest).encode())
+
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        for n in range(1, 27):
+            await reply.text("x ", usage={"prompt_tokens": 9, "completion_tokens": n})
+        while not any(one.path == "/metrics" for one in server.asked[len(server.asked) - 1 :]):
+            await reply.raw(b": \n\n")  # until the counters were read in the middle of the answer
+        await reply.finish("length")
+
+    pages = {
+        "/v1/models": {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 1024}]},
+        "/metrics": metrics,
+    }
+    async with remote_server(answer=answer, pages=pages) as server:
+        model, got = await answered(server, max_tokens=26)
+        assert (model.server.split(" ")[0], model.n_ctx) == ("vLLM", 1024)
+        assert "--enable-per-request-metrics" in model.why_untold("queue_s")
+        assert got.timings.predicted_n == 26 and not got.timings.approximate
+        assert got.finished.stop_reason == "max_tokens"
+        figures = got.timings.speculation
+        assert figures is not None and figures.source == "server-wide"
+        assert got.timings.draft_n_accepted / got.timings.draft_n == 0.75
+        assert got.timings.tokens_per_pass == 2.5
+        assert figures.by_position == ((10, 9), (10, 6))
+        load = got.of(ServerLoad)[0]
+        assert (load.running, load.waiting, load.kv_used) == (1, 2, 0.25)
+
+
+async def test_vllm_tells_of_the_request_itself_when_it_is_asked_to() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("x")
+        metrics = {
+            "time_to_first_token_ms": 0.5, "queue_time_ms": 0.2, "generation_time_ms": 40.0,
+            "speculative_decoding": {"num_spec_steps": 4, "num_draft_tokens": 12, "num_accepted_draft_tokens": 6},
+        }  # fmt: skip
+        await reply.event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 11}, "metrics": metrics})
+        await reply.finish()
+
+    pages = {"/v1/models": {"data": [{"id": "m", "owned_by": "vllm"}]}, "/metrics": "vllm:num_requests_running 0\n"}
+    async with remote_server(answer=answer, pages=pages) as server:
+        _, got = await answered(server)
+        timings = got.timings
+        assert (timings.queue_ms, timings.prompt_ms) == (0.2, pytest.approx(0.3))
+        assert timings.network_ms is not None and timings.network_ms >= 0
+        assert timings.predicted_per_second == pytest.approx(250.0)
+        assert (timings.draft_n, timings.draft_n_accepted, timings.tokens_per_pass) == (12, 6, 2.5)
+
+
+async def test_ollama_speaks_its_own_route() -> None:
+    async def answer(reply: Reply) -> None:
+        if reply.asked.path != "/api/chat":
+            await reply.json({"done": True})
+            return
+        await reply.head(200, "application/x-ndjson")
+        for part in (
+            {"message": {"role": "assistant", "content": "", "thinking": "hm"}, "done": False},
+            {"message": {"role": "assistant", "content": "yes"}, "done": False},
+            {
+                "message": {"content": ""}, "done": True, "done_reason": "length", "prompt_eval_count": 30,
+                "prompt_eval_duration": 60_000_000, "eval_count": 11, "eval_duration": 500_000_000,
+            },
+        ):  # fmt: skip
+            import json
+
+            await reply.raw(json.dumps(part).encode() + b"\n")
+
+    details = {"family": "llama", "quantization_level": "Q4_K_M"}
+    pages = {
+        "/v1/models": {"object": "list", "data": [{"id": "demo:latest", "owned_by": "library"}]},
+        "/api/version": {"version": "0.30"},
+        "/api/tags": {"models": [{"name": "demo:latest", "size": 5_000_000, "details": details}]},
+        "/api/ps": {"models": [{"name": "demo:latest", "context_length": 4096}]},
+    }
+    async with remote_server(answer=answer, pages=pages) as server:
+        model, got = await answered(server, max_tokens=11)
+        assert (model.name, model.quantization, model.n_ctx) == ("demo:latest", "Q4_K_M", 4096)
+        assert (got.reasoning, got.text, got.finished.stop_reason) == ("hm", "yes", "max_tokens")
+        assert got.timings.prompt_per_second == pytest.approx(500.0)
+        assert got.timings.predicted_per_second == pytest.approx(20.0)
+        assert server.chats()[-1].body["options"]["num_predict"] == 11
+
+
+async def test_lm_studio_lists_what_it_has() -> None:
+    entry = {
+        "id": "qwen", "type": "llm", "arch": "qwen3", "quantization": "Q6_K", "state": "loaded",
+        "max_context_length": 32768, "loaded_context_length": 8192,
+    }  # fmt: skip
+    pages = {"/api/v0/models": {"data": [entry, {"id": "nomic", "type": "embeddings"}]}}
+    async with remote_server(owner="organization_owner", pages=pages) as server:
+        model, got = await answered(server)
+        assert (model.quantization, model.n_ctx, model.architecture) == ("Q6_K", 8192, "qwen3")
+        assert model.server.startswith("LM Studio at ")
+        assert got.text == "Hello there."
+
+
+async def test_any_other_server_gets_only_what_openai_knows() -> None:
+    async with remote_server() as server:
+        model, _ = await answered(server)
+        assert model.server.startswith("OpenAI-compatible server at ") and model.quantization == "Q4_K_M"
+        known = {"model", "stream", "stream_options", "temperature", "top_p", "seed", "max_tokens", "messages"}
+        assert set(server.chats()[0].body) == known
+        assert model.why_untold("n_ctx") and model.why_untold("acceptance")
+
+
+async def test_an_address_with_its_own_path_is_found() -> None:
+    async with remote_server(pages={"/v1/models": None, "/openai/models": {"data": [{"id": "m"}]}}) as server:
+        backend = RemoteBackend()
+        kind, models = await backend.models(f"{server.url}/openai")
+        assert [model.name for model in models] == ["m"] and kind
+
+
+async def test_a_model_that_the_server_lacks_is_named() -> None:
+    async with remote_server() as server:
+        got = await collect(RemoteBackend().load(ServerModel(server.url, "other"), LoadOptions()))
+        assert "'other'" in got.failed.message and "org/some-Q4_K_M" in got.failed.hint
+
+
+async def test_a_server_that_loads_its_model_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuchat.backend.remote.backend._LOADING_SECONDS", 0.0)
+    looks = 0
+
+    async def models(reply: Reply) -> None:
+        nonlocal looks
+        looks += 1
+        if looks < 20:
+            await reply.json({"error": {"message": "Loading model", "code": 503}}, 503)
+        else:
+            await reply.json({"data": [{"id": "m"}]})
+
+    async with remote_server(pages={"/v1/models": models}) as server:
+        model, _ = await answered(server)
+        assert model.name == "m" and looks == 20
+
+
+def test_metrics_that_are_malformed_are_skipped() -> None:
+    found = parse('a 1\na{x="1"} 2\n# a 5\nb NaN\nc -1\nd\ne{ 1\nf{position="1"} 4\n')
+    assert found.values == {"a": 3.0, "f": 4.0}
+    assert found.by_position == {"f": (0.0, 4.0)}
+    assert found.since(parse("a 9"), "a") is None  # started anew

@@ -1,0 +1,338 @@
+"""Tests answers of a server that misbehaves, or is reached badly: a clear message, the partial answer kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from cpuchat.backend.remote import connection, exchange, stream
+from cpuchat.backend.remote.backend import RemoteBackend
+from cpuchat.protocol import (
+    ContextTrimmed,
+    Failed,
+    GenerationFinished,
+    LoadOptions,
+    ModelLoaded,
+    Reconnecting,
+    TextDelta,
+)
+from cpuchat.servers import ServerModel
+from tests.support.chatting import Answer, chat, collect
+from tests.support.remote_server import RemoteServer, Reply, Stream, remote_server
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BACK_OFF", (0.0, 0.0, 0.0))
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    answer: Stream | None = None, **options: object
+) -> AsyncIterator[tuple[RemoteServer, RemoteBackend]]:
+    async with remote_server(**({"answer": answer} if answer else {}), **options) as server:
+        backend = RemoteBackend()
+        loaded = await collect(backend.load(ServerModel(server.url), LoadOptions()))
+        assert isinstance(loaded.events[-1], ModelLoaded), loaded.events
+        try:
+            yield server, backend
+        finally:
+            await backend.close()
+
+
+async def answered(answer: Stream, **options: object) -> Answer:
+    async with connected(answer, **options) as (_, backend):
+        return await collect(backend.generate(chat("Hello")))
+
+
+async def test_an_ordinary_answer_is_complete() -> None:
+    async with connected() as (server, backend):
+        got = await collect(backend.generate(chat("Hello", max_tokens=7)))
+        assert got.text == "Hello there."
+        assert got.finished.stop_reason == "end"
+        assert got.timings.approximate and got.timings.predicted_n == 3
+        [asked] = server.chats()
+        assert asked.body["messages"] == [{"role": "user", "content": "Hello"}]
+        assert asked.body["model"] == "org/some-Q4_K_M" and asked.body["max_tokens"] == 7
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_a_connection_that_is_cut_anywhere_keeps_what_came(seed: int) -> None:
+    whole = b"".join(
+        b'data: {"choices":[{"delta":{"content":"word%d "}}]}\n\n' % number for number in range(20)
+    )  # fmt: skip
+    cut = random.Random(seed).randrange(1, len(whole))
+
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.raw(whole[:cut])
+
+    got = await answered(answer)
+    assert got.failed.code == "server_unreachable"
+    complete = whole[:cut].count(b"}}]}\n")
+    assert got.text == "".join(f"word{number} " for number in range(complete))
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    backend = RemoteBackend()
+    got = await collect(backend.load(ServerModel("http://127.0.0.1:9"), LoadOptions()))
+    assert got.failed.code == "server_unreachable"
+    assert "127.0.0.1:9" in got.failed.message
+    await backend.close()
+
+
+async def test_a_lost_connection_is_tried_again_before_the_first_word() -> None:
+    async with connected() as (server, backend):
+        server.refused = 2
+        got = await collect(backend.generate(chat("Hello")))
+        assert got.text == "Hello there."
+        assert [event.attempt for event in got.of(Reconnecting)] == [1, 2]
+        assert len(server.chats()) == 3
+
+
+async def test_a_server_that_stays_away_is_given_up() -> None:
+    async with connected() as (server, backend):
+        server.refused = 100
+        got = await collect(backend.generate(chat("Hello")))
+        assert got.failed.code == "server_unreachable"
+        server.refused = 0
+        again = await collect(backend.generate(chat("Hello")))
+        assert again.text == "Hello there."
+        assert again.of(ModelLoaded), "it may have been started anew, with another model"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (401, "server_refused", "API key"),
+        (403, "server_refused", "API key"),
+        (404, "server", "no such model"),
+        (429, "server_busy", "rate"),
+        (500, "server", "failed (500)"),
+        (502, "server", "failed (502)"),
+        (503, "server_busy", "not ready"),
+        (307, "server", "redirects"),
+        (400, "server", "rejected"),
+    ],
+)
+async def test_a_refusal_says_what_to_do(status: int, code: str, said: str) -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.json({"error": {"message": "because \x1b[31mof this"}}, status)
+
+    got = await answered(answer)
+    assert got.failed.code == code
+    assert said in f"{got.failed.message} {got.failed.hint}"
+    assert "of this" in got.failed.message or status == 307
+    assert "\x1b" not in got.failed.message
+
+
+async def test_a_rate_limit_is_waited_for_only_when_it_is_short() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.json({"error": "slow down"}, 429, Retry_After="3600")
+
+    async with connected(answer) as (server, backend):
+        got = await collect(backend.generate(chat("Hello")))
+        assert got.failed.code == "server_busy" and "3600 s" in got.failed.hint
+        assert len(server.chats()) == 1
+
+
+async def test_a_stream_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "MOST_TEXT", 10_000)
+
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        while True:
+            await reply.text("on and on " * 10)
+
+    got = await answered(answer)
+    assert got.failed.code == "server" and "longer than" in got.failed.message
+    assert got.text.startswith("on and on ")
+
+
+async def test_an_event_of_ten_megabytes_is_refused() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("before")
+        await reply.text("x" * 10_000_000)
+
+    got = await answered(answer)
+    assert got.text == "before"
+    assert f"more than {stream.MOST_EVENT >> 20} MiB" in got.failed.message
+
+
+@pytest.mark.parametrize("data", [b"{", b"[1]", b"\xff\xfe", b'"text"', b"{" * 5000])
+async def test_invalid_json_keeps_what_came(data: bytes) -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("before")
+        await reply.raw(b"data: " + data + b"\n\n")
+
+    got = await answered(answer)
+    assert got.text == "before"
+    assert "invalid JSON" in got.failed.message
+
+
+async def test_a_login_page_is_not_an_answer() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head(200, "text/html")
+        await reply.raw(b"<html>Please log in</html>")
+
+    got = await answered(answer)
+    assert "text/html" in got.failed.message
+
+
+async def test_an_error_in_the_middle_keeps_what_came() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("before")
+        await reply.event({"error": {"message": "slot crashed"}})
+
+    got = await answered(answer)
+    assert got.text == "before"
+    assert "slot crashed" in got.failed.message
+
+
+@pytest.mark.parametrize("lie", ["-5", "NaN", "Infinity", "1e400", '"many"', "true"])
+async def test_figures_that_cannot_be_are_not_shown(lie: str) -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        for word in ("a ", "b ", "c "):
+            await reply.text(word)
+        usage = f'{{"prompt_tokens": {lie}, "completion_tokens": {lie}}}'
+        await reply.raw(f'data: {{"choices":[],"usage":{usage}}}\n\n'.encode())
+        await reply.finish()
+
+    got = await answered(answer)
+    assert got.text == "a b c "
+    timings = got.timings
+    assert timings.predicted_n == 3 and timings.approximate
+    assert timings.prompt_n == 0
+    assert "not plausible" in got.finished.note
+
+
+async def test_an_answer_that_is_not_streamed_is_taken_whole() -> None:
+    async def answer(reply: Reply) -> None:
+        message = {"role": "assistant", "content": "All of it."}
+        usage = {"prompt_tokens": 9, "completion_tokens": 4}
+        await reply.json({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})
+
+    got = await answered(answer)
+    assert got.text == "All of it."
+    assert got.timings.predicted_n == 4 and not got.timings.approximate
+
+
+async def test_stopping_closes_the_connection_and_keeps_the_text() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("partial")
+        await reply.until_left()
+        server.left.set()
+
+    async with connected(answer) as (server, backend):
+        events = []
+        async for event in backend.generate(chat("Hello")):
+            events.append(event)
+            if isinstance(event, TextDelta):
+                await backend.cancel()
+        got = Answer(events)
+        assert got.text == "partial"
+        assert got.finished.stop_reason == "cancelled"
+        await asyncio.wait_for(server.left.wait(), 5)
+
+
+async def test_leaving_early_closes_the_connection() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("partial")
+        await reply.until_left()
+        server.left.set()
+
+    async with connected(answer) as (server, backend):
+        async with contextlib.aclosing(backend.generate(chat("Hello"))) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    break
+        await asyncio.wait_for(server.left.wait(), 5)
+
+
+async def test_a_killed_backend_ends_its_stream() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("partial")
+        await reply.until_left()
+
+    async with connected(answer) as (_, backend):
+        events = []
+        async for event in backend.generate(chat("Hello")):
+            events.append(event)
+            if isinstance(event, TextDelta):
+                backend.kill()
+        assert isinstance(events[-1], Failed) and events[-1].code == "interrupted"
+
+
+async def test_a_load_that_does_not_end_can_be_cancelled() -> None:
+    async def silence(reply: Reply) -> None:
+        await reply.head(200, "application/json")
+        await reply.until_left()
+
+    async with remote_server(pages={"/v1/models": silence}) as server:
+        backend = RemoteBackend()
+        events = []
+        async for event in backend.load(ServerModel(server.url), LoadOptions()):
+            events.append(type(event).__name__)
+            await backend.cancel()
+        assert events == ["LoadProgress", "LoadCancelled"]
+        await backend.close()
+
+
+async def test_the_oldest_turns_are_left_out_when_the_server_says_so() -> None:
+    async def answer(reply: Reply) -> None:
+        messages = reply.asked.body["messages"]
+        if len(messages) > 3:
+            error = {"type": "exceed_context_size_error", "message": "too long", "n_prompt_tokens": 900, "n_ctx": 512}
+            await reply.json({"error": error}, 400)
+        else:
+            await reply.head()
+            await reply.text("Fine.")
+            await reply.finish()
+
+    props = {"default_generation_settings": {"n_ctx": 512}}
+    async with connected(answer, owner="llamacpp", pages={"/props": props}) as (server, backend):
+        long = ("word " * 40).strip()
+        got = await collect(backend.generate(chat(*(f"{n} {long}" for n in range(7)))))
+        assert got.text == "Fine."
+        trimmed = got.of(ContextTrimmed)
+        assert sum(event.dropped_messages for event in trimmed) >= 4 and trimmed[0].n_ctx == 512
+        assert server.chats()[-1].body["messages"][-1]["content"].startswith("6 ")
+
+
+async def test_an_option_that_the_server_rejects_is_left_out() -> None:
+    async def answer(reply: Reply) -> None:
+        if "max_tokens" in reply.asked.body:
+            error = {"message": "Use 'max_completion_tokens' instead.", "param": "max_tokens"}
+            await reply.json({"error": error}, 400)
+        else:
+            await reply.head()
+            await reply.text("Fine.")
+            await reply.finish()
+
+    async with connected(answer) as (server, backend):
+        for _ in range(2):
+            assert (await collect(backend.generate(chat("Hello", max_tokens=5)))).text == "Fine."
+        assert len(server.chats()) == 3
+        assert server.chats()[-1].body["max_completion_tokens"] == 5
+
+
+async def test_text_that_is_no_unicode_is_made_valid() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.raw(b'data: {"choices":[{"delta":{"content":"a\\ud800b"}}]}\n\n')
+        await reply.finish()
+
+    got = await answered(answer)
+    assert got.text == "a\ufffdb"
+    assert isinstance(got.events[-1], GenerationFinished)

@@ -1,0 +1,68 @@
+"""Tests reading of streamed answers, however the bytes are cut."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.backend.remote.stream import MOST_EVENT, decoded, events, lines, objects, valid_text
+from cpuchat.errors import ServerError
+
+
+async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+async def test_events_are_found_however_they_arrive(end: bytes, size: int) -> None:
+    parts = [b": a comment", b"event: message", b"data: one", b"", b"data:two", b"data: lines", b"", b"id: 7", b"", b""]
+    data = end.join(parts) + b"\n"
+    assert [event async for event in events(pieces(data, size))] == [b"one", b"two\nlines"]
+
+
+async def test_an_event_without_its_end_is_dropped() -> None:
+    data = b'data: {"a":1}\n\ndata: {"b":2}\n'
+    assert [one async for one in objects(pieces(data, 5), by_line=False)] == [{"a": 1}]
+
+
+async def test_the_end_is_told_apart_from_a_cut() -> None:
+    assert [one async for one in objects(pieces(b"data: [DONE]\n\n", 4), by_line=False)] == [None]
+    assert [one async for one in objects(pieces(b'{"a":1}\n{"b":', 4), by_line=True)] == [{"a": 1}]
+
+
+async def test_a_line_without_an_end_is_bounded() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 65536
+
+    with pytest.raises(ServerError, match="MiB"):
+        async for _ in lines(endless()):
+            pass
+
+
+async def test_an_event_of_many_lines_is_bounded() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"data: " + b"x" * (MOST_EVENT // 4) + b"\n"
+
+    with pytest.raises(ServerError, match="MiB"):
+        async for _ in events(endless()):
+            pass
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
+    try:
+        assert isinstance(decoded(data), dict)
+    except ServerError as error:
+        assert error.message.isprintable()
+
+
+@given(st.text() | st.text(alphabet=st.characters(categories=["Cs", "L"])))
+def test_text_is_valid_unicode(text: str) -> None:
+    valid_text(text).encode()

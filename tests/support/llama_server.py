@@ -1,0 +1,107 @@
+"""A real llama-server, from the `xllamacpp` wheel, in a process of its own; it ends with its standard input."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+_READY_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def llama_server(
+    model: Path,
+    *,
+    n_ctx: int = 2048,
+    draft: Path | None = None,
+    depth: int = 3,
+    rates: Sequence[float] = (),
+    api_key: str = "",
+    metrics: bool = True,
+) -> Iterator[str]:
+    """Yield the address of a server with one slot and one thread.
+
+    With `draft` it speculates at that depth; `rates` force the acceptance of the first, second, ... drafted token.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options: dict[str, Any] = {
+        "model": str(model), "port": port, "n_ctx": n_ctx, "draft": str(draft or ""), "depth": depth,
+        "rates": list(rates), "api_key": api_key, "metrics": metrics,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.support.llama_server", json.dumps(options)]
+    root = Path(__file__).parent.parent.parent
+    process = subprocess.Popen(
+        command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_ready(process, url)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def slots(url: str, api_key: str = "") -> list[dict[str, Any]]:
+    """Return the server's slots."""
+    request = urllib.request.Request(f"{url}/slots", headers={"Authorization": f"Bearer {api_key}"})
+    with _opener.open(request, timeout=10) as response:
+        return json.load(response)
+
+
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the llama-server ended with {process.returncode}")
+        with contextlib.suppress(OSError, urllib.error.URLError), _opener.open(f"{url}/health", timeout=5):
+            return
+        time.sleep(0.05)
+    raise RuntimeError("the llama-server does not get ready")
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    import xllamacpp
+
+    options = json.loads(sys.argv[1])
+    params = xllamacpp.CommonParams()
+    params.model.path = options["model"]
+    params.hostnames = ["127.0.0.1"]
+    params.port = options["port"]
+    params.n_ctx = options["n_ctx"]
+    params.n_parallel = 1
+    params.cpuparams.n_threads = 1
+    params.cpuparams_batch.n_threads = 1
+    params.endpoint_metrics = options["metrics"]
+    params.endpoint_slots = True
+    if options["api_key"]:
+        params.api_keys = [options["api_key"]]
+    if options["draft"]:
+        speculative = params.speculative
+        speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+        speculative.draft.mparams.path = options["draft"]
+        speculative.draft.n_max = options["depth"]
+        if options["rates"]:
+            speculative.synth_rates = options["rates"]
+    server = xllamacpp.Server(params)
+    sys.stderr.write(f"{server.listening_address}\n")
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
