@@ -116,8 +116,10 @@ def key(url: str, delete: bool) -> int:
     server = ServerModel.of(url).server
     entered = ""
     if not delete:
-        terminal = sys.stdin is not None and sys.stdin.isatty()
-        entered = click.prompt("API key", hide_input=True, err=True) if terminal else (sys.stdin.readline())
+        if sys.stdin is not None and sys.stdin.isatty():
+            entered = click.prompt("API key", hide_input=True, err=True)
+        elif sys.stdin is not None:
+            entered = sys.stdin.readline()
         entered = entered.strip()
         if not entered:
             raise UsageError("No key given.", "Type one, or pipe it in. --delete removes a stored key.")

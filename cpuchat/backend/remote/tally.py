@@ -75,7 +75,8 @@ class Tally:
                 self._first_at, self._first_ms = now, self._told.predicted_ms
                 self._first_n = max(1, self.predicted_n)
                 found += self._prefill_done()
-            for channel, text in (("reasoning", chunk.reasoning), ("answer", chunk.content)):
+            found_text: tuple[tuple[Channel, str], ...] = (("reasoning", chunk.reasoning), ("answer", chunk.content))
+            for channel, text in found_text:
                 if text:
                     self._pending[channel] = self._pending.get(channel, "") + text
                     self.text_size += len(text)

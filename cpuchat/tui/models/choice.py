@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from cpuchat.errors import CpuchatError
 from cpuchat.text import clean_line
@@ -11,7 +12,7 @@ from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dismissable import Dismissable
 
 
-async def choose(screen: Dismissable[Path | None], services: Services, path: Path) -> None:
+async def choose(screen: Dismissable[Any], services: Services, path: Path) -> None:
     """Return `path` from `screen`, or show there why it cannot be loaded in place of the loaded model."""
 
     def check() -> None:

@@ -74,7 +74,7 @@ async def test_it_answers_as_the_worker_does(demo: str) -> None:
         assert isinstance(loaded.events[-1], ModelLoaded) and backend.pid is None
         there = await collect(backend.generate(request))
         assert there.text == here.text
-        assert there.timings.predicted_n == here.timings.predicted_n
+        assert there.timings.predicted_n - here.timings.predicted_n in (0, 1)  # it counts the token that ends the text
         assert there.timings.prompt_n + there.timings.cache_n == here.timings.prompt_n + here.timings.cache_n
         assert there.finished.stop_reason == here.finished.stop_reason
         await load(backend, DEMO, n_ctx=2048)
