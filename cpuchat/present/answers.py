@@ -218,4 +218,5 @@ def _speculation_json(timings: Timings, figures: SpeculationFigures) -> dict[str
             for one in figures.by_drafter
         ],
         "reason": figures.reason,
+        **({"source": figures.source} if figures.source else {}),
     }

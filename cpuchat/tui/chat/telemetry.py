@@ -81,8 +81,8 @@ def speed(frame: Frame) -> list[Line]:
     if not frame.tall:
         head = frame.row("tok/s", "live_tok_s", number, "")
         if number is not None:
-            mark = frame.approximately
-            head[1:] = [frame.text(part, f"{number:>{NUMBER}}"), *speed_up(frame, part), frame.text("label", mark)]
+            mark = [frame.text("label", "≈")] if frame.figures.approximate else []
+            head[1:] = [frame.text(part, f"{number:>{NUMBER}}"), *speed_up(frame, part), *mark]
         return [head, _state(frame)]
     shown = number or "-"
     left = max(0, LABEL + NUMBER - Digits.get_width(shown))

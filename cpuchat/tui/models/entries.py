@@ -14,6 +14,7 @@ from cpuchat import paths
 from cpuchat.errors import UsageError
 from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.downloads.state import Download
+from cpuchat.models.hub.environment import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.shortlist import NOTHING, Ranked
@@ -98,7 +99,7 @@ class ModelListState:
 
     def sections(self, text: str) -> list[Section]:
         """Return the sections for the filter text: local models first, then what can be downloaded."""
-        if is_url(text.strip()) and not self._is_hub(text):
+        if _is_server(text.strip()):
             return [Section("", tuple(self._typed_server(text.strip())))]
         path = typed_path(text)
         if path is not None:
@@ -114,12 +115,6 @@ class ModelListState:
             *self._hub(text.strip(), words),
         ]
         return [section for section in sections if section.entries or section.note]
-
-    @staticmethod
-    def _is_hub(text: str) -> bool:
-        from cpuchat.models.hub.environment import host as hub_host
-
-        return host(text.strip()) in (hub_host(), "hf.co", "www.huggingface.co")
 
     def _typed_server(self, text: str) -> Iterator[Entry]:
         try:
@@ -176,6 +171,14 @@ class ModelListState:
 
 def catalog_key(model: CatalogModel) -> str:
     return f"catalog {model.id}"
+
+
+def _is_server(text: str) -> bool:
+    """Return whether `text` is the address of a server, not a link to a repository of the hub."""
+    if not is_url(text) or host(text) in (hub_host(), "huggingface.co", "www.huggingface.co", "hf.co"):
+        return False
+    path = urlparse(text).path.rstrip("/")
+    return path.count("/") < 2 or path.endswith("/v1")
 
 
 def _has(words: Iterable[str], *texts: str) -> bool:
