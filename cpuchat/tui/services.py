@@ -116,6 +116,8 @@ class Services:
         """Makes the backend of one side of a comparison."""
         self.keys = KeyRing()
         """The API keys of servers."""
+        self.servers_seen: dict[str, None] = {}
+        """Servers that were used or asked in this run, in order; those of the settings among them."""
         self.comparison: Comparison | None = None
         """The one on the screen."""
         self.describe_machine = welcome

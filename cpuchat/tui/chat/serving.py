@@ -39,9 +39,10 @@ def serving(frame: Frame) -> list[Line]:
     if server is None:
         return []
     if server.running is None:
-        return [_missing(frame, "server", "running")]
-    text = f"{server.running:,} running, {server.waiting or 0:,} queued"
-    rows: list[Line] = [[frame.text("label", f"{'server':<{LABEL}}"), frame.text("value", text)]]
+        return [_missing(frame, "running", "running")]
+    rows = [frame.row("running", "", f"{server.running:,}", "requests")]
+    if server.waiting is not None:
+        rows.append(frame.row("queued", "", f"{server.waiting:,}", "requests"))
     if server.kv_used is not None:
-        rows.append(frame.row("KV in use", "", f"{100 * server.kv_used:.0f}", "% of the server"))
+        rows.append(frame.row("KV in use", "", f"{100 * server.kv_used:.0f}", "%"))
     return rows

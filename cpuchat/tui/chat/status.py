@@ -95,7 +95,8 @@ class StatusLine(Widget):
             memory = [("rejected" if "rejected" in self._memory else "", self._memory)] if self._memory else []
             where = [("", model.server)] if model.server else [("", threads), *memory]
             full = 0 < 0.9 * model.n_ctx < self._used
-            parts = [*where, ("full" if full else "", self._context_words())]
+            context = self._context_words()
+            parts = [*where, *([("full" if full else "", context)] if context else [])]
         # From the widest that fits: each wording of the draft model with all else, then less and less.
         for chosen in [*([("", words), *parts] for words in drafts), *(parts[n:] for n in range(len(parts)))]:
             right = Text(" · ", dim).join(Text(text, warn if kind else dim) for kind, text in chosen)
@@ -109,8 +110,9 @@ class StatusLine(Widget):
     def _context_words(self) -> str:
         if self._model is None:
             return ""
-        used = units.context(self._used, self._model.n_ctx) if self._model.n_ctx else units.tokens(self._used)
-        return f"{used} ctx"
+        if not self._model.n_ctx:  # of a server that does not tell
+            return f"{units.tokens(self._used)} ctx" if self._used else ""
+        return f"{units.context(self._used, self._model.n_ctx)} ctx"
 
     def _draft_words(self) -> list[str]:
         """Wordings of the draft model, longest first; [] without one."""

@@ -73,11 +73,12 @@ class ReadingScreen(ListScreen[Source | None]):
     # Servers
 
     def _read_servers(self) -> None:
-        for url in self.reader.server_urls():
+        for url in dict.fromkeys((*self.reader.server_urls(), *self.services.servers_seen)):
             self.connect(url)
 
     def connect(self, server: str) -> None:
         """Ask a server for its models; what was known of it stays until then."""
+        self.services.servers_seen[server] = None
         self.run_worker(self._connect(server), group=f"server {server}", exclusive=True)
 
     async def _connect(self, server: str) -> None:

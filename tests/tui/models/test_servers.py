@@ -1,0 +1,65 @@
+"""Tests servers in the models screen and in the chat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cpuchat import settings
+from cpuchat.backend.switching import SwitchingBackend
+from cpuchat.servers import ServerModel
+from cpuchat.tui.models.screen import ModelsScreen
+from tests.support.chat_app import running
+from tests.support.models_screen import about, keys, marked, type_in
+from tests.support.remote_server import Reply, remote_server
+
+
+async def test_models_of_servers_are_listed_and_enter_uses_one(tiny_model: Path) -> None:
+    models = {"data": [{"id": "one-Q8_0", "owned_by": "x"}, {"id": "two", "owned_by": "x"}]}
+    async with remote_server(pages={"/v1/models": models}) as server:
+        settings.update({"servers": {"urls": [server.url, "http://127.0.0.1:9"]}})
+        async with running(SwitchingBackend(), model=None) as app:
+            await app.press("ctrl+o")
+            await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+            await app.until(lambda: f"server {server.url}#two" in keys(app) and "cannot be reached" in app.screen_text)
+            assert "on servers" in app.screen_text
+            await type_in(app, "two")
+            await app.until(lambda: marked(app) == f"server {server.url}#two")
+            assert "OpenAI-compatible server" in about(app)
+            await app.press("enter")
+            await app.until(lambda: app.conversation.model is not None and not app.chat.busy)
+            assert "OpenAI-compatible server at" in app.status
+            await app.send("Hi")
+            assert app.conversation.messages[-1].content == "Hello there."
+            assert "≈" in app.screen_text
+            assert settings.load().model.last == str(ServerModel(server.url, "two"))
+
+
+async def test_a_pasted_address_is_asked_for_its_models() -> None:
+    async with remote_server() as server, running(SwitchingBackend(), model=None) as app:
+        await app.press("ctrl+o")
+        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+        await type_in(app, server.url + "/v1")
+        await app.until(lambda: "connect to" in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: marked(app).endswith("some-Q4_K_M"))
+        await app.press("enter")
+        await app.until(lambda: app.conversation.model is not None and not app.chat.busy)
+        assert app.conversation.model is not None and app.conversation.model.name == "some-Q4_K_M"
+
+
+async def test_a_lost_connection_is_told_and_the_text_kept() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("The first half")
+
+    async with (
+        remote_server(answer=answer) as server,
+        running(SwitchingBackend(), model=ServerModel(server.url)) as app,
+    ):
+        await app.ready()
+        await app.send("Hi")
+        assert app.conversation.messages[-1].content == "The first half"
+        await app.until(lambda: "Connection lost" in app.screen_text)
+        assert "was closed before" in app.screen_text
+        await app.press("ctrl+l")
+        await app.until(lambda: any("Only models on this machine" in notice for notice in app.notices))
