@@ -407,18 +407,6 @@ class Failed(Event, frozen=True):
 
 AnyCommand = LoadModel | Generate | Measure | Cancel | EndReasoning | ForgetChat | Shutdown
 AnyEvent = (
-    WorkerReady
-    | ShuttingDown
-    | LoadProgress
-    | ModelLoaded
-    | LoadCancelled
-    | ContextTrimmed
-    | PrefillProgress
-    | TextDelta
-    | SpeculationUpdate
-    | Reconnecting
-    | ServerLoad
-    | GenerationFinished
-    | Measured
-    | Failed
-)
+    WorkerReady | ShuttingDown | LoadProgress | ModelLoaded | LoadCancelled | ContextTrimmed | PrefillProgress
+    | TextDelta | SpeculationUpdate | Reconnecting | ServerLoad | GenerationFinished | Measured | Failed
+)  # fmt: skip

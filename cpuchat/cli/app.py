@@ -18,6 +18,7 @@ from cpuchat.text import clean
 if TYPE_CHECKING:
     from cpuchat.compare.side import Side
     from cpuchat.models.library.library import Library
+    from cpuchat.settings import Settings
 
 
 def require_terminal() -> None:
@@ -50,7 +51,7 @@ def open_app(
     gc.disable()  # until the first paint: importing makes next to no garbage
 
     from cpuchat import paths
-    from cpuchat.cli.options import key_ring, overridden, require_draft_in_use, served_model
+    from cpuchat.cli.options import key_ring, overridden, served_model
 
     served = served_model(server, model, values)
     chosen = overridden(values)
@@ -63,13 +64,8 @@ def open_app(
     library = Library(chosen.model.folders)
     initial = served or _initial(library, model, chosen.model.last)
     keys = key_ring(chosen, served or initial)
-    if (
-        isinstance(initial, Path) and values.get("speculation__draft_model") is not None
-    ):  # say it here, where the command can be corrected
-        from cpuchat.models.drafts.choice import choose_draft
-
-        require_draft_in_use(chosen)
-        choose_draft(initial, chosen.speculation.wanted_draft, library)
+    if isinstance(initial, Path) and values.get("speculation__draft_model") is not None:
+        _require_draft(initial, chosen, library)
 
     def new_backend() -> LocalBackend:
         return LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
@@ -91,11 +87,19 @@ def open_app(
             with contextlib.suppress(ChatsError):  # deleted meanwhile
                 asyncio.run(conversation.open_chat(resume.chat_id))
         compared = None if resume.model else sides
-        app = ChatApp(conversation, library, resume.model or initial, text=resume.text, sides=compared)
-        app.services.keys = keys
-        return app
+        model = resume.model or initial
+        return ChatApp(conversation, library, model, text=resume.text, sides=compared, key_ring=keys)
 
     return run(make)
+
+
+def _require_draft(target: Path, chosen: Settings, library: Library) -> None:
+    """Check the given draft model here, where the command can be corrected. Raises UsageError, DraftMismatch."""
+    from cpuchat.cli.options import require_draft_in_use
+    from cpuchat.models.drafts.choice import choose_draft
+
+    require_draft_in_use(chosen)
+    choose_draft(target, chosen.speculation.wanted_draft, library)
 
 
 def _initial(library: Library, wanted: str | None, last: str) -> Source:

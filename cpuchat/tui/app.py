@@ -32,6 +32,7 @@ from cpuchat.tui.terminal.key_order import OrderedKeys
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
 if TYPE_CHECKING:
+    from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.compare.kept import Sides
 
 _TWICE_SECONDS = 3.0
@@ -59,6 +60,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         text: put into the prompt.
         sides: compare these first; the model is loaded afterwards.
         downloads: makes the manager of the downloads when the first one is asked for.
+        key_ring: the API keys of servers.
     """
 
     # The chat is the default screen, whose own sheet Textual does not load.
@@ -78,11 +80,12 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         text: str = "",
         sides: Sides | None = None,
         downloads: Opener = open_downloads,
+        key_ring: KeyRing | None = None,
     ) -> None:
         self._gate = Gate()
         super().__init__()
         self.conversation = conversation
-        self.services = Services(self, conversation, library, downloads)
+        self.services = Services(self, conversation, library, downloads, key_ring)
         self.services.navigation = Navigator(self, self.services)
         self.saved = True
         """False if the last answer could not be saved at exit."""

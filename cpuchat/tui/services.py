@@ -105,7 +105,12 @@ class Services:
     navigation: Navigation
 
     def __init__(
-        self, app: App[Any], conversation: Conversation, library: Library, downloads: Opener = open_downloads
+        self,
+        app: App[Any],
+        conversation: Conversation,
+        library: Library,
+        downloads: Opener = open_downloads,
+        key_ring: KeyRing | None = None,
     ) -> None:
         self.conversation = conversation
         self.library = conversation.library = library
@@ -114,7 +119,7 @@ class Services:
         self.machine_watch = MachineWatch()
         self.new_backend: Callable[[], Backend] = LocalBackend
         """Makes the backend of one side of a comparison."""
-        self.keys = KeyRing()
+        self.keys = key_ring or KeyRing()
         """The API keys of servers."""
         self.servers_seen: dict[str, None] = {}
         """Servers that were used or asked in this run, in order; those of the settings among them."""

@@ -44,8 +44,8 @@ class Adapter:
     by_line = False
     untold: tuple[tuple[str, str], ...] = (
         ("tokens", "told only at the end of an answer"),
-        ("prefill_tok_s", "not told by this server"),
-        ("queue_s", "not told by this server"),
+        ("prefill_tok_s", "not told"),
+        ("queue_s", "not told"),
         ("acceptance", "this server does not tell about drafts"),
     )
 
@@ -103,7 +103,7 @@ class Adapter:
         )
 
     def _untold(self, model: ServedModel) -> tuple[tuple[str, str], ...]:
-        return self.untold if model.n_ctx else (*self.untold, ("n_ctx", "context size not told by this server"))
+        return self.untold if model.n_ctx else (*self.untold, ("n_ctx", "not told"))
 
     def _notes(self) -> tuple[str, ...]:
         connection = self.connection

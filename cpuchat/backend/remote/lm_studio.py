@@ -19,9 +19,9 @@ class LMStudio(Adapter):
     kind = "LM Studio"
     untold = (
         ("tokens", "told only at the end of an answer"),
-        ("prefill_tok_s", "LM Studio does not tell it"),
-        ("queue_s", "LM Studio does not tell it"),
-        ("running", "LM Studio does not tell it"),
+        ("prefill_tok_s", "not told"),
+        ("queue_s", "not told"),
+        ("running", "not told"),
         ("acceptance", "LM Studio tells it only for its own draft models"),
     )
 

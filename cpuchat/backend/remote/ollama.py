@@ -28,7 +28,7 @@ class Ollama(Adapter):
     by_line = True
     untold = (
         ("tokens", "told only at the end of an answer"),
-        ("running", "Ollama does not tell it"),
+        ("running", "not told"),
         ("acceptance", "Ollama does not tell about drafts"),
     )
 

@@ -46,7 +46,7 @@ class VLLM(Adapter):
         if not self._drafts:
             found.append(("acceptance", "the server drafts nothing: start it with --speculative-config"))
         if not model.n_ctx:
-            found.append(("n_ctx", "context size not told by this server"))
+            found.append(("n_ctx", "not told"))
         return tuple(found)
 
     def extend(self, content: dict[str, Any], request: Generate) -> None:

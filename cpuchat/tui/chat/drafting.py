@@ -24,6 +24,8 @@ def drafting(frame: Frame) -> list[Line]:
     now = frame.figures.drafting
     if not now.wanted:
         return [[frame.text("label", f"{'drafting':<{LABEL}}"), frame.text("missing", "off (F9 or F2)")]]
+    if frame.figures.server is not None and now.acceptance is None:
+        return explained(frame, f"acceptance n/a: {now.reason or 'nothing drafted'}", 2)
     if now.reason and now.acceptance is None:
         return _sentence(frame, now.reason, ROWS)
     if frame.figures.server is not None:
@@ -49,7 +51,7 @@ def drafting_in_line(frame: Frame) -> Line:
     if not now.wanted:
         return []
     if now.acceptance_now is None:
-        return [frame.text("label", "drafts off")] if now.reason else []
+        return [frame.text("label", "drafts off")] if now.reason and frame.figures.server is None else []
     line = [frame.text("label", "acc "), *_figure(frame, f"{_percent(now.acceptance_now):>3}", " %")]
     if now.reason:
         return [*line, frame.text("label", " drafts off")]
@@ -148,6 +150,11 @@ def _depth(frame: Frame) -> Line:
 
 
 def _sentence(frame: Frame, reason: str, height: int) -> list[Line]:
-    off = f"drafts off: {clean_line(reason).removeprefix('off: ')}"
-    rows = textwrap.wrap(off, max(8, frame.width), max_lines=height, placeholder=" …")
-    return [[frame.text("label", row)] for row in rows] + [[] for _ in range(height - len(rows))]
+    rows = explained(frame, f"drafts off: {clean_line(reason).removeprefix('off: ')}", height)
+    return rows + [[] for _ in range(height - len(rows))]
+
+
+def explained(frame: Frame, text: str, most: int) -> list[Line]:
+    """Draw a sentence over as many rows as it needs, at most so many."""
+    rows = textwrap.wrap(clean_line(text), max(8, frame.width), max_lines=most, placeholder=" …")
+    return [[frame.text("label", row)] for row in rows]

@@ -216,7 +216,6 @@ class ChatScreen(ComparingScreen):
         self, stream: Callable[[], AsyncIterator[AnyEvent]], text: str = "", editing: bool = False
     ) -> None:
         """Show an answer. `text` is the new message; it goes back into the prompt if it was not stored."""
-        self.refresh_bindings()
         last = await self._answering.answer(stream, replaces=editing or not text)
         if text and storable(text) != self.last_sent() and not self._prompt.text:
             self._prompt.put(text)
@@ -290,9 +289,8 @@ class ChatScreen(ComparingScreen):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "stop" and hasattr(self, "_stream"):
-            away = self.focused is not self._prompt
             active = self.busy or self._composer.editing or bool(self._composer.queued)
-            return True if active or away or self.has_class("-chats-over") else None
+            return True if active or self.focused is not self._prompt or self.has_class("-chats-over") else None
         return True
 
     async def action_stop(self) -> None:
@@ -342,10 +340,9 @@ class ChatScreen(ComparingScreen):
 
     def action_sidebar(self) -> None:
         if self.has_class("-wide"):
-            hidden = not self.has_class("-no-sidebar")
-            self.set_class(hidden, "-no-sidebar")
-            self.services.save_settings({"ui": {"sidebar": not hidden}})
-            shown = not hidden
+            shown = self.has_class("-no-sidebar")
+            self.set_class(not shown, "-no-sidebar")
+            self.services.save_settings({"ui": {"sidebar": shown}})
         else:
             self.toggle_class("-chats-over")
             shown = self.has_class("-chats-over")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
+from cpuchat.tui.chat.drafting import explained
 from cpuchat.tui.chat.frame import LABEL, Frame, Line, fit
+
+_HINTED = {"prefill_tok_s": "prefill", "queue_s": "queue", "running": "requests"}
+"""Figures whose place in the panel is too narrow for how to switch them on; acceptance has rows of its own."""
 
 
 def waited(frame: Frame) -> list[Line]:
@@ -26,23 +30,29 @@ def _waited(frame: Frame, label: str, field: str) -> Line:
 def _missing(frame: Frame, label: str, field: str) -> Line:
     server = frame.figures.server
     why = clean_line(server.why_missing(field)) if server is not None else ""
-    if frame.settled and why == "no answer yet":
+    if frame.settled and why == "at the end":
         return []
     return [frame.text("label", f"{label:<{LABEL}}"), frame.text("missing", fit(f"n/a · {why}", frame.width - LABEL))]
 
 
 def serving(frame: Frame) -> list[Line]:
-    """Draw the requests that the server is at and those that wait, and the share of its KV cache in use: all of them
-    server-wide. Nothing for a model on this machine.
+    """Draw the requests that the server is at and those that wait, the share of its KV cache in use (all of them
+    server-wide), and how to switch on what it does not tell. Nothing for a model on this machine.
     """
     server = frame.figures.server
     if server is None:
         return []
-    if server.running is None:
-        return [_missing(frame, "running", "running")]
-    rows = [frame.row("running", "", f"{server.running:,}", "requests")]
+    rows: list[Line] = []
+    if server.running is not None:
+        rows.append(frame.row("running", "", f"{server.running:,}", ""))
     if server.waiting is not None:
-        rows.append(frame.row("queued", "", f"{server.waiting:,}", "requests"))
+        rows.append(frame.row("queued", "", f"{server.waiting:,}", ""))
     if server.kv_used is not None:
         rows.append(frame.row("KV in use", "", f"{100 * server.kv_used:.0f}", "%"))
+    hints: dict[str, list[str]] = {}
+    for figure, reason in server.untold:
+        if figure in _HINTED and "start " in reason:
+            hints.setdefault(reason, []).append(_HINTED[figure])
+    for reason, names in hints.items():
+        rows += explained(frame, f"{', '.join(names)} n/a: {reason}", 3)
     return rows

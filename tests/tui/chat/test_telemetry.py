@@ -19,6 +19,7 @@ from cpuchat.protocol import (
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
+    ServerLoad,
     Speculation,
     SpeculationUpdate,
     TextDelta,
@@ -122,6 +123,49 @@ STATES = {
     ),
 }
 
+SERVED = ModelInfo(
+    path="http://127.0.0.1:8080#m", name="m", architecture="", quantization="Q8_0", n_params=1, size=1, n_ctx=8192,
+    n_ctx_train=8192, n_vocab=1, n_layer=0, n_threads=0, server="llama-server at 127.0.0.1:8080",
+)  # fmt: skip
+SILENT = msgspec.structs.replace(
+    SERVED,
+    n_ctx=0,
+    server="OpenAI-compatible server at 127.0.0.1:8080",
+    no_speculation="this server does not tell about drafts",
+    untold=(
+        ("tokens", "told only at the end of an answer"),
+        ("prefill_tok_s", "not told"),
+        ("queue_s", "not told"),
+        ("running", "start it with --metrics"),
+        ("acceptance", "this server does not tell about drafts"),
+        ("n_ctx", "not told"),
+    ),
+)
+TOLD = msgspec.structs.replace(
+    DRAFTING, source="server-wide", by_drafter=(), drafter="", draft_ms=0.0, plain_ms=None, draft_passes=0
+)
+BUSY = ServerLoad(request_id=1, running=3, waiting=1, kv_used=0.34)
+SERVERS = {
+    "telling": (meter_after(ModelLoaded(model=SERVED), *READING, *writing(10), drafted(TOLD), BUSY), None),
+    "told": (
+        meter_after(
+            ModelLoaded(model=SERVED),
+            *READING,
+            *writing(10),
+            BUSY,
+            msgspec.structs.replace(
+                FINISHED,
+                timings=msgspec.structs.replace(
+                    FINISHED.timings, speculation=TOLD, draft_n=470, network_ms=3.0, queue_ms=41.0
+                ),
+            ),
+        ),
+        None,
+    ),
+    "silent": (meter_after(ModelLoaded(model=SILENT), *writing(10)), None),
+}
+"""A model on a server that tells much, before and after the end of an answer, and on one that tells little."""
+
 MACHINES = {
     "counted": (counting(meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING))), MEMORY),
     "other load": (
@@ -150,7 +194,7 @@ async def shown(state: str, height: int = 40, width: int = 28) -> list[str]:
     app = HostApp(panel, css=f"TelemetryPanel {{ width: {width}; height: 100%; }}")
     async with app.run_test(size=(60, height)) as pilot:
         await pilot.pause()
-        meter, memory = (STATES | MACHINES)[state]
+        meter, memory = (STATES | MACHINES | SERVERS)[state]
         panel.show(meter.figures(), memory)
         return rows(panel)
 
@@ -362,6 +406,8 @@ LOOKS = ["idle", "reading", "writing", "refused", "done"]
         ("telemetry-low", (160, 20), LOOKS),
         ("roofline-tall", (160, 40), list(MACHINES)),
         ("roofline-low", (160, 24), list(MACHINES)),
+        ("telemetry-server", (110, 40), list(SERVERS)),
+        ("telemetry-server-low", (110, 20), list(SERVERS)),
     ],
 )
 async def test_looks(name: str, size: tuple[int, int], chosen: list[str]) -> None:
@@ -372,7 +418,7 @@ async def test_looks(name: str, size: tuple[int, int], chosen: list[str]) -> Non
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         for state, *widgets in zip(chosen, panels, lines, strict=True):
-            meter, memory = (STATES | MACHINES)[state]
+            meter, memory = (STATES | MACHINES | SERVERS)[state]
             for widget in widgets:
                 widget.show(meter.figures(), memory)
         await pilot.pause()
