@@ -45,7 +45,8 @@ _LAST_LOAD_SECONDS = 1.0
 _LOADING_SECONDS = 1.0
 _MOST_LOADING = 1_800  # looks at a server that loads its model
 _CLOSED = Failed(code=Interrupted.code, message="The connection was closed.")
-_ERRORS = (Status, httpx.HTTPError, CpuchatError, OSError, UnicodeError)
+# A RuntimeError comes from a client that was closed meanwhile.
+_ERRORS = (Status, httpx.HTTPError, CpuchatError, OSError, UnicodeError, RuntimeError)
 _STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "stop": "end"}
 
 

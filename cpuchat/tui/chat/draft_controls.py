@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.servers import ServerModel
 from cpuchat.settings import Settings
 from cpuchat.tui.services import Services
 
@@ -18,6 +19,8 @@ def switch(services: Services) -> str:
     If the settings have no drafters, turning it on sets them to auto.
     """
     conversation = services.conversation
+    if isinstance(services.loaded, ServerModel):
+        return "The server drafts as it was started; its options switch it on or off."
     if conversation.settings.speculation.drafters == "off":
         conversation.drafting = True
         services.save_settings({"speculation": {"drafters": "auto"}})

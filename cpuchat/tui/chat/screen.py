@@ -13,7 +13,7 @@ from textual.widgets import Footer
 
 from cpuchat.chats.records import storable
 from cpuchat.protocol import AnyEvent, Failed
-from cpuchat.servers import Source
+from cpuchat.servers import ServerModel, Source
 from cpuchat.tui import keys
 from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.answering import Answering
@@ -390,7 +390,7 @@ class ChatScreen(ComparingScreen):
         if result.model.folders != before.model.folders:
             self.services.set_folders(result.model.folders)
         self._figures.show()
-        if not draft_controls.needs_reload(before, result) or self._stream.path is None:
+        if not draft_controls.needs_reload(before, result) or isinstance(self._stream.path, ServerModel | None):
             return
         if self.busy:
             self.tell("Some of these settings take effect on the next load.")

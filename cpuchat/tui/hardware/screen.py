@@ -34,6 +34,7 @@ from cpuchat.tune.trial import Outcome, Step, Trial
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.survey import Survey
+    from cpuchat.protocol import ModelInfo
     from cpuchat.tune.placements import PlacementOptions
 
 SAMPLE_SECONDS = 1.0
@@ -105,6 +106,12 @@ class HardwareScreen(Dismissable[None]):
         return PlacementSpec.of(self._conversation.in_effect)
 
     @property
+    def _model(self) -> ModelInfo | None:
+        """Return the loaded model; None for one on a server, which computes elsewhere."""
+        model = self._conversation.model
+        return None if model is None or model.server else model
+
+    @property
     def working(self) -> bool:
         """Return whether a measurement or a load is running."""
         return self._trial is not None or self._measuring is not None
@@ -118,7 +125,7 @@ class HardwareScreen(Dismissable[None]):
 
     def _refresh_now(self) -> None:
         """Read the state of the worker that runs now."""
-        backend, model = self._conversation.backend, self._conversation.model
+        backend, model = self._conversation.backend, self._model
         counting = self._services.settings.hardware.counters
         self.now = Now(model, backend.engine if backend.pid or model else None, counting=counting)
         if self.facts is None or not self.has_widgets:
@@ -184,8 +191,8 @@ class HardwareScreen(Dismissable[None]):
         from cpuchat.tune.placements import compare_placements
 
         conversation = self._conversation
-        self.query_one(TypicalModels).read(self._services.settings, conversation.model, self.reader.root)
-        self._options = compare_placements(facts.topology, facts.survey, facts.theoretical, conversation.model,
+        self.query_one(TypicalModels).read(self._services.settings, self._model, self.reader.root)
+        self._options = compare_placements(facts.topology, facts.survey, facts.theoretical, self._model,
                                    conversation.figures(), self._in_use)  # fmt: skip
         offers = [Offer(c.name, c.spec, c.speed, "recommended" if c.recommended else "")
                   for c in self._options.options]  # fmt: skip
@@ -294,7 +301,7 @@ class HardwareScreen(Dismissable[None]):
 
     def _try(self, spec: PlacementSpec, measure: bool) -> None:
         conversation = self._conversation
-        if conversation.model is None:
+        if self._model is None:
             self._before = self._in_use
             conversation.settings = spec.applied_to(conversation.settings)
             self._services.save_settings(spec.changes())
