@@ -177,7 +177,7 @@ class Conversation:
         """
         with self._occupied():
             self._path = path
-            self.tuned = await asyncio.to_thread(TunedSettings().find, path)
+            self.tuned = None if isinstance(path, ServerModel) else await asyncio.to_thread(TunedSettings().find, path)
             self._start_meter()
             draft, note = await self._choose_draft(path, strict, calibrate)
             while not self._stopping:
