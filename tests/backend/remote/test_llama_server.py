@@ -205,3 +205,17 @@ async def test_a_server_wants_its_key(tmp_path: Path) -> None:
             if not works:
                 assert got.failed.code == "server_refused"
             await backend.close()
+
+
+async def test_ending_the_reasoning_of_a_model_that_does_not_reason_does_no_harm(demo: str) -> None:
+    backend = await connected(demo)
+    assert await backend.end_reasoning() is False  # nothing is written
+    answered, asked = [], False
+    async for event in backend.generate(chat("Tell me a story", max_tokens=60, ignore_eos=True)):
+        answered.append(event)
+        if isinstance(event, TextDelta) and not asked:
+            asked = True
+            await backend.end_reasoning()
+    assert Answer(answered).timings.predicted_n == 60
+    assert await backend.end_reasoning() is False
+    await backend.close()
