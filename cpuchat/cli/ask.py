@@ -306,5 +306,6 @@ async def _print_answer(
         terminal.warn(error_text(unmet))
         return unmet.exit_code
     if finished.stop_reason == "context":
-        terminal.warn("cpuchat: context full; raise --ctx for a longer answer.")
+        remedy = "start the server with a larger one" if info.server else "raise --ctx"
+        terminal.warn(f"cpuchat: context full; {remedy} for a longer answer.")
     return Interrupted.exit_code if finished.stop_reason == "cancelled" else 0

@@ -266,8 +266,8 @@ class RemoteBackend:
         else:
             reason = _STOP_REASONS.get(tally.finish, "end")
         timings = tally.timings(seed)
-        if reason == "max_tokens" and not (request.max_tokens and timings.predicted_n >= request.max_tokens):
-            reason = "context" if not request.max_tokens else reason
+        if reason == "max_tokens" and not request.max_tokens:
+            reason = "context"
         if tally.lies:
             notes.append("the server's figures are not plausible")
         return GenerationFinished(
@@ -275,15 +275,13 @@ class RemoteBackend:
         )
 
     async def _has_stopped(self, adapter: Adapter, seed: int) -> bool | None:
-        """Return whether the server has stopped computing; None when it does not tell."""
-        deadline = time.monotonic() + STOP_SECONDS
-        with contextlib.suppress(*_ERRORS):
-            while True:
-                stopped = await adapter.is_idle(seed)
-                if stopped is not False or time.monotonic() >= deadline:
-                    return stopped
-                await asyncio.sleep(_POLL_SECONDS)
-        return None
+        """Return whether the server has stopped computing; None when it does not tell, or not in time."""
+        stopped: bool | None = None
+        with contextlib.suppress(*_ERRORS):  # a TimeoutError is an OSError
+            async with asyncio.timeout(STOP_SECONDS):
+                while (stopped := await adapter.is_idle(seed)) is False:
+                    await asyncio.sleep(_POLL_SECONDS)
+        return stopped
 
     async def end_reasoning(self) -> bool:
         """Let the model end its reasoning and answer now; False when the server cannot, or nothing is written."""
