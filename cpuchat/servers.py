@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from cpuchat.errors import UsageError
 
-URL_PATTERN = r"^[Hh][Tt][Tt][Pp][Ss]?://[^\s@?#]+$"
 _ENDPOINTS = ("/chat/completions", "/completions", "/models")
 _LOOPBACK = re.compile(r"::1|127(\.\d{1,3}){3}")
 
@@ -82,8 +81,11 @@ def _invalid(url: str) -> UsageError:
 
 
 def host(server: str) -> str:
-    """Return host and port for display: `127.0.0.1:8080`."""
-    return urlsplit(server).netloc
+    """Return host and port for display: `127.0.0.1:8080`; what is no address as it is."""
+    try:
+        return urlsplit(server).netloc
+    except ValueError:
+        return server
 
 
 def is_local(server: str) -> bool:

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from cpuchat import paths, toml
-from cpuchat.errors import SettingsError
+from cpuchat.errors import SettingsError, UsageError
 from cpuchat.files import file_lock, write_atomically
 from cpuchat.protocol import MIN_CTX, CacheType, FlashAttention, LoadMode, LoadOptions, Sampling, Speculation
-from cpuchat.servers import URL_PATTERN
+from cpuchat.servers import ServerModel, is_url, normalized
 from cpuchat.timings import DrafterName
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -31,8 +31,6 @@ DraftCores = Annotated[str, msgspec.Meta(pattern=rf"^(auto|shared|{_PLACES})$")]
 MemoryPolicy = Annotated[
     str, msgspec.Meta(pattern=rf"^(auto|local|(interleave|weighted)(:{_LIST})?|(bind|preferred):{_LIST})$")
 ]
-
-ServerUrl = Annotated[str, msgspec.Meta(pattern=URL_PATTERN)]
 
 Changes = dict[str, dict[str, Any]]
 """Values to set: section, key, value."""
@@ -49,7 +47,6 @@ _DRAFTERS: dict[Drafters, tuple[DrafterName, ...]] = {
 WANTED = {
     "engine.cores": "must be auto, all, a list of CPUs such as 0-7, l3:0-3, node:0, socket:0, or 4/l3",
     "engine.memory": "must be auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers)",
-    "servers.urls": "must be addresses such as http://127.0.0.1:8080, without a password",
     "speculation.draft_cores": "must be auto, shared, a list of CPUs such as 4-7 or 2,3, l3:0, node:0 or socket:0",
 }
 
@@ -77,11 +74,32 @@ class ModelSection(Section):
         if "\0" in "".join((self.last, *self.folders)):
             raise ValueError("a path contains a NUL character")
 
+    @property
+    def last_served(self) -> ServerModel | None:
+        """Return the model used last, if it is on a server."""
+        try:
+            return ServerModel.of(self.last) if is_url(self.last) else None
+        except UsageError:  # edited by hand
+            return None
+
+    def last_here(self) -> str:
+        """Return `last` for what only a model on this machine can do. Raises UsageError when it is on a server."""
+        if is_url(self.last):
+            raise UsageError("The model used last is on a server.", "Name one on this machine, such as `demo`.")
+        return self.last
+
 
 class ServersSection(Section):
     """`urls` of inference servers, whose models are listed with those of this machine."""
 
-    urls: list[ServerUrl] = []
+    urls: list[str] = []
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            try:
+                normalized(url)
+            except UsageError:  # without the address: it may hold a password
+                raise ValueError("urls: must be addresses such as http://127.0.0.1:8080, without a password") from None
 
 
 class EngineSection(Section):

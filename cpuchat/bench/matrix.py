@@ -216,7 +216,7 @@ def check_placements(cells: Iterable[Cell], chosen: Settings) -> None:
 
 def _setups(matrix: Matrix, chosen: Settings, library: Library) -> list[Setup]:
     engine = chosen.engine
-    models = matrix.models or [chosen.model.last or "demo"]
+    models = matrix.models or [chosen.model.last_here() or "demo"]
     files = dict.fromkeys(
         _file(library, spec, quantization)
         for spec in models

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuchat.cli.options import DEMO
 from cpuchat.errors import ChatsError, ModelNotFound, UsageError
-from cpuchat.servers import ServerModel, Source, is_url
+from cpuchat.servers import Source
 from cpuchat.text import clean
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def open_app(
     from cpuchat.models.library.library import Library
 
     library = Library(chosen.model.folders)
-    initial = served or _initial(library, model, chosen.model.last)
-    keys = key_ring(chosen, served or initial)
+    initial = served or _initial(library, model, chosen)
+    keys = key_ring(chosen, served)
     if isinstance(initial, Path) and values.get("speculation__draft_model") is not None:
         _require_draft(initial, chosen, library)
 
@@ -102,7 +102,7 @@ def _require_draft(target: Path, chosen: Settings, library: Library) -> None:
     choose_draft(target, chosen.speculation.wanted_draft, library)
 
 
-def _initial(library: Library, wanted: str | None, last: str) -> Source:
+def _initial(library: Library, wanted: str | None, chosen: Settings) -> Source:
     """Return the model to open: the given one, else the last used one if it still exists, else the demo model.
 
     Raises:
@@ -110,10 +110,10 @@ def _initial(library: Library, wanted: str | None, last: str) -> Source:
     """
     if wanted:
         return library.resolve(wanted)
-    if last and is_url(last):
-        with contextlib.suppress(UsageError):  # edited by hand
-            return ServerModel.of(last)
-    elif last:
+    last = chosen.model.last
+    if (served := chosen.model.last_served) is not None:
+        return served
+    if last:
         try:
             return library.resolve(last)
         except ModelNotFound:

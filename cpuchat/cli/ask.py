@@ -11,6 +11,7 @@ import click
 
 from cpuchat.cli.options import (
     answering_backend,
+    key_ring,
     cores_option,
     ctx_option,
     experts_option,
@@ -19,6 +20,7 @@ from cpuchat.cli.options import (
     model_path,
     overridden,
     require_draft_in_use,
+    require_no_worker_options,
     served_model,
     server_option,
     setting,
@@ -135,12 +137,15 @@ def ask(
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict:
         require_draft_in_use(chosen)
-    backend = answering_backend(chosen, served)
+    on_server = served or (chosen.model.last_served if model is None else None)
+    if on_server is not None:
+        require_no_worker_options(values)
+    backend = answering_backend(chosen, on_server, key_ring(chosen, served))
     try:
         from cpuchat.cli.session import Session
         from cpuchat.cli.terminal import Terminal
 
-        path = served or model_path(model, chosen)
+        path = on_server or model_path(model, chosen)
     except BaseException:
         backend.kill()
         raise

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cpuchat.backend.local import LocalBackend
     from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.backend.switching import SwitchingBackend
-    from cpuchat.servers import ServerModel, Source
+    from cpuchat.servers import ServerModel
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -114,6 +114,12 @@ def served_model(server: str | None, model: str | None, values: Mapping[str, Any
         chosen = ServerModel.of(model)
     else:
         return None
+    require_no_worker_options(values)
+    return chosen
+
+
+def require_no_worker_options(values: Mapping[str, Any]) -> None:
+    """Check that no option is given that only a model on this machine has. Raises UsageError if one is."""
     for name, value in values.items():
         section, _, key = name.partition("__")
         if value is not None and section in _OF_THE_WORKER:
@@ -121,16 +127,16 @@ def served_model(server: str | None, model: str | None, values: Mapping[str, Any
                 f"{section}.{key} has no effect on a model on a server.",
                 "Leave the option out, and start the server with its own.",
             )
-    return chosen
 
 
-def key_ring(chosen: Settings, source: Source | None = None) -> KeyRing:
-    """Return the API keys. `CPUCHAT_API_KEY` is for the server of `source`, or for the only one of the settings."""
+def key_ring(chosen: Settings, named: ServerModel | None) -> KeyRing:
+    """Return the API keys. `CPUCHAT_API_KEY` is for the server that was `named`, or for the only one of the settings;
+    never for the one used last, which may have been tried once."""
     from cpuchat.backend.remote.keys import KeyRing
-    from cpuchat.servers import ServerModel, normalized
+    from cpuchat.servers import normalized
 
-    if isinstance(source, ServerModel):
-        return KeyRing(source.server)
+    if named is not None:
+        return KeyRing(named.server)
     urls = chosen.servers.urls
     return KeyRing(normalized(urls[0]) if len(urls) == 1 else "")
 
@@ -252,17 +258,18 @@ def model_path(spec: str | None, chosen: Settings) -> Path:
 
     Raises:
         ModelNotFound: no such file, repository or name.
+        UsageError: none is given, and the one used last is on a server.
     """
     from cpuchat.models.library.library import Library
 
-    return Library(chosen.model.folders).resolve(spec or chosen.model.last or DEMO)
+    return Library(chosen.model.folders).resolve(spec or chosen.model.last_here() or DEMO)
 
 
-def answering_backend(chosen: Settings, served: ServerModel | None) -> SwitchingBackend:
+def answering_backend(chosen: Settings, served: ServerModel | None, keys: KeyRing) -> SwitchingBackend:
     """Return a backend for one command: connected when asked for a model on a server, else with its worker starting."""
     from cpuchat.backend.switching import SwitchingBackend
 
-    return SwitchingBackend(None if served else prepared_backend(chosen), key_ring(chosen, served))
+    return SwitchingBackend(None if served else prepared_backend(chosen), keys)
 
 
 def prepared_backend(chosen: Settings) -> LocalBackend:

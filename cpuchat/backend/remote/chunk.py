@@ -70,7 +70,7 @@ class Numbers:
         value = self._values.get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
             self.lies += 1
             return None
         if not 0 <= value * scale <= _MOST:
@@ -86,3 +86,10 @@ class Numbers:
     def part(self, name: str) -> Numbers:
         """Return the object of that name; its lies are its own."""
         return Numbers(self._values.get(name))
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False

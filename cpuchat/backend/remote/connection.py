@@ -193,7 +193,7 @@ def _refusal(status: Status, name: str, has_key: bool) -> CpuchatError:
     if code in (401, 403):
         hint = "The API key is wrong or expired: `cpuchat servers key URL` sets another one."
         if not has_key:
-            hint = "It needs an API key: set CPUCHAT_API_KEY, or run `cpuchat servers key URL`."
+            hint = "It needs an API key: run `cpuchat servers key URL`, or set CPUCHAT_API_KEY and give --server URL."
         return ServerRefused(f"{name} refused the request ({code}){reason}.", hint)
     if code == 404:
         return ServerError(f"{name} has no such model or route (404){reason}.", "See `cpuchat servers`.")

@@ -75,6 +75,8 @@ def keys(subject: Subject) -> str:
             return "Enter show files"
         case TypedFile(problem=""):
             return "Enter load"
+        case Served(is_invalid=True):
+            return ""
         case Served() as served:
             return "Enter retry" if served.problem else "Enter connect" if served.model is None else "Enter use"
         case HubSearch(running=False, found=None, problem=problem):

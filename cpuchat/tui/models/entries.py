@@ -54,13 +54,14 @@ class HubSearch:
 @dataclass(frozen=True)
 class Served:
     """A model on a server, or (`model` None) the server itself: `problem` and `hint` say why its models are not known;
-    "" while it is asked."""
+    "" while it is asked. `is_invalid`: what was typed is no address."""
 
     source: ServerModel
     kind: str = ""
     model: ServedModel | None = None
     problem: str = ""
     hint: str = ""
+    is_invalid: bool = False
 
 
 Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | HubSearch | Served
@@ -120,7 +121,7 @@ class ModelListState:
         try:
             source = ServerModel.of(text)
         except UsageError as error:
-            yield Entry("server", Served(ServerModel(text), problem=error.message, hint=error.hint))
+            yield Entry("server", Served(ServerModel(text), problem=error.message, hint=error.hint, is_invalid=True))
             return
         known = [one for one in self.served if one.source.server == source.server]
         for one in known or [Served(source)]:
@@ -174,10 +175,13 @@ def catalog_key(model: CatalogModel) -> str:
 
 
 def _is_server(text: str) -> bool:
-    """Return whether `text` is the address of a server, not a link to a repository of the hub."""
+    """Return whether `text` is meant as the address of a server, not as a link to a repository of the hub."""
     if not is_url(text) or host(text) in (hub_host(), "huggingface.co", "www.huggingface.co", "hf.co"):
         return False
-    path = urlparse(text).path.rstrip("/")
+    try:
+        path = urlparse(text).path.rstrip("/")
+    except ValueError:  # "http://[" on the way to "http://[::1]"
+        return True
     return path.count("/") < 2 or path.endswith("/v1")
 
 

@@ -171,6 +171,8 @@ class ModelsScreen(ReadingScreen):
                 self._open_repository(model.repos[0], model.quantization)
             case FoundRepository() as found:
                 self._open_repository(found.id, "")
+            case Served(is_invalid=True) as served:
+                self._warn(served.problem)
             case Served(model=None) as served:
                 self.connect(served.source.server)
             case Served() as served:
