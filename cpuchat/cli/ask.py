@@ -11,10 +11,10 @@ import click
 
 from cpuchat.cli.options import (
     answering_backend,
-    key_ring,
     cores_option,
     ctx_option,
     experts_option,
+    key_ring,
     memory_option,
     model_option,
     model_path,

@@ -113,6 +113,9 @@ class Adapter:
 
     # Requests
 
+    def begin(self) -> None:
+        """Prepare for another answer."""
+
     def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
         """Return the route and the content of a request."""
         sampling = request.sampling
@@ -160,6 +163,10 @@ class Adapter:
     def context_sizes(self, status: Status) -> tuple[int, int] | None:
         """Return (tokens of the prompt, context) when the server rejects a prompt as too long; else None."""
         return None
+
+    def counts_output(self, status: Status) -> bool:
+        """Return whether a prompt was rejected together with Max tokens: it may fit alone."""
+        return False
 
     # Answers
 

@@ -264,7 +264,8 @@ class RemoteBackend:
         else:
             reason = _STOP_REASONS.get(tally.finish, "end")
         timings = tally.timings(seed)
-        if reason == "max_tokens" and not request.max_tokens:
+        reached = request.max_tokens and (timings.approximate or timings.predicted_n >= request.max_tokens)
+        if reason == "max_tokens" and not reached:
             reason = "context"
         if tally.lies:
             notes.append("the server's figures are not plausible")

@@ -22,7 +22,8 @@ from cpuchat.text import clean_line
 MOST_TEXT = 16 << 20
 """Characters of an answer at most; one that goes on never ends."""
 _LOAD_SECONDS = 1.0
-_MOST_TRIMS = 4
+_MOST_CHANGES = 8  # to a request that was too long
+_CUT = (httpx.RemoteProtocolError, httpx.ReadError)
 _STREAMS = ("text/event-stream", "application/x-ndjson", "application/json", "text/plain", "")
 _MOST_WAITING = 256  # parts that may wait to be read: the server is slowed down then
 
@@ -42,10 +43,12 @@ class Exchange:
         self._adapter, self._request, self._name, self._seed = adapter, request, name, seed
         self._answered = False  # something has come
         self._finished = False  # the server has said so
+        self._max_tokens = request.max_tokens
         self._size = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Exchange:
+        self._adapter.begin()
         self._tasks = [asyncio.create_task(self._run())]
         return self
 
@@ -72,19 +75,24 @@ class Exchange:
         Raises:
             Status, httpx.HTTPError, ServerError, ContextFull: there is no answer, or it broke off.
         """
-        attempt = trims = 0
+        attempt = changes = 0
         while True:
             try:
                 await self._send_once()
                 return
             except (Status, httpx.HTTPError) as error:
+                if self._finished:
+                    return  # nothing of the answer is missing
                 if self._answered:
-                    raise
+                    raise self._broken_off() if isinstance(error, _CUT) else error from None
                 if isinstance(error, Status):
-                    if self._adapter.without_rejected(error):
+                    sizes = self._adapter.context_sizes(error)
+                    if sizes is not None and changes < _MOST_CHANGES:
+                        changes += 1
+                        if not self._shortened(error, *sizes):
+                            await self._trim(*sizes)
                         continue
-                    if trims < _MOST_TRIMS and await self._trimmed(error):
-                        trims += 1
+                    if sizes is None and self._adapter.without_rejected(error):
                         continue
                 if not may_retry(attempt, error):
                     raise
@@ -93,32 +101,47 @@ class Exchange:
                 await self.items.put(again)
                 await back_off(attempt, error)
 
-    async def _trimmed(self, status: Status) -> bool:
-        """Leave out the oldest messages if they were too long. Raises ContextFull when there is none to leave out."""
-        sizes = self._adapter.context_sizes(status)
-        if sizes is None:
+    def _shortened(self, status: Status, needed: int, n_ctx: int) -> bool:
+        """Let the answer end with the context if only it with Max tokens was too long for that; False if not."""
+        request = self._request
+        if not request.max_tokens or not self._adapter.counts_output(status):
             return False
-        needed, n_ctx = sizes
+        # Without Max tokens a chat is answered up to the end of the context, a raw prompt with a few tokens.
+        room = 0 if request.prompt is None else n_ctx - needed
+        if request.prompt is not None and not 0 < room < request.max_tokens:
+            return False
+        self._request = msgspec.structs.replace(request, max_tokens=room)
+        return True
+
+    async def _trim(self, needed: int, n_ctx: int) -> None:
+        """Leave out the oldest messages. Raises ContextFull when there is none to leave out."""
         messages = self._request.messages
         found = without_oldest(messages, needed, n_ctx)
         if found is None:
             raise ContextFull(
-                f"The last message needs {needed:,} tokens, but the server's context has {n_ctx:,}.",
+                f"The last message needs {_at_least(needed, n_ctx)} tokens, but the server's context has {n_ctx:,}.",
                 "Shorten it, or start the server with a larger context.",
             )
         kept, saved = found
-        self._request = msgspec.structs.replace(self._request, messages=kept)
+        self._request = msgspec.structs.replace(self._request, messages=kept, max_tokens=self._max_tokens)
         await self.items.put(
             ContextTrimmed(
                 request_id=self._request.request_id, dropped_messages=len(messages) - len(kept),
                 dropped_tokens=saved, n_ctx=n_ctx,
             )
         )  # fmt: skip
-        return True
+
+    def _broken_off(self) -> ServerUnreachable:
+        return ServerUnreachable(
+            f"The connection to {host(self._adapter.connection.server)} was closed before the answer was complete.",
+            "Regenerate it (Ctrl+R), or check the server's log.",
+        )
 
     async def _send_once(self) -> None:
         adapter = self._adapter
         path, content = adapter.request(self._request, self._name, self._seed)
+        if len(self._tasks) == 1 or self._tasks[1].done():  # a server may answer only after the queue
+            self._tasks[1:] = [asyncio.create_task(self._watch())]
         async with adapter.connection.stream(path, content) as response:
             kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
             if kind not in _STREAMS:
@@ -126,8 +149,6 @@ class Exchange:
                     f"{adapter.place} answered with {clean_line(kind)[:60]} instead of a stream of events.",
                     "Is this the address of an inference server, or of a login page or proxy before it?",
                 )
-            if len(self._tasks) == 1:
-                self._tasks.append(asyncio.create_task(self._watch()))
             if kind == "application/json" and not adapter.by_line:
                 await self._take(decoded(await _whole(response)))
                 self._finished = True
@@ -138,10 +159,7 @@ class Exchange:
                         break
                     await self._take(data)
         if not self._finished:
-            raise ServerUnreachable(
-                f"The connection to {host(adapter.connection.server)} was closed before the answer was complete.",
-                "Regenerate it (Ctrl+R), or check the server's log.",
-            )
+            raise self._broken_off()
 
     async def _take(self, data: dict[str, Any]) -> None:
         chunk = self._adapter.chunk(data)
@@ -169,3 +187,7 @@ async def _whole(response: httpx.Response) -> bytes:
         if len(body) > MOST_TEXT:
             raise ServerError("The server's answer is too long.", "Set Max tokens in the settings.")
     return bytes(body)
+
+
+def _at_least(needed: int, n_ctx: int) -> str:
+    return f"{needed:,}" if needed > n_ctx + 1 else f"more than {n_ctx:,}"

@@ -14,11 +14,10 @@ import httpx
 from cpuchat.backend.remote.adapter import Adapter, ServedModel, listed, name_of
 from cpuchat.backend.remote.chunk import Chunk, Numbers, Told
 from cpuchat.backend.remote.connection import Connection, Status
-from cpuchat.backend.remote.metrics import Metrics, parse
+from cpuchat.backend.remote.metrics import parse
 from cpuchat.backend.remote.stream import decoded, valid_text
 from cpuchat.errors import CpuchatError
 from cpuchat.protocol import Generate, Message, ModelInfo, ServerLoad
-from cpuchat.timings import SpeculationFigures
 
 _NO_METRICS = "start llama-server with --metrics"
 _NO_DRAFTS = "the server drafts nothing: start it with --spec-default or --spec-draft-model"
@@ -34,8 +33,6 @@ class LlamaServer(Adapter):
         super().__init__(connection, models)
         self._has_metrics = props.get("endpoint_metrics") is True
         self._has_slots = props.get("endpoint_slots") is not False
-        self._before: Metrics | None = None
-        self._now: Metrics | None = None
         self._is_drafting = False
         self._is_router = len(models) > 1
 
@@ -112,27 +109,26 @@ class LlamaServer(Adapter):
         if not self._has_metrics:
             return None
         text = (await self.connection.get_bytes("/metrics")).decode(errors="replace")
-        self._now = parse(text)
-        self._before = self._before or self._now
-        count = self._now.count
+        count = parse(text).count
         return ServerLoad(
             request_id=request_id,
             running=count("llamacpp:requests_processing"),
             waiting=count("llamacpp:requests_deferred"),
         )
 
-    def speculation(self, predicted_n: int) -> SpeculationFigures | None:
-        return None  # with every part of the answer
-
     async def is_idle(self, seed: int) -> bool | None:
         if not self._has_slots:
             return None
-        wanted = seed % _SEED_LIMIT
+        wanted, is_sure = seed % _SEED_LIMIT, True
         for slot in await self._slots():
             params = slot.get("params")
-            if slot.get("is_processing") and isinstance(params, dict) and params.get("seed") == wanted:
+            if not slot.get("is_processing"):
+                continue
+            if not isinstance(params, dict):
+                is_sure = False  # it may be this one
+            elif params.get("seed") == wanted:
                 return False
-        return True
+        return True if is_sure else None
 
     async def _slots(self) -> list[dict[str, Any]]:
         """Return the slots. Raises Status, httpx.HTTPError, ServerError."""

@@ -9,21 +9,27 @@ from dataclasses import dataclass, field
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _POSITION = re.compile(r'(?:^|,)position="(\d{1,3})"')
-_MODEL = re.compile(r'(?:^|,)model_name="((?:[^"\\]|\\.)*)"')
 _MOST_POSITIONS = 64
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Samples by name, those of several labels added up; `by_position` for those with a `position`."""
+    """Samples by name, those of several labels (such as the engines of one server) added up, and how many these were;
+    `by_position` for those with a `position`."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     by_position: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    series: Mapping[str, int] = field(default_factory=dict)
 
     def count(self, name: str) -> int | None:
         """Return a counter or gauge as a whole number; None when there is none."""
         value = self.values.get(name)
         return None if value is None else int(value)
+
+    def mean(self, name: str) -> float | None:
+        """Return a gauge that is a share, on average over its labels; None when there is none."""
+        value = self.values.get(name)
+        return None if value is None else value / self.series[name]
 
     def since(self, before: Metrics, name: str) -> float | None:
         """Return what a counter has grown by; None when it is not there, or was reset by a restart."""
@@ -37,9 +43,10 @@ class Metrics:
         return tuple(max(0, int(a - b)) for a, b in zip(now, then, strict=False))
 
 
-def parse(text: str, model: str = "") -> Metrics:
-    """Parse metrics, of `model` alone where they name one ("": of all). Skips what is malformed."""
+def parse(text: str) -> Metrics:
+    """Parse metrics. Skips what is malformed."""
     values: dict[str, float] = {}
+    series: dict[str, int] = {}
     positions: dict[str, dict[int, float]] = {}
     for line in text.splitlines():
         found = _SAMPLE.match(line)
@@ -52,14 +59,13 @@ def parse(text: str, model: str = "") -> Metrics:
             continue
         if not math.isfinite(value) or not 0 <= value < 1e18:
             continue
-        named = _MODEL.search(labels)
-        if model and named is not None and named[1] != model:
-            continue
         values[name] = values.get(name, 0.0) + value
+        series[name] = series.get(name, 0) + 1
         at = _POSITION.search(labels)
         if at is not None and int(at[1]) < _MOST_POSITIONS:
-            positions.setdefault(name, {})[int(at[1])] = value
+            by_position = positions.setdefault(name, {})
+            by_position[int(at[1])] = by_position.get(int(at[1]), 0.0) + value
     ordered = {
         name: tuple(found.get(n, 0.0) for n in range(max(found) + 1)) for name, found in positions.items()
     }  # fmt: skip
-    return Metrics(values, ordered)
+    return Metrics(values, ordered, series)

@@ -6,6 +6,7 @@ Fields: docs/api.md of Ollama. Times in nanoseconds.
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ from cpuchat.protocol import Generate, Message, ModelInfo
 
 _NS = 1e-6  # in ms
 _MOST_MODELS = 2_000
+_TOO_LONG = re.compile(r"exceeds? (?:the )?(?:available |maximum )?context")
 
 
 class Ollama(Adapter):
@@ -65,10 +67,17 @@ class Ollama(Adapter):
         }
         if request.stop:
             options["stop"] = list(request.stop)
-        content = {"model": model, "stream": True, "options": options}
+        # Otherwise it leaves out the oldest messages without a word.
+        content = {"model": model, "stream": True, "truncate": False, "shift": False, "options": options}
         if request.prompt is not None:
             return "/api/generate", {**content, "prompt": request.prompt, "raw": True}
         return "/api/chat", {**content, "messages": [self.message(one) for one in request.messages]}
+
+    def context_sizes(self, status: Status) -> tuple[int, int] | None:
+        if status.code != 400 or _TOO_LONG.search(status.message) is None:
+            return None
+        n_ctx = next((model.n_ctx for model in self.models if model.loaded and model.n_ctx), 0)
+        return (n_ctx + 1, n_ctx) if n_ctx else None  # it tells neither
 
     def message(self, message: Message) -> dict[str, Any]:
         found = super().message(message)

@@ -17,11 +17,18 @@ from cpuchat.protocol import Generate, ServerLoad
 from cpuchat.timings import SpeculationFigures
 
 _TOO_LONG = re.compile(r"maximum context length is (\d{1,9}) tokens")
-_REQUESTED = re.compile(
-    r"requested (\d{1,9}) tokens|prompt contains (?:at least )?(\d{1,9})"
-    r"|(\d{1,9}) (?:in the messages|input tokens)"
+_NEEDED = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(\d{1,9}) (?:in the messages|in the prompt|input tokens)",
+        r"prompt contains (?:at least )?(\d{1,9})",
+        r"requested (\d{1,9}) tokens",
+    )
 )
+_OUTPUT = re.compile(r"output tokens|in the completion|max_(?:completion_)?tokens")
+"""What a rejection names that counts Max tokens as well."""
 _SPEC = "vllm:spec_decode_num_"
+_RUNNING = "vllm:num_requests_running"
 
 
 class VLLM(Adapter):
@@ -34,7 +41,6 @@ class VLLM(Adapter):
         self._has_metrics = metrics is not None
         self._drafts = metrics is not None and f"{_SPEC}drafts_total" in metrics.values
         self._before = self._now = metrics
-        self._others = False  # the server was at other requests, too
 
     def _untold(self, model: ServedModel) -> tuple[tuple[str, str], ...]:
         found = [
@@ -58,15 +64,20 @@ class VLLM(Adapter):
             content["repetition_penalty"] = sampling.repeat_penalty
         if request.ignore_eos:
             content["ignore_eos"] = True
-        self._before = self._now = None  # of another answer
+
+    def begin(self) -> None:
+        self._before = self._now = None
 
     def context_sizes(self, status: Status) -> tuple[int, int] | None:
         limit = _TOO_LONG.search(status.message)
-        found = _REQUESTED.search(status.message)
         if limit is None:
             return None
-        needed = next((int(group) for group in found.groups() if group), 0) if found is not None else 0
-        return max(needed, int(limit[1]) + 1), int(limit[1])
+        told = (pattern.search(status.message) for pattern in _NEEDED)
+        needed = next((int(found[1]) for found in told if found is not None), 0)
+        return needed or int(limit[1]) + 1, int(limit[1])
+
+    def counts_output(self, status: Status) -> bool:
+        return _OUTPUT.search(status.message) is not None
 
     def chunk(self, data: dict[str, Any]) -> Chunk:
         chunk = super().chunk(data)
@@ -92,12 +103,11 @@ class VLLM(Adapter):
         self._now = found
         if self._before is None:
             self._before = found
-        self._others = (found.count("vllm:num_requests_running") or 0) > 1
         return ServerLoad(
             request_id=request_id,
-            running=found.count("vllm:num_requests_running"),
+            running=found.count(_RUNNING),
             waiting=found.count("vllm:num_requests_waiting"),
-            kv_used=found.values.get("vllm:kv_cache_usage_perc"),
+            kv_used=found.mean("vllm:kv_cache_usage_perc"),
         )
 
     def speculation(self, predicted_n: int) -> SpeculationFigures | None:
@@ -122,10 +132,14 @@ class VLLM(Adapter):
         )
 
     async def is_idle(self, seed: int) -> bool | None:
-        if not self._has_metrics or self._others:
+        if not self._has_metrics:
             return None
-        found = parse((await self.connection.get_bytes("/metrics")).decode(errors="replace"))
-        return found.count("vllm:num_requests_running") == 0
+        before = self._now.count(_RUNNING) if self._now is not None else None
+        now = parse((await self.connection.get_bytes("/metrics")).decode(errors="replace")).count(_RUNNING)
+        if now == 0:
+            return True
+        # Requests of others may have begun since the last look: then nothing is known of this one.
+        return False if before == now == 1 else None
 
 
 def served(data: dict[str, Any]) -> tuple[ServedModel, ...]:
