@@ -215,3 +215,10 @@ def test_a_program_that_hangs_with_the_lock_keeps_nobody(monkeypatch: pytest.Mon
         settings.update({"engine": {"threads": 3}, "model": {"last": "x.gguf"}})
     chosen = settings.load()
     assert (chosen.engine.threads, chosen.model.last) == (3, "x.gguf")
+
+
+@pytest.mark.parametrize("url", ["http://host:port", "http://[x", "http://:1", "http://u:secret@host", "host:80"])
+def test_wrong_addresses_of_servers_are_named(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"servers\.urls.*http://127") as refused:
+        parse(f'[servers]\nurls = ["http://good:1", "{url}"]')
+    assert "secret" not in str(refused.value)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from cpuchat.backend.remote.backend import RemoteBackend
+from cpuchat.backend.remote.connection import Connection
+from cpuchat.backend.remote.identify import identify
 from cpuchat.backend.remote.metrics import parse
-from cpuchat.protocol import LoadOptions, ModelInfo, ModelLoaded, Sampling, ServerLoad
+from cpuchat.protocol import LoadOptions, ModelInfo, ModelLoaded, Sampling, ServerLoad, TextDelta
 from cpuchat.servers import ServerModel
 from tests.support.chatting import Answer, chat, collect
 from tests.support.remote_server import RemoteServer, Reply, remote_server
@@ -228,3 +231,96 @@ def test_metrics_that_are_malformed_are_skipped() -> None:
     assert found.values == {"a": 3.0, "f": 4.0}
     assert found.by_position == {"f": (0.0, 4.0)}
     assert found.since(parse("a 9"), "a") is None  # started anew
+
+
+async def test_a_queue_is_shown_while_llama_server_has_sent_nothing() -> None:
+    """Its response begins with the first token: while the request waits there is not even a status."""
+
+    async def answer(reply: Reply) -> None:
+        while not any(one.path == "/metrics" for one in server.asked[before:]):
+            await asyncio.sleep(0.01)
+        await reply.head()
+        await reply.text("Hello")
+        await reply.finish()
+
+    pages = {
+        "/props": {"default_generation_settings": {"n_ctx": 2048}, "endpoint_metrics": True},
+        "/metrics": "llamacpp:requests_processing 1\nllamacpp:requests_deferred 3\n",
+    }
+    async with remote_server(answer=answer, owner="llamacpp", pages=pages) as server:
+        backend = RemoteBackend()
+        await collect(backend.load(ServerModel(server.url), LoadOptions()))
+        before = len(server.asked)
+        got = await asyncio.wait_for(collect(backend.generate(chat("Hello"))), 60)
+        await backend.close()
+    assert got.text == "Hello" and got.of(ServerLoad)[0].waiting == 3
+
+
+@pytest.mark.parametrize(
+    ("slot", "note"),
+    [
+        ({"is_processing": True}, ""),
+        ({"is_processing": True, "params": {"seed": 6}}, ""),
+        ({"is_processing": True, "params": {"seed": 5}}, "the server still computes"),
+    ],
+)
+async def test_a_stop_is_told_to_have_failed_only_with_a_proof(
+    slot: dict[str, Any], note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpuchat.backend.remote.backend.STOP_SECONDS", 0.3)
+
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("partial")
+        await reply.until_left()
+
+    pages = {"/props": {"default_generation_settings": {"n_ctx": 2048}}, "/slots": [slot]}
+    async with remote_server(answer=answer, owner="llamacpp", pages=pages) as server:
+        backend = RemoteBackend()
+        await collect(backend.load(ServerModel(server.url), LoadOptions()))
+        events = []
+        async for event in backend.generate(chat("Hello", sampling=Sampling(seed=5))):
+            events.append(event)
+            if isinstance(event, TextDelta):
+                await backend.cancel()
+        await backend.close()
+    assert Answer(events).finished.note == note
+
+
+async def test_a_slot_without_a_seed_proves_nothing() -> None:
+    slots: list[dict[str, Any]] = [{"is_processing": True}]
+    props = {"default_generation_settings": {"n_ctx": 2048}}
+    async with remote_server(owner="llamacpp", pages={"/props": props, "/slots": slots}) as server:
+        connection = Connection(server.url)
+        adapter = await identify(connection)
+        assert await adapter.is_idle(5) is None
+        slots[0]["params"] = {"seed": 6}
+        assert await adapter.is_idle(5) is True
+        slots[0]["params"] = {"seed": 5}
+        assert await adapter.is_idle(5) is False
+        await connection.close()
+
+
+async def test_a_request_of_somebody_else_is_not_taken_for_the_stopped_one() -> None:
+    pages: dict[str, Any] = {"/metrics": "vllm:num_requests_running 1\n"}
+    async with remote_server(owner="vllm", pages=pages) as server:
+        connection = Connection(server.url)
+        adapter = await identify(connection)
+        adapter.begin()
+        assert await adapter.is_idle(5) is None  # whose is it?
+        await adapter.load(1)
+        assert await adapter.is_idle(5) is False
+        pages["/metrics"] = "vllm:num_requests_running 2\n"
+        assert await adapter.is_idle(5) is None
+        pages["/metrics"] = "vllm:num_requests_running 0\n"
+        assert await adapter.is_idle(5) is True
+        await connection.close()
+
+
+def test_engines_of_one_server_are_put_together() -> None:
+    found = parse(
+        'kv{engine="0"} 0.7\nkv{engine="1"} 0.5\n'
+        'a{engine="0",position="0"} 4\na{engine="1",position="0"} 3\na{engine="1",position="1"} 1\n'
+    )
+    assert found.mean("kv") == pytest.approx(0.6) and found.mean("none") is None
+    assert found.by_position == {"a": (7.0, 1.0)}

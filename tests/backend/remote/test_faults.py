@@ -11,6 +11,7 @@ import pytest
 
 from cpuchat.backend.remote import connection, exchange, stream
 from cpuchat.backend.remote.backend import RemoteBackend
+from cpuchat.errors import CpuchatError
 from cpuchat.protocol import (
     ContextTrimmed,
     Failed,
@@ -196,7 +197,7 @@ async def test_an_error_in_the_middle_keeps_what_came() -> None:
     assert "slot crashed" in got.failed.message
 
 
-@pytest.mark.parametrize("lie", ["-5", "NaN", "Infinity", "1e400", '"many"', "true"])
+@pytest.mark.parametrize("lie", ["-5", "NaN", "Infinity", "1e400", "1" + "0" * 400, '"many"', "true"])
 async def test_figures_that_cannot_be_are_not_shown(lie: str) -> None:
     async def answer(reply: Reply) -> None:
         await reply.head()
@@ -336,3 +337,57 @@ async def test_text_that_is_no_unicode_is_made_valid() -> None:
     got = await answered(answer)
     assert got.text == "a\ufffdb"
     assert isinstance(got.events[-1], GenerationFinished)
+
+
+async def test_a_model_list_with_an_absurd_number_is_read() -> None:
+    data = b'{"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 1' + b"0" * 400 + b"}]}"
+
+    async def models(reply: Reply) -> None:
+        await reply.head(200, "application/json")
+        await reply.raw(data)
+
+    async with remote_server(pages={"/v1/models": models}) as server:
+        got = await collect(RemoteBackend().load(ServerModel(server.url), LoadOptions()))
+        assert isinstance(got.events[-1], ModelLoaded) and got.events[-1].model.n_ctx == 0
+
+
+@pytest.mark.parametrize("address", ["http://192.168.1.300:8080"])
+async def test_an_address_that_only_looks_like_one_is_named(address: str) -> None:
+    got = await collect(RemoteBackend().load(ServerModel(address), LoadOptions()))
+    assert "not a valid address" in got.failed.message
+    with pytest.raises(CpuchatError, match="not a valid address"):
+        await RemoteBackend().models(address)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_chunked_answer_that_is_cut_is_told_alike(seed: int) -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.raw(b"HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        part = b'data: {"choices":[{"delta":{"content":"word "}}]}\n\n'
+        chunk = b"%x\r\n%s\r\n" % (len(part), part)
+        await reply.raw(chunk + chunk[: random.Random(seed).randrange(len(chunk))])
+
+    got = await answered(answer)
+    assert got.text.startswith("word ")
+    assert "before the answer was complete" in got.failed.message and "Ctrl+R" in got.failed.hint
+
+
+async def test_a_connection_that_is_lost_after_the_end_loses_nothing() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.raw(b"HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        part = b'data: {"choices":[{"delta":{"content":"All."},"finish_reason":"stop"}]}\n\n'
+        await reply.raw(b"%x\r\n%s\r\n" % (len(part), part))
+
+    got = await answered(answer)
+    assert (got.text, got.finished.stop_reason) == ("All.", "end")
+
+
+async def test_an_answer_that_ends_with_the_context_is_said_to_have() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("cut")
+        await reply.finish("length", usage={"prompt_tokens": 9, "completion_tokens": 5})
+
+    async with connected(answer) as (_, backend):
+        assert (await collect(backend.generate(chat("Hello", max_tokens=5)))).finished.stop_reason == "max_tokens"
+        assert (await collect(backend.generate(chat("Hello", max_tokens=6)))).finished.stop_reason == "context"

@@ -15,7 +15,7 @@ from cpuchat.models.prediction import estimate
 from cpuchat.models.shortlist import ranked
 from cpuchat.tui.models import details, lines
 from cpuchat.tui.models.details import ModelDetails
-from cpuchat.tui.models.entries import HubSearch, ModelListState, Section, TypedFile, typed_path
+from cpuchat.tui.models.entries import HubSearch, ModelListState, Section, Served, TypedFile, typed_path
 from tests.support.downloads import download, model
 from tests.support.shelf import CATALOG, LOCAL, MACHINE, shelf_reader
 
@@ -168,3 +168,19 @@ def test_a_typed_path_that_cannot_be_opened_says_why(text: str, problem: str) ->
     (section,) = ModelListState().sections(text)
     assert isinstance(file := section.entries[0].subject, TypedFile)
     assert file.problem == problem
+
+
+@pytest.mark.parametrize("address", ["http://[::1]:8080/v1", "https://host:port", "http://u:p@host", "http://[x]:1/"])
+def test_an_address_can_be_typed_key_by_key(address: str) -> None:
+    for end in range(len(address) + 1):
+        sections = FULL.sections(address[:end])
+        lines.rows(sections, LOCAL, {}, None)
+        for section in sections:
+            for entry in section.entries:
+                details.rows(entry.subject, ModelDetails(), CATALOG, None)
+
+
+def test_what_is_no_address_is_not_connected_to() -> None:
+    [[entry]] = [section.entries for section in FULL.sections("http://u:p@host")]
+    assert isinstance(entry.subject, Served) and entry.subject.is_invalid
+    assert "Enter" not in details.keys(entry.subject)

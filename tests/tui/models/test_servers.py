@@ -63,3 +63,14 @@ async def test_a_lost_connection_is_told_and_the_text_kept() -> None:
         assert "was closed before" in app.screen_text
         await app.press("ctrl+l")
         await app.until(lambda: any("Only models on this machine" in notice for notice in app.notices))
+
+
+async def test_enter_on_what_is_no_address_says_so() -> None:
+    async with running(SwitchingBackend(), model=None) as app:
+        await app.press("ctrl+o")
+        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+        await type_in(app, "http://u:p@127.0.0.1")
+        await app.until(lambda: marked(app) == "server")
+        await app.press("enter")
+        await app.until(lambda: any("must not contain a password" in notice for notice in app.notices))
+        assert not app.chat.services.servers_seen

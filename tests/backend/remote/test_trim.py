@@ -1,0 +1,101 @@
+"""Tests what is left out when a chat outgrows the context of a server."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from cpuchat.backend.remote.backend import RemoteBackend
+from cpuchat.backend.remote.trim import without_oldest
+from cpuchat.protocol import ContextTrimmed, LoadOptions, Message
+from cpuchat.servers import ServerModel
+from tests.support.chatting import Answer, chat, collect
+from tests.support.remote_server import RemoteServer, Reply, remote_server
+
+
+def test_the_next_turns_begin_alike() -> None:
+    n_ctx, firsts = 1_000, []
+    for turns in range(12, 40):
+        messages = [Message(role=role, content=f"{n:03} " * 21) for n in range(turns) for role in ("user", "assistant")]
+        messages.append(Message(role="user", content="last"))
+        found = without_oldest(messages, 50 * len(messages), n_ctx)
+        assert found is not None
+        assert 50 * len(found[0]) <= n_ctx
+        firsts.append(found[0][0].content)
+    changes = sum(a != b for a, b in itertools.pairwise(firsts))
+    assert changes <= 27 * 100 / 250 + 1, firsts  # a quarter of the context at a time
+
+
+def rejecting(limit: int, words: str) -> Any:
+    """Answer as vLLM does: the prompt, of 100 tokens a message, and Max tokens must fit in the context."""
+
+    async def answer(reply: Reply) -> None:
+        needed, output = 100 * len(reply.asked.body["messages"]), reply.asked.body.get("max_tokens", 0)
+        if needed + output > limit:
+            said = words.format(limit=limit, needed=needed, output=output, total=needed + output)
+            if not output:
+                said = f"This model's maximum context length is {limit} tokens. Your request has {needed} input tokens."
+            await reply.json({"error": {"message": said}}, 400)
+        else:
+            await reply.head()
+            await reply.text("Fine.")
+            await reply.finish()
+
+    return answer
+
+
+async def asked(server: RemoteServer, *texts: str, **more: Any) -> Answer:
+    backend = RemoteBackend()
+    await collect(backend.load(ServerModel(server.url), LoadOptions()))
+    got = await collect(backend.generate(chat(*texts, **more)))
+    await backend.close()
+    return got
+
+
+VLLM = [
+    "This model's maximum context length is {limit} tokens. However, you requested {output} output tokens and your "
+    "prompt contains at least {needed} input tokens, for a total of at least {total} tokens.",
+    "This model's maximum context length is {limit} tokens. However, you requested {total} tokens "
+    "({needed} in the messages, {output} in the completion). Please reduce the length of the messages or completion.",
+    "'max_tokens' or 'max_completion_tokens' is too large: {output}. This model's maximum context length is {limit} "
+    "tokens and your request has {needed} input tokens ({output} > {limit} - {needed}).",
+]
+
+
+@pytest.mark.parametrize("words", VLLM)
+async def test_max_tokens_against_vllm_are_no_long_prompt(words: str) -> None:
+    async with remote_server(answer=rejecting(1_024, words), owner="vllm") as server:
+        got = await asked(server, "one", "two", "three", max_tokens=2_000)
+        assert got.text == "Fine." and not got.of(ContextTrimmed)
+        assert len(server.chats()[-1].body["messages"]) == len(server.chats()[0].body["messages"])
+        assert "max_completion_tokens" not in server.chats()[-1].body
+
+
+@pytest.mark.parametrize("words", VLLM)
+async def test_a_long_prompt_of_vllm_is_trimmed_by_its_own_length(words: str) -> None:
+    async with remote_server(answer=rejecting(1_024, words), owner="vllm") as server:
+        got = await asked(server, *(f"message {n}" for n in range(15)), max_tokens=50)
+        [trimmed] = got.of(ContextTrimmed)
+        assert got.text == "Fine." and trimmed.n_ctx == 1_024
+        assert server.chats()[-1].body["max_tokens"] == 50
+
+
+async def test_ollama_is_asked_to_refuse_what_does_not_fit() -> None:
+    async def answer(reply: Reply) -> None:
+        if reply.asked.body["truncate"] is False and len(reply.asked.body["messages"]) > 5:
+            await reply.json({"error": "the input length exceeds the context length"}, 400)
+        else:
+            await reply.head(200, "application/x-ndjson")
+            await reply.raw(b'{"message": {"content": "Fine."}, "done": true}\n')
+
+    pages = {
+        "/api/version": {"version": "0.30"},
+        "/api/tags": {"models": [{"name": "m"}]},
+        "/api/ps": {"models": [{"name": "m", "context_length": 512}]},
+    }
+    async with remote_server(answer=answer, owner="library", pages=pages) as server:
+        got = await asked(server, *(f"message {n}" for n in range(9)))
+        assert got.text == "Fine." and got.of(ContextTrimmed)
+        assert server.chats()[-1].body["shift"] is False
