@@ -18,7 +18,7 @@ from textual.screen import Screen
 
 from cpuchat.conversation import Conversation
 from cpuchat.models.library.library import Library
-from cpuchat.servers import Source
+from cpuchat.servers import ServerModel, Source
 from cpuchat.text import clean, clean_line
 from cpuchat.tui import commands, keys, themes
 from cpuchat.tui.chat.screen import ChatScreen
@@ -188,7 +188,9 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     async def action_tune(self) -> None:
         """Tune the settings for the loaded model."""
         model = self.services.loaded_path
-        if model is None:
+        if isinstance(self.services.loaded, ServerModel):
+            self.notify("Only models on this machine can be tuned. Ctrl+O chooses one.", severity="warning")
+        elif model is None:
             self.notify("Load a model first.", severity="warning")
         elif (path := await self.services.navigation.tune(model)) is not None:
             self.chat_screen.load_model(path)

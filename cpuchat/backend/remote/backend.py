@@ -15,7 +15,7 @@ import msgspec
 from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.backend.remote.adapter import Adapter, ServedModel
 from cpuchat.backend.remote.chunk import Chunk
-from cpuchat.backend.remote.connection import Connection, Status, back_off, may_retry
+from cpuchat.backend.remote.connection import Connection, Status, back_off, loads_model, may_retry
 from cpuchat.backend.remote.exchange import Exchange, Item
 from cpuchat.backend.remote.identify import identify
 from cpuchat.backend.remote.keys import KeyRing
@@ -42,8 +42,6 @@ STOP_SECONDS = 1.0
 """Seconds in which a server has to stop after its connection was closed, before the user is told that it has not."""
 _POLL_SECONDS = 0.02
 _LAST_LOAD_SECONDS = 1.0
-_LOADING_SECONDS = 1.0
-_MOST_LOADING = 1_800  # looks at a server that loads its model
 _CLOSED = Failed(code=Interrupted.code, message="The connection was closed.")
 _STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "stop": "end"}
 
@@ -127,11 +125,8 @@ class RemoteBackend:
                     self._adapter = adapter
                     return info
                 except (Status, httpx.HTTPError) as error:
-                    if isinstance(error, Status) and error.code == 503 and "load" in error.message.lower():
+                    if await loads_model(looks, error):
                         looks += 1
-                        if looks > _MOST_LOADING:
-                            raise
-                        await asyncio.sleep(_LOADING_SECONDS)
                         continue
                     if not may_retry(attempt, error):
                         raise

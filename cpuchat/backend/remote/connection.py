@@ -37,6 +37,8 @@ _MOST_BODY = 8 << 20
 _LONGEST_REASON = 300
 _GATEWAY = frozenset({502, 504, 520, 521, 522, 523, 524})
 _LOADING = 503
+LOADING_SECONDS = 1.0
+_MOST_LOOKS = 1_800  # at a server that loads its model
 
 
 class Status(Exception):
@@ -185,6 +187,17 @@ async def back_off(attempt: int, error: Exception) -> None:
     """Wait before attempt number `attempt`: longer each time, and as long as the server wants."""
     wanted = error.retry_after if isinstance(error, Status) else None
     await asyncio.sleep(max(BACK_OFF[attempt - 1], wanted or 0.0))
+
+
+async def loads_model(looks: int, error: Exception) -> bool:
+    """Wait a moment if the server is still loading its model; False if that is not why it refuses, or after half an
+    hour of `looks`."""
+    if not (isinstance(error, Status) and error.code == _LOADING and "loading" in error.message.lower()):
+        return False
+    if looks >= _MOST_LOOKS:
+        return False
+    await asyncio.sleep(LOADING_SECONDS)
+    return True
 
 
 def _refusal(status: Status, name: str, has_key: bool) -> CpuchatError:

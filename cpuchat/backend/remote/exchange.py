@@ -11,7 +11,7 @@ import msgspec
 
 from cpuchat.backend.remote.adapter import Adapter
 from cpuchat.backend.remote.chunk import Chunk
-from cpuchat.backend.remote.connection import BACK_OFF, Status, back_off, may_retry
+from cpuchat.backend.remote.connection import BACK_OFF, Status, back_off, loads_model, may_retry
 from cpuchat.backend.remote.stream import decoded, objects
 from cpuchat.backend.remote.trim import without_oldest
 from cpuchat.errors import ContextFull, CpuchatError, ServerError, ServerUnreachable
@@ -75,7 +75,7 @@ class Exchange:
         Raises:
             Status, httpx.HTTPError, ServerError, ContextFull: there is no answer, or it broke off.
         """
-        attempt = changes = 0
+        attempt = changes = looks = 0
         while True:
             try:
                 await self._send_once()
@@ -94,6 +94,9 @@ class Exchange:
                         continue
                     if sizes is None and self._adapter.without_rejected(error):
                         continue
+                if await loads_model(looks, error):  # it was started anew
+                    looks += 1
+                    continue
                 if not may_retry(attempt, error):
                     raise
                 attempt += 1

@@ -31,9 +31,9 @@ async def identify(connection: Connection) -> Adapter:
         return vllm.VLLM(connection, vllm.served(models), parse(metrics.decode(errors="replace")) if metrics else None)
     if "organization_owner" in owners and listed(found := await _object(connection, "/api/v0/models")):
         return lm_studio.LMStudio(connection, lm_studio.served(found))
-    if "library" in owners or not owners:
+    if not owners & {"llamacpp", "openai"}:  # Ollama names the owner of each model's repository
         found = await _object(connection, "/api/version")
-        if isinstance(found.get("version"), str):
+        if isinstance(found.get("version"), str) and "models" in await _object(connection, "/api/tags"):
             return ollama.Ollama(connection, await ollama.served(connection))
     if "openai" not in owners:
         props = await _object(connection, "/props")

@@ -210,7 +210,7 @@ async def test_a_model_that_the_server_lacks_is_named() -> None:
 
 
 async def test_a_server_that_loads_its_model_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.backend.remote.backend._LOADING_SECONDS", 0.0)
+    monkeypatch.setattr("cpuchat.backend.remote.connection.LOADING_SECONDS", 0.0)
     looks = 0
 
     async def models(reply: Reply) -> None:
@@ -324,3 +324,27 @@ def test_engines_of_one_server_are_put_together() -> None:
     )
     assert found.mean("kv") == pytest.approx(0.6) and found.mean("none") is None
     assert found.by_position == {"a": (7.0, 1.0)}
+
+
+async def test_a_server_started_anew_is_waited_for_until_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuchat.backend.remote.connection.LOADING_SECONDS", 0.0)
+
+    async def answer(reply: Reply) -> None:
+        if len(server.chats()) < 20:
+            await reply.json({"error": {"message": "Loading model", "code": 503}}, 503)
+        else:
+            await reply.head()
+            await reply.text("Here.")
+            await reply.finish()
+
+    async with remote_server(answer=answer) as server:
+        _, got = await answered(server)
+        assert got.text == "Here."
+
+
+@pytest.mark.parametrize(("pages", "kind"), [({"/api/tags": {"models": []}}, "Ollama"), ({}, "OpenAI-compatible")])
+async def test_ollama_is_known_whoever_owns_its_models(pages: dict[str, Any], kind: str) -> None:
+    pages = {"/api/version": {"version": "0.30"}, **pages}
+    async with remote_server(owner="hf.co/maker", pages=pages) as server:
+        found, _ = await RemoteBackend().models(server.url)
+        assert found.startswith(kind)

@@ -74,3 +74,10 @@ async def test_enter_on_what_is_no_address_says_so() -> None:
         await app.press("enter")
         await app.until(lambda: any("must not contain a password" in notice for notice in app.notices))
         assert not app.chat.services.servers_seen
+
+
+async def test_a_model_on_a_server_is_not_tuned() -> None:
+    async with remote_server() as server, running(SwitchingBackend(), model=ServerModel(server.url)) as app:
+        await app.ready()
+        app.app.action_tune()
+        await app.until(lambda: any("can be tuned" in notice for notice in app.notices))

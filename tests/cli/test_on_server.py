@@ -1,16 +1,20 @@
-"""Tests commands without --model after a model on a server was used last."""
+"""Tests commands on models of scripted servers, named or used last."""
 
 from __future__ import annotations
 
+import asyncio
 import http.server
+import signal
 import threading
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Iterator
 
 import pytest
 
 from cpuchat import settings
 from cpuchat.cli.options import key_ring
-from tests.cli.program import run
+from tests.cli.program import COMMAND, HANG_GUARD, run
+from tests.support.remote_server import Reply, remote_server
 
 
 class _Refusing(http.server.BaseHTTPRequestHandler):
@@ -64,3 +68,23 @@ def test_what_computes_here_wants_a_model_of_this_machine(command: tuple[str, ..
     settings.update({"model": {"last": "http://127.0.0.1:9#name"}})
     done = run(*command)
     assert done.returncode == 2 and "on a server" in done.stderr
+
+
+async def test_ctrl_c_stops_and_keeps_the_partial_answer() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("The first half")
+        await reply.until_left()
+        server.left.set()
+
+    async with remote_server(answer=answer) as server:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, "ask", "--server", server.url, "Hello", stdin=DEVNULL, stdout=PIPE, stderr=PIPE
+        )
+        assert process.stdout is not None
+        first = await process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        rest, _ = await asyncio.wait_for(process.communicate(), HANG_GUARD)
+        assert (first + rest).strip() == b"The first half"
+        assert process.returncode == 130
+        await asyncio.wait_for(server.left.wait(), HANG_GUARD)
