@@ -19,6 +19,7 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
 from cpuchat.models.library.library import Library
 from cpuchat.present.welcome import Welcome
+from cpuchat.servers import Source
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
@@ -141,7 +142,7 @@ async def running(
     backend: Backend | None = None,
     *,
     size: tuple[int, int] = WIDE,
-    model: Path | None = Path(MODEL.path),
+    model: Source | None = Path(MODEL.path),
     folders: tuple[Path, ...] = (),
     prepare: Callable[[Conversation], None] | None = None,
     store: ChatStore | None = None,

@@ -255,7 +255,7 @@ class RemoteBackend:
         if self._cancelled.is_set():
             reason: StopReason = "cancelled"
             if await self._has_stopped(adapter, seed) is False:
-                notes.append("the server still computes")
+                notes.append("server still generating")
         else:
             reason = _STOP_REASONS.get(tally.finish, "end")
         timings = tally.timings(seed)
@@ -263,7 +263,7 @@ class RemoteBackend:
         if reason == "max_tokens" and not reached:
             reason = "context"
         if tally.lies:
-            notes.append("the server's figures are not plausible")
+            notes.append("implausible figures from the server ignored")
         return GenerationFinished(
             request_id=request.request_id, stop_reason=reason, timings=timings, note=" · ".join(notes)
         )

@@ -91,7 +91,7 @@ class Connection:
                 "A SOCKS proxy is set, but the package for it is not installed.", "Install httpx[socks]."
             ) from None
         except (ValueError, OSError, httpx.InvalidURL) as error:
-            raise ServerError(f"Cannot use the proxy or the certificates of the environment: {error}.") from None
+            raise ServerError(f"Invalid proxy or certificate settings in the environment: {error}.") from None
 
     @property
     def is_open(self) -> bool:
@@ -155,7 +155,7 @@ class Connection:
             case Status():
                 return _refusal(error, name, self.has_key)
             case httpx.TimeoutException() if not isinstance(error, httpx.ConnectTimeout):
-                return ServerUnreachable(f"{name} sent nothing for too long.", "Check the server's load and its log.")
+                return ServerUnreachable(f"{name} timed out.", "Check the server's load and its log.")
             case httpx.ProxyError():
                 return ServerUnreachable(f"The proxy does not reach {name}.", "Check HTTPS_PROXY and NO_PROXY.")
             case httpx.ConnectError() if _is_certificate(error):

@@ -261,7 +261,7 @@ async def test_a_queue_is_shown_while_llama_server_has_sent_nothing() -> None:
     [
         ({"is_processing": True}, ""),
         ({"is_processing": True, "params": {"seed": 6}}, ""),
-        ({"is_processing": True, "params": {"seed": 5}}, "the server still computes"),
+        ({"is_processing": True, "params": {"seed": 5}}, "server still generating"),
     ],
 )
 async def test_a_stop_is_told_to_have_failed_only_with_a_proof(

@@ -212,7 +212,7 @@ async def test_figures_that_cannot_be_are_not_shown(lie: str) -> None:
     timings = got.timings
     assert timings.predicted_n == 3 and timings.approximate
     assert timings.prompt_n == 0
-    assert "not plausible" in got.finished.note
+    assert "implausible" in got.finished.note
 
 
 async def test_an_answer_that_is_not_streamed_is_taken_whole() -> None:
