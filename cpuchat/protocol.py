@@ -147,8 +147,8 @@ class ModelInfo(Data, frozen=True):
     known).
 
     A model on a server: `server` describes it ("llama-server at 127.0.0.1:8080"; "" for a file on this machine), `path`
-    is its address (servers.ServerModel), and 0 stands for what is not known. `untold` has pairs of a figure and why the
-    server does not tell it.
+    is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
+    why the server does not report it, or how to get it.
     """
 
     path: str
@@ -182,11 +182,11 @@ class ModelInfo(Data, frozen=True):
     traffic: Traffic | None = None
     draft_traffic: Traffic | None = None
     server: str = ""
-    untold: tuple[tuple[str, str], ...] = ()
+    unreported: tuple[tuple[str, str], ...] = ()
 
-    def why_untold(self, figure: str) -> str:
-        """Return why the server does not tell a figure, and how to get it; "" for one that it tells."""
-        return dict(self.untold).get(figure, "")
+    def why_unreported(self, figure: str) -> str:
+        """Return why the server does not report a figure, or how to get it; "" for one that it reports."""
+        return dict(self.unreported).get(figure, "")
 
     @property
     def compute_cpus(self) -> tuple[int, ...]:
@@ -356,17 +356,17 @@ class SpeculationUpdate(Event, frozen=True):
 
 
 class Reconnecting(Event, frozen=True):
-    """The server of a model was not reached, or was busy: the request is sent again, for the `attempt`-th of `attempts`
-    times."""
+    """The server was not reached, or was busy: the request is sent again, for the `attempt`-th of `attempts` times.
+    `attempt` 0: it is loading its model, which may take long."""
 
     request_id: int
-    attempt: int
-    attempts: int
+    attempt: int = 0
+    attempts: int = 0
 
 
 class ServerLoad(Event, frozen=True):
     """The load of the server that answers, while it does: requests that it is at (this one too) and that wait, and the
-    share of the KV cache in use. None: it does not tell."""
+    share of the KV cache in use. None: not reported."""
 
     request_id: int
     running: int | None = None

@@ -34,8 +34,8 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     `overlap`: drafting and verifying run at the same time. `draft_passes` are evaluations of the draft model, each of
     which reads all its weights. `draft_ms` is time spent drafting that verification waited
     for. `plain_ms` is what one plain token costs here now (None: not known). `reason` says in one plain sentence why
-    speculation is off; "" while it is on. `source`: "" when the engine of this machine counted, else who told the
-    counts of a server ("server", or "server-wide" where those of other requests are in them); the depth is not known.
+    speculation is off; "" while it is on. `source`: "" when the engine of this machine counted, else who counted
+    at a server ("server", or "server-wide" where other requests are in the counts); the depth is not known.
     """
 
     passes: int = 0
@@ -77,7 +77,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     (None: not known).
 
     Of a server: `network_ms` and `queue_ms` of `ttft_ms` went into the network and into waiting for other requests
-    (None: not known). `approximate`: it did not tell its tokens, `predicted_n` counts the parts that it sent.
+    (None: not known). `approximate`: it did not report its tokens, `predicted_n` counts the parts that it sent.
     """
 
     cache_n: int = 0

@@ -51,9 +51,9 @@ def open_app(
     gc.disable()  # until the first paint: importing makes next to no garbage
 
     from cpuchat import paths
-    from cpuchat.cli.options import key_ring, overridden, served_model
+    from cpuchat.cli.options import key_ring, overridden, server_model
 
-    served = served_model(server, model, values)
+    served = server_model(server, model, values)
     chosen = overridden(values)
 
     from cpuchat.backend.local import LocalBackend

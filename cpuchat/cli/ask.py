@@ -21,7 +21,7 @@ from cpuchat.cli.options import (
     overridden,
     require_draft_in_use,
     require_no_worker_options,
-    served_model,
+    server_model,
     server_option,
     setting,
     speculation_options,
@@ -125,7 +125,7 @@ def ask(
     """
     import asyncio
 
-    served = served_model(server, model, values)
+    served = server_model(server, model, values)
     chosen, strict = overridden(values), values["speculation__draft_model"] is not None
     _check(model, system, raw, stop)
     form = _form(json_schema, grammar, stop)

@@ -99,7 +99,7 @@ def server_option() -> Decorator:
 _OF_THE_WORKER = ("engine", "speculation")
 
 
-def served_model(server: str | None, model: str | None, values: Mapping[str, Any]) -> ServerModel | None:
+def server_model(server: str | None, model: str | None, values: Mapping[str, Any]) -> ServerModel | None:
     """Return the model of `--server` (and `--model`, its name there), or of a `--model` that is an address; None for a
     model on this machine.
 

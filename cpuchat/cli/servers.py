@@ -11,7 +11,7 @@ from cpuchat.cli.options import key_ring
 from cpuchat.errors import CpuchatError, UsageError
 
 if TYPE_CHECKING:
-    from cpuchat.backend.remote.adapter import ServedModel
+    from cpuchat.backend.remote.adapter import ListedModel
 
 _EPILOG = """\b
 Examples:
@@ -51,13 +51,13 @@ def listing(urls: tuple[str, ...], as_json: bool) -> int:
         raise UsageError("No servers in the settings.", "Give one: cpuchat servers list http://127.0.0.1:8080.")
     only = ServerModel(wanted[0]) if len(wanted) == 1 else None
 
-    async def ask(url: str) -> tuple[str, tuple[ServedModel, ...]] | CpuchatError:
+    async def ask(url: str) -> tuple[str, tuple[ListedModel, ...]] | CpuchatError:
         try:
             return await RemoteBackend(key_ring(chosen, only)).models(url)
         except CpuchatError as error:
             return error
 
-    async def ask_all() -> list[tuple[str, tuple[ServedModel, ...]] | CpuchatError]:
+    async def ask_all() -> list[tuple[str, tuple[ListedModel, ...]] | CpuchatError]:
         return list(await asyncio.gather(*(ask(url) for url in wanted)))
 
     found = dict(zip(wanted, asyncio.run(ask_all()), strict=True))
@@ -75,7 +75,7 @@ def listing(urls: tuple[str, ...], as_json: bool) -> int:
     return next((one.exit_code for one in found.values() if isinstance(one, CpuchatError)), 0)
 
 
-def _fields(model: ServedModel) -> dict[str, object]:
+def _fields(model: ListedModel) -> dict[str, object]:
     return {
         "name": model.name,
         "quantization": model.quantization or None,
@@ -86,7 +86,7 @@ def _fields(model: ServedModel) -> dict[str, object]:
     }
 
 
-def _show(url: str, found: tuple[str, tuple[ServedModel, ...]] | CpuchatError) -> None:
+def _show(url: str, found: tuple[str, tuple[ListedModel, ...]] | CpuchatError) -> None:
     from cpuchat.telemetry import units
 
     if isinstance(found, CpuchatError):

@@ -25,14 +25,17 @@ _STOP_REASONS = {
     "server": "server failed",
 }
 _PHASES = {"reading": "reading the file", "preparing": "preparing", "probing": "measuring the read bandwidth"}
+SERVER_PHASES = ("connecting", "waiting")
+"""Phases of a load at a server in place of a worker."""
 _CALIBRATING = "calibrating speculation for this model · Esc skips"
+_SERVER_LOADS = "the server is loading the model"
 
 
 def load_progress(name: str, event: LoadProgress) -> str:
     """Format the state line of a load; the percentage keeps its width."""
     share = f"{min(100, 100 * event.done // event.total):3d} %" if event.total > 1 else ""  # one step has no share
-    if event.phase == "connecting":
-        return f"connecting to {name}"
+    if event.phase in SERVER_PHASES:
+        return f"connecting to {name}" if event.phase == "connecting" else _SERVER_LOADS
     if event.phase == "calibrating":
         return f"{_CALIBRATING} {share}".rstrip()
     return f"loading {name} · {_PHASES.get(event.phase, event.phase)} {share}".rstrip()
@@ -45,8 +48,8 @@ def prefill_progress(event: PrefillProgress) -> str:
 
 
 def reconnecting(event: Reconnecting) -> str:
-    """Format the state line while a server is not reached: `reconnecting, attempt 2 of 5`."""
-    return f"reconnecting, attempt {event.attempt} of {event.attempts}"
+    """Format the state line while a request is not answered: `reconnecting, attempt 2 of 5`."""
+    return f"reconnecting, attempt {event.attempt} of {event.attempts}" if event.attempt else _SERVER_LOADS
 
 
 def context_trimmed(event: ContextTrimmed) -> str:

@@ -30,7 +30,7 @@ from cpuchat.protocol import (
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.roofline import Roofline
 from cpuchat.telemetry.roofline_meter import RooflineMeter
-from cpuchat.telemetry.server import Server, ServerMeter
+from cpuchat.telemetry.server import ServerFigures, ServerMeter
 from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
 
 Phase = Literal["idle", "loading", "prefill", "decoding", "done"]
@@ -69,7 +69,7 @@ class Figures:
     failed: bool = False
     drafting: Drafting = field(default_factory=Drafting)
     roofline: Roofline = field(default_factory=Roofline)
-    server: Server | None = None
+    server: ServerFigures | None = None
     approximate: bool = False
 
     def why_missing(self, name: str) -> str:
@@ -80,8 +80,8 @@ class Figures:
         """
         if getattr(self, name) is not None:
             return ""
-        if self.server is not None and (untold := self.server.why_untold(name)):
-            return untold
+        if self.server is not None and (unreported := self.server.why_unreported(name)):
+            return unreported
         if name in ("n_ctx", "n_past"):
             absent = "model is loading" if self.phase == "loading" else "no model loaded"
             return absent if self.n_ctx is None else "no answer yet"

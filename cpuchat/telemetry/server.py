@@ -9,7 +9,7 @@ from cpuchat.timings import Timings
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerFigures:
     """The figures of a server; None is "unknown", and `why_missing` says why.
 
     `network_s` and `queue_s` are parts of the time to the first token. `running` requests are answered now, this one
@@ -22,11 +22,11 @@ class Server:
     running: int | None = None
     waiting: int | None = None
     kv_used: float | None = None
-    untold: tuple[tuple[str, str], ...] = ()
+    unreported: tuple[tuple[str, str], ...] = ()
 
-    def why_untold(self, figure: str) -> str:
-        """Return why the server does not tell a figure; "" for one that it tells."""
-        return dict(self.untold).get(figure, "")
+    def why_unreported(self, figure: str) -> str:
+        """Return why the server does not report a figure; "" for one that it reports."""
+        return dict(self.unreported).get(figure, "")
 
     def why_missing(self, field: str) -> str:
         """Return why that field is None, in a few words; "" when it is not None.
@@ -36,7 +36,7 @@ class Server:
         """
         if getattr(self, field) is not None:
             return ""
-        return self.why_untold(field) or "at the end"
+        return self.why_unreported(field) or "at the end"
 
 
 class ServerMeter:
@@ -69,21 +69,21 @@ class ServerMeter:
         """Return whether the tokens are counted by the parts that came."""
         if self._timings is not None:
             return self._timings.approximate
-        return self._model is not None and bool(self._model.why_untold("tokens"))
+        return self._model is not None and bool(self._model.why_unreported("tokens"))
 
-    def figures(self) -> Server | None:
+    def figures(self) -> ServerFigures | None:
         """Return the current figures; None for a model on this machine."""
         model, load, timings = self._model, self._load, self._timings
         if model is None or not model.server:
             return None
-        return Server(
+        return ServerFigures(
             name=model.server,
             network_s=_seconds(timings.network_ms if timings is not None else None),
             queue_s=_seconds(timings.queue_ms if timings is not None else None),
             running=load.running if load is not None else None,
             waiting=load.waiting if load is not None else None,
             kv_used=load.kv_used if load is not None else None,
-            untold=model.untold,
+            unreported=model.unreported,
         )
 
 

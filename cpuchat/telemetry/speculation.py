@@ -18,7 +18,7 @@ class Drafting:
     `drafter` proposed last ("" none yet). `depth` tokens are drafted per pass now, 0 = plain decoding. `draft_share`
     of the decode time went into drafting that verification waited for (0-1). `plain_tok_s` is what plain decoding
     does here, `speed_up` the rate of this answer against it. `reason` says in one sentence why drafting is off.
-    `source` names who told the counts of a server ("server", "server-wide"; "" for the engine of this machine).
+    `source` names who counted at a server ("server", "server-wide"; "" for the engine of this machine).
     """
 
     wanted: bool = False
@@ -49,7 +49,7 @@ class Drafting:
         if not self.wanted:
             return "drafting is off"
         if field == "plain_tok_s":
-            return "server does not tell" if self.source else "not calibrated"
+            return "not reported" if self.source else "not calibrated"
         if not self.answered:
             return "no answer yet"
         if field == "speed_up" and self.plain_tok_s is None:

@@ -72,7 +72,7 @@ def test_servers_are_listed_with_their_models(keyed: str) -> None:
     assert listed["server"] == keyed and listed["models"][0]["n_ctx"] == 2048
 
 
-def test_a_server_that_is_not_there_is_told() -> None:
+def test_a_server_that_is_not_there_is_named() -> None:
     done = run("servers", "list", "http://127.0.0.1:9")
     assert done.returncode == 21 and "cannot be reached" in done.stdout
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cpuchat.backend.remote.metrics import Metrics, parse
+
 _READY_SECONDS = 60.0
 
 
@@ -53,11 +55,19 @@ def llama_server(
         process.wait()
 
 
-def slots(url: str, api_key: str = "") -> list[dict[str, Any]]:
+def slots(url: str) -> list[dict[str, Any]]:
     """Return the server's slots."""
-    request = urllib.request.Request(f"{url}/slots", headers={"Authorization": f"Bearer {api_key}"})
-    with _opener.open(request, timeout=10) as response:
-        return json.load(response)
+    return json.loads(_get(f"{url}/slots"))
+
+
+def metrics(url: str) -> Metrics:
+    """Return the server's counters."""
+    return parse(_get(f"{url}/metrics"))
+
+
+def _get(url: str) -> str:
+    with _opener.open(url, timeout=10) as response:
+        return response.read().decode()
 
 
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+CERTIFICATE = Path(__file__).parent / "certificate.pem"
+"""Of 127.0.0.1, with its key; signed by itself."""
 Stream = Callable[["Reply"], Awaitable[None]]
 
 
@@ -108,7 +112,7 @@ class RemoteServer:
             pass
         finally:
             writer.close()
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
     async def _page(self, reply: Reply) -> None:
@@ -126,11 +130,14 @@ class RemoteServer:
 
 
 @contextlib.asynccontextmanager
-async def remote_server(**options: Any) -> AsyncIterator[RemoteServer]:
+async def remote_server(*, tls: bool = False, **options: Any) -> AsyncIterator[RemoteServer]:
     """Serve on a free port of this machine."""
-    server = RemoteServer(**options)
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    server, context = RemoteServer(**options), None
+    if tls:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(CERTIFICATE)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=context)
+    server.url = f"{'https' if tls else 'http'}://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     try:
         yield server
     finally:

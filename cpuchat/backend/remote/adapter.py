@@ -1,6 +1,6 @@
-"""The dialect of OpenAI-compatible servers that tell nothing beyond it; base of those that do.
+"""The dialect of OpenAI-compatible servers that report nothing beyond it; base of those that do.
 
-It tells the model's name and, at the end of an answer, the tokens (`usage`).
+They report the model's name and, at the end of an answer, the tokens (`usage`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cpuchat.backend.remote.chunk import Chunk, Numbers, Told
+from cpuchat.backend.remote.chunk import Chunk, Numbers, Reported
 from cpuchat.backend.remote.connection import Connection, Status
 from cpuchat.backend.remote.stream import valid_text
 from cpuchat.errors import ServerError
@@ -23,8 +23,8 @@ _MOST_MODELS = 2_000
 
 
 @dataclass(frozen=True)
-class ServedModel:
-    """A model that a server offers. Sizes in bytes and tokens, 0 = not told. `loaded` None: not told."""
+class ListedModel:
+    """A model that a server offers. Sizes in bytes and tokens, 0 = unknown. `loaded` None: unknown."""
 
     name: str
     quantization: str = ""
@@ -38,18 +38,20 @@ class ServedModel:
 
 
 class Adapter:
-    """Speaks to one server. `kind` is what the server calls itself; `by_line`: it streams one object per line."""
+    """Speaks to one server. `kind` is what the server calls itself; `by_line`: it streams one object per line;
+    `counts_beside`: its speculation figures are read beside the answer, and once more at its end."""
 
     kind = "OpenAI-compatible server"
     by_line = False
-    untold: tuple[tuple[str, str], ...] = (
-        ("tokens", "told only at the end of an answer"),
-        ("prefill_tok_s", "not told"),
-        ("queue_s", "not told"),
-        ("acceptance", "this server does not tell about drafts"),
+    counts_beside = False
+    unreported: tuple[tuple[str, str], ...] = (
+        ("tokens", "reported at the end of the answer"),
+        ("prefill_tok_s", "not reported"),
+        ("queue_s", "not reported"),
+        ("acceptance", "this server reports no speculation figures"),
     )
 
-    def __init__(self, connection: Connection, models: tuple[ServedModel, ...] = ()) -> None:
+    def __init__(self, connection: Connection, models: tuple[ListedModel, ...] = ()) -> None:
         self.connection = connection
         self.models = models
         self._rejected: set[str] = set()
@@ -63,7 +65,7 @@ class Adapter:
         """
         return self._info(self.choose(name))
 
-    def choose(self, name: str) -> ServedModel:
+    def choose(self, name: str) -> ListedModel:
         """Return the model of that name. Raises ServerError as `describe`."""
         for model in self.models:
             if model.name == name:
@@ -72,7 +74,7 @@ class Adapter:
             known = ", ".join(model.name for model in self.models[:5])
             raise ServerError(f"{self.place} has no model {clean_line(name)!r}.", f"It has {clean_line(known)}.")
         if name:  # a server that lists none
-            return ServedModel(name)
+            return ListedModel(name)
         if not self.models:
             raise ServerError(f"{self.place} lists no models.", "Name one: --model NAME.")
         return next((model for model in self.models if model.loaded), self.models[0])
@@ -82,7 +84,7 @@ class Adapter:
         """Return host and port for messages."""
         return host(self.connection.server)
 
-    def _info(self, model: ServedModel) -> ModelInfo:
+    def _info(self, model: ListedModel) -> ModelInfo:
         source = ServerModel(self.connection.server, model.name)
         return ModelInfo(
             path=str(source),
@@ -98,12 +100,12 @@ class Adapter:
             n_threads=0,
             notes=self._notes(),
             server=f"{self.kind} at {self.place}",
-            untold=self._untold(model),
-            no_speculation=dict(self._untold(model)).get("acceptance", ""),
+            unreported=self._unreported(model),
+            no_speculation=dict(self._unreported(model)).get("acceptance", ""),
         )
 
-    def _untold(self, model: ServedModel) -> tuple[tuple[str, str], ...]:
-        return self.untold if model.n_ctx else (*self.untold, ("n_ctx", "not told"))
+    def _unreported(self, model: ListedModel) -> tuple[tuple[str, str], ...]:
+        return self.unreported if model.n_ctx else (*self.unreported, ("n_ctx", "not reported"))
 
     def _notes(self) -> tuple[str, ...]:
         connection = self.connection
@@ -113,8 +115,8 @@ class Adapter:
 
     # Requests
 
-    def begin(self) -> None:
-        """Prepare for another answer."""
+    def begin(self, request: Generate) -> None:
+        """Prepare for another answer, before the first attempt."""
 
     def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
         """Return the route and the content of a request."""
@@ -171,7 +173,7 @@ class Adapter:
     # Answers
 
     def chunk(self, data: dict[str, Any]) -> Chunk:
-        """Return what one object of the stream tells.
+        """Return what one object of the stream reports.
 
         Raises:
             ServerError: the server reports that it failed.
@@ -190,7 +192,7 @@ class Adapter:
         usage = Numbers(data.get("usage"))
         if usage:
             details = usage.part("prompt_tokens_details")
-            chunk.told = Told(
+            chunk.reported = Reported(
                 prompt_total=usage.count("prompt_tokens"),
                 cache_n=details.count("cached_tokens"),
                 predicted_n=usage.count("completion_tokens"),
@@ -206,15 +208,15 @@ class Adapter:
     # Beside an answer
 
     async def load(self, request_id: int) -> ServerLoad | None:
-        """Return the load of the server while it answers; None when it tells none."""
+        """Return the load of the server while it answers; None when it reports none."""
         return None
 
     def speculation(self, predicted_n: int) -> SpeculationFigures | None:
-        """Return the speculation figures since the answer began, where the server tells them beside it."""
+        """Return the speculation figures since the answer began, where the server reports them beside it."""
         return None
 
     async def is_idle(self, seed: int) -> bool | None:
-        """Return whether the server has stopped the answer with that seed; None when it does not tell."""
+        """Return whether the server has stopped the answer with that seed; None when that is not known."""
         return None
 
     async def end_reasoning(self, answer_id: str) -> bool:

@@ -13,9 +13,9 @@ import httpx
 import msgspec
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT
-from cpuchat.backend.remote.adapter import Adapter, ServedModel
-from cpuchat.backend.remote.chunk import Chunk
-from cpuchat.backend.remote.connection import Connection, Status, back_off, loads_model, may_retry
+from cpuchat.backend.remote.adapter import Adapter, ListedModel
+from cpuchat.backend.remote.chunk import Attempt, Chunk
+from cpuchat.backend.remote.connection import Connection, Status, back_off, is_loading, may_retry, next_look
 from cpuchat.backend.remote.exchange import Exchange, Item
 from cpuchat.backend.remote.identify import identify
 from cpuchat.backend.remote.keys import KeyRing
@@ -39,7 +39,7 @@ from cpuchat.servers import ServerModel, Source
 from cpuchat.timings import Timings
 
 STOP_SECONDS = 1.0
-"""Seconds in which a server has to stop after its connection was closed, before the user is told that it has not."""
+"""Seconds in which a server has to stop after its connection was closed, before a note says that it has not."""
 _POLL_SECONDS = 0.02
 _LAST_LOAD_SECONDS = 1.0
 _CLOSED = Failed(code=Interrupted.code, message="The connection was closed.")
@@ -77,9 +77,10 @@ class RemoteBackend:
 
     async def _load(self, source: ServerModel) -> AsyncGenerator[AnyEvent, None]:
         self._wanted, self._model = source, None
-        connecting = asyncio.ensure_future(self._connect(source))
+        loading = asyncio.Event()
+        connecting = asyncio.ensure_future(self._connect(source, loading))
         try:
-            async with contextlib.aclosing(self._until_cancelled(connecting)) as events:
+            async with contextlib.aclosing(self._until_cancelled(connecting, loading)) as events:
                 async for event in events:
                     yield event
             if not connecting.done() or connecting.cancelled():
@@ -95,27 +96,35 @@ class RemoteBackend:
         finally:
             connecting.cancel()
 
-    async def _until_cancelled(self, work: asyncio.Future[ModelInfo]) -> AsyncGenerator[AnyEvent, None]:
-        """Tell that the server is being contacted, until `work` is done or the user cancels it."""
+    async def _until_cancelled(
+        self, work: asyncio.Future[ModelInfo], loading: asyncio.Event
+    ) -> AsyncGenerator[AnyEvent, None]:
+        """Report that the server is being contacted, or is `loading` its model, until `work` is done or the user
+        cancels it."""
         yield LoadProgress(phase="connecting", done=0, total=1)
-        stop = asyncio.ensure_future(self._cancelled.wait())
+        stop, busy = (asyncio.ensure_future(event.wait()) for event in (self._cancelled, loading))
         try:
-            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, stop, busy}, return_when=asyncio.FIRST_COMPLETED)
+            if busy.done() and not work.done() and not stop.done():
+                yield LoadProgress(phase="waiting", done=0, total=1)
+                await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 work.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await work
         finally:
             stop.cancel()
+            busy.cancel()
 
-    async def _connect(self, source: ServerModel) -> ModelInfo:
-        """Return what the server tells of the model, again and again while it is not reached or loads.
+    async def _connect(self, source: ServerModel, loading: asyncio.Event) -> ModelInfo:
+        """Return what the server reports of the model, again and again while it is not reached or loads; sets
+        `loading` then.
 
         Raises:
             CpuchatError: it is not reached, refuses, or has no such model.
         """
         await self._disconnect()
-        connection = Connection(source.server, self._keys.key(source.server))
+        connection = await self._open(source.server)
         attempt = looks = 0
         try:
             while True:
@@ -125,8 +134,10 @@ class RemoteBackend:
                     self._adapter = adapter
                     return info
                 except (Status, httpx.HTTPError) as error:
-                    if await loads_model(looks, error):
+                    if is_loading(looks, error):
                         looks += 1
+                        loading.set()
+                        await next_look()
                         continue
                     if not may_retry(attempt, error):
                         raise
@@ -138,9 +149,13 @@ class RemoteBackend:
                 raise connection.translate(error) from None
             raise
 
-    async def models(self, server: str) -> tuple[str, tuple[ServedModel, ...]]:
+    async def _open(self, server: str) -> Connection:
+        """Return a connection. Raises ServerError when its key, proxy or certificates cannot be used."""
+        return await asyncio.to_thread(lambda: Connection(server, self._keys.key(server)))
+
+    async def models(self, server: str) -> tuple[str, tuple[ListedModel, ...]]:
         """Return what the server calls itself, and its models. Raises CpuchatError."""
-        connection = Connection(server, self._keys.key(server))
+        connection = await self._open(server)
         try:
             adapter = await identify(connection)
             return adapter.kind, adapter.models
@@ -169,7 +184,7 @@ class RemoteBackend:
             return
         adapter, model = self._adapter, self._model
         if adapter is None or model is None:
-            return  # the failure was told
+            return  # the failure was reported
         seed = secrets.randbits(31) if request.sampling.seed is None else request.sampling.seed
         tally = Tally(request_id, started, model.n_ctx, adapter.connection.round_trip)
         request = msgspec.structs.replace(request, request_id=request_id)
@@ -192,7 +207,8 @@ class RemoteBackend:
             self._lost = failed.code == "server_unreachable"
             yield failed
             return
-        if not self._cancelled.is_set() and (load := await self._last_load(adapter, request_id)) is not None:
+        needs_load = adapter.counts_beside and not self._cancelled.is_set()
+        if needs_load and (load := await self._last_load(adapter, request_id)) is not None:
             tally.speculate(adapter.speculation(tally.predicted_n))
             yield load
         yield await self._finished(adapter, tally, request, seed)
@@ -204,11 +220,11 @@ class RemoteBackend:
         or when it is cancelled."""
         stop = asyncio.ensure_future(self._cancelled.wait())
         arriving: asyncio.Future[Item] | None = None
-        told = float("-inf")
+        sent = float("-inf")
         try:
             while not self._cancelled.is_set():
                 arriving = arriving or asyncio.ensure_future(exchange.items.get())
-                wait = max(0.0, told + request.frame_seconds - time.monotonic()) if tally.has_text else None
+                wait = max(0.0, sent + request.frame_seconds - time.monotonic()) if tally.has_text else None
                 await asyncio.wait({arriving, stop}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
                 now = time.monotonic()
                 arrived: list[Item] = []
@@ -221,8 +237,8 @@ class RemoteBackend:
                         yield event
                     if item is None or isinstance(item, Failed):
                         return
-                if tally.has_text and now - told >= request.frame_seconds:
-                    told = now
+                if tally.has_text and now - sent >= request.frame_seconds:
+                    sent = now
                     for event in tally.deltas(now):
                         yield event
         finally:
@@ -236,6 +252,9 @@ class RemoteBackend:
                 found = tally.add(item, now)
                 self._answer_id = tally.id
                 return found
+            case Attempt():
+                tally.attempted(item)
+                return []
             case ServerLoad():
                 tally.speculate(adapter.speculation(tally.predicted_n))
                 return [item]
@@ -244,7 +263,7 @@ class RemoteBackend:
         return [item]
 
     async def _last_load(self, adapter: Adapter, request_id: int) -> ServerLoad | None:
-        """Return the load at the end of an answer: with what was drafted for the last tokens."""
+        """Return the load at the end of an answer; reads what was drafted for its last tokens."""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_LAST_LOAD_SECONDS):
                 return await adapter.load(request_id)
@@ -269,7 +288,7 @@ class RemoteBackend:
         )
 
     async def _has_stopped(self, adapter: Adapter, seed: int) -> bool | None:
-        """Return whether the server has stopped computing; None when it does not tell, or not in time."""
+        """Return whether the server has stopped computing; None when it does not report that, or not in time."""
         stopped: bool | None = None
         with contextlib.suppress(Exception):
             async with asyncio.timeout(STOP_SECONDS):

@@ -1,4 +1,4 @@
-"""What a server tells in one part of a streamed answer, whatever its dialect; and numbers that can be believed."""
+"""What a server reports in one part of a streamed answer, whatever its dialect; and numbers that can be believed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from typing import Any
 _MOST = 1e15  # of any count or time: what is larger is a mistake
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The attempt at a request that was answered: monotonic seconds at which it began, seconds to connect in it."""
+
+    started: float
+    connect_s: float = 0.0
+
+
 @dataclass(slots=True)
-class Told:
-    """Counts and times in milliseconds that a server told; None where it did not.
+class Reported:
+    """Counts and times in milliseconds that a server reports; None where it does not.
 
     `prompt_n` prompt tokens evaluated, `cache_n` reused, or `prompt_total` where only their sum is known;
     `predicted_n` tokens written so far. `predicted_ms` from the first of them by the server's clock, `ttft_ms` by it
-    too. `passes` with `draft_n` and `draft_n_accepted` of speculation, by position in `by_position`.
+    too. `load_ms` went into loading the model. `passes` with `draft_n` and `draft_n_accepted` of speculation.
     """
 
     prompt_total: int | None = None
@@ -26,16 +34,16 @@ class Told:
     predicted_ms: float | None = None
     ttft_ms: float | None = None
     queue_ms: float | None = None
+    load_ms: float | None = None
     draft_n: int | None = None
     draft_n_accepted: int | None = None
     passes: int | None = None
-    by_position: tuple[tuple[int, int], ...] = ()
 
-    def update(self, newer: Told) -> None:
-        """Take over what `newer` tells."""
-        for name in Told.__slots__:
+    def update(self, newer: Reported) -> None:
+        """Take over what `newer` has."""
+        for name in Reported.__slots__:
             value = getattr(newer, name)
-            if value is not None and value != ():
+            if value is not None:
                 setattr(self, name, value)
 
 
@@ -51,7 +59,7 @@ class Chunk:
     progress: tuple[int, int, int] | None = None
     finish: str = ""
     id: str = ""
-    told: Told = field(default_factory=Told)
+    reported: Reported = field(default_factory=Reported)
     lies: int = 0
 
 

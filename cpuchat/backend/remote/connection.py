@@ -16,6 +16,7 @@ import httpx
 import msgspec
 
 from cpuchat import __version__
+from cpuchat.backend.remote.chunk import Attempt
 from cpuchat.backend.remote.stream import decoded
 from cpuchat.errors import (
     ContextFull,
@@ -60,7 +61,8 @@ class Status(Exception):
 
 
 class Connection:
-    """Sends requests to one server. Use from one event loop.
+    """Sends requests to one server. Use from one event loop; make it in a thread, because certificates take long to
+    read.
 
     `round_trip` is the shortest time in seconds that a small request took; None before the first.
     """
@@ -71,20 +73,21 @@ class Connection:
         self.round_trip: float | None = None
         self.root = f"{server}/v1"
         """The address of the OpenAI routes."""
+        # llama-server hangs up after a stream: a connection kept is a dead one. A new one costs nothing here.
+        self.is_kept = not is_local(server)
+        """Whether a connection is used again after an answer that was read to its end."""
         headers = {"User-Agent": f"cpuchat/{__version__}", "Accept-Encoding": "identity"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        local = is_local(server)
         try:
             self._client = httpx.AsyncClient(
                 headers=headers,
                 timeout=httpx.Timeout(_SMALL, connect=_CONNECT, write=_WRITE),
-                # A proxy of the environment reaches other machines, not this one.
-                trust_env=not local,
-                verify=not (local and server.startswith("http:")),  # certificates take long to read
+                # A proxy of the environment reaches other machines, not this one; its authorities hold for both.
+                trust_env=not is_local(server),
+                verify=httpx.create_ssl_context() if server.startswith("https:") or self.is_kept else False,
                 follow_redirects=False,  # a redirect would take the key elsewhere
-                # llama-server hangs up after a stream: a connection kept is a dead one. A new one costs nothing here.
-                limits=httpx.Limits(max_keepalive_connections=0 if local else 4, keepalive_expiry=30.0),
+                limits=httpx.Limits(max_keepalive_connections=4 if self.is_kept else 0, keepalive_expiry=30.0),
             )
         except ImportError:
             raise ServerError(
@@ -108,25 +111,26 @@ class Connection:
     async def get_bytes(self, path: str) -> bytes:
         """Return the content at `path`, or at an address. Raises as `get`."""
         url = path if path.startswith("http") else self.server + path
-        started = time.monotonic()
-        async with self._client.stream("GET", url) as response:
-            taken = time.monotonic() - started
+        sent = _Sent()
+        async with self._client.stream("GET", url, extensions={"trace": sent}) as response:
+            taken = time.monotonic() - sent.at
             body = await _body(response)
         if response.status_code != 200:
             raise _status(response, body)
         self.round_trip = taken if self.round_trip is None else min(taken, self.round_trip)
         return body
 
-    async def post(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Send a small request and return its answer. Raises as `get`."""
-        async with self._client.stream("POST", self._address(path), json=content) as response:
+    async def post(self, path: str, content: dict[str, Any], seconds: float = _SMALL) -> dict[str, Any]:
+        """Send a small request and return its answer, which begins within `seconds`. Raises as `get`."""
+        timeout = httpx.Timeout(seconds, connect=_CONNECT, write=_WRITE)
+        async with self._client.stream("POST", self._address(path), json=content, timeout=timeout) as response:
             body = await _body(response)
         if response.status_code != 200:
             raise _status(response, body)
         return decoded(body)
 
     @contextlib.asynccontextmanager
-    async def stream(self, path: str, content: dict[str, Any]) -> AsyncIterator[httpx.Response]:
+    async def stream(self, path: str, content: dict[str, Any]) -> AsyncIterator[tuple[httpx.Response, Attempt]]:
         """Send a request and yield the response while it streams. Leaving early closes the connection, by which the
         server knows that nobody reads any more.
 
@@ -137,11 +141,13 @@ class Connection:
         data = msgspec.json.encode(content)
         timeout = httpx.Timeout(SILENCE, connect=_CONNECT, write=_WRITE)
         headers = {"Content-Type": "application/json"}
-        url = self._address(path)
-        async with self._client.stream("POST", url, content=data, headers=headers, timeout=timeout) as response:
+        url, started, sent = self._address(path), time.monotonic(), _Sent()
+        async with self._client.stream(
+            "POST", url, content=data, headers=headers, timeout=timeout, extensions={"trace": sent}
+        ) as response:
             if response.status_code != 200:
                 raise _status(response, await _body(response))
-            yield response
+            yield response, Attempt(started, sent.at - started)
 
     def _address(self, path: str) -> str:
         return self.root + path.removeprefix("/v1") if path.startswith("/v1/") else self.server + path
@@ -166,10 +172,22 @@ class Connection:
             case httpx.ConnectError() | httpx.ConnectTimeout():
                 return ServerUnreachable(f"{name} cannot be reached.", "Is the server running? Check its address.")
             case httpx.TransportError():
-                return ServerUnreachable(f"The connection to {name} was lost.", "Send the message again.")
+                return ServerUnreachable(f"The connection to {name} was lost.", "Try again.")
             case httpx.InvalidURL() | UnicodeError():
                 return ServerError(f"{name} is not a valid address.", "Write it as http://127.0.0.1:8080.")
         return ServerError(f"{name}: unexpected {type(error).__name__}.", "Try again.")
+
+
+class _Sent:
+    """Notes when a request was sent (monotonic seconds): after connecting, which a proxy and TLS make long."""
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+
+    async def __call__(self, event: str, _: dict[str, Any]) -> None:
+        """Take in an event of httpcore's `trace` extension."""
+        if event.endswith("send_request_headers.started"):  # also that of CONNECT; the last one counts
+            self.at = time.monotonic()
 
 
 def may_retry(attempt: int, error: Exception) -> bool:
@@ -189,15 +207,15 @@ async def back_off(attempt: int, error: Exception) -> None:
     await asyncio.sleep(max(BACK_OFF[attempt - 1], wanted or 0.0))
 
 
-async def loads_model(looks: int, error: Exception) -> bool:
-    """Wait a moment if the server is still loading its model; False if that is not why it refuses, or after half an
-    hour of `looks`."""
-    if not (isinstance(error, Status) and error.code == _LOADING and "loading" in error.message.lower()):
-        return False
-    if looks >= _MOST_LOOKS:
-        return False
+def is_loading(looks: int, error: Exception) -> bool:
+    """Return whether the server refuses because it is still loading its model; False after half an hour of `looks`."""
+    loading = isinstance(error, Status) and error.code == _LOADING and "loading" in error.message.lower()
+    return loading and looks < _MOST_LOOKS
+
+
+async def next_look() -> None:
+    """Wait before the next look at a server that is loading its model."""
     await asyncio.sleep(LOADING_SECONDS)
-    return True
 
 
 def _refusal(status: Status, name: str, has_key: bool) -> CpuchatError:

@@ -1,4 +1,4 @@
-"""One request to a server: sent again while nothing has come, read to its end, and what else it tells meanwhile."""
+"""One request to a server: sent again while nothing has come, read to its end, with the server's load beside it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import msgspec
 
+from cpuchat.backend.remote import connection
 from cpuchat.backend.remote.adapter import Adapter
-from cpuchat.backend.remote.chunk import Chunk
-from cpuchat.backend.remote.connection import BACK_OFF, Status, back_off, loads_model, may_retry
+from cpuchat.backend.remote.chunk import Attempt, Chunk
+from cpuchat.backend.remote.connection import Status, back_off, is_loading, may_retry, next_look
 from cpuchat.backend.remote.stream import decoded, objects
 from cpuchat.backend.remote.trim import without_oldest
 from cpuchat.errors import ContextFull, CpuchatError, ServerError, ServerUnreachable
@@ -26,8 +27,9 @@ _MOST_CHANGES = 8  # to a request that was too long
 _CUT = (httpx.RemoteProtocolError, httpx.ReadError)
 _STREAMS = ("text/event-stream", "application/x-ndjson", "application/json", "text/plain", "")
 _MOST_WAITING = 256  # parts that may wait to be read: the server is slowed down then
+_REST_SECONDS = 0.1  # to read what a server sends after the end of an answer
 
-Item = Chunk | ContextTrimmed | Failed | Reconnecting | ServerLoad | None
+Item = Attempt | Chunk | ContextTrimmed | Failed | Reconnecting | ServerLoad | None
 """None: the answer is complete."""
 
 
@@ -48,7 +50,7 @@ class Exchange:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Exchange:
-        self._adapter.begin()
+        self._adapter.begin(self._request)
         self._tasks = [asyncio.create_task(self._run())]
         return self
 
@@ -94,14 +96,18 @@ class Exchange:
                         continue
                     if sizes is None and self._adapter.without_rejected(error):
                         continue
-                if await loads_model(looks, error):  # it was started anew
+                if is_loading(looks, error):  # it was started anew
                     looks += 1
+                    await self.items.put(Reconnecting(request_id=self._request.request_id))
+                    await next_look()
                     continue
                 if not may_retry(attempt, error):
                     raise
                 attempt += 1
-                again = Reconnecting(request_id=self._request.request_id, attempt=attempt, attempts=len(BACK_OFF))
-                await self.items.put(again)
+                attempts = len(connection.BACK_OFF)
+                await self.items.put(
+                    Reconnecting(request_id=self._request.request_id, attempt=attempt, attempts=attempts)
+                )
                 await back_off(attempt, error)
 
     def _shortened(self, status: Status, needed: int, n_ctx: int) -> bool:
@@ -145,24 +151,34 @@ class Exchange:
         path, content = adapter.request(self._request, self._name, self._seed)
         if len(self._tasks) == 1 or self._tasks[1].done():  # a server may answer only after the queue
             self._tasks[1:] = [asyncio.create_task(self._watch())]
-        async with adapter.connection.stream(path, content) as response:
+        async with adapter.connection.stream(path, content) as (response, attempt):
             kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
             if kind not in _STREAMS:
                 raise ServerError(
                     f"{adapter.place} answered with {clean_line(kind)[:60]} instead of a stream of events.",
                     "Is this the address of an inference server, or of a login page or proxy before it?",
                 )
+            await self.items.put(attempt)
             if kind == "application/json" and not adapter.by_line:
                 await self._take(decoded(await _whole(response)))
                 self._finished = True
             else:
-                async for data in objects(response.aiter_raw(), by_line=adapter.by_line):
-                    if data is None:
-                        self._finished = True
-                        break
-                    await self._take(data)
+                await self._read(response)
         if not self._finished:
             raise self._broken_off()
+
+    async def _read(self, response: httpx.Response) -> None:
+        rest = response.aiter_raw()
+        async for data in objects(rest, by_line=self._adapter.by_line):
+            if data is None:
+                self._finished = True
+            else:
+                await self._take(data)
+        if self._finished and self._adapter.connection.is_kept:
+            with contextlib.suppress(TimeoutError, httpx.HTTPError):
+                async with asyncio.timeout(_REST_SECONDS):  # a response that is read to its end keeps its connection
+                    async for _ in rest:
+                        pass
 
     async def _take(self, data: dict[str, Any]) -> None:
         chunk = self._adapter.chunk(data)

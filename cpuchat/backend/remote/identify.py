@@ -1,4 +1,4 @@
-"""Finds out which server answers at an address, by what it tells."""
+"""Finds out which server answers at an address, by what it reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from cpuchat.backend.remote import llama_server, lm_studio, ollama, vllm
-from cpuchat.backend.remote.adapter import Adapter, ServedModel, listed, name_of
+from cpuchat.backend.remote.adapter import Adapter, ListedModel, listed, name_of
 from cpuchat.backend.remote.connection import Connection, Status
 from cpuchat.backend.remote.metrics import parse
 from cpuchat.errors import CpuchatError, ServerError
@@ -28,19 +28,20 @@ async def identify(connection: Connection) -> Adapter:
     owners = {str(entry.get("owned_by")) for entry in listed(models)}
     if "vllm" in owners:
         metrics = await _bytes(connection, "/metrics")
-        return vllm.VLLM(connection, vllm.served(models), parse(metrics.decode(errors="replace")) if metrics else None)
+        counters = parse(metrics.decode(errors="replace")) if metrics else None
+        return vllm.VLLM(connection, vllm.parse_models(models), counters)
     if "organization_owner" in owners and listed(found := await _object(connection, "/api/v0/models")):
-        return lm_studio.LMStudio(connection, lm_studio.served(found))
+        return lm_studio.LMStudio(connection, lm_studio.parse_models(found))
     if not owners & {"llamacpp", "openai"}:  # Ollama names the owner of each model's repository
         found = await _object(connection, "/api/version")
         if isinstance(found.get("version"), str) and "models" in await _object(connection, "/api/tags"):
-            return ollama.Ollama(connection, await ollama.served(connection))
+            return ollama.Ollama(connection, await ollama.fetch_models(connection))
     if "openai" not in owners:
         props = await _object(connection, "/props")
         if isinstance(props.get("default_generation_settings"), dict) or "llamacpp" in owners:
-            return llama_server.LlamaServer(connection, llama_server.served(models, props), props)
+            return llama_server.LlamaServer(connection, llama_server.parse_models(models, props), props)
     names = (name_of(entry) for entry in listed(models))
-    return Adapter(connection, tuple(ServedModel(name) for name in names if name))
+    return Adapter(connection, tuple(ListedModel(name) for name in names if name))
 
 
 async def _models(connection: Connection) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from cpuchat.backend.remote.adapter import Adapter, ServedModel, listed, name_of
-from cpuchat.backend.remote.chunk import Chunk, Numbers, Told
+from cpuchat.backend.remote.adapter import Adapter, ListedModel, listed, name_of
+from cpuchat.backend.remote.chunk import Chunk, Numbers, Reported
 from cpuchat.backend.remote.connection import Connection, Status
 from cpuchat.backend.remote.metrics import parse
 from cpuchat.backend.remote.stream import decoded, valid_text
@@ -20,21 +20,22 @@ from cpuchat.errors import CpuchatError
 from cpuchat.protocol import Generate, Message, ModelInfo, ServerLoad
 
 _NO_METRICS = "start llama-server with --metrics"
-_NO_DRAFTS = "the server drafts nothing: start it with --spec-default or --spec-draft-model"
+_NO_DRAFTS = "speculation is off on the server: start it with --spec-default or --spec-draft-model"
 _SEED_LIMIT = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
 
 
 class LlamaServer(Adapter):
-    """See `Adapter`. `props` is what `/props` tells."""
+    """See `Adapter`. `props` is the content of `/props`."""
 
     kind = "llama-server"
 
-    def __init__(self, connection: Connection, models: tuple[ServedModel, ...], props: dict[str, Any]) -> None:
+    def __init__(self, connection: Connection, models: tuple[ListedModel, ...], props: dict[str, Any]) -> None:
         super().__init__(connection, models)
         self._has_metrics = props.get("endpoint_metrics") is True
         self._has_slots = props.get("endpoint_slots") is not False
         self._is_drafting = False
         self._is_router = len(models) > 1
+        self._is_own_seed = False  # nobody else has it
 
     async def describe(self, name: str) -> ModelInfo:
         model = self.choose(name)
@@ -43,15 +44,18 @@ class LlamaServer(Adapter):
                 self._is_drafting = any(slot.get("speculative") is True for slot in await self._slots())
         return self._info(model)
 
-    def _untold(self, model: ServedModel) -> tuple[tuple[str, str], ...]:
-        found = [("kv_used", "llama-server does not tell it")]
+    def _unreported(self, model: ListedModel) -> tuple[tuple[str, str], ...]:
+        found = [("kv_used", "not reported by llama-server")]
         if not self._has_metrics:
             found.append(("running", _NO_METRICS))
         if not self._is_drafting:
             found.append(("acceptance", _NO_DRAFTS))
         if not model.n_ctx:
-            found.append(("n_ctx", "told once the server has loaded the model"))
+            found.append(("n_ctx", "known once the model is loaded"))
         return tuple(found)
+
+    def begin(self, request: Generate) -> None:
+        self._is_own_seed = request.sampling.seed is None
 
     def extend(self, content: dict[str, Any], request: Generate) -> None:
         sampling = request.sampling
@@ -87,7 +91,7 @@ class LlamaServer(Adapter):
         timings = Numbers(data.get("timings"))
         if timings:
             # `usage` counts the same, but without what was reused.
-            chunk.told = Told(
+            chunk.reported = Reported(
                 cache_n=timings.count("cache_n"),
                 prompt_n=timings.count("prompt_n"),
                 prompt_ms=timings.ms("prompt_ms"),
@@ -119,15 +123,16 @@ class LlamaServer(Adapter):
     async def is_idle(self, seed: int) -> bool | None:
         if not self._has_slots:
             return None
-        wanted, is_sure = seed % _SEED_LIMIT, True
+        is_sure = True
         for slot in await self._slots():
-            params = slot.get("params")
             if not slot.get("is_processing"):
                 continue
-            if not isinstance(params, dict):
-                is_sure = False  # it may be this one
-            elif params.get("seed") == wanted:
+            params = slot.get("params")
+            found = params.get("seed") if isinstance(params, dict) else None
+            if found == seed % _SEED_LIMIT and self._is_own_seed:
                 return False
+            # A slot that does not show its seed may be this one, and a seed from the settings may be another client's.
+            is_sure = is_sure and found not in (None, seed % _SEED_LIMIT)
         return True if is_sure else None
 
     async def _slots(self) -> list[dict[str, Any]]:
@@ -142,9 +147,9 @@ class LlamaServer(Adapter):
         return answer.get("success") is True
 
 
-def served(data: dict[str, Any], props: dict[str, Any]) -> tuple[ServedModel, ...]:
+def parse_models(data: dict[str, Any], props: dict[str, Any]) -> tuple[ListedModel, ...]:
     """Return the models of `/v1/models`; the context size of a single one also from `/props`."""
-    found: list[ServedModel] = []
+    found: list[ListedModel] = []
     for entry in listed(data):
         meta = Numbers(entry.get("meta"))
         status = entry.get("status")
@@ -152,7 +157,7 @@ def served(data: dict[str, Any], props: dict[str, Any]) -> tuple[ServedModel, ..
         ftype = entry["meta"].get("ftype") if isinstance(entry.get("meta"), dict) else None
         if name := name_of(entry):
             found.append(
-                ServedModel(
+                ListedModel(
                     name,
                     quantization=_quantization(valid_text(ftype)),
                     size=meta.count("size") or 0,

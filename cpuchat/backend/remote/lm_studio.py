@@ -1,4 +1,4 @@
-"""The dialect of LM Studio: OpenAI's, and a list of models that tells their sizes.
+"""The dialect of LM Studio: OpenAI's, and a list of models with their sizes.
 
 Fields: LM Studio's REST API v0.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpuchat.backend.remote.adapter import Adapter, ServedModel, listed, name_of
+from cpuchat.backend.remote.adapter import Adapter, ListedModel, listed, name_of
 from cpuchat.backend.remote.chunk import Chunk, Numbers
 from cpuchat.backend.remote.stream import valid_text
 from cpuchat.protocol import Generate
@@ -17,12 +17,12 @@ class LMStudio(Adapter):
     """See `Adapter`."""
 
     kind = "LM Studio"
-    untold = (
-        ("tokens", "told only at the end of an answer"),
-        ("prefill_tok_s", "not told"),
-        ("queue_s", "not told"),
-        ("running", "not told"),
-        ("acceptance", "LM Studio tells it only for its own draft models"),
+    unreported = (
+        ("tokens", "reported at the end of the answer"),
+        ("prefill_tok_s", "not reported"),
+        ("queue_s", "not reported"),
+        ("running", "not reported"),
+        ("acceptance", "LM Studio reports it for its own draft models"),
     )
 
     def extend(self, content: dict[str, Any], request: Generate) -> None:
@@ -35,20 +35,20 @@ class LMStudio(Adapter):
         chunk = super().chunk(data)
         stats = Numbers(data.get("stats"))
         if stats:
-            chunk.told.draft_n = stats.count("total_draft_tokens_count")
-            chunk.told.draft_n_accepted = stats.count("accepted_draft_tokens_count")
+            chunk.reported.draft_n = stats.count("total_draft_tokens_count")
+            chunk.reported.draft_n_accepted = stats.count("accepted_draft_tokens_count")
             chunk.lies += stats.lies
         return chunk
 
 
-def served(data: dict[str, Any]) -> tuple[ServedModel, ...]:
+def parse_models(data: dict[str, Any]) -> tuple[ListedModel, ...]:
     """Return the models of `/api/v0/models` that answer."""
     found = []
     for entry in listed(data):
         numbers = Numbers(entry)
         if (name := name_of(entry)) and entry.get("type") != "embeddings":
             found.append(
-                ServedModel(
+                ListedModel(
                     name,
                     quantization=valid_text(entry.get("quantization"))[:20],
                     n_ctx=numbers.count("loaded_context_length") or 0,

@@ -1,4 +1,4 @@
-"""The dialect of Ollama: its own routes, whose last object tells tokens and times.
+"""The dialect of Ollama: its own routes, whose last object reports tokens and times.
 
 Fields: docs/api.md of Ollama. Times in nanoseconds.
 """
@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
-from cpuchat.backend.remote.adapter import Adapter, ServedModel, name_of
-from cpuchat.backend.remote.chunk import Chunk, Numbers, Told
-from cpuchat.backend.remote.connection import Connection, Status
+from cpuchat.backend.remote.adapter import Adapter, ListedModel, name_of
+from cpuchat.backend.remote.chunk import Chunk, Numbers, Reported
+from cpuchat.backend.remote.connection import SILENCE, Connection, Status
 from cpuchat.backend.remote.stream import valid_text
 from cpuchat.errors import CpuchatError
 from cpuchat.protocol import Generate, Message, ModelInfo
@@ -28,10 +28,10 @@ class Ollama(Adapter):
 
     kind = "Ollama"
     by_line = True
-    untold = (
-        ("tokens", "told only at the end of an answer"),
-        ("running", "not told"),
-        ("acceptance", "Ollama does not tell about drafts"),
+    unreported = (
+        ("tokens", "reported at the end of the answer"),
+        ("running", "not reported"),
+        ("acceptance", "Ollama reports no speculation figures"),
     )
 
     async def describe(self, name: str) -> ModelInfo:
@@ -39,17 +39,13 @@ class Ollama(Adapter):
         if not model.n_ctx:
             # Only a loaded model has its context size: an empty request loads it.
             with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
-                await self._load_model(model.name)
-                self.models = await served(self.connection)
+                await self.connection.post("/api/generate", {"model": model.name, "stream": False}, SILENCE)
+                self.models = await fetch_models(self.connection)
                 model = self.choose(model.name)
         return self._info(model)
 
-    async def _load_model(self, name: str) -> None:
-        async with self.connection.stream("/api/generate", {"model": name, "stream": False}) as response:
-            await response.aread()
-
-    def _untold(self, model: ServedModel) -> tuple[tuple[str, str], ...]:
-        return self.untold if model.n_ctx else (*self.untold, ("n_ctx", "told once Ollama has loaded the model"))
+    def _unreported(self, model: ListedModel) -> tuple[tuple[str, str], ...]:
+        return self.unreported if model.n_ctx else (*self.unreported, ("n_ctx", "known once the model is loaded"))
 
     def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
         sampling = request.sampling
@@ -77,7 +73,7 @@ class Ollama(Adapter):
         if status.code != 400 or _TOO_LONG.search(status.message) is None:
             return None
         n_ctx = next((model.n_ctx for model in self.models if model.loaded and model.n_ctx), 0)
-        return (n_ctx + 1, n_ctx) if n_ctx else None  # it tells neither
+        return (n_ctx + 1, n_ctx) if n_ctx else None  # it reports neither
 
     def message(self, message: Message) -> dict[str, Any]:
         found = super().message(message)
@@ -95,17 +91,18 @@ class Ollama(Adapter):
             chunk.finish = valid_text(data.get("done_reason")) or "stop"
             numbers = Numbers(data)
             # The first token comes from the prompt, whose time this includes.
-            chunk.told = Told(
+            chunk.reported = Reported(
                 prompt_total=numbers.count("prompt_eval_count"),
                 prompt_ms=numbers.ms("prompt_eval_duration", _NS),
                 predicted_n=numbers.count("eval_count"),
                 predicted_ms=numbers.ms("eval_duration", _NS),
+                load_ms=numbers.ms("load_duration", _NS),
             )
             chunk.lies = numbers.lies
         return chunk
 
 
-async def served(connection: Connection) -> tuple[ServedModel, ...]:
+async def fetch_models(connection: Connection) -> tuple[ListedModel, ...]:
     """Return the models on the server, with the context of those that are loaded.
 
     Raises:
@@ -121,7 +118,7 @@ async def served(connection: Connection) -> tuple[ServedModel, ...]:
         details = details if isinstance(details, dict) else {}
         if name := name_of(entry, "name"):
             found.append(
-                ServedModel(
+                ListedModel(
                     name,
                     quantization=valid_text(details.get("quantization_level"))[:20],
                     size=Numbers(entry).count("size") or 0,

@@ -98,7 +98,7 @@ def _invalid(data: bytes) -> ServerError:
     start = data[:60].decode(errors="replace")
     return ServerError(
         f"The server sent invalid JSON: {start!r}{'…' if len(data) > 60 else ''}.",
-        "Check the server's log, and what lies between (a proxy, a gateway).",
+        "Check the server's log, or a proxy in between.",
     )
 
 

@@ -1,10 +1,10 @@
-"""Adds up what a server tells of one answer, and makes the events and timings of it that a worker would send."""
+"""Adds up what a server reports of one answer, and makes the events and timings of it that a worker would send."""
 
 from __future__ import annotations
 
 from collections import deque
 
-from cpuchat.backend.remote.chunk import Chunk, Told
+from cpuchat.backend.remote.chunk import Attempt, Chunk, Reported
 from cpuchat.protocol import AnyEvent, Channel, PrefillProgress, SpeculationUpdate, TextDelta
 from cpuchat.timings import SpeculationFigures, Timings
 
@@ -16,7 +16,7 @@ _MOST_TOKENS = 1 << 31
 class Tally:
     """The figures of one answer.
 
-    Times are the server's where it tells them: what the way here costs is not booked as slow decoding. Tokens that it
+    Times are the server's where it reports them: what the way here costs is not booked as slow decoding. Tokens that it
     does not count are counted by the parts that it sends, which may hold several: then `approximate`.
 
     Args:
@@ -32,8 +32,9 @@ class Tally:
         """The server's name for the answer."""
         self.finish = ""
         self._request_id, self._started, self._n_ctx, self._round_trip = request_id, started, n_ctx, round_trip
-        self._told = Told()
-        self._speculation_told: SpeculationFigures | None = None
+        self._attempt = Attempt(started)
+        self._reported = Reported()
+        self._server_figures: SpeculationFigures | None = None
         self._parts = 0  # with text
         self._counted = 0  # tokens in the deltas so far
         self._first_at: float | None = None
@@ -54,8 +55,12 @@ class Tally:
     @property
     def predicted_n(self) -> int:
         """Return the tokens written so far."""
-        told = self._told.predicted_n
-        return self._parts if told is None else told
+        reported = self._reported.predicted_n
+        return self._parts if reported is None else reported
+
+    def attempted(self, attempt: Attempt) -> None:
+        """Set which attempt was answered: not the first, if the server was not reached or was busy."""
+        self._attempt = attempt
 
     def add(self, chunk: Chunk, now: float) -> list[AnyEvent]:
         """Take in one part; returns the events that do not wait: progress of the prompt."""
@@ -63,8 +68,8 @@ class Tally:
         self.id = self.id or chunk.id
         self.finish = chunk.finish or self.finish
         found: list[AnyEvent] = []
-        self._check(chunk.told)
-        self._told.update(chunk.told)
+        self._check(chunk.reported)
+        self._reported.update(chunk.reported)
         if chunk.progress is not None and self._first_at is None:
             processed, total, cached = chunk.progress
             found.append(self._progress(processed, total, cached))
@@ -72,7 +77,7 @@ class Tally:
             self._parts += 1
             self._newest_at = now
             if self._first_at is None:
-                self._first_at, self._first_ms = now, self._told.predicted_ms
+                self._first_at, self._first_ms = now, self._reported.predicted_ms
                 self._first_n = max(1, self.predicted_n)
                 found += self._prefill_done()
             found_text: tuple[tuple[Channel, str], ...] = (("reasoning", chunk.reasoning), ("answer", chunk.content))
@@ -82,15 +87,15 @@ class Tally:
                     self.text_size += len(text)
         return found
 
-    def _check(self, told: Told) -> None:
+    def _check(self, reported: Reported) -> None:
         """Drop counts that cannot be: fewer tokens than before, or more than any answer has."""
-        before, now = self._told.predicted_n, told.predicted_n
+        before, now = self._reported.predicted_n, reported.predicted_n
         if now is not None and (now > _MOST_TOKENS or (before is not None and now < before)):
             self.lies += 1
-            told.predicted_n = told.predicted_ms = None
-        if (told.draft_n_accepted or 0) > (told.draft_n or 0):
+            reported.predicted_n = reported.predicted_ms = None
+        if (reported.draft_n_accepted or 0) > (reported.draft_n or 0):
             self.lies += 1
-            told.draft_n = told.draft_n_accepted = None
+            reported.draft_n = reported.draft_n_accepted = None
 
     def _progress(self, processed: int, total: int, cached: int) -> PrefillProgress:
         total = max(total, 1)
@@ -101,14 +106,14 @@ class Tally:
         )
 
     def _prefill_done(self) -> list[AnyEvent]:
-        total, cached = self._prompt_total(), self._told.cache_n or 0
+        total, cached = self._prompt_total(), self._reported.cache_n or 0
         return [self._progress(total, total, cached)] if total and not self._prefilled else []
 
     def _prompt_total(self) -> int:
-        told = self._told
-        if told.prompt_total is not None:
-            return told.prompt_total
-        return (told.cache_n or 0) + (told.prompt_n or 0)
+        reported = self._reported
+        if reported.prompt_total is not None:
+            return reported.prompt_total
+        return (reported.cache_n or 0) + (reported.prompt_n or 0)
 
     def deltas(self, now: float) -> list[AnyEvent]:
         """Return the text that waits, and the speculation figures if it is time for them."""
@@ -118,7 +123,7 @@ class Tally:
         found: list[AnyEvent] = []
         predicted_n, last = self.predicted_n, len(self._pending) - 1
         for number, (channel, text) in enumerate(self._pending.items()):
-            n_tokens = predicted_n - self._counted if number == last else 0  # a batch tells only their sum
+            n_tokens = predicted_n - self._counted if number == last else 0  # only the sum of a batch is known
             found.append(
                 TextDelta(
                     request_id=self._request_id, text=text, channel=channel, n_tokens=max(0, n_tokens),
@@ -134,25 +139,25 @@ class Tally:
         return found
 
     def _advance(self) -> None:
-        """Move the time of the newest text, by the server's clock where it tells one."""
+        """Move the time of the newest text, by the server's clock if known."""
         if self._first_at is None:
             return
         at_ms = 1e3 * (self._newest_at - self._started)
-        if self._first_ms is not None and self._told.predicted_ms is not None:
-            at_ms = 1e3 * (self._first_at - self._started) + self._told.predicted_ms - self._first_ms
+        if self._first_ms is not None and self._reported.predicted_ms is not None:
+            at_ms = 1e3 * (self._first_at - self._started) + self._reported.predicted_ms - self._first_ms
         self._at_ms = max(self._at_ms, at_ms)
 
     def speculate(self, figures: SpeculationFigures | None) -> None:
-        """Take over figures that the server tells beside the answer."""
-        self._speculation_told = figures
+        """Take over figures that the server reports beside the answer."""
+        self._server_figures = figures
 
     def _speculation(self) -> SpeculationFigures | None:
-        told = self._told
-        if not told.draft_n:
-            return self._speculation_told
-        accepted = told.draft_n_accepted or 0
-        passes = told.passes or max(1, self.predicted_n - 1 - accepted)
-        newest = (passes, told.draft_n, accepted)
+        reported = self._reported
+        if not reported.draft_n:
+            return self._server_figures
+        accepted = reported.draft_n_accepted or 0
+        passes = reported.passes or max(1, self.predicted_n - 1 - accepted)
+        newest = (passes, reported.draft_n, accepted)
         if not self._recent or self._recent[-1] != newest:
             self._recent.append(newest)
         while len(self._recent) > 2 and passes - self._recent[1][0] >= _RECENT_PASSES:
@@ -160,32 +165,31 @@ class Tally:
         before = self._recent[0] if passes - self._recent[0][0] >= _RECENT_PASSES // 2 else (0, 0, 0)
         return SpeculationFigures(
             passes=passes,
-            draft_n=told.draft_n,
+            draft_n=reported.draft_n,
             draft_n_accepted=accepted,
-            recent_draft_n=told.draft_n - before[1],
+            recent_draft_n=reported.draft_n - before[1],
             recent_draft_n_accepted=accepted - before[2],
-            by_position=told.by_position,
             source="server",
         )
 
     def timings(self, seed: int) -> Timings:
         """Return the figures of the answer as far as it came."""
-        told, first = self._told, self._first_at
+        reported, first = self._reported, self._first_at
         n, ttft_ms = self.predicted_n, 0.0 if first is None else 1e3 * (first - self._started)
-        if told.predicted_ms is not None:
-            predicted_ms = told.predicted_ms
+        if reported.predicted_ms is not None:
+            predicted_ms = reported.predicted_ms
         else:
             # The first part may hold several tokens, which took no time here: only what came after it counts.
             spans, took = n - self._first_n, 0.0 if first is None else 1e3 * (self._newest_at - first)
             predicted_ms = took * (n - 1) / spans if spans > 0 else 0.0
-        network_ms, queue_ms = self._shares(ttft_ms)
+        network_ms, queue_ms = self._shares()
         speculation = self._speculation()
         total = self._prompt_total()
-        prompt_n = told.prompt_n if told.prompt_n is not None else total - (told.cache_n or 0)
+        prompt_n = reported.prompt_n if reported.prompt_n is not None else total - (reported.cache_n or 0)
         return Timings(
-            cache_n=told.cache_n or 0,
+            cache_n=reported.cache_n or 0,
             prompt_n=max(0, prompt_n),
-            prompt_ms=told.prompt_ms or 0.0,
+            prompt_ms=reported.prompt_ms or 0.0,
             predicted_n=n,
             predicted_ms=predicted_ms,
             ttft_ms=ttft_ms,
@@ -197,21 +201,23 @@ class Tally:
             speculation=speculation,
             network_ms=network_ms,
             queue_ms=queue_ms,
-            approximate=told.predicted_n is None and n > 0,
+            approximate=reported.predicted_n is None and n > 0,
         )
 
-    def _shares(self, ttft_ms: float) -> tuple[float | None, float | None]:
-        """Return what of the time to the first token went into (network, queue); None for what cannot be told apart.
+    def _shares(self) -> tuple[float | None, float | None]:
+        """Return what of the time to the first token went into (network, queue), in ms; None for what is not known.
 
-        A server that tells only its prefill leaves queue and network in one: the network takes a round trip.
+        Connecting and one round trip are the network's. What neither it nor prefill nor loading the model explains is
+        the queue, unless the server reports that. Earlier attempts are in neither.
         """
-        told = self._told
-        if not ttft_ms:
+        reported = self._reported
+        if self._first_at is None:
             return None, None
-        if told.ttft_ms is not None:
-            return max(0.0, ttft_ms - told.ttft_ms), told.queue_ms
-        if told.prompt_ms is None or self._round_trip is None:
-            return None, told.queue_ms
-        rest = max(0.0, ttft_ms - told.prompt_ms - (self._first_ms or 0.0))
-        network = min(rest, 1e3 * self._round_trip)
-        return network, rest - network if told.queue_ms is None else told.queue_ms
+        waited_ms = 1e3 * (self._first_at - self._attempt.started)
+        if reported.ttft_ms is not None:
+            return max(0.0, waited_ms - reported.ttft_ms), reported.queue_ms
+        if reported.prompt_ms is None or self._round_trip is None:
+            return None, reported.queue_ms
+        rest = max(0.0, waited_ms - reported.prompt_ms - (self._first_ms or 0.0) - (reported.load_ms or 0.0))
+        network = min(rest, 1e3 * (self._attempt.connect_s + self._round_trip))
+        return network, rest - network if reported.queue_ms is None else reported.queue_ms

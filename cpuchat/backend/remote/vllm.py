@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from cpuchat.backend.remote.adapter import Adapter, ServedModel, listed, name_of
+from cpuchat.backend.remote.adapter import Adapter, ListedModel, listed, name_of
 from cpuchat.backend.remote.chunk import Chunk, Numbers
 from cpuchat.backend.remote.connection import Connection, Status
 from cpuchat.backend.remote.metrics import Metrics, parse
@@ -36,23 +36,25 @@ class VLLM(Adapter):
 
     kind = "vLLM"
 
-    def __init__(self, connection: Connection, models: tuple[ServedModel, ...], metrics: Metrics | None) -> None:
+    def __init__(self, connection: Connection, models: tuple[ListedModel, ...], metrics: Metrics | None) -> None:
         super().__init__(connection, models)
         self._has_metrics = metrics is not None
-        self._drafts = metrics is not None and f"{_SPEC}drafts_total" in metrics.values
+        self.counts_beside = metrics is not None and f"{_SPEC}drafts_total" in metrics.values
         self._before = self._now = metrics
 
-    def _untold(self, model: ServedModel) -> tuple[tuple[str, str], ...]:
+    def _unreported(self, model: ListedModel) -> tuple[tuple[str, str], ...]:
         found = [
             ("prefill_tok_s", "start vLLM with --enable-per-request-metrics"),
             ("queue_s", "start vLLM with --enable-per-request-metrics"),
         ]
         if not self._has_metrics:
             found.append(("running", "its /metrics cannot be read"))
-        if not self._drafts:
-            found.append(("acceptance", "the server drafts nothing: start it with --speculative-config"))
+        if self.counts_beside:
+            found.append(("own_acceptance", "start vLLM with --per-request-spec-decode-metrics summary"))
+        else:
+            found.append(("acceptance", "speculation is off on the server: start it with --speculative-config"))
         if not model.n_ctx:
-            found.append(("n_ctx", "not told"))
+            found.append(("n_ctx", "not reported"))
         return tuple(found)
 
     def extend(self, content: dict[str, Any], request: Generate) -> None:
@@ -65,15 +67,15 @@ class VLLM(Adapter):
         if request.ignore_eos:
             content["ignore_eos"] = True
 
-    def begin(self) -> None:
+    def begin(self, request: Generate) -> None:
         self._before = self._now = None
 
     def context_sizes(self, status: Status) -> tuple[int, int] | None:
         limit = _TOO_LONG.search(status.message)
         if limit is None:
             return None
-        told = (pattern.search(status.message) for pattern in _NEEDED)
-        needed = next((int(found[1]) for found in told if found is not None), 0)
+        matches = (pattern.search(status.message) for pattern in _NEEDED)
+        needed = next((int(found[1]) for found in matches if found is not None), 0)
         return needed or int(limit[1]) + 1, int(limit[1])
 
     def counts_output(self, status: Status) -> bool:
@@ -84,15 +86,15 @@ class VLLM(Adapter):
         metrics = Numbers(data.get("metrics"))
         if not metrics:
             return chunk
-        told, spec = chunk.told, metrics.part("speculative_decoding")
-        told.ttft_ms = metrics.ms("time_to_first_token_ms")
-        told.queue_ms = metrics.ms("queue_time_ms")
-        told.predicted_ms = metrics.ms("generation_time_ms")
-        if told.ttft_ms is not None and told.queue_ms is not None:
-            told.prompt_ms = max(0.0, told.ttft_ms - told.queue_ms)
-        told.passes = spec.count("num_spec_steps") or None
-        told.draft_n = spec.count("num_draft_tokens")
-        told.draft_n_accepted = spec.count("num_accepted_draft_tokens")
+        reported, spec = chunk.reported, metrics.part("speculative_decoding")
+        reported.ttft_ms = metrics.ms("time_to_first_token_ms")
+        reported.queue_ms = metrics.ms("queue_time_ms")
+        reported.predicted_ms = metrics.ms("generation_time_ms")
+        if reported.ttft_ms is not None and reported.queue_ms is not None:
+            reported.prompt_ms = max(0.0, reported.ttft_ms - reported.queue_ms)
+        reported.passes = spec.count("num_spec_steps") or None
+        reported.draft_n = spec.count("num_draft_tokens")
+        reported.draft_n_accepted = spec.count("num_accepted_draft_tokens")
         chunk.lies += metrics.lies + spec.lies
         return chunk
 
@@ -142,10 +144,10 @@ class VLLM(Adapter):
         return False if before == now == 1 else None
 
 
-def served(data: dict[str, Any]) -> tuple[ServedModel, ...]:
+def parse_models(data: dict[str, Any]) -> tuple[ListedModel, ...]:
     """Return the models of `/v1/models`."""
     return tuple(
-        ServedModel(name, n_ctx=Numbers(entry).count("max_model_len") or 0, loaded=True)
+        ListedModel(name, n_ctx=Numbers(entry).count("max_model_len") or 0, loaded=True)
         for entry in listed(data)
         if (name := name_of(entry))
     )

@@ -65,11 +65,6 @@ class Answering:
         self.spans: dict[int, Spans] = {}
         """Drafters of the parts of this run's answers, by message id."""
 
-    async def end_reasoning(self) -> None:
-        """Let the model answer now."""
-        if not await self._conversation.end_reasoning():
-            self._tell("Only a model on a llama-server can end its reasoning, while it reasons. Esc stops it.", PLAIN)
-
     async def load(self, path: Source) -> AnyEvent | None:
         """Load a model and return the last event: `ModelLoaded` when it is ready."""
         self.loading = path.stem
@@ -136,10 +131,12 @@ class Answering:
                 if not self._written:
                     self._transcript.set_pending(answers.prefill_progress(event))
             case LoadProgress():
-                self._status.show_state(answers.load_progress(self.loading or "the model", event))
+                remote = event.phase in answers.SERVER_PHASES
+                name = self.loading or ("the server" if remote else "the model")
+                state = answers.load_progress(name, event)
+                self._status.show_state(state)
                 if self._open:  # a dead worker is started again before it answers
-                    connecting = event.phase == "connecting"
-                    self._transcript.set_pending("Connecting…" if connecting else "Restarting the worker…")
+                    self._transcript.set_pending(state if remote else "Restarting the worker…")
             case Reconnecting():
                 self._transcript.set_pending(answers.reconnecting(event))
             case ModelLoaded():

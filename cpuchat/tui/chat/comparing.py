@@ -1,4 +1,4 @@
-"""Opens the compare screen from the chat screen, and returns to the chat."""
+"""Opens the compare screen from the chat screen, and returns to the chat; and what only models on servers do."""
 
 from __future__ import annotations
 
@@ -60,6 +60,11 @@ class ComparingScreen(HistoryScreen):
         if served:
             self.tell("Only models on this machine can be compared. Ctrl+O chooses one.")
         return served
+
+    async def action_answer_now(self) -> None:
+        """End the reasoning of a model on a server that can do so."""
+        if not await self.conversation.end_reasoning():
+            self.tell("Only a model on a llama-server can end its reasoning, while it reasons. Esc stops it.")
 
     def _demo_pair(self) -> Sides:
         from cpuchat.compare.side import Side

@@ -116,7 +116,7 @@ def _bars(frame: Frame, now: Drafting) -> Line:
 
 def _source(frame: Frame, now: Drafting) -> Line:
     """Draw who counted: "server-wide" holds what was drafted for other requests, too."""
-    return [frame.text("label", f"{'counted':<{LABEL}}{now.source}")] if now.source else []
+    return [frame.text("label", f"{'source':<{LABEL}}{now.source}")] if now.source else []
 
 
 def _by_drafter(frame: Frame, now: Drafting) -> Line:

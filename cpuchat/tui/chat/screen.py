@@ -216,6 +216,7 @@ class ChatScreen(ComparingScreen):
         self, stream: Callable[[], AsyncIterator[AnyEvent]], text: str = "", editing: bool = False
     ) -> None:
         """Show an answer. `text` is the new message; it goes back into the prompt if it was not stored."""
+        self.refresh_bindings()
         last = await self._answering.answer(stream, replaces=editing or not text)
         if text and storable(text) != self.last_sent() and not self._prompt.text:
             self._prompt.put(text)
@@ -289,8 +290,9 @@ class ChatScreen(ComparingScreen):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "stop" and hasattr(self, "_stream"):
+            away = self.focused is not self._prompt
             active = self.busy or self._composer.editing or bool(self._composer.queued)
-            return True if active or self.focused is not self._prompt or self.has_class("-chats-over") else None
+            return True if active or away or self.has_class("-chats-over") else None
         return True
 
     async def action_stop(self) -> None:
@@ -303,9 +305,6 @@ class ChatScreen(ComparingScreen):
         self.remove_class("-chats-over")
         self._chats.clear_search()
         self._prompt.focus()
-
-    async def action_answer_now(self) -> None:
-        await self._answering.end_reasoning()
 
     def action_again(self) -> None:
         if self.refuse_while_busy("regenerate"):
@@ -340,9 +339,10 @@ class ChatScreen(ComparingScreen):
 
     def action_sidebar(self) -> None:
         if self.has_class("-wide"):
-            shown = self.has_class("-no-sidebar")
-            self.set_class(not shown, "-no-sidebar")
-            self.services.save_settings({"ui": {"sidebar": shown}})
+            hidden = not self.has_class("-no-sidebar")
+            self.set_class(hidden, "-no-sidebar")
+            self.services.save_settings({"ui": {"sidebar": not hidden}})
+            shown = not hidden
         else:
             self.toggle_class("-chats-over")
             shown = self.has_class("-chats-over")

@@ -1,4 +1,4 @@
-"""Draws what a server tells beside an answer: what the first token waited for, and its load."""
+"""Draws what a server reports beside an answer: what the first token waited for, and its load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from cpuchat.text import clean_line
 from cpuchat.tui.chat.drafting import explained
 from cpuchat.tui.chat.frame import LABEL, Frame, Line, fit
 
-_HINTED = {"prefill_tok_s": "prefill", "queue_s": "queue", "running": "requests"}
+_HINTED = {
+    "prefill_tok_s": "prefill", "queue_s": "queue", "running": "requests", "own_acceptance": "own acceptance"
+}  # fmt: skip
 """Figures whose place in the panel is too narrow for how to switch them on; acceptance has rows of its own."""
 
 
@@ -32,12 +34,14 @@ def _missing(frame: Frame, label: str, field: str) -> Line:
     why = clean_line(server.why_missing(field)) if server is not None else ""
     if frame.settled and why == "at the end":
         return []
-    return [frame.text("label", f"{label:<{LABEL}}"), frame.text("missing", fit(f"n/a · {why}", frame.width - LABEL))]
+    room, full = frame.width - LABEL, f"n/a · {why}"
+    text = full if len(full) <= room else fit(why, room)
+    return [frame.text("label", f"{label:<{LABEL}}"), frame.text("missing", text)]
 
 
 def serving(frame: Frame) -> list[Line]:
     """Draw the requests that the server is at and those that wait, the share of its KV cache in use (all of them
-    server-wide), and how to switch on what it does not tell. Nothing for a model on this machine.
+    server-wide), and how to switch on what it does not report. Nothing for a model on this machine.
     """
     server = frame.figures.server
     if server is None:
@@ -50,7 +54,9 @@ def serving(frame: Frame) -> list[Line]:
     if server.kv_used is not None:
         rows.append(frame.row("KV in use", "", f"{100 * server.kv_used:.0f}", "%"))
     hints: dict[str, list[str]] = {}
-    for figure, reason in server.untold:
+    for figure, reason in server.unreported:
+        if figure == "own_acceptance" and frame.figures.drafting.source != "server-wide":
+            continue  # not known yet, or that of this answer
         if figure in _HINTED and "start " in reason:
             hints.setdefault(reason, []).append(_HINTED[figure])
     for reason, names in hints.items():

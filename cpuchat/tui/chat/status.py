@@ -110,7 +110,7 @@ class StatusLine(Widget):
     def _context_words(self) -> str:
         if self._model is None:
             return ""
-        if not self._model.n_ctx:  # of a server that does not tell
+        if not self._model.n_ctx:  # of a server that does not report it
             return f"{units.tokens(self._used)} ctx" if self._used else ""
         return f"{units.context(self._used, self._model.n_ctx)} ctx"
 

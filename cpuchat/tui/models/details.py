@@ -17,7 +17,7 @@ from cpuchat.servers import Source
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import tokens
 from cpuchat.text import clean_line
-from cpuchat.tui.models.entries import HubSearch, Served, Subject, TypedFile
+from cpuchat.tui.models.entries import HubSearch, ServerEntry, Subject, TypedFile
 
 if TYPE_CHECKING:
     from cpuchat.models.prediction import Prediction
@@ -55,8 +55,8 @@ def rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, loaded:
             found = _repository(repository)
         case TypedFile() as file:
             found = [("path", paths.shown(file.path)), ("problem", file.problem)]
-        case Served() as served:
-            found = _served(served)
+        case ServerEntry() as served:
+            found = _on_server(served)
         case HubSearch() as search:
             found = _search(search)
     return [(label, clean_line(text)) for label, text in found if text]
@@ -75,9 +75,9 @@ def keys(subject: Subject) -> str:
             return "Enter show files"
         case TypedFile(problem=""):
             return "Enter load"
-        case Served(is_invalid=True):
+        case ServerEntry(is_invalid=True):
             return ""
-        case Served() as served:
+        case ServerEntry() as served:
             return "Enter retry" if served.problem else "Enter connect" if served.model is None else "Enter use"
         case HubSearch(running=False, found=None, problem=problem):
             return "Enter retry" if problem else "Enter open" if subject.is_link else "Enter search"
@@ -182,7 +182,7 @@ def _repository(found: FoundRepository) -> list[Row]:
     ]
 
 
-def _served(served: Served) -> list[Row]:
+def _on_server(served: ServerEntry) -> list[Row]:
     model = served.model
     if model is None:
         problem = [("problem", served.problem), ("what to do", served.hint)]

@@ -21,7 +21,7 @@ from cpuchat.models.shortlist import NOTHING, Ranked
 from cpuchat.servers import ServerModel, host, is_url
 
 if TYPE_CHECKING:
-    from cpuchat.backend.remote.adapter import ServedModel
+    from cpuchat.backend.remote.adapter import ListedModel
 
 SEARCH = "search"
 """Key of the search on Hugging Face."""
@@ -52,19 +52,19 @@ class HubSearch:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerEntry:
     """A model on a server, or (`model` None) the server itself: `problem` and `hint` say why its models are not known;
     "" while it is asked. `is_invalid`: what was typed is no address."""
 
     source: ServerModel
     kind: str = ""
-    model: ServedModel | None = None
+    model: ListedModel | None = None
     problem: str = ""
     hint: str = ""
     is_invalid: bool = False
 
 
-Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | HubSearch | Served
+Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | HubSearch | ServerEntry
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class ModelListState:
     here: frozenset[str] = frozenset()
     search: HubSearch | None = None
     local_problem: str = ""
-    served: tuple[Served, ...] = ()
+    on_servers: tuple[ServerEntry, ...] = ()
 
     def sections(self, text: str) -> list[Section]:
         """Return the sections for the filter text: local models first, then what can be downloaded."""
@@ -108,7 +108,7 @@ class ModelListState:
         words = text.lower().split()
         sections = [
             Section("on this machine", tuple(self._local(words)), "" if words else self._local_note()),
-            Section("on servers", tuple(self._served(words))),
+            Section("on servers", tuple(self._on_servers(words))),
             Section("downloads", tuple(self._downloads(words))),
             Section("recommended for this machine", tuple(self._catalog(self.catalog.suits, words))),
             Section("catalog", tuple(self._catalog(self.catalog.others, words))),
@@ -121,14 +121,14 @@ class ModelListState:
         try:
             source = ServerModel.of(text)
         except UsageError as error:
-            yield Entry("server", Served(ServerModel(text), problem=error.message, hint=error.hint, is_invalid=True))
+            yield Entry("server", ServerEntry(ServerModel(text), problem=error.message, hint=error.hint, is_invalid=True))
             return
-        known = [one for one in self.served if one.source.server == source.server]
-        for one in known or [Served(source)]:
+        known = [one for one in self.on_servers if one.source.server == source.server]
+        for one in known or [ServerEntry(source)]:
             yield Entry(f"server {one.source}", one)
 
-    def _served(self, words: list[str]) -> Iterator[Entry]:
-        for one in self.served:
+    def _on_servers(self, words: list[str]) -> Iterator[Entry]:
+        for one in self.on_servers:
             if _has(words, str(one.source), one.kind):
                 yield Entry(f"server {one.source}", one)
 

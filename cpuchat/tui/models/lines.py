@@ -16,7 +16,7 @@ from cpuchat.present.prediction import speed, verdict
 from cpuchat.present.rows import ListRow
 from cpuchat.servers import Source, host
 from cpuchat.telemetry import units
-from cpuchat.tui.models.entries import Entry, HubSearch, Section, Served, TypedFile
+from cpuchat.tui.models.entries import Entry, HubSearch, Section, ServerEntry, TypedFile
 
 if TYPE_CHECKING:
     from cpuchat.models.prediction import Prediction
@@ -66,8 +66,8 @@ def row(entry: Entry, prediction: Prediction | None, loaded: Source | None) -> L
             return ListRow(key, NOT_HERE, found.id, note=note + closed)
         case TypedFile() as file:
             return ListRow(key, DAMAGED if file.problem else HERE, str(file.path), note=file.problem)
-        case Served() as served:
-            return _served(key, served, loaded)
+        case ServerEntry() as served:
+            return _on_server(key, served, loaded)
         case HubSearch() as search:
             return _search(key, search)
 
@@ -86,7 +86,7 @@ def _local(key: str, model: LocalModel, prediction: Prediction | None, loaded: S
     return ListRow(key, mark, model.name, (model.quantization, size, state, rate), strong=is_loaded)
 
 
-def _served(key: str, served: Served, loaded: Source | None) -> ListRow:
+def _on_server(key: str, served: ServerEntry, loaded: Source | None) -> ListRow:
     place = host(served.source.server)
     if served.problem:
         return ListRow(key, DAMAGED, place, note=served.problem)

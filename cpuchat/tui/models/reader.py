@@ -17,9 +17,11 @@ from cpuchat.models.library.model import LocalModel
 from cpuchat.servers import ServerModel, normalized
 from cpuchat.settings import Settings
 from cpuchat.tui.models.details import ModelDetails
-from cpuchat.tui.models.entries import Served, Subject
+from cpuchat.tui.models.entries import ServerEntry, Subject
+from cpuchat.tui.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
+    from cpuchat.backend.remote.backend import RemoteBackend
     from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.machine import Machine
@@ -45,17 +47,16 @@ class ModelsReader:
             found.append(ServerModel.of(self.loaded.path).server)
         return list(dict.fromkeys(found))
 
-    async def served(self, server: str, keys: KeyRing) -> list[Served]:
+    async def server_entries(self, server: str, keys: KeyRing) -> list[ServerEntry]:
         """Return the models of a server, or one entry that says why there are none. Does not block."""
-        from cpuchat.backend.remote.backend import RemoteBackend
-
+        backend = (await run_in_daemon_thread(_remote_backend))(keys)
         try:
-            kind, models = await RemoteBackend(keys).models(server)
+            kind, models = await backend.models(server)
         except CpuchatError as error:
-            return [Served(ServerModel(server), problem=error.message, hint=error.hint)]
+            return [ServerEntry(ServerModel(server), problem=error.message, hint=error.hint)]
         if not models:
-            return [Served(ServerModel(server), kind, problem="lists no models", hint="Load one on the server.")]
-        return [Served(ServerModel(server, model.name), kind, model) for model in models]
+            return [ServerEntry(ServerModel(server), kind, problem="lists no models", hint="Load one on the server.")]
+        return [ServerEntry(ServerModel(server, model.name), kind, model) for model in models]
 
     def catalog(self) -> Catalog:
         """Return the built-in and the user's catalog."""
@@ -132,3 +133,10 @@ def _estimate(subject: Subject, machine: Machine) -> Prediction | None:
             return estimate_entry(model, machine)
         case _:
             return None
+
+
+def _remote_backend() -> type[RemoteBackend]:
+    """Import what httpx makes slow to import."""
+    from cpuchat.backend.remote.backend import RemoteBackend
+
+    return RemoteBackend

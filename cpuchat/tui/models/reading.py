@@ -16,7 +16,7 @@ from cpuchat.models.library.model import LocalModel
 from cpuchat.models.shortlist import ranked
 from cpuchat.servers import ServerModel, Source
 from cpuchat.tui.models.details import ModelDetails
-from cpuchat.tui.models.entries import Entry, HubSearch, ModelListState, Served, catalog_key
+from cpuchat.tui.models.entries import Entry, HubSearch, ModelListState, ServerEntry, catalog_key
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
@@ -82,12 +82,12 @@ class ReadingScreen(ListScreen[Source | None]):
         self.run_worker(self._connect(server), group=f"server {server}", exclusive=True)
 
     async def _connect(self, server: str) -> None:
-        if not any(one.source.server == server for one in self.state.served):
-            self._update(served=(*self.state.served, Served(ServerModel(server))))
-        found = await self.reader.served(server, self.services.keys)
-        at = next(n for n, one in enumerate(self.state.served) if one.source.server == server)
-        others = [one for one in self.state.served if one.source.server != server]
-        self._update(served=(*others[:at], *found, *others[at:]))
+        if not any(one.source.server == server for one in self.state.on_servers):
+            self._update(on_servers=(*self.state.on_servers, ServerEntry(ServerModel(server))))
+        found = await self.reader.server_entries(server, self.services.keys)
+        at = next(n for n, one in enumerate(self.state.on_servers) if one.source.server == server)
+        others = [one for one in self.state.on_servers if one.source.server != server]
+        self._update(on_servers=(*others[:at], *found, *others[at:]))
 
     @work(exclusive=True, group="files")
     async def _read_files(self) -> None:

@@ -27,7 +27,7 @@ from cpuchat.tui import keys
 from cpuchat.tui.models import details, lines
 from cpuchat.tui.models.choice import choose
 from cpuchat.tui.models.details import ModelDetails
-from cpuchat.tui.models.entries import SEARCH, Entry, HubSearch, Served, TypedFile
+from cpuchat.tui.models.entries import SEARCH, Entry, HubSearch, ServerEntry, TypedFile
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.models.reading import ReadingScreen
 from cpuchat.tui.services import Services
@@ -171,11 +171,11 @@ class ModelsScreen(ReadingScreen):
                 self._open_repository(model.repos[0], model.quantization)
             case FoundRepository() as found:
                 self._open_repository(found.id, "")
-            case Served(is_invalid=True) as served:
+            case ServerEntry(is_invalid=True) as served:
                 self._warn(served.problem)
-            case Served(model=None) as served:
+            case ServerEntry(model=None) as served:
                 self.connect(served.source.server)
-            case Served() as served:
+            case ServerEntry() as served:
                 self._use(served.source)
             case HubSearch(running=False) as search:
                 self._ask_hub(search)
@@ -323,7 +323,7 @@ def _title(entry: Entry | None) -> str:
             return clean_line(model.name)
         case FoundRepository(id=name):
             return clean_line(name)
-        case Served(source=source):
+        case ServerEntry(source=source):
             return clean_line(source.stem if source.name else host(source.server))
         case _:
             return "About"

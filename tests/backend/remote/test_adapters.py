@@ -11,7 +11,16 @@ from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.backend.remote.connection import Connection
 from cpuchat.backend.remote.identify import identify
 from cpuchat.backend.remote.metrics import parse
-from cpuchat.protocol import LoadOptions, ModelInfo, ModelLoaded, Sampling, ServerLoad, TextDelta
+from cpuchat.protocol import (
+    LoadOptions,
+    LoadProgress,
+    ModelInfo,
+    ModelLoaded,
+    Reconnecting,
+    Sampling,
+    ServerLoad,
+    TextDelta,
+)
 from cpuchat.servers import ServerModel
 from tests.support.chatting import Answer, chat, collect
 from tests.support.remote_server import RemoteServer, Reply, remote_server
@@ -64,7 +73,7 @@ async def test_llama_server() -> None:
         model, got = await answered(server, sampling=Sampling(seed=5, top_k=7))
         assert model.server.startswith("llama-server at ") and model.name == "demo"
         assert (model.quantization, model.n_ctx, model.n_params) == ("Q4_K_M", 2048, 8_000_000)
-        assert not model.why_untold("acceptance") and not model.why_untold("running")
+        assert not model.why_unreported("acceptance") and not model.why_unreported("running")
         assert (got.reasoning, got.text) == ("hm", "yes")
         assert (got.timings.cache_n, got.timings.prompt_n, got.timings.predicted_n) == (8, 32, 4)
         assert (got.timings.draft_n, got.timings.draft_n_accepted, got.timings.seed) == (6, 2, 5)
@@ -78,8 +87,9 @@ async def test_llama_server_that_tells_nothing_says_how_to_switch_it_on() -> Non
     props = {"default_generation_settings": {"n_ctx": 0}, "endpoint_metrics": False, "endpoint_slots": False}
     async with remote_server(owner="llamacpp", pages={"/props": props}) as server:
         model, _ = await answered(server)
-        assert "--metrics" in model.why_untold("running")
-        assert "--spec" in model.why_untold("acceptance") and model.no_speculation == model.why_untold("acceptance")
+        assert "--metrics" in model.why_unreported("running")
+        why = model.why_unreported("acceptance")
+        assert "--spec" in why and model.no_speculation == why
 
 
 async def test_vllm_counts_for_all_requests() -> None:
@@ -107,7 +117,8 @@ async def test_vllm_counts_for_all_requests() -> None:
     async with remote_server(answer=answer, pages=pages) as server:
         model, got = await answered(server, max_tokens=26)
         assert (model.server.split(" ")[0], model.n_ctx) == ("vLLM", 1024)
-        assert "--enable-per-request-metrics" in model.why_untold("queue_s")
+        assert "--enable-per-request-metrics" in model.why_unreported("queue_s")
+        assert "--per-request-spec-decode-metrics" in model.why_unreported("own_acceptance")
         assert got.timings.predicted_n == 26 and not got.timings.approximate
         assert got.finished.stop_reason == "max_tokens"
         figures = got.timings.speculation
@@ -193,7 +204,7 @@ async def test_any_other_server_gets_only_what_openai_knows() -> None:
         assert model.server.startswith("OpenAI-compatible server at ") and model.quantization == "Q4_K_M"
         known = {"model", "stream", "stream_options", "temperature", "top_p", "seed", "max_tokens", "messages"}
         assert set(server.chats()[0].body) == known
-        assert model.why_untold("n_ctx") and model.why_untold("acceptance")
+        assert model.why_unreported("n_ctx") and model.why_unreported("acceptance")
 
 
 async def test_an_address_with_its_own_path_is_found() -> None:
@@ -222,8 +233,9 @@ async def test_a_server_that_loads_its_model_is_waited_for(monkeypatch: pytest.M
             await reply.json({"data": [{"id": "m"}]})
 
     async with remote_server(pages={"/v1/models": models}) as server:
-        model, _ = await answered(server)
-        assert model.name == "m" and looks == 20
+        got = await collect(RemoteBackend().load(ServerModel(server.url), LoadOptions()))
+        assert [event.phase for event in got.of(LoadProgress)] == ["connecting", "waiting"]
+        assert isinstance(got.events[-1], ModelLoaded) and looks == 20
 
 
 def test_metrics_that_are_malformed_are_skipped() -> None:
@@ -257,16 +269,13 @@ async def test_a_queue_is_shown_while_llama_server_has_sent_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slot", "note"),
-    [
-        ({"is_processing": True}, ""),
-        ({"is_processing": True, "params": {"seed": 6}}, ""),
-        ({"is_processing": True, "params": {"seed": 5}}, "server still generating"),
-    ],
+    ("offset", "pinned", "note"),
+    [(None, None, ""), (1, None, ""), (0, None, "server still generating"), (0, 5, "")],
 )
-async def test_a_stop_is_told_to_have_failed_only_with_a_proof(
-    slot: dict[str, Any], note: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_stop_is_said_to_have_failed_only_with_a_proof(
+    offset: int | None, pinned: int | None, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A slot with the seed of the request proves it; but one from the settings may be that of others, too."""
     monkeypatch.setattr("cpuchat.backend.remote.backend.STOP_SECONDS", 0.3)
 
     async def answer(reply: Reply) -> None:
@@ -274,12 +283,17 @@ async def test_a_stop_is_told_to_have_failed_only_with_a_proof(
         await reply.text("partial")
         await reply.until_left()
 
-    pages = {"/props": {"default_generation_settings": {"n_ctx": 2048}}, "/slots": [slot]}
+    async def slots(reply: Reply) -> None:
+        chats = server.chats()
+        params = {} if offset is None or not chats else {"params": {"seed": chats[-1].body["seed"] + offset}}
+        await reply.json([{"is_processing": True, **params}])
+
+    pages = {"/props": {"default_generation_settings": {"n_ctx": 2048}}, "/slots": slots}
     async with remote_server(answer=answer, owner="llamacpp", pages=pages) as server:
         backend = RemoteBackend()
         await collect(backend.load(ServerModel(server.url), LoadOptions()))
         events = []
-        async for event in backend.generate(chat("Hello", sampling=Sampling(seed=5))):
+        async for event in backend.generate(chat("Hello", sampling=Sampling(seed=pinned))):
             events.append(event)
             if isinstance(event, TextDelta):
                 await backend.cancel()
@@ -293,11 +307,14 @@ async def test_a_slot_without_a_seed_proves_nothing() -> None:
     async with remote_server(owner="llamacpp", pages={"/props": props, "/slots": slots}) as server:
         connection = Connection(server.url)
         adapter = await identify(connection)
+        adapter.begin(chat("Hello"))
         assert await adapter.is_idle(5) is None
         slots[0]["params"] = {"seed": 6}
         assert await adapter.is_idle(5) is True
         slots[0]["params"] = {"seed": 5}
         assert await adapter.is_idle(5) is False
+        adapter.begin(chat("Hello", sampling=Sampling(seed=5)))
+        assert await adapter.is_idle(5) is None
         await connection.close()
 
 
@@ -306,7 +323,7 @@ async def test_a_request_of_somebody_else_is_not_taken_for_the_stopped_one() -> 
     async with remote_server(owner="vllm", pages=pages) as server:
         connection = Connection(server.url)
         adapter = await identify(connection)
-        adapter.begin()
+        adapter.begin(chat("Hello"))
         assert await adapter.is_idle(5) is None  # whose is it?
         await adapter.load(1)
         assert await adapter.is_idle(5) is False
@@ -340,6 +357,7 @@ async def test_a_server_started_anew_is_waited_for_until_it_has_loaded(monkeypat
     async with remote_server(answer=answer) as server:
         _, got = await answered(server)
         assert got.text == "Here."
+        assert got.of(Reconnecting)[0].attempt == 0
 
 
 @pytest.mark.parametrize(("pages", "kind"), [({"/api/tags": {"models": []}}, "Ollama"), ({}, "OpenAI-compatible")])

@@ -91,7 +91,7 @@ async def test_a_lost_connection_is_tried_again_before_the_first_word() -> None:
         server.refused = 2
         got = await collect(backend.generate(chat("Hello")))
         assert got.text == "Hello there."
-        assert [event.attempt for event in got.of(Reconnecting)] == [1, 2]
+        assert [(event.attempt, event.attempts) for event in got.of(Reconnecting)] == [(1, 3), (2, 3)]
         assert len(server.chats()) == 3
 
 
@@ -360,7 +360,7 @@ async def test_an_address_that_only_looks_like_one_is_named(address: str) -> Non
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_a_chunked_answer_that_is_cut_is_told_alike(seed: int) -> None:
+async def test_a_chunked_answer_that_is_cut_has_the_same_message(seed: int) -> None:
     async def answer(reply: Reply) -> None:
         await reply.raw(b"HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         part = b'data: {"choices":[{"delta":{"content":"word "}}]}\n\n'

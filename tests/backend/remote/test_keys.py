@@ -53,7 +53,7 @@ def test_a_key_cannot_add_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Evil" not in str(raised.value)
 
 
-async def test_the_key_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     from cpuchat.backend.remote.backend import RemoteBackend
     from cpuchat.protocol import LoadOptions
 

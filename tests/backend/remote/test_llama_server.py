@@ -26,11 +26,11 @@ from cpuchat.protocol import (
 from cpuchat.servers import ServerModel
 from cpuchat.telemetry.meter import Meter
 from tests.support.chatting import GREEDY, Answer, chat, collect, load
-from tests.support.llama_server import llama_server, slots
+from tests.support.llama_server import llama_server, metrics, slots
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine")]
 DEMO, DRAFT = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
-RATES = (0.8, 0.5, 0.2)
+RATES = (1.0, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ async def test_the_model_is_described(demo: str) -> None:
     assert model.name.startswith("cpuchat-demo-8m") and model.quantization == "Q8_0"
     assert model.n_ctx == 2048 and model.n_params > 7_000_000 and model.size > 7_000_000
     assert model.server == f"llama-server at {demo.removeprefix('http://')}"
-    assert "--spec" in model.why_untold("acceptance")
+    assert "--spec" in model.why_unreported("acceptance")
     await backend.close()
 
 
@@ -84,12 +84,12 @@ async def test_it_answers_as_the_worker_does(demo: str) -> None:
 
 
 async def test_figures_are_the_servers(demo: str) -> None:
-    backend, meter, told = await connected(demo), Meter(), []
+    backend, meter, seen = await connected(demo), Meter(), []
     assert backend._adapter is not None
     original = backend._adapter.chunk
 
     def listening(data: dict) -> object:
-        told.append(data.get("timings"))
+        seen.append(data.get("timings"))
         return original(data)
 
     backend._adapter.chunk = listening  # type: ignore[method-assign]
@@ -100,7 +100,7 @@ async def test_figures_are_the_servers(demo: str) -> None:
     async for event in backend.generate(chat("Tell me a story", max_tokens=64)):
         events.append(event)
         meter.observe(event, time.monotonic())
-    got, last = Answer(events), [one for one in told if one][-1]
+    got, last = Answer(events), [one for one in seen if one][-1]
     figures = meter.figures()
     assert figures.decode_tok_s == pytest.approx(last["predicted_per_second"], rel=0.01)
     assert figures.prefill_tok_s == pytest.approx(last["prompt_per_second"], rel=0.01)
@@ -108,8 +108,6 @@ async def test_figures_are_the_servers(demo: str) -> None:
     assert figures.n_past == got.timings.n_past == last["cache_n"] + last["prompt_n"] + last["predicted_n"] - 1
     assert figures.n_ctx == 2048
     assert got.timings.network_ms is not None and got.timings.queue_ms is not None
-    parts = got.timings.network_ms + got.timings.queue_ms + got.timings.prompt_ms
-    assert parts == pytest.approx(got.timings.ttft_ms, abs=last["predicted_per_token_ms"] + 5)
     assert figures.server is not None and figures.server.running is not None
     assert got.of(PrefillProgress)[-1].processed == got.of(PrefillProgress)[-1].total
     await backend.close()
@@ -123,7 +121,8 @@ async def test_a_second_turn_reuses_the_first(demo: str) -> None:
     await backend.close()
 
 
-async def test_stopping_frees_the_slot_and_keeps_the_text(demo: str) -> None:
+async def test_stopping_frees_the_slot_and_keeps_the_text(demo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuchat.backend.remote.backend.STOP_SECONDS", 60.0)  # however busy the machine is
     backend = await connected(demo)
     events = []
     async for event in backend.generate(chat("Tell me a story", max_tokens=0, ignore_eos=True)):
@@ -136,30 +135,41 @@ async def test_stopping_frees_the_slot_and_keeps_the_text(demo: str) -> None:
     await backend.close()
 
 
-async def test_two_answers_wait_for_each_other(demo: str) -> None:
+async def test_an_answer_waits_for_another_one(demo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuchat.backend.remote.exchange._LOAD_SECONDS", 0.05)
     one, two = await connected(demo), await connected(demo)
-    first = asyncio.create_task(collect(one.generate(chat("Tell me a story", max_tokens=200, ignore_eos=True))))
-    second = asyncio.create_task(collect(two.generate(chat("What is RAM?", max_tokens=5, ignore_eos=True))))
-    early, late = sorted((await first, await second), key=lambda got: got.timings.queue_ms or 0.0)
-    assert (late.timings.queue_ms or 0.0) > (early.timings.queue_ms or 0.0)
-    assert early.of(ServerLoad)
+    first = asyncio.create_task(collect(one.generate(chat("Tell me a story", max_tokens=0, ignore_eos=True))))
+    while not slots(demo)[0]["is_processing"]:
+        await asyncio.sleep(0.02)
+    late = []
+    async for event in two.generate(chat("What is RAM?", max_tokens=5, ignore_eos=True)):
+        late.append(event)
+        if isinstance(event, ServerLoad) and event.waiting:
+            await one.cancel()
+    assert any(isinstance(event, ServerLoad) and event.waiting for event in late)
+    timings = Answer(late).timings
+    assert timings.queue_ms is not None and timings.queue_ms > timings.ttft_ms / 2
+    assert (await first).finished.stop_reason == "cancelled"
     await one.close()
     await two.close()
 
 
-async def test_forced_acceptance_is_shown(drafting: str) -> None:
+async def test_acceptance_is_what_the_server_counts(drafting: str) -> None:
+    """The first drafted token of each pass is accepted, the second one is not."""
+    before = metrics(drafting)
     backend = await connected(drafting)
-    assert backend.model is not None and backend.model.why_untold("acceptance") == ""
-    got = await collect(backend.generate(chat("Tell me a story", max_tokens=600, ignore_eos=True)))
+    assert backend.model is not None and backend.model.why_unreported("acceptance") == ""
+    got = await collect(backend.generate(chat("Tell me a story", max_tokens=201, ignore_eos=True)))
     timings = got.timings
-    assert timings.draft_n > 100
-    figures = timings.speculation
-    assert figures is not None and figures.source == "server"
-    # Synthetic rates accept the first, second, third token with these conditional probabilities.
-    wanted = sum(RATES) / len(RATES)
-    assert timings.draft_n_accepted / timings.draft_n == pytest.approx(wanted, abs=0.1)
-    assert timings.tokens_per_pass == pytest.approx(1 + timings.draft_n_accepted / figures.passes, abs=0.01)
+    assert timings.speculation is not None and timings.speculation.source == "server"
+    assert timings.draft_n_accepted / timings.draft_n == pytest.approx(0.5, abs=0.02)
+    assert timings.tokens_per_pass == pytest.approx(2.0, abs=0.02)
     await backend.close()
+    counted = metrics(drafting)
+    for name, shown in (("draft_tokens", timings.draft_n), ("accepted_tokens", timings.draft_n_accepted)):
+        assert counted.since(before, f"llamacpp:spec_decode_num_{name}_total") == shown
+    passes = counted.since(before, "llamacpp:spec_decode_num_drafts_total")
+    assert passes == pytest.approx(timings.speculation.passes, abs=2)
 
 
 async def test_a_chat_that_outgrows_the_context_is_trimmed(demo: str) -> None:

@@ -6,14 +6,15 @@ from itertools import pairwise
 
 import pytest
 
-from cpuchat.backend.remote.chunk import Chunk, Told
+from cpuchat.backend.remote.chunk import Attempt, Chunk, Reported
 from cpuchat.backend.remote.tally import Tally
 from cpuchat.protocol import PrefillProgress, SpeculationUpdate, TextDelta
 from cpuchat.timings import Timings
 
 
-def told(n: int, ms: float, **more: object) -> Told:
-    return Told(cache_n=10, prompt_n=90, prompt_ms=400.0, predicted_n=n, predicted_ms=ms, **more)  # type: ignore[arg-type]
+def reported(n: int, ms: float, **more: object) -> Reported:
+    counts = {"cache_n": 10, "prompt_n": 90, "prompt_ms": 400.0, "predicted_n": n, "predicted_ms": ms}
+    return Reported(**{**counts, **more})  # type: ignore[arg-type]
 
 
 def tally(round_trip: float | None = 0.005) -> Tally:
@@ -24,7 +25,7 @@ def test_rates_are_those_of_the_server_however_the_parts_arrive() -> None:
     one = tally()
     rates = []
     for n, late in enumerate((0.0, 0.5, 0.1, 0.9), 1):  # bursts of the network
-        one.add(Chunk(content="x", told=told(n, 50.0 * (n - 1))), 100.5 + 0.05 * n + late)
+        one.add(Chunk(content="x", reported=reported(n, 50.0 * (n - 1))), 100.5 + 0.05 * n + late)
         [delta] = one.deltas(101.0)
         assert isinstance(delta, TextDelta)
         rates.append((delta.predicted_n, delta.at_ms))
@@ -37,14 +38,24 @@ def test_rates_are_those_of_the_server_however_the_parts_arrive() -> None:
 
 def test_the_first_token_is_split_into_network_queue_and_prefill() -> None:
     one = tally()
-    one.add(Chunk(content="x", told=told(1, 5.0)), 100.530)
+    one.add(Chunk(content="x", reported=reported(1, 5.0)), 100.530)
     timings = one.timings(7)
     assert timings.ttft_ms == pytest.approx(530.0)
     assert timings.network_ms == pytest.approx(5.0)
     assert timings.queue_ms == pytest.approx(530.0 - 400.0 - 5.0 - 5.0)
 
 
-def test_what_cannot_be_told_apart_is_not_told() -> None:
+def test_only_waiting_for_other_requests_is_the_queue() -> None:
+    one = tally()
+    one.attempted(Attempt(started=102.0, connect_s=0.2))  # the first one was not answered
+    one.add(Chunk(content="x", reported=Reported(prompt_total=9, prompt_ms=400.0, load_ms=1500.0)), 104.135)
+    timings = one.timings(7)
+    assert timings.ttft_ms == pytest.approx(4135.0)
+    assert timings.network_ms == pytest.approx(205.0)  # connecting and a round trip
+    assert timings.queue_ms == pytest.approx(2135.0 - 400.0 - 1500.0 - 205.0)
+
+
+def test_shares_that_are_not_known_are_left_out() -> None:
     one = tally()
     one.add(Chunk(content="x"), 100.5)
     assert one.timings(7).network_ms is None and one.timings(7).queue_ms is None
@@ -64,7 +75,7 @@ def test_usage_at_the_end_replaces_the_count() -> None:
     one = tally()
     for n in range(5):
         one.add(Chunk(content="xx"), 100.5 + 0.1 * n)
-    one.add(Chunk(told=Told(prompt_total=20, predicted_n=10)), 101.0)
+    one.add(Chunk(reported=Reported(prompt_total=20, predicted_n=10)), 101.0)
     timings = one.timings(7)
     assert not timings.approximate and timings.predicted_n == 10
     assert timings.predicted_ms == pytest.approx(400.0)
@@ -75,7 +86,7 @@ def test_drafts_become_acceptance_and_tokens_per_pass() -> None:
     one = tally()
     for n in range(1, 62, 4):  # three of four drafted tokens accepted, and one more
         accepted = 3 * (n - 1) // 4
-        one.add(Chunk(content="x", told=told(n, 10.0 * n, draft_n=n - 1, draft_n_accepted=accepted)), 100.5 + n)
+        one.add(Chunk(content="x", reported=reported(n, 10.0 * n, draft_n=n - 1, draft_n_accepted=accepted)), 100.5 + n)
         events = one.deltas(100.5 + n)
     [update] = [event for event in events if isinstance(event, SpeculationUpdate)]
     assert update.figures.source == "server"
@@ -84,19 +95,19 @@ def test_drafts_become_acceptance_and_tokens_per_pass() -> None:
     assert timings.tokens_per_pass == 4.0
 
 
-def test_progress_of_the_prompt_is_told_once_each() -> None:
+def test_progress_of_the_prompt_is_reported_once_each() -> None:
     one = tally()
     first = one.add(Chunk(progress=(50, 100, 10)), 100.1)
     assert first == [PrefillProgress(request_id=1, processed=50, total=100, cache_n=10)]
     done = one.add(Chunk(progress=(100, 100, 10)), 100.2)
     assert len(done) == 1
-    assert one.add(Chunk(content="x", told=told(1, 0.1)), 100.3) == []
+    assert one.add(Chunk(content="x", reported=reported(1, 0.1)), 100.3) == []
 
 
 def test_reasoning_and_answer_keep_their_channels() -> None:
     one = tally()
-    one.add(Chunk(reasoning="hm ", told=told(1, 1.0)), 100.5)
-    one.add(Chunk(content="yes", told=told(2, 2.0)), 100.6)
+    one.add(Chunk(reasoning="hm ", reported=reported(1, 1.0)), 100.5)
+    one.add(Chunk(content="yes", reported=reported(2, 2.0)), 100.6)
     deltas = [event for event in one.deltas(100.7) if isinstance(event, TextDelta)]
     assert [(delta.channel, delta.text) for delta in deltas] == [("reasoning", "hm "), ("answer", "yes")]
     assert sum(delta.n_tokens for delta in deltas) == 2
@@ -104,8 +115,8 @@ def test_reasoning_and_answer_keep_their_channels() -> None:
 
 def test_counts_that_go_back_are_dropped() -> None:
     one = tally()
-    one.add(Chunk(content="x", told=told(5, 50.0)), 100.5)
-    one.add(Chunk(content="x", told=told(3, 10.0, draft_n=1, draft_n_accepted=9)), 100.6)
+    one.add(Chunk(content="x", reported=reported(5, 50.0)), 100.5)
+    one.add(Chunk(content="x", reported=reported(3, 10.0, draft_n=1, draft_n_accepted=9)), 100.6)
     assert one.lies == 2
     assert one.timings(7).predicted_n == 5 and one.timings(7).draft_n == 0
 

@@ -125,29 +125,30 @@ STATES = {
 
 SERVED = ModelInfo(
     path="http://127.0.0.1:8080#m", name="m", architecture="", quantization="Q8_0", n_params=1, size=1, n_ctx=8192,
-    n_ctx_train=8192, n_vocab=1, n_layer=0, n_threads=0, server="llama-server at 127.0.0.1:8080",
+    n_ctx_train=8192, n_vocab=1, n_layer=0, n_threads=0, server="vLLM at 127.0.0.1:8080",
+    unreported=(("own_acceptance", "start vLLM with --per-request-spec-decode-metrics summary"),),
 )  # fmt: skip
 SILENT = msgspec.structs.replace(
     SERVED,
     n_ctx=0,
     server="OpenAI-compatible server at 127.0.0.1:8080",
-    no_speculation="this server does not tell about drafts",
-    untold=(
-        ("tokens", "told only at the end of an answer"),
-        ("prefill_tok_s", "not told"),
-        ("queue_s", "not told"),
+    no_speculation="this server reports no speculation figures",
+    unreported=(
+        ("tokens", "reported at the end of the answer"),
+        ("prefill_tok_s", "not reported"),
+        ("queue_s", "not reported"),
         ("running", "start it with --metrics"),
-        ("acceptance", "this server does not tell about drafts"),
-        ("n_ctx", "not told"),
+        ("acceptance", "this server reports no speculation figures"),
+        ("n_ctx", "not reported"),
     ),
 )
-TOLD = msgspec.structs.replace(
+SERVER_WIDE = msgspec.structs.replace(
     DRAFTING, source="server-wide", by_drafter=(), drafter="", draft_ms=0.0, plain_ms=None, draft_passes=0
 )
 BUSY = ServerLoad(request_id=1, running=3, waiting=1, kv_used=0.34)
 SERVERS = {
-    "telling": (meter_after(ModelLoaded(model=SERVED), *READING, *writing(10), drafted(TOLD), BUSY), None),
-    "told": (
+    "serving": (meter_after(ModelLoaded(model=SERVED), *READING, *writing(10), drafted(SERVER_WIDE), BUSY), None),
+    "served": (
         meter_after(
             ModelLoaded(model=SERVED),
             *READING,
@@ -156,7 +157,7 @@ SERVERS = {
             msgspec.structs.replace(
                 FINISHED,
                 timings=msgspec.structs.replace(
-                    FINISHED.timings, speculation=TOLD, draft_n=470, network_ms=3.0, queue_ms=41.0
+                    FINISHED.timings, speculation=SERVER_WIDE, draft_n=470, network_ms=3.0, queue_ms=41.0
                 ),
             ),
         ),
@@ -164,7 +165,7 @@ SERVERS = {
     ),
     "silent": (meter_after(ModelLoaded(model=SILENT), *writing(10)), None),
 }
-"""A model on a server that tells much, before and after the end of an answer, and on one that tells little."""
+"""A model on a server that reports much, before and after the end of an answer, and on one that reports little."""
 
 MACHINES = {
     "counted": (counting(meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING))), MEMORY),

@@ -15,7 +15,7 @@ from cpuchat.models.prediction import estimate
 from cpuchat.models.shortlist import ranked
 from cpuchat.tui.models import details, lines
 from cpuchat.tui.models.details import ModelDetails
-from cpuchat.tui.models.entries import HubSearch, ModelListState, Section, Served, TypedFile, typed_path
+from cpuchat.tui.models.entries import HubSearch, ModelListState, Section, ServerEntry, TypedFile, typed_path
 from tests.support.downloads import download, model
 from tests.support.shelf import CATALOG, LOCAL, MACHINE, shelf_reader
 
@@ -182,5 +182,5 @@ def test_an_address_can_be_typed_key_by_key(address: str) -> None:
 
 def test_what_is_no_address_is_not_connected_to() -> None:
     [[entry]] = [section.entries for section in FULL.sections("http://u:p@host")]
-    assert isinstance(entry.subject, Served) and entry.subject.is_invalid
+    assert isinstance(entry.subject, ServerEntry) and entry.subject.is_invalid
     assert "Enter" not in details.keys(entry.subject)

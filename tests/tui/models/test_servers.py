@@ -47,7 +47,7 @@ async def test_a_pasted_address_is_asked_for_its_models() -> None:
         assert app.conversation.model is not None and app.conversation.model.name == "some-Q4_K_M"
 
 
-async def test_a_lost_connection_is_told_and_the_text_kept() -> None:
+async def test_a_lost_connection_is_reported_and_the_text_kept() -> None:
     async def answer(reply: Reply) -> None:
         await reply.head()
         await reply.text("The first half")
