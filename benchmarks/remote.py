@@ -137,9 +137,7 @@ def _idle_after(server: LlamaServer, since: float) -> float:
     return time.perf_counter() - since
 
 
-def stops(
-    runner: asyncio.Runner, server: LlamaServer, backend: RemoteBackend, rounds: int, batch: int = 0
-) -> Row:
+def stops(runner: asyncio.Runner, server: LlamaServer, backend: RemoteBackend, rounds: int, batch: int = 0) -> Row:
     """Return the time to stop an answer, or (`batch` of the server) a prefill: it notices a closed connection only
     between two batches, so one of 512 tokens has no target."""
     prompts = [models.words(2000 if batch else 30, salt=20 + batch + n) for n in range(rounds)]

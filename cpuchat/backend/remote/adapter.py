@@ -48,7 +48,7 @@ class Adapter:
         ("tokens", "reported at the end of the answer"),
         ("prefill_tok_s", "not reported"),
         ("queue_s", "not reported"),
-        ("acceptance", "this server reports no speculation figures"),
+        ("acceptance", "not reported by this server"),
     )
 
     def __init__(self, connection: Connection, models: tuple[ListedModel, ...] = ()) -> None:

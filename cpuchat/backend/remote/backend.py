@@ -55,7 +55,7 @@ class RemoteBackend:
     def __init__(self, keys: KeyRing | None = None) -> None:
         self._keys = keys or KeyRing()
         self._adapter: Adapter | None = None
-        self._model: ModelInfo | None = None
+        self._model: ModelInfo | None = None  # also while its server is away
         self._wanted: ServerModel | None = None
         self._lost = False  # the server was not reached last time: it may have been started anew
         self._request_ids = itertools.count(1)
@@ -72,11 +72,11 @@ class RemoteBackend:
     ) -> AsyncGenerator[AnyEvent, None]:
         """Connect to the server of `path` and describe its model; the server decides on options and placement."""
         assert isinstance(path, ServerModel)
+        self._wanted, self._model = path, None
         self._cancelled.clear()
         return self._load(path)
 
     async def _load(self, source: ServerModel) -> AsyncGenerator[AnyEvent, None]:
-        self._wanted, self._model = source, None
         loading = asyncio.Event()
         connecting = asyncio.ensure_future(self._connect(source, loading))
         try:

@@ -20,7 +20,7 @@ from cpuchat.errors import CpuchatError
 from cpuchat.protocol import Generate, Message, ModelInfo, ServerLoad
 
 _NO_METRICS = "start llama-server with --metrics"
-_NO_DRAFTS = "speculation is off on the server: start it with --spec-default or --spec-draft-model"
+_NO_DRAFTS = "speculation is off: start it with --spec-default or --spec-draft-model"
 _SEED_LIMIT = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
 
 

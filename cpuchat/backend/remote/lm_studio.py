@@ -22,7 +22,7 @@ class LMStudio(Adapter):
         ("prefill_tok_s", "not reported"),
         ("queue_s", "not reported"),
         ("running", "not reported"),
-        ("acceptance", "LM Studio reports it for its own draft models"),
+        ("acceptance", "only for draft models of LM Studio"),
     )
 
     def extend(self, content: dict[str, Any], request: Generate) -> None:

@@ -31,7 +31,7 @@ class Ollama(Adapter):
     unreported = (
         ("tokens", "reported at the end of the answer"),
         ("running", "not reported"),
-        ("acceptance", "Ollama reports no speculation figures"),
+        ("acceptance", "not reported by Ollama"),
     )
 
     async def describe(self, name: str) -> ModelInfo:

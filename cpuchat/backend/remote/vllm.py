@@ -52,7 +52,7 @@ class VLLM(Adapter):
         if self.counts_beside:
             found.append(("own_acceptance", "start vLLM with --per-request-spec-decode-metrics summary"))
         else:
-            found.append(("acceptance", "speculation is off on the server: start it with --speculative-config"))
+            found.append(("acceptance", "speculation is off: start it with --speculative-config"))
         if not model.n_ctx:
             found.append(("n_ctx", "not reported"))
         return tuple(found)

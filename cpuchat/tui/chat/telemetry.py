@@ -233,7 +233,7 @@ class TelemetryPanel(_Figures):
     FOR_THE_CURVE: ClassVar[tuple[tuple[Section, int], ...]] = ((memory, 0), (timing, 3))
     """Sections cut to their first rows, in this order, to have room for the timeline too."""
     TO_FIT: ClassVar[tuple[tuple[Section, int], ...]] = (
-        (drafting, 2), (roofline, 7), (context, 1), (roofline, 4), (timing, 0)
+        (serving, 3), (drafting, 2), (roofline, 7), (context, 1), (roofline, 4), (timing, 0)
     )  # fmt: skip
     """Sections cut to their first rows, in this order, until everything fits."""
 

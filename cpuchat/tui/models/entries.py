@@ -121,7 +121,8 @@ class ModelListState:
         try:
             source = ServerModel.of(text)
         except UsageError as error:
-            yield Entry("server", ServerEntry(ServerModel(text), problem=error.message, hint=error.hint, is_invalid=True))
+            invalid = ServerEntry(ServerModel(text), problem=error.message, hint=error.hint, is_invalid=True)
+            yield Entry("server", invalid)
             return
         known = [one for one in self.on_servers if one.source.server == source.server]
         for one in known or [ServerEntry(source)]:

@@ -57,6 +57,8 @@ async def test_llama_server() -> None:
                 "draft_n": 3 * n, "draft_n_accepted": n,
             }  # fmt: skip
             await reply.event({"id": "c1", "choices": [{"delta": {channel: text}}], "timings": timings})
+        while not any(one.path == "/metrics" for one in server.asked):
+            await asyncio.sleep(0.01)
         await reply.finish("stop", usage={"prompt_tokens": 40, "completion_tokens": 4})
 
     meta = {"n_params": 8_000_000, "size": 9_000_000, "n_ctx_train": 4096, "n_vocab": 512, "ftype": "Q4_K - Medium"}
@@ -92,7 +94,8 @@ async def test_llama_server_that_tells_nothing_says_how_to_switch_it_on() -> Non
         assert "--spec" in why and model.no_speculation == why
 
 
-async def test_vllm_counts_for_all_requests() -> None:
+async def test_vllm_counts_for_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuchat.backend.remote.exchange._LOAD_SECONDS", 0.05)
     counts = iter([(100, 200, 150, 80, 70), (100, 200, 150, 80, 70), *[(110, 220, 165, 89, 76)] * 20])
     newest: tuple[int, ...] = ()
 
@@ -107,7 +110,7 @@ async def test_vllm_counts_for_all_requests() -> None:
         for n in range(1, 27):
             await reply.text("x ", usage={"prompt_tokens": 9, "completion_tokens": n})
         while not any(one.path == "/metrics" for one in server.asked[len(server.asked) - 1 :]):
-            await reply.raw(b": \n\n")  # until the counters were read in the middle of the answer
+            await asyncio.sleep(0.01)  # until the counters were read in the middle of the answer
         await reply.finish("length")
 
     pages = {

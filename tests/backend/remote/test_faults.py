@@ -106,6 +106,18 @@ async def test_a_server_that_stays_away_is_given_up() -> None:
         assert again.of(ModelLoaded), "it may have been started anew, with another model"
 
 
+async def test_a_chat_goes_on_when_its_server_is_back() -> None:
+    async with connected() as (server, backend):
+        server.refused = 100
+        await collect(backend.generate(chat("Hello")))
+        server.pages["/v1/models"] = None
+        away = await collect(backend.generate(chat("Hello")))
+        assert away.failed.code == "server" and backend.model is not None
+        del server.pages["/v1/models"]
+        server.refused = 0
+        assert (await collect(backend.generate(chat("Hello")))).text == "Hello there."
+
+
 @pytest.mark.parametrize(
     ("status", "code", "said"),
     [

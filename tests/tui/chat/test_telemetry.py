@@ -132,13 +132,13 @@ SILENT = msgspec.structs.replace(
     SERVED,
     n_ctx=0,
     server="OpenAI-compatible server at 127.0.0.1:8080",
-    no_speculation="this server reports no speculation figures",
+    no_speculation="not reported by this server",
     unreported=(
         ("tokens", "reported at the end of the answer"),
         ("prefill_tok_s", "not reported"),
         ("queue_s", "not reported"),
         ("running", "start it with --metrics"),
-        ("acceptance", "this server reports no speculation figures"),
+        ("acceptance", "not reported by this server"),
         ("n_ctx", "not reported"),
     ),
 )
