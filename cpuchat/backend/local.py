@@ -28,6 +28,7 @@ from cpuchat.protocol import (
     AnyEvent,
     Cancel,
     Command,
+    EndReasoning,
     EngineInfo,
     Failed,
     ForgetChat,
@@ -210,7 +211,9 @@ class LocalBackend:
             self._send(Cancel(request_id=self._request_id))
 
     async def end_reasoning(self) -> bool:
-        return False  # the worker has no command for it
+        if self._request_id:
+            self._send(EndReasoning(request_id=self._request_id))
+        return bool(self._request_id)
 
     async def forget(self, chat_id: str) -> None:
         self._send(ForgetChat(chat_id=chat_id))

@@ -81,7 +81,7 @@ KEYS: tuple[Key, ...] = (
     Key("chat", "chat.telemetry", "f3", "telemetry", "figures", "Toggle the figures", VIEW, priority=True),
     Key("chat", "chat.edit", "f4", "edit_last", "edit", "Edit the last message and regenerate", ANSWER,
         priority=True),
-    Key("chat", "chat.answer_now", "", "answer_now", "answer now", "Answer now (ends the reasoning; on llama-server)",
+    Key("chat", "chat.answer_now", "", "answer_now", "answer now", "Answer now (ends the reasoning)",
         ANSWER),
     Key("chat", "chat.copy", "f5", "copy_answer", "copy", "Copy the last answer or the selected message", ANSWER,
         priority=True),

@@ -39,11 +39,13 @@ class ListedModel:
 
 class Adapter:
     """Speaks to one server. `kind` is what the server calls itself; `by_line`: it streams one object per line;
-    `counts_beside`: its speculation figures are read beside the answer, and once more at its end."""
+    `counts_beside`: its speculation figures are read beside the answer, and once more at its end;
+    `takes_grammars`: its answers match the grammar of a request."""
 
     kind = "OpenAI-compatible server"
     by_line = False
     counts_beside = False
+    takes_grammars = False
     unreported: tuple[tuple[str, str], ...] = (
         ("tokens", "reported at the end of the answer"),
         ("prefill_tok_s", "not reported"),
@@ -222,6 +224,12 @@ class Adapter:
     async def end_reasoning(self, answer_id: str) -> bool:
         """Ask the server to end the reasoning and to answer now; False when it cannot."""
         return False
+
+
+def extend_template(content: dict[str, Any], request: Generate) -> None:
+    """Ask the chat template for reasoning or for none, where it offers the choice."""
+    if request.reasoning is not None and request.prompt is None:
+        content["chat_template_kwargs"] = dict.fromkeys(("enable_thinking", "thinking"), request.reasoning)
 
 
 def listed(data: dict[str, Any]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from cpuchat.backend.remote.exchange import Exchange, Item
 from cpuchat.backend.remote.identify import identify
 from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.backend.remote.tally import Tally
-from cpuchat.errors import CpuchatError, Interrupted
+from cpuchat.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import (
     AnyEvent,
@@ -185,6 +185,9 @@ class RemoteBackend:
         adapter, model = self._adapter, self._model
         if adapter is None or model is None:
             return  # the failure was reported
+        if request.grammar and not adapter.takes_grammars:
+            yield _no_grammar(adapter, request_id)
+            return
         seed = secrets.randbits(31) if request.sampling.seed is None else request.sampling.seed
         tally = Tally(request_id, started, model.n_ctx, adapter.connection.round_trip)
         request = msgspec.structs.replace(request, request_id=request_id)
@@ -284,7 +287,11 @@ class RemoteBackend:
         if tally.lies:
             notes.append("implausible figures from the server ignored")
         return GenerationFinished(
-            request_id=request.request_id, stop_reason=reason, timings=timings, note=" · ".join(notes)
+            request_id=request.request_id,
+            stop_reason=reason,
+            timings=timings,
+            note=" · ".join(notes),
+            matches_grammar=reason == "end" or not request.grammar,
         )
 
     async def _has_stopped(self, adapter: Adapter, seed: int) -> bool | None:
@@ -326,3 +333,12 @@ class RemoteBackend:
         adapter, self._adapter = self._adapter, None
         if adapter is not None:
             await adapter.connection.close()
+
+
+def _no_grammar(adapter: Adapter, request_id: int) -> Failed:
+    return Failed(
+        request_id=request_id,
+        code=UsageError.code,
+        message=f"{adapter.kind} at {adapter.place} takes no grammars.",
+        hint="Use a llama-server, a vLLM or a model on this machine.",
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from cpuchat.backend.remote.adapter import Adapter, ListedModel, listed, name_of
+from cpuchat.backend.remote.adapter import Adapter, ListedModel, extend_template, listed, name_of
 from cpuchat.backend.remote.chunk import Chunk, Numbers, Reported
 from cpuchat.backend.remote.connection import Connection, Status
 from cpuchat.backend.remote.metrics import parse
@@ -28,6 +28,7 @@ class LlamaServer(Adapter):
     """See `Adapter`. `props` is the content of `/props`."""
 
     kind = "llama-server"
+    takes_grammars = True
 
     def __init__(self, connection: Connection, models: tuple[ListedModel, ...], props: dict[str, Any]) -> None:
         super().__init__(connection, models)
@@ -74,6 +75,11 @@ class LlamaServer(Adapter):
         }
         if request.ignore_eos:
             content["ignore_eos"] = True
+        if request.grammar:
+            content["grammar"] = request.grammar
+        if request.reasoning_budget is not None:
+            content["reasoning_budget_tokens"] = request.reasoning_budget
+        extend_template(content, request)
 
     def message(self, message: Message) -> dict[str, Any]:
         found = super().message(message)

@@ -64,7 +64,15 @@ class Ollama(Adapter):
         if request.stop:
             options["stop"] = list(request.stop)
         # Otherwise it leaves out the oldest messages without a word.
-        content = {"model": model, "stream": True, "truncate": False, "shift": False, "options": options}
+        content: dict[str, Any] = {
+            "model": model,
+            "stream": True,
+            "truncate": False,
+            "shift": False,
+            "options": options,
+        }
+        if request.reasoning is not None:
+            content["think"] = request.reasoning
         if request.prompt is not None:
             return "/api/generate", {**content, "prompt": request.prompt, "raw": True}
         return "/api/chat", {**content, "messages": [self.message(one) for one in request.messages]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from cpuchat.backend.remote.adapter import Adapter, ListedModel, listed, name_of
+from cpuchat.backend.remote.adapter import Adapter, ListedModel, extend_template, listed, name_of
 from cpuchat.backend.remote.chunk import Chunk, Numbers
 from cpuchat.backend.remote.connection import Connection, Status
 from cpuchat.backend.remote.metrics import Metrics, parse
@@ -35,6 +35,7 @@ class VLLM(Adapter):
     """See `Adapter`. `metrics` are those of now, None when they cannot be read."""
 
     kind = "vLLM"
+    takes_grammars = True
 
     def __init__(self, connection: Connection, models: tuple[ListedModel, ...], metrics: Metrics | None) -> None:
         super().__init__(connection, models)
@@ -66,6 +67,9 @@ class VLLM(Adapter):
             content["repetition_penalty"] = sampling.repeat_penalty
         if request.ignore_eos:
             content["ignore_eos"] = True
+        if request.grammar:
+            content["structured_outputs"] = {"grammar": request.grammar}
+        extend_template(content, request)
 
     def begin(self, request: Generate) -> None:
         self._before = self._now = None

@@ -64,7 +64,7 @@ class ComparingScreen(HistoryScreen):
     async def action_answer_now(self) -> None:
         """End the reasoning of a model on a server that can do so."""
         if not await self.conversation.end_reasoning():
-            self.tell("Only a model on a llama-server can end its reasoning, while it reasons. Esc stops it.")
+            self.tell("Nothing is being reasoned about, or the server cannot end it. Esc stops the answer.")
 
     def _demo_pair(self) -> Sides:
         from cpuchat.compare.side import Side

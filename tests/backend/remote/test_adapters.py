@@ -208,6 +208,8 @@ async def test_any_other_server_gets_only_what_openai_knows() -> None:
         known = {"model", "stream", "stream_options", "temperature", "top_p", "seed", "max_tokens", "messages"}
         assert set(server.chats()[0].body) == known
         assert model.why_unreported("n_ctx") and model.why_unreported("acceptance")
+        _, refused = await answered(server, grammar='root ::= "yes"')
+        assert "takes no grammars" in refused.failed.message and len(server.chats()) == 1
 
 
 async def test_an_address_with_its_own_path_is_found() -> None:

@@ -227,3 +227,12 @@ async def test_ending_the_reasoning_of_a_model_that_does_not_reason_does_no_harm
     assert Answer(answered).timings.predicted_n == 60
     assert await backend.end_reasoning() is False
     await backend.close()
+
+
+async def test_an_answer_matches_its_grammar(demo: str) -> None:
+    backend = await connected(demo)
+    got = await collect(backend.generate(chat("Hello", grammar='root ::= "yes" | "no"')))
+    assert got.text in ("yes", "no") and got.finished.matches_grammar
+    cut = await collect(backend.generate(chat("Hello", grammar="root ::= [a-z]+ [0-9]", max_tokens=1)))
+    assert not cut.finished.matches_grammar
+    await backend.close()
