@@ -13,6 +13,7 @@ from cpuchat.grammar.gbnf import MAX_REPETITIONS, ROOT
 _LONGEST: Final = 10_000
 """The longest string or array with a limit; a higher limit counts as this one."""
 
+_MANY: Final = 20
 SPACE: Final = "space"
 _HEX = "[0-9a-fA-F]"
 # Line separators are not for every reader, surrogates could stand alone.
@@ -91,11 +92,13 @@ class Rules:
         if least > MAX_REPETITIONS:
             raise ValueError(f"at least {least:,} repetitions are too many, the limit is {MAX_REPETITIONS:,}")
         if most is None:
-            return f"{rule}{{{least},}}" if least > 1 else f"{rule}{'+' if least else '*'}"
-        if most <= MAX_REPETITIONS:
-            return f"{rule}{{{least},{most}}}"
-        required = f"{rule}{{{least}}} " if least else ""
-        return required + self._up_to(rule, min(most, _LONGEST) - least)
+            body = f"{rule}{{{least},}}" if least > 1 else f"{rule}{'+' if least else '*'}"
+        elif most <= MAX_REPETITIONS:
+            body = f"{rule}{{{least},{most}}}"
+        else:
+            body = (f"{rule}{{{least}}} " if least else "") + self._up_to(rule, min(most, _LONGEST) - least)
+        # A group that repeats counts the rules that llama.cpp makes of what is in it.
+        return self.add(f"{rule}-many", body) if max(least, most or 0) > _MANY else body
 
     def _up_to(self, rule: str, most: int) -> str:
         if most <= MAX_REPETITIONS:

@@ -30,11 +30,12 @@ _IN_USE: Final = (
     "additionalItems", "minItems", "maxItems", "uniqueItems", "pattern", "format", "minLength", "maxLength", "minimum",
     "maximum", "exclusiveMinimum", "exclusiveMaximum", "unevaluatedProperties",
 )  # fmt: skip
+_LIMITS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _HINTS: Final = {
     "object": ("properties", "required", "additionalProperties"),
     "array": ("items", "prefixItems", "minItems", "maxItems"),
     "string": ("pattern", "minLength", "maxLength"),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    "number": _LIMITS,
 }
 _COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength")
 _FORMATS: Final = {"date": "date", "time": "time", "date-time": 'date "T" time', "uuid": "uuid"}
@@ -147,12 +148,16 @@ class _Converter:
         for key, kind, what in (
             ("properties", dict, "an object"), ("required", list, "a list"), ("enum", list, "a list"),
             ("allOf", list, "a list"), ("anyOf", list, "a list"), ("oneOf", list, "a list"),
-            ("pattern", str, "a string"), ("type", (str, list), "a string or a list"),
+            ("pattern", str, "a string"), ("type", (str, list), "a string or a list"), ("prefixItems", list, "a list"),
         ):  # fmt: skip
             if key in schema and not isinstance(schema[key], kind):
                 self._fail(path, f"{key} must be {what}")
-        if not all(isinstance(name, str) for name in schema.get("required", ())):
-            self._fail(path, "required must be a list of strings")
+        for key in ("required", "type"):
+            if not all(isinstance(name, str) for name in schema.get(key, ())):
+                self._fail(path, f"{key} must be a list of strings")
+        for key in _LIMITS:
+            if key in schema and not isinstance(schema[key], int | float):
+                self._fail(path, f"{key} must be a number")
         for key in _COUNTS:
             if key in schema and (not _is_number(schema[key]) or schema[key] < 0 or schema[key] % 1):
                 self._fail(path, f"{key} must be 0 or a positive integer")

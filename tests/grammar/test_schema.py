@@ -69,6 +69,11 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
         ['[1, "a"]', '[1,"a",null]'],
         ["[1]", '[1,"a",2]', '[1,"a",null,null]'],
     ),
+    "long array": (
+        {"maxItems": 2001, "items": {"pattern": "^([a-z]{1,900}x?)*$"}},
+        ["[" + ", ".join(['"ab"'] * 2001) + "]", "[]"],
+        ["[" + ", ".join(['"ab"'] * 2002) + "]"],
+    ),
     "empty array": ({"type": "array", "maxItems": 0}, ["[]"], ["[1]"]),
     "union": ({"type": ["string", "null"], "minLength": 2}, ['"ab"', "null"], ['"a"', "1"]),
     "alternatives": (
@@ -120,6 +125,9 @@ def test_the_grammar_allows_what_is_valid(matches: Matches, case: str) -> None:
         ({"items": {"uniqueItems": True}}, "#/items: uniqueItems is not supported"),
         ({"type": "text"}, "#: unknown type 'text'"),
         ({"properties": []}, "#: properties must be an object"),
+        ({"type": [{}]}, "#: type must be a list of strings"),
+        ({"prefixItems": {}}, "#: prefixItems must be a list"),
+        ({"allOf": [{"minimum": 1}, {"minimum": "x"}]}, "#/allOf/1: minimum must be a number"),
         ({"required": [1]}, "#: required must be a list of strings"),
         ({"minLength": -1}, "#: minLength must be 0 or a positive integer"),
         ({"minItems": 3, "maxItems": 2}, "#: minItems is more than maxItems"),
