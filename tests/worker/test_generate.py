@@ -18,6 +18,7 @@ from cpuchat.protocol import (
     TextDelta,
 )
 from tests.support.chatting import chat, collect, load, worker
+from tests.support.tiny_gguf import CHATML, write_tiny_gguf
 
 LONG = "the inner line there " * 150
 
@@ -245,3 +246,15 @@ async def test_a_deleted_chat_leaves_nothing_on_disk(tiny_model: Path, tmp_path:
         await backend.forget("c2")
         assert not list(tmp_path.glob("*.kv"))
     assert not list(tmp_path.glob("*.kv"))
+
+
+async def test_the_reasoning_ends_when_the_user_wants_the_answer(tmp_path: Path) -> None:
+    template = CHATML.replace("assistant\n", "assistant\n<think>\n")
+    async with worker(write_tiny_gguf(tmp_path / "thinker.gguf", template=template)) as backend:
+        assert not await backend.end_reasoning()
+        channels = []
+        async for event in backend.generate(chat("hello", max_tokens=1000)):
+            if isinstance(event, TextDelta):
+                channels.append(event.channel)
+                assert await backend.end_reasoning()
+        assert channels[0] == "reasoning" and channels[-1] == "answer"
