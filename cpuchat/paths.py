@@ -112,6 +112,11 @@ def recent_models_file() -> Path:
     return data_dir() / "recent_models.json"
 
 
+def servers_dir() -> Path:
+    """Return the folder of the records of running servers."""
+    return data_dir() / "servers"
+
+
 def kv_dir() -> Path:
     """Return the folder of saved KV caches of chats, to continue them quickly after a restart."""
     return cache_dir() / "kv"

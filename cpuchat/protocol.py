@@ -203,7 +203,8 @@ class LoadModel(Command, frozen=True):
 
     `cpus` has one logical CPU for each thread of the target, ascending. `draft_cpus` are the draft model's: () computes
     on `cpus`, sequentially; other CPUs, concurrently; some of `cpus`, whichever is measured to be faster. `state_dir`
-    is where saved KV lives, `calibration_file` where measured costs do ("" = keep none).
+    is where saved KV lives, `calibration_file` where measured costs do ("" = keep none). `memory_limit` bytes of memory
+    are for the KV of conversations without a name, which are found by their text (0 = only the last one).
     """
 
     path: str
@@ -214,17 +215,18 @@ class LoadModel(Command, frozen=True):
     state_dir: str = ""
     calibration_file: str = ""
     state_limit: int = 2 << 30
+    memory_limit: int = 0
 
 
 class Generate(Command, frozen=True):
     """Answer. Either `messages` (chat) or `prompt` (plain completion, no template).
 
     `request_id` is the backend's to give. `chat_id` names the conversation for KV saved across restarts ("" = don't
-    save). `max_tokens` 0 = until the model ends or the context is full. `ignore_eos`: the model cannot end the answer,
-    its end-of-generation tokens are never chosen. `grammar` (GBNF, "" = none) is what the answer must match; reasoning
-    before it is free. `reasoning` asks the chat template for reasoning or for none (None: its default),
-    `reasoning_budget` is how many tokens it may take (None: no limit). `frame_seconds` pass between two events with
-    text, at least; the first does not wait.
+    save). `trim` False: messages that do not fit are an error, none is left out. `max_tokens` 0 = until the model ends
+    or the context is full. `ignore_eos`: the model cannot end the answer, its end-of-generation tokens are never
+    chosen. `grammar` (GBNF, "" = none) is what the answer must match; reasoning before it is free. `reasoning` asks the
+    chat template for reasoning or for none (None: its default), `reasoning_budget` is how many tokens it may take
+    (None: no limit). `frame_seconds` pass between two events with text, at least; the first does not wait.
     """
 
     request_id: int = 0
@@ -235,6 +237,7 @@ class Generate(Command, frozen=True):
     stop: tuple[str, ...] = ()
     chat_id: str = ""
     speculation: Speculation = Speculation()
+    trim: bool = True
     ignore_eos: bool = False
     grammar: str = ""
     reasoning: bool | None = None

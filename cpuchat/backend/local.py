@@ -53,10 +53,16 @@ class LocalBackend:
     """See `backend.base.Backend`. Use from one event loop only."""
 
     def __init__(
-        self, *, state_dir: Path | None = None, state_limit: int = 2 << 30, log_dir: Path | None = None
+        self,
+        *,
+        state_dir: Path | None = None,
+        state_limit: int = 2 << 30,
+        memory_limit: int = 0,
+        log_dir: Path | None = None,
     ) -> None:
         self._state_dir = state_dir
         self._state_limit = state_limit
+        self._memory_limit = memory_limit
         self._log_dir = log_dir or paths.log_dir()
         self._spawner = Spawner()
         self._prepared: Future[Spawned] | None = None
@@ -126,6 +132,7 @@ class LocalBackend:
             options=options,
             state_dir=str(self._state_dir) if self._state_dir else "",
             state_limit=self._state_limit,
+            memory_limit=self._memory_limit,
             calibration_file=str(paths.calibration_file()),
         )
         async with self._exchange(command, (ModelLoaded, LoadCancelled, Failed)) as exchange:

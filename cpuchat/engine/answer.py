@@ -85,9 +85,13 @@ class Answer:
         if command.chat_id != loaded.chat_id:
             saved = loaded.switch_chat(command.chat_id, across_chats=command.speculation.across_chats)
         histories = (loaded.history,) if saved is None else (loaded.history, saved.history)
+        if loaded.pool is not None:
+            histories = (*histories, *loaded.pool.histories)
         text, prompt = self._build_prompt(PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx))
         if saved is not None:
             loaded.restore(command.chat_id, saved, text, prompt)
+        if loaded.pool is not None:
+            loaded.history = loaded.pool.exchange(self._sequence, loaded.history, text, prompt)
         prefilled = self._prefill(text, prompt)
         if prefilled is None:
             return
@@ -107,6 +111,8 @@ class Answer:
             return builder.from_text(command.prompt)
         if not command.messages:
             raise UsageError("There is no message to answer.", "Write one first.")
+        if not command.trim:
+            return builder.from_all_messages(command.messages)
         return builder.from_messages(command.messages, command.max_tokens, self._on_trimmed)
 
     def _render(self, messages: list[Message]) -> str:

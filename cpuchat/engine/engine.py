@@ -18,6 +18,7 @@ from cpuchat.engine.loaded import LoadedModel
 from cpuchat.engine.prompt.chat_template import ChatTemplate
 from cpuchat.engine.prompt.disk_writer import DiskWriter, WriteBudget
 from cpuchat.engine.prompt.prefix_cache import PrefixCache
+from cpuchat.engine.prompt.state_pool import StatePool
 from cpuchat.engine.prompt.template_helper import TemplateHelper
 from cpuchat.engine.text.output_thread import OutputThread
 from cpuchat.engine.text.reasoning import MARKER_TOKENS
@@ -113,6 +114,8 @@ class Engine:
         speculator, chunking = self._setup.speculator, PrefillChunking.of(model)
         template = self._template and ChatTemplate(self._template, model.vocab.bos_text, model.vocab.eos_text)
         self._loaded = LoadedModel(model, template, cache, speculator, chunking, self._budget)
+        if command.memory_limit:
+            self._loaded.pool = StatePool(command.memory_limit)
         return model.info
 
     def _start_template(self, header: GGUFHeader) -> None:

@@ -11,6 +11,7 @@ from cpuchat.engine.llama.model import Model
 from cpuchat.engine.prompt.chat_template import ChatTemplate
 from cpuchat.engine.prompt.disk_writer import WriteBudget
 from cpuchat.engine.prompt.prefix_cache import PrefixCache, SavedChat
+from cpuchat.engine.prompt.state_pool import StatePool
 from cpuchat.engine.prompt.token_history import TokenHistory
 from cpuchat.prefix import common_prefix
 
@@ -32,6 +33,7 @@ class LoadedModel:
         chat_id: "": the chat has no name and is not saved.
         saved_tokens: the tokens of this chat whose KV is saved.
         knows_others: the speculator has the texts of other chats.
+        pool: conversations that requests do not name; None: only that in the KV cache is known.
     """
 
     model: Model
@@ -44,6 +46,7 @@ class LoadedModel:
     chat_id: str = ""
     saved_tokens: list[int] = field(default_factory=list)
     knows_others: bool = False
+    pool: StatePool | None = None
 
     def save(self, *, at_end: bool = False) -> None:
         """Save the KV of the chat in memory if enough of it would be lost.
@@ -111,3 +114,5 @@ class LoadedModel:
         self.knows_others = False
         if self.cache is not None:
             self.cache.forget(chat_id)
+        if self.pool is not None:
+            self.pool.clear()

@@ -37,7 +37,7 @@ def test_help_of_ask_names_every_option_and_the_exit_codes() -> None:
         assert kind in text
 
 
-@pytest.mark.parametrize("command", ["demo", "models"])
+@pytest.mark.parametrize("command", ["demo", "models", "serve"])
 def test_help_of_the_other_commands(command: str) -> None:
     done = run(command, "--help")
     assert done.returncode == 0
@@ -48,7 +48,8 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
     """`--help` must be there at once, so nothing heavy may come with it."""
     code = (
         "import sys; from cpuchat.cli.main import main; main(['--help']);"
-        "heavy = {'textual', 'rich', 'llama_cpp', 'numpy', 'asyncio', 'huggingface_hub', 'jinja2', 'msgspec', 'httpx'};"
+        "heavy = {'textual', 'rich', 'llama_cpp', 'numpy', 'asyncio', 'huggingface_hub', 'jinja2', 'msgspec', 'httpx',"
+        " 'starlette', 'uvicorn'};"
         "sys.stderr.write(' '.join(sorted(heavy & set(sys.modules))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -60,6 +60,15 @@ class PromptBuilder:
             on_trimmed(trimmed)
         return self._checked(self._render(trimmed.messages))
 
+    def from_all_messages(self, messages: Iterable[Message]) -> tuple[bytes, list[int]]:
+        """Return the rendered prompt and its tokens; nothing is left out.
+
+        Raises:
+            ContextFull: it is too long.
+            TemplateError: the model's template failed.
+        """
+        return self._checked(self._render([self._vocab.mark_content(message) for message in messages]))
+
     def _checked(self, text: bytes) -> tuple[bytes, list[int]]:
         tokens = self._encode(text)
         if not tokens:  # an empty prompt, and a model without a begin token

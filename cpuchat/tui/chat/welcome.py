@@ -66,5 +66,7 @@ class WelcomePane(Static):
             lines += [Content(""), Content(self._about.machine)]
         if self._about.model:
             lines.append(Content(f"Recommended: {self._about.model}"))
+        if self._about.serving:
+            lines.append(Content(f"cpuchat serve: {self._about.serving}"))
         lines += [Content(""), Content("Enter sends · Ctrl+J new line · Ctrl+O models · F1 help")]
         self.update(Content("\n").join(lines))

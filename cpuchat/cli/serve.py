@@ -1,0 +1,216 @@
+"""`cpuchat serve`: the tuned local engine for other programs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cpuchat.cli.options import (
+    cores_option,
+    ctx_option,
+    experts_option,
+    memory_option,
+    model_path,
+    overridden,
+    require_draft_in_use,
+    setting,
+    speculation_options,
+    stacked,
+    threads_option,
+)
+from cpuchat.errors import UsageError
+from cpuchat.telemetry import units
+
+if TYPE_CHECKING:  # `--help` has no use for them
+    from cpuchat.backend.local import LocalBackend
+    from cpuchat.cli.terminal import Terminal
+    from cpuchat.serving.service import Done
+    from cpuchat.settings import Settings
+
+_EPILOG = """\b
+Examples:
+  cpuchat serve                                    the model used last, on http://127.0.0.1:8080/v1
+  cpuchat serve ~/models/qwen.gguf --port 9000
+  cpuchat serve --host 0.0.0.0 --token-file ~/.cpuchat-token
+  curl -s http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+  curl -s http://127.0.0.1:8080/metrics
+
+One request is answered at a time, the others wait in the order of their arrival. Ctrl+C ends the server.
+
+A token is read from --token-file, which is created with a random one if it does not exist, or from CPUCHAT_SERVE_TOKEN.
+Programs send it as `Authorization: Bearer TOKEN` (the api_key of OpenAI clients). Any address but 127.0.0.1 needs one,
+and sends it unencrypted: outside a network that you trust, put a TLS proxy or an SSH tunnel in front.
+
+Exit codes: 0 ended by Ctrl+C or SIGTERM, 2 wrong usage or settings, port in use, 3 no such model, 4 damaged or
+unsupported model, 5 not enough memory, 8 worker crashed while loading, 9 unsupported llama.cpp version,
+12 draft model mismatch, 130 Ctrl+C while loading, 1 anything else."""
+
+
+@click.command(epilog=_EPILOG, short_help="Serve a model to other programs (OpenAI-compatible).")
+@click.argument("model", required=False, metavar="[MODEL]")
+@stacked(
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+    click.option(
+        "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 = a free one."
+    ),
+    click.option(
+        "--token-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="File with the bearer token that programs must send.",
+    ),
+    click.option(
+        "--alias", multiple=True, metavar="NAME", help="Name of the model for programs; may be given several times."
+    ),
+    click.option(
+        "--queue",
+        type=click.IntRange(0, 1000),
+        default=16,
+        show_default=True,
+        help="Requests that may wait.",
+        metavar="N",
+    ),
+    click.option(
+        "--cors-origin", multiple=True, metavar="URL", help="Web page that may use the server, or *; default: none."
+    ),
+    setting("--max-tokens", "chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
+    threads_option(),
+    cores_option(),
+    memory_option(),
+    ctx_option(),
+    setting("--batch", "engine.batch", "Prompt tokens per batch."),
+    setting("--cache-type-k", "engine.cache_type_k", "KV cache type of K."),
+    setting("--cache-type-v", "engine.cache_type_v", "KV cache type of V."),
+    setting("--flash-attn", "engine.flash_attn", "Flash attention."),
+    setting("--load-mode", "engine.load_mode", "Memory-map the model file, or read it into memory."),
+    setting("--mlock/--no-mlock", "engine.mlock", "Lock the model in memory (mlock)."),
+    experts_option(),
+    speculation_options(),
+    click.option("--quiet", "-q", is_flag=True, help="Print only the address, warnings and errors."),
+)
+def serve(
+    model: str | None,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    alias: tuple[str, ...],
+    queue: int,
+    cors_origin: tuple[str, ...],
+    quiet: bool,
+    **values: Any,
+) -> int:
+    """Serve a model over HTTP to other programs, with the OpenAI interface and llama-server's timings.
+
+    MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
+    """
+    chosen, strict = overridden(values), values["speculation__draft_model"] is not None
+    if strict:
+        require_draft_in_use(chosen)
+    backend = _backend(chosen)
+    try:
+        from cpuchat.cli.terminal import Terminal
+        from cpuchat.serving.guard import TOKEN_VARIABLE, is_loopback, read_token
+        from cpuchat.serving.server import listen
+
+        token, local = read_token(token_file), is_loopback(host)
+        if not local and not token:
+            raise UsageError(
+                f"Listening on {host} needs a token: others could use this machine.",
+                f"Add --token-file FILE or set {TOKEN_VARIABLE}.",
+            )
+        path = model_path(model, chosen)
+        listener = listen(host, port)
+    except BaseException:
+        backend.kill()
+        raise
+    server = _Serve(chosen, backend, path, Terminal(quiet=quiet), strict=strict)
+    return asyncio.run(server.run(listener, token, local, alias, queue, cors_origin))
+
+
+def _backend(chosen: Settings) -> LocalBackend:
+    """Return a backend whose worker is starting already. Conversations of programs are kept in memory only."""
+    from cpuchat.backend.local import LocalBackend
+    from cpuchat.hardware.placement.placement import PlacementSpec
+
+    backend = LocalBackend(memory_limit=int(chosen.engine.saved_kv_gb * 1e9))
+    backend.prepare(PlacementSpec.of(chosen))
+    return backend
+
+
+class _Serve:
+    """Loads the model, serves it, and ends in order on a signal; a second one kills the worker."""
+
+    def __init__(
+        self, chosen: Settings, backend: LocalBackend, path: Path, terminal: Terminal, *, strict: bool
+    ) -> None:
+        self._settings = chosen
+        self._backend = backend
+        self._path = path
+        self._terminal = terminal
+        self._strict = strict
+
+    async def run(
+        self,
+        listener: socket.socket,
+        token: str,
+        local: bool,
+        aliases: tuple[str, ...],
+        limit: int,
+        origins: tuple[str, ...],
+    ) -> int:
+        from cpuchat.cli.session import Session
+        from cpuchat.serving.app import make_app
+        from cpuchat.serving.record import RunningServer, recorded
+        from cpuchat.serving.server import serving, url
+        from cpuchat.serving.service import Service
+
+        loop, terminal = asyncio.get_running_loop(), self._terminal
+        async with Session(self._settings, terminal, self._backend) as session:
+            # While the model loads, a signal stops that, as Ctrl+C does.
+            loop.add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
+            service = Service(session.conversation, aliases=aliases, limit=limit, on_done=self._log)
+            app = make_app(service, token=token, local=local, origins=origins)
+            async with serving(app, listener):
+                info = await session.load(self._path, strict=self._strict)
+                service.loaded(info)
+                for note in filter(None, (session.conversation.draft_problem, *info.notes)):
+                    terminal.note(f"cpuchat: {note}")
+                address = url(listener)
+                with recorded(RunningServer(address, service.name, info.path, os.getpid(), bool(token))):
+                    terminal.line(f"Serving {service.name} on {address}/v1")
+                    await self._stop()
+                terminal.note("cpuchat: stopping")
+                await service.close()
+        return 0
+
+    async def _stop(self) -> None:
+        """Wait for a signal."""
+        stop = asyncio.Event()
+
+        def on_signal() -> None:
+            if stop.is_set():
+                self._backend.kill()
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, on_signal)
+        await stop.wait()
+
+    def _log(self, done: Done) -> None:
+        """Print one line about a request, nothing of its content."""
+        from cpuchat.present.answers import summary
+
+        parts = [time.strftime("%H:%M:%S"), done.client or "-", done.endpoint]
+        if done.result != "ok":
+            parts.append(done.result.replace("_", " "))
+        what = summary(done.timings, done.stop_reason if done.result == "ok" else "")
+        if done.waited_s >= 0.1:
+            what = " · ".join(filter(None, (what, f"queued {' '.join(units.duration(done.waited_s))}")))
+        self._terminal.note("  ".join(filter(None, (*parts, what, done.message))))

@@ -1,0 +1,1 @@
+"""The local engine for other programs, over an OpenAI-compatible HTTP interface."""

@@ -1,0 +1,321 @@
+"""The HTTP interface: routes, bodies, streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from cpuchat import __version__
+from cpuchat.protocol import AnyEvent, GenerationFinished, PrefillProgress, TextDelta
+from cpuchat.serving.guard import Guard
+from cpuchat.serving.metrics import CONTENT_TYPE
+from cpuchat.serving.refusal import Refusal
+from cpuchat.serving.replies import PING, ChatReply, CompletionReply, Reply
+from cpuchat.serving.requests import Asked
+from cpuchat.serving.service import Service
+
+BODY_SECONDS = 60.0
+"""A body must arrive within."""
+PING_SECONDS = 10.0
+"""Of silence in a stream, after which a comment keeps the connection open."""
+STALLED_SECONDS = 60.0
+"""A client that reads nothing for so long is gone."""
+ENDPOINTS = ("chat", "completions")
+
+_JSON = "application/json"
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold the stream back
+]
+
+
+class _Gone(Exception):
+    """Raised when the client reads no more."""
+
+
+class AnswerEndpoint:
+    """Answers one kind of request.
+
+    The engine's part and the client's part are two tasks: a client that reads slowly does not hold up the engine, and
+    one that hangs up cancels the answer at once, wherever it stands.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        name: str,
+        read: Callable[[bytes], Asked],
+        make_reply: Callable[[], Reply],
+    ) -> None:
+        self._service = service
+        self._name = name
+        self._read = read
+        self._make_reply = make_reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        client = request.client.host if request.client is not None else ""
+        try:
+            self._service.check()  # before the body is read
+            asked = self._read(await _body(request, self._service.reader.most_body))
+        except ClientDisconnect:
+            return
+        except Refusal as refusal:
+            self._service.refused(refusal, self._name, client)
+            raise
+        parts: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
+        reply = self._make_reply()
+        computing = asyncio.create_task(self._compute(asked, reply, client, parts))
+        sending = asyncio.create_task(self._send(asked, parts, send))
+        leaving = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not sending.done() or sending.exception() is not None:
+                computing.cancel()
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.gather(computing, sending, leaving, return_exceptions=True)
+        if not sending.cancelled() and (error := sending.exception()) is not None and not isinstance(error, _Gone):
+            raise error
+
+    async def _compute(
+        self, asked: Asked, reply: Reply, client: str, parts: asyncio.Queue[bytes | Refusal | None]
+    ) -> None:
+        """Put the answer into `parts`, then None; or what it failed with."""
+        try:
+            stream = self._service.answer(asked, reply.progress, self._name, client)
+            async with contextlib.aclosing(stream) as events:
+                async for event in events:
+                    if (data := _rendered(asked, reply, event)) is not None:
+                        parts.put_nowait(data)
+            parts.put_nowait(None)
+        except Refusal as refusal:
+            parts.put_nowait(refusal)
+        except Exception:
+            traceback.print_exc()
+            parts.put_nowait(Refusal(500, "Internal error; see the server's log.", "internal_error"))
+
+    async def _send(self, asked: Asked, parts: asyncio.Queue[bytes | Refusal | None], send: Send) -> None:
+        """Send what is in `parts`. Raises Refusal before anything was sent, and _Gone."""
+        started = False
+        while True:
+            try:
+                # Nothing is sent before the engine has accepted the prompt: a refusal has a status of its own.
+                part = await asyncio.wait_for(parts.get(), PING_SECONDS if started else None)
+            except TimeoutError:
+                part = PING
+            if isinstance(part, Refusal):
+                if not started:
+                    raise part
+                part = b"data: " + part.body + b"\n\n"
+                await _sent(send, {"type": "http.response.body", "body": part, "more_body": False})
+                return
+            if not started:
+                started = True
+                headers = _STREAM_HEADERS if asked.stream else [(b"content-type", _JSON.encode())]
+                if not asked.stream:
+                    headers = [*headers, (b"content-length", str(len(part or b"")).encode())]
+                await _sent(send, {"type": "http.response.start", "status": 200, "headers": headers})
+            more = part is not None
+            await _sent(send, {"type": "http.response.body", "body": part or b"", "more_body": more})
+            if not more:
+                return
+
+
+def _rendered(asked: Asked, reply: Reply, event: AnyEvent) -> bytes | None:
+    """Return what the client gets for an event; b"" starts the response."""
+    match event:
+        case GenerationFinished():
+            return reply.last_chunks(with_usage=asked.with_usage) if asked.stream else reply.whole()
+        case TextDelta() if asked.stream:
+            return reply.chunk(event, with_timings=asked.with_timings)
+        case PrefillProgress() if asked.stream:
+            if asked.with_progress:
+                return reply.prompt_chunk(event, with_timings=asked.with_timings)
+            return b"" if event.processed == event.cache_n else None
+    return None
+
+
+async def _sent(send: Send, message: dict[str, Any]) -> None:
+    try:
+        async with asyncio.timeout(STALLED_SECONDS):
+            await send(message)
+    except (TimeoutError, OSError):
+        raise _Gone from None
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """Return the body, at most `most` bytes. Raises Refusal when it is too large or too slow, ClientDisconnect."""
+    too_large = Refusal(413, f"The body is larger than {most:,} bytes, more than the context holds.", "body_too_large")
+    told = request.headers.get("content-length", "")
+    if told.isdigit() and int(told) > most:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise too_large
+    except TimeoutError:
+        raise Refusal(408, f"The body did not arrive within {BODY_SECONDS:.0f} seconds.", "body_timeout") from None
+    return bytes(body)
+
+
+class Pages:
+    """What can be read about the server."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def health(self, request: Request) -> Response:
+        _ = self._service.model
+        return _json({"status": "ok"})
+
+    async def models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self._service.names:
+            raise Refusal(404, f"The model `{name}` is not served here.", "model_not_found", param="model")
+        return _json(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        service, model = self._service, self._service.model
+        return {
+            "id": service.name,
+            "aliases": list(service.names[1:]),
+            "object": "model",
+            "created": service.started,
+            "owned_by": "cpuchat",
+            "meta": {
+                "n_vocab": model.n_vocab,
+                "n_ctx": model.n_ctx,
+                "n_ctx_train": model.n_ctx_train,
+                "n_params": model.n_params,
+                "size": model.size,
+                "ftype": model.quantization,
+                "draft": model.draft,
+            },
+        }
+
+    async def props(self, request: Request) -> Response:
+        """Return the part of llama-server's /props that has a meaning here."""
+        service, model = self._service, self._service.model
+        return _json(
+            {
+                "default_generation_settings": {"n_ctx": model.n_ctx},
+                "total_slots": 1,
+                "model_alias": service.name,
+                "model_path": model.path,
+                "model_ftype": model.quantization,
+                "endpoint_slots": True,
+                "endpoint_metrics": True,
+                "build_info": _build(service),
+            }
+        )
+
+    async def slots(self, request: Request) -> Response:
+        """Return the one slot, in llama-server's fields, and how many requests wait for it."""
+        service, model = self._service, self._service.model
+        running = service.running
+        slot: dict[str, Any] = {
+            "id": 0,
+            "n_ctx": model.n_ctx,
+            "speculative": not model.no_speculation and bool(service.speculation.drafters),
+            "is_processing": service.busy,
+            "n_waiting": service.waiting,
+        }
+        if running is not None and running.prompt is not None:
+            timings = running.timings
+            slot |= {
+                "n_prompt_tokens": running.prompt.total,
+                "n_prompt_tokens_processed": timings.prompt_n,
+                "n_prompt_tokens_cache": timings.cache_n,
+                "next_token": [{"n_decoded": timings.predicted_n}],
+            }
+        return _json([slot])
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._service.metrics_text(ENDPOINTS), media_type=CONTENT_TYPE)
+
+
+def _build(service: Service) -> str:
+    engine = service.engine
+    return f"cpuchat-{__version__}" + (f"-llama.cpp-{engine.llama_commit or engine.version}" if engine else "")
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type=_JSON)
+
+
+async def _on_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return Response(error.body, error.status, error.headers)
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    """Turn an unknown path or method into an error object."""
+    assert isinstance(error, HTTPException)
+    path = f"{request.method} {request.url.path}"
+    refusal = Refusal(
+        error.status_code, f"{path}: {error.detail}.", "not_found" if error.status_code == 404 else "http"
+    )
+    return Response(refusal.body, refusal.status, {**(error.headers or {}), **refusal.headers})
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    refusal = Refusal(500, "Internal error; see the server's log.", "internal_error")
+    return Response(refusal.body, refusal.status, refusal.headers)
+
+
+def make_app(service: Service, *, token: str = "", local: bool = True, origins: tuple[str, ...] = ()) -> Starlette:
+    """Return the ASGI app; see `Guard` for the arguments."""
+    pages = Pages(service)
+
+    def chat_reply() -> Reply:
+        return ChatReply(service.name, _build(service))
+
+    def completion_reply() -> Reply:
+        return CompletionReply(service.name, _build(service))
+
+    chat = AnswerEndpoint(service, ENDPOINTS[0], lambda data: service.reader.chat(data), chat_reply)
+    completions = AnswerEndpoint(service, ENDPOINTS[1], lambda data: service.reader.completion(data), completion_reply)
+    routes = [
+        Route("/health", pages.health),
+        Route("/v1/health", pages.health),
+        Route("/v1/models", pages.models),
+        Route("/v1/models/{name:path}", pages.model),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/props", pages.props),
+        Route("/slots", pages.slots),
+        Route("/metrics", pages.metrics),
+    ]
+    middleware = [Middleware(Guard, token=token, local=local, origins=origins)]
+    if origins:
+        cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        middleware.insert(0, cors)
+    handlers: dict[Any, Any] = {Refusal: _on_refusal, HTTPException: _on_http, Exception: _on_error}
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)

@@ -1,0 +1,117 @@
+"""Who may use the server.
+
+On the loopback interface of this machine anyone who is logged in may; elsewhere, a bearer token is needed. Web pages
+may not: a browser sends their requests to 127.0.0.1 too, under the name of a host that an attacker chose. Its `Host`
+and `Origin` headers tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cpuchat.errors import UsageError
+from cpuchat.paths import read_text
+from cpuchat.serving.refusal import Refusal
+
+TOKEN_VARIABLE = "CPUCHAT_SERVE_TOKEN"
+SHORTEST_TOKEN = 16
+OPEN_PATHS = ("/health", "/v1/health")
+
+
+class Guard:
+    """Lets requests through to `app` that may use it; refuses others.
+
+    Args:
+        token: "" = none needed.
+        local: bound to the loopback interface only, so that no other host's name can be meant.
+        origins: of web pages that may use it; `*` = all.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str = "", local: bool = True, origins: Collection[str] = ()) -> None:
+        self._app = app
+        self._digest = hashlib.sha256(token.encode()).digest() if token else b""
+        self._local = local
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (refusal := self._refusal(scope["path"], Headers(scope=scope))) is not None:
+            await Response(refusal.body, refusal.status, refusal.headers)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, path: str, headers: Headers) -> Refusal | None:
+        origin = headers.get("origin")
+        if origin is not None and origin not in self._origins and "*" not in self._origins:
+            return Refusal(403, "Web pages may not use this server; --cors-origin allows one.", "origin_not_allowed")
+        if self._local and not self._digest and not is_loopback(_host_name(headers.get("host", ""))):
+            return Refusal(403, "Use localhost or 127.0.0.1 as the server's name.", "host_not_allowed")
+        if self._digest and path not in OPEN_PATHS and not self._matches(headers.get("authorization", "")):
+            return Refusal(401, "A valid bearer token is needed: `Authorization: Bearer …`.", "invalid_api_key")
+        return None
+
+    def _matches(self, authorization: str) -> bool:
+        """Compare in constant time; digests, so that not even the length shows."""
+        scheme, _, given = authorization.partition(" ")
+        digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
+        return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
+
+
+def _host_name(host: str) -> str:
+    """Return the `Host` header without the port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if host.count(":") == 1 else host
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address means this machine only; names are not resolved."""
+    if host.lower().rstrip(".") == "localhost" or host.lower().rstrip(".").endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def read_token(file: Path | None) -> str:
+    """Return the token in `file`, else of the environment, "" when there is neither. A missing file is created with a
+    random token, readable by its owner only.
+
+    Raises:
+        UsageError: the token is too short, or its file cannot be read, cannot be written, or is readable by others.
+    """
+    if file is None:
+        return _checked(os.environ.get(TOKEN_VARIABLE, ""), TOKEN_VARIABLE) if TOKEN_VARIABLE in os.environ else ""
+    try:
+        if not file.exists():
+            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w") as stream:
+                stream.write(secrets.token_urlsafe(32) + "\n")
+        if os.name == "posix" and stat.S_IMODE(file.stat().st_mode) & 0o077:
+            raise UsageError(f"Others can read the token file {file}.", f"Run `chmod 600 {file}`.")
+        return _checked(read_text(file, 4096), str(file))
+    except UnicodeDecodeError:
+        raise UsageError(f"The token file {file} is not text.", "Put one line into it.") from None
+    except OSError as error:
+        raise UsageError(f"Cannot read the token file {file}: {error.strerror}.", "Choose another one.") from None
+
+
+def _checked(text: str, where: str) -> str:
+    token = text.strip()
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError(
+            f"The token in {where} is not usable: it needs {SHORTEST_TOKEN} characters or more, ASCII, no spaces.",
+            "Make one with `openssl rand -hex 32`.",
+        )
+    return token

@@ -1,0 +1,50 @@
+"""Which servers run on this machine: a file each, locked by the server's process as long as it runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import msgspec
+
+from cpuchat import paths
+from cpuchat.files import file_lock, is_locked
+
+
+class RunningServer(msgspec.Struct, frozen=True):
+    """A server of this user. `model` is the name that it serves, `path` its file."""
+
+    url: str
+    model: str
+    path: str
+    pid: int
+    needs_token: bool = False
+
+
+@contextlib.contextmanager
+def recorded(server: RunningServer) -> Iterator[None]:
+    """Record a server inside the block. If the folder cannot be written, others do not see it."""
+    file = paths.servers_dir() / f"{server.pid}.json"
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file.touch(0o600)
+            stack.enter_context(file_lock(file))
+            stack.callback(file.unlink, missing_ok=True)
+            file.write_bytes(msgspec.json.encode(server))
+        yield
+
+
+def running_servers() -> list[RunningServer]:
+    """Return the servers that run now, and remove the records of those that were killed."""
+    found: list[RunningServer] = []
+    with contextlib.suppress(OSError):
+        for file in sorted(paths.servers_dir().glob("*.json")):
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # gone meanwhile, or not ours; msgspec's errors are ValueErrors
+                if is_locked(file):
+                    found.append(msgspec.json.decode(file.read_bytes(), type=RunningServer))
+                else:
+                    file.unlink(missing_ok=True)
+    return found

@@ -1,0 +1,73 @@
+"""Requests that are not answered: HTTP status, and an error object as OpenAI's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cpuchat.protocol import Failed
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "unavailable_error"}
+_BY_CODE = {
+    "context_full": (400, "context_length_exceeded"),
+    "usage": (400, "invalid_request"),
+    "template": (400, "chat_template_failed"),
+    "does_not_fit": (503, "does_not_fit"),
+    "interrupted": (503, "shutting_down"),
+}
+
+
+class Refusal(Exception):
+    """Raised when a request is refused or fails.
+
+    Args:
+        status: of HTTP.
+        message: what happened, and what to do.
+        code: a stable word for programs ("context_length_exceeded").
+        param: the field of the request that is at fault.
+        retry_after: seconds; 0: a retry is of no use.
+        more: further fields of the error object.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str = "invalid_request",
+        *,
+        param: str | None = None,
+        retry_after: int = 0,
+        more: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+        self._more = more or {}
+
+    @classmethod
+    def of(cls, failed: Failed, n_ctx: int) -> Refusal:
+        """Return the refusal for a failure of the engine, whose context has `n_ctx` tokens."""
+        status, code = _BY_CODE.get(failed.code, (500, failed.code))
+        # Hints name options of the program and places of files: of no use over the network.
+        more = {"n_ctx": n_ctx} if failed.code == "context_full" else None
+        return cls(status, failed.message, code, more=more)
+
+    @property
+    def body(self) -> bytes:
+        """Return the error object as JSON."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code, **self._more}
+        return msgspec.json.encode({"error": error})
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {"content-type": "application/json"}
+        if self.retry_after:
+            headers["retry-after"] = str(self.retry_after)
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return headers

@@ -1,0 +1,244 @@
+"""Answers in the OpenAI interface's form, with the additions of llama-server: `timings` in its field names and units.
+
+Source of both: llama.cpp's tools/server/server-task.cpp and server-common.cpp (`server_slot_stats::to_json`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from cpuchat.protocol import GenerationFinished, PrefillProgress, SpeculationUpdate, StopReason, TextDelta
+from cpuchat.timings import Timings
+
+DONE = b"data: [DONE]\n\n"
+PING = b": waiting\n\n"
+"""A comment, which readers of server-sent events skip."""
+
+_FINISH: dict[StopReason, str] = {"end": "stop", "stop_string": "stop"}
+
+
+def timings_fields(timings: Timings) -> dict[str, float]:
+    """Return llama-server's `timings`: milliseconds, tokens per second, 0 where there is nothing to divide."""
+    steps = timings.predicted_n - 1
+    fields: dict[str, float] = {
+        "cache_n": timings.cache_n,
+        "prompt_n": timings.prompt_n,
+        "prompt_ms": timings.prompt_ms,
+        "prompt_per_token_ms": timings.prompt_ms / timings.prompt_n if timings.prompt_n else 0.0,
+        "prompt_per_second": timings.prompt_per_second or 0.0,
+        "predicted_n": timings.predicted_n,
+        "predicted_ms": timings.predicted_ms,
+        "predicted_per_token_ms": timings.predicted_ms / steps if steps > 0 else 0.0,
+        "predicted_per_second": timings.predicted_per_second or 0.0,
+    }
+    if timings.draft_n:
+        fields["draft_n"] = timings.draft_n
+        fields["draft_n_accepted"] = timings.draft_n_accepted
+    return fields
+
+
+class Progress:
+    """Follows the events of one answer: its timings so far, its text, the tokens of its reasoning."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.reasoning = ""
+        self.n_reasoning = 0
+        self.prompt: PrefillProgress | None = None
+        self.finished: GenerationFinished | None = None
+        self._start = self._prefilled = 0.0
+        self.first_ms: float | None = None
+        self._written = Timings()
+        self._drafted = (0, 0)
+
+    def follow(self, event: object, now: float) -> None:
+        """Take an event at `now` (monotonic seconds)."""
+        match event:
+            case PrefillProgress():
+                if self.prompt is None:
+                    self._start = now
+                self.prompt, self._prefilled = event, now
+            case TextDelta():
+                if self.first_ms is None:
+                    self.first_ms = event.at_ms
+                self._written = Timings(predicted_n=event.predicted_n, predicted_ms=event.at_ms - self.first_ms)
+                if event.channel == "reasoning":
+                    self.reasoning += event.text
+                    self.n_reasoning += event.n_tokens
+                else:
+                    self.text += event.text
+            case SpeculationUpdate():
+                self._drafted = event.figures.draft_n, event.figures.draft_n_accepted
+            case GenerationFinished():
+                self.finished = event
+
+    @property
+    def prompt_ms(self) -> float:
+        return 1e3 * (self._prefilled - self._start)
+
+    @property
+    def timings(self) -> Timings:
+        """Return the engine's own timings once it has finished, before that those of its events."""
+        if self.finished is not None:
+            return self.finished.timings
+        prompt, (draft_n, accepted) = self.prompt, self._drafted
+        return msgspec.structs.replace(
+            self._written,
+            cache_n=prompt.cache_n if prompt else 0,
+            prompt_n=prompt.processed - prompt.cache_n if prompt else 0,
+            prompt_ms=self.prompt_ms,
+            draft_n=draft_n,
+            draft_n_accepted=accepted,
+        )
+
+    def usage(self) -> dict[str, Any]:
+        timings = self.timings
+        prompt_tokens = timings.cache_n + timings.prompt_n
+        usage: dict[str, Any] = {
+            "completion_tokens": timings.predicted_n,
+            "prompt_tokens": prompt_tokens,
+            "total_tokens": prompt_tokens + timings.predicted_n,
+            "prompt_tokens_details": {"cached_tokens": timings.cache_n},
+        }
+        if self.n_reasoning:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.n_reasoning}
+        return usage
+
+
+class Reply:
+    """Builds one answer: `whole` at its end, or `chunk` and `last_chunks` of a stream.
+
+    Args:
+        model: the name that is told.
+        fingerprint: of the engine.
+    """
+
+    kind = ""
+    chunk_kind = ""
+    id_prefix = ""
+
+    def __init__(self, model: str, fingerprint: str) -> None:
+        self.progress = Progress()
+        self._head = {
+            "created": int(time.time()),
+            "id": f"{self.id_prefix}-{secrets.token_urlsafe(24)}",
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+
+    def whole(self) -> bytes:
+        """Return the answer as one object."""
+        progress = self.progress
+        return msgspec.json.encode(
+            {
+                "choices": [{"finish_reason": self._finish_reason, "index": 0, **self._content()}],
+                "object": self.kind,
+                **self._head,
+                "usage": progress.usage(),
+                "timings": timings_fields(progress.timings),
+            }
+        )
+
+    def chunk(self, event: TextDelta, *, with_timings: bool) -> bytes:
+        """Return what `event` adds, as a server-sent event."""
+        more = {"timings": timings_fields(self.progress.timings)} if with_timings else {}
+        return self._sent([self._choice(self._added(event))], more)
+
+    def prompt_chunk(self, event: PrefillProgress, *, with_timings: bool) -> bytes:
+        """Return how far the prompt is evaluated, as a server-sent event."""
+        told = {
+            "total": event.total,
+            "cache": event.cache_n,
+            "processed": event.processed,
+            "time_ms": int(self.progress.prompt_ms),
+        }
+        more: dict[str, Any] = {"prompt_progress": told}
+        if with_timings:
+            more["timings"] = timings_fields(self.progress.timings)
+        return self._sent([self._choice(self._nothing())], more)
+
+    def last_chunks(self, *, with_usage: bool) -> bytes:
+        """Return the end of a stream: why it ended, the usage if it is wanted, and the timings."""
+        progress = self.progress
+        timings = {"timings": timings_fields(progress.timings)}
+        ending = [self._choice(self._end(), self._finish_reason)]
+        if not with_usage:
+            return self._sent(ending, timings) + DONE
+        return self._sent(ending, {}) + self._sent([], {"usage": progress.usage(), **timings}) + DONE
+
+    @property
+    def _finish_reason(self) -> str:
+        finished = self.progress.finished
+        return _FINISH.get(finished.stop_reason, "length") if finished is not None else "length"
+
+    def _sent(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        data = {"choices": choices, **self._head, "object": self.chunk_kind, **more}
+        return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+    def _choice(self, what: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        return {"finish_reason": reason, "index": 0, **what}
+
+    def _content(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _added(self, event: TextDelta) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _nothing(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _end(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class ChatReply(Reply):
+    """An answer of /v1/chat/completions; reasoning is apart, in `reasoning_content`."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+    _began = False
+
+    def _content(self) -> dict[str, Any]:
+        message = {"role": "assistant", "content": self.progress.text}
+        if self.progress.reasoning:
+            message["reasoning_content"] = self.progress.reasoning
+        return {"message": message}
+
+    def _added(self, event: TextDelta) -> dict[str, Any]:
+        field = "reasoning_content" if event.channel == "reasoning" else "content"
+        return {"delta": {**self._role(), field: event.text}}
+
+    def _nothing(self) -> dict[str, Any]:
+        return {"delta": {"role": "assistant", "content": None}}
+
+    def _end(self) -> dict[str, Any]:
+        return {"delta": self._role()}
+
+    def _role(self) -> dict[str, str]:
+        """Return the role, in the first chunk only."""
+        first, self._began = not self._began, True
+        return {"role": "assistant"} if first else {}
+
+
+class CompletionReply(Reply):
+    """An answer of /v1/completions: text, reasoning included."""
+
+    kind = chunk_kind = "text_completion"
+    id_prefix = "cmpl"
+
+    def _content(self) -> dict[str, Any]:
+        return {"text": self.progress.reasoning + self.progress.text, "logprobs": None}
+
+    def _added(self, event: TextDelta) -> dict[str, Any]:
+        return {"text": event.text, "logprobs": None}
+
+    def _nothing(self) -> dict[str, Any]:
+        return {"text": "", "logprobs": None}
+
+    def _end(self) -> dict[str, Any]:
+        return self._nothing()

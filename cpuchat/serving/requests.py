@@ -1,0 +1,296 @@
+"""Request bodies of the OpenAI interface: checked, and turned into what the engine understands.
+
+Fields that are not known are ignored, as OpenAI-compatible servers do: programs send many that change nothing here.
+What would change the answer and is not supported is refused, never ignored. llama-server's additions
+(`timings_per_token`, `return_progress`, `ignore_eos`, `repeat_penalty`, ...) mean what they mean there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from cpuchat.protocol import Generate, Message, Role, Speculation
+from cpuchat.serving.refusal import Refusal
+from cpuchat.settings import SamplingSection, Settings, explained
+
+BYTES_PER_TOKEN = 64
+"""More text than this for each token of the context cannot fit; it is refused before the engine tokenizes it."""
+MOST_STOPS, LONGEST_STOP = 16, 1000
+STREAM_SECONDS, WHOLE_SECONDS = 0.08, 1.0
+"""Between two events with text: of a stream, and where only the end is sent."""
+_INT32 = (1 << 31) - 1
+
+_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    role: str
+    content: str | list[Part] | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Body(msgspec.Struct, kw_only=True):
+    """What both kinds of requests share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    n: int | None = None
+    logprobs: bool | int | None = None
+    logit_bias: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    grammar: str | None = None
+    json_schema: Any = None
+    ignore_eos: bool | None = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
+
+
+class ChatBody(_Body):
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    functions: list[Any] | None = None
+    modalities: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionBody(_Body):
+    prompt: str | list[Any]
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+B = TypeVar("B", ChatBody, CompletionBody)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that can be answered. `with_timings` in every chunk; `with_progress` of the prompt."""
+
+    request: Generate
+    stream: bool
+    with_usage: bool
+    with_timings: bool
+    with_progress: bool
+
+
+class RequestReader:
+    """Reads request bodies for one model.
+
+    Args:
+        names: that the model answers to.
+        n_ctx: tokens of its context.
+        settings: for values that a request does not give.
+        speculation: how answers are drafted.
+    """
+
+    def __init__(self, names: Collection[str], n_ctx: int, settings: Settings, speculation: Speculation) -> None:
+        self._names = names
+        self._n_ctx = n_ctx
+        self._settings = settings
+        self._speculation = speculation
+
+    @property
+    def most_body(self) -> int:
+        """Return the bytes of a body beyond which its text cannot fit into the context."""
+        return (1 << 20) + 2 * BYTES_PER_TOKEN * self._n_ctx
+
+    def chat(self, data: bytes) -> Asked:
+        """Read the body of a chat completion. Raises Refusal."""
+        body = _decoded(data, ChatBody)
+        self._check(body)
+        _refuse_unsupported(
+            ("tools", bool(body.tools), "tools are not supported"),
+            ("functions", bool(body.functions), "functions are not supported"),
+            ("top_logprobs", bool(body.top_logprobs), "log probabilities are not supported"),
+            ("modalities", bool(set(body.modalities or ()) - {"text"}), "only text is supported"),
+            ("chat_template_kwargs", bool(body.chat_template_kwargs), "template arguments are not supported"),
+        )
+        messages = tuple(_messages(body.messages))
+        self._check_length("messages", (message.content for message in messages))
+        limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        return self._asked(body, limit, messages=messages)
+
+    def completion(self, data: bytes) -> Asked:
+        """Read the body of a plain completion. Raises Refusal."""
+        body = _decoded(data, CompletionBody)
+        self._check(body)
+        _refuse_unsupported(
+            ("best_of", body.best_of not in (None, 1), "only one completion is supported"),
+            ("echo", bool(body.echo), "echo is not supported"),
+            ("suffix", bool(body.suffix), "a suffix is not supported"),
+        )
+        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        if len(prompts) != 1 or not isinstance(prompts[0], str):
+            raise Refusal(
+                400, "`prompt` must be one text: several ones and token ids are not supported.", param="prompt"
+            )
+        self._check_length("prompt", prompts)
+        return self._asked(body, body.max_tokens, prompt=prompts[0])
+
+    def _check(self, body: _Body) -> None:
+        if body.model and body.model not in self._names:
+            served = ", ".join(f"`{name}`" for name in self._names)
+            raise Refusal(
+                404, f"The model `{body.model}` is not served here. Served: {served}.", "model_not_found", param="model"
+            )
+        kind = (body.response_format or {}).get("type", "text")
+        _refuse_unsupported(
+            ("n", body.n not in (None, 1), "only one answer is supported"),
+            ("logprobs", body.logprobs not in (None, False), "log probabilities are not supported"),
+            ("logit_bias", bool(body.logit_bias), "a logit bias is not supported"),
+            ("response_format", kind != "text", "the engine cannot enforce a format; ask for it in the prompt"),
+            ("grammar", bool(body.grammar), "the engine cannot enforce a grammar"),
+            ("json_schema", bool(body.json_schema), "the engine cannot enforce a schema"),
+        )
+
+    def _check_length(self, param: str, texts: Iterable[str]) -> None:
+        """Refuse what is not valid Unicode, or so long that it cannot fit."""
+        try:
+            n_bytes = sum(len(text.encode()) for text in texts)
+        except UnicodeEncodeError:
+            raise Refusal(400, f"`{param}` contains half of a surrogate pair.", param=param) from None
+        if n_bytes > BYTES_PER_TOKEN * self._n_ctx:
+            raise Refusal(
+                400,
+                f"The prompt has {n_bytes:,} bytes, but the context holds only {self._n_ctx:,} tokens.",
+                "context_length_exceeded",
+                param=param,
+                more={"n_ctx": self._n_ctx},
+            )
+
+    def _asked(self, body: _Body, max_tokens: int | None, **what: Any) -> Asked:
+        stream = bool(body.stream)
+        request = Generate(
+            sampling=self._sampling(body).sampling(),
+            max_tokens=self._limit(max_tokens),
+            stop=_stops(body.stop),
+            speculation=self._speculation,
+            trim=False,
+            ignore_eos=bool(body.ignore_eos),
+            frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
+            **what,
+        )
+        return Asked(
+            request=request,
+            stream=stream,
+            with_usage=bool(body.stream_options and body.stream_options.include_usage),
+            with_timings=bool(body.timings_per_token),
+            with_progress=bool(body.return_progress),
+        )
+
+    def _sampling(self, body: _Body) -> SamplingSection:
+        """Return the settings with what the request gives; the same bounds apply."""
+        values = msgspec.structs.asdict(self._settings.sampling)
+        for name in values:
+            given = getattr(body, name)
+            if given is not None:
+                values[name] = min(given, _INT32) if name in ("top_k", "repeat_last_n") else given
+        if values["top_k"] == -1:  # "off" in other servers
+            values["top_k"] = 0
+        try:
+            return msgspec.convert(values, SamplingSection)
+        except msgspec.ValidationError as error:
+            name, reason = explained(error)
+            raise Refusal(400, f"`{name}`: {reason}.", param=name) from None
+
+    def _limit(self, given: int | None) -> int:
+        """Return `Generate.max_tokens`; -1 means "no limit" in llama-server."""
+        if given is None:
+            return self._settings.chat.max_tokens
+        if given == -1:
+            return 0
+        if given < 1:
+            raise Refusal(400, f"`max_tokens` must be at least 1, not {given}.", param="max_tokens")
+        return min(given, self._n_ctx)
+
+
+def _decoded(data: bytes, kind: type[B]) -> B:
+    """Decode a body. Raises Refusal, which names the field."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        reason, _, where = str(error).partition(" - at ")
+        param = where.strip("`").removeprefix("$").lstrip(".") or None
+        missing = "missing required field" in reason
+        raise Refusal(400, f"{reason}{f' (in `{param}`)' if param and not missing else ''}.", param=param) from None
+    except RecursionError:
+        raise Refusal(400, "The JSON is nested too deeply.", "invalid_json") from None
+    except ValueError as error:  # msgspec.DecodeError, and text that is not UTF-8
+        raise Refusal(400, f"The body is not valid JSON: {error}.", "invalid_json") from None
+
+
+def _refuse_unsupported(*fields: tuple[str, bool, str]) -> None:
+    """Raise Refusal for the first (field, is asked for, why not) that is asked for."""
+    for name, asked, reason in fields:
+        if asked:
+            raise Refusal(400, f"`{name}`: {reason}.", "unsupported", param=name)
+
+
+def _messages(given: list[ChatMessage]) -> Iterable[Message]:
+    if not given:
+        raise Refusal(400, "`messages` is empty.", param="messages")
+    for number, message in enumerate(given):
+        where = f"messages[{number}]"
+        role = _ROLES.get(message.role)
+        if role is None:
+            known = ", ".join(_ROLES)
+            raise Refusal(400, f"`{where}.role`: `{message.role}` is not supported, only {known}.", param=where)
+        if message.tool_calls:
+            raise Refusal(400, f"`{where}`: tool calls are not supported.", "unsupported", param=where)
+        if message.content is None and role != "assistant":
+            raise Refusal(400, f"`{where}.content` is missing.", param=where)
+        yield Message(role=role, content=_text(message.content, where), reasoning=message.reasoning_content or "")
+    if given[-1].role == "assistant":
+        raise Refusal(400, "The last message is the assistant's: an answer cannot be continued.", param="messages")
+
+
+def _text(content: str | list[Part] | None, where: str) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    for part in content:
+        if part.type != "text" or part.text is None:
+            raise Refusal(
+                400, f"`{where}.content`: only text is supported, not `{part.type}`.", "unsupported", param=where
+            )
+    return "".join(part.text or "" for part in content)
+
+
+def _stops(given: str | list[str] | None) -> tuple[str, ...]:
+    stops = tuple(stop for stop in ([given] if isinstance(given, str) else given or ()) if stop)
+    if len(stops) > MOST_STOPS or any(len(stop) > LONGEST_STOP for stop in stops):
+        limits = f"{MOST_STOPS} strings of {LONGEST_STOP:,} characters"
+        raise Refusal(400, f"`stop`: more than {limits} are not supported.", param="stop")
+    try:
+        "".join(stops).encode()
+    except UnicodeEncodeError:
+        raise Refusal(400, "`stop` contains half of a surrogate pair.", param="stop") from None
+    return stops

@@ -1,0 +1,78 @@
+"""Runs the HTTP interface in the event loop of its caller, who handles signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from cpuchat.errors import UsageError
+
+CONNECTIONS = 128
+_KEEP_ALIVE_SECONDS = 30
+_CLOSING_SECONDS = 3
+_BACKLOG = 128
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; `port` 0 takes a free one. Raises UsageError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"Cannot resolve {host}: {error}.", "Give an address of this machine.") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"Port {port} is in use.", "Choose another one with --port; 0 takes a free one.") from None
+        raise UsageError(f"Cannot listen on {host}, port {port}: {error.strerror}.", "Choose another one.") from None
+    return listener
+
+
+def url(listener: socket.socket) -> str:
+    """Return the address for programs on this machine, or the one that was bound."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve `app` inside the block; at its end, connections get a few seconds to end."""
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        headers=[("server", "cpuchat")],
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_CLOSING_SECONDS,
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task

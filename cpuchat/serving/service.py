@@ -1,0 +1,236 @@
+"""One loaded model that answers requests of programs, one at a time; the others wait in a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpuchat.conversation import Conversation
+from cpuchat.protocol import AnyEvent, EngineInfo, Failed, GenerationFinished, ModelInfo, ModelLoaded, Speculation
+from cpuchat.serving.metrics import Metrics, Result
+from cpuchat.serving.refusal import Refusal
+from cpuchat.serving.replies import Progress
+from cpuchat.serving.requests import Asked, RequestReader
+from cpuchat.timings import Timings
+
+_LONGEST_RETRY = 300
+_RETRY_LOADING = 5
+_USUAL_WEIGHT = 0.2  # of the newest answer in the moving average
+
+
+@dataclass(frozen=True)
+class Done:
+    """A request that has ended. `waited_s` in the queue; `timings` None: the engine did nothing for it."""
+
+    endpoint: str
+    client: str
+    result: Result
+    timings: Timings | None = None
+    stop_reason: str = ""
+    message: str = ""
+    waited_s: float = 0.0
+
+
+class Service:
+    """Use from one event loop. Requests are refused until `loaded`.
+
+    Args:
+        conversation: holds the backend; nothing is stored.
+        aliases: names that the model answers to; the first is told. Its own names count too.
+        limit: requests that may wait.
+        on_done: called with every request that has ended.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        *,
+        aliases: tuple[str, ...] = (),
+        limit: int = 16,
+        on_done: Callable[[Done], None] = lambda done: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.metrics = Metrics()
+        self.limit = limit
+        self.waiting = 0
+        self.closing = False
+        self.started = int(time.time())
+        self.running: Progress | None = None
+        """The answer that the engine works on."""
+        self._conversation = conversation
+        self._aliases = aliases
+        self._on_done = on_done
+        self._clock = clock
+        self._turn = asyncio.Lock()  # first come, first served
+        self._usual_s = 0.0
+        self._info: ModelInfo | None = None
+        self._reader: RequestReader | None = None
+
+    @property
+    def model(self) -> ModelInfo:
+        """Return the model, also while a dead worker is not yet replaced. Raises Refusal before it is loaded."""
+        if self._info is None:
+            raise Refusal(503, "The model is still loading. Retry in a moment.", "loading", retry_after=_RETRY_LOADING)
+        return self._info
+
+    @property
+    def engine(self) -> EngineInfo | None:
+        return self._conversation.backend.engine
+
+    @property
+    def name(self) -> str:
+        """Return the name of the model that is told to programs. Raises Refusal before it is loaded."""
+        return self.names[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return all names that the model answers to. Raises Refusal before it is loaded."""
+        file = Path(self.model.path)
+        return tuple(dict.fromkeys(filter(None, (*self._aliases, file.stem, file.name, self.model.name))))
+
+    @property
+    def reader(self) -> RequestReader:
+        """Return what reads requests for this model. Raises Refusal before it is loaded."""
+        if self._reader is None:
+            conversation = self._conversation
+            self._reader = RequestReader(self.names, self.model.n_ctx, conversation.settings, conversation.speculation)
+        return self._reader
+
+    @property
+    def speculation(self) -> Speculation:
+        """Return how answers are drafted."""
+        return self._conversation.speculation
+
+    @property
+    def busy(self) -> bool:
+        return self._turn.locked()
+
+    def loaded(self, model: ModelInfo) -> None:
+        """Begin to answer with this model."""
+        self._info, self._reader = model, None
+        self.metrics.loads += 1
+
+    async def answer(
+        self, asked: Asked, progress: Progress, endpoint: str, client: str
+    ) -> AsyncGenerator[AnyEvent, None]:
+        """Stream the events of one answer, which `progress` has followed; ends with `GenerationFinished`. Closing it
+        early cancels the answer: once closed, the engine is idle or answers the next request.
+
+        Raises:
+            Refusal: too many wait, the engine refused the request, or it failed.
+        """
+        arrived = self._clock()
+        result: Result = "cancelled"
+        message, waited = "", 0.0
+        try:
+            async with self._place():
+                waited = self._clock() - arrived
+                self.metrics.waited(waited)
+                self.running = progress
+                try:
+                    async with contextlib.aclosing(self._events(asked, progress)) as events:
+                        async for event in events:
+                            if isinstance(event, Failed):
+                                raise Refusal.of(event, self.model.n_ctx)
+                            if isinstance(event, GenerationFinished) and event.stop_reason == "cancelled":
+                                raise _closing()
+                            yield event
+                finally:
+                    self.running = None
+                    self._computed(progress, waited)
+            result = "ok"
+        except Refusal as refusal:
+            result = _result(refusal)
+            message = refusal.message
+            raise
+        finally:
+            self.metrics.count(endpoint, result)
+            timings = progress.timings if progress.prompt is not None else None
+            reason = progress.finished.stop_reason if progress.finished is not None else ""
+            self._on_done(Done(endpoint, client, result, timings, reason, message, waited))
+
+    async def close(self) -> None:
+        """End the running answer and those that wait; each gets an error."""
+        self.closing = True
+        await self._conversation.stop()
+
+    def refused(self, refusal: Refusal, endpoint: str, client: str) -> None:
+        """Count a request that was refused before it reached the queue."""
+        self.metrics.count(endpoint, _result(refusal))
+        self._on_done(Done(endpoint, client, _result(refusal), message=refusal.message))
+
+    def check(self) -> None:
+        """Check that a request would be answered. Raises Refusal while loading or closing, or when too many wait."""
+        if self.closing:
+            raise _closing()
+        _ = self.model
+        if self.busy and self.waiting >= self.limit:
+            raise Refusal(
+                503,
+                f"{self.waiting} requests wait already, which is the limit. Retry later.",
+                "queue_full",
+                retry_after=self._retry_after(),
+            )
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncGenerator[None, None]:
+        """Hold the engine, after all that came before. Raises Refusal as `check` does."""
+        self.check()
+        self.waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self.waiting -= 1
+        try:
+            if self.closing:
+                raise _closing()
+            yield
+        finally:
+            self._turn.release()
+
+    def _retry_after(self) -> int:
+        """Return in how many seconds a place should be free, by the answers so far."""
+        return max(1, min(_LONGEST_RETRY, math.ceil(self._usual_s)))
+
+    async def _events(self, asked: Asked, progress: Progress) -> AsyncGenerator[AnyEvent, None]:
+        conversation, meter = self._conversation, self._conversation.meter
+        meter.expect(asked.request.speculation)
+        meter.request_started(self._clock())
+        started = self._clock()
+        async with contextlib.aclosing(conversation.generate_detached(asked.request)) as events:
+            async for event in events:
+                now = self._clock()
+                meter.observe(event, now)
+                progress.follow(event, now)
+                if isinstance(event, ModelLoaded):
+                    self.loaded(event.model)
+                yield event
+        taken = self._clock() - started
+        self._usual_s += (taken - self._usual_s) * (_USUAL_WEIGHT if self._usual_s else 1.0)
+
+    def _computed(self, progress: Progress, waited: float) -> None:
+        if progress.prompt is None:
+            return
+        timings = progress.timings
+        ttft_s = waited + progress.first_ms / 1e3 if progress.first_ms is not None else None
+        self.metrics.computed(timings, ttft_s)
+
+    def metrics_text(self, endpoints: tuple[str, ...]) -> str:
+        """Return the page for Prometheus."""
+        state = {"running": int(self.running is not None), "waiting": self.waiting, "limit": self.limit}
+        return self.metrics.text(endpoints, state, self._info, self._conversation.meter.figures(self._clock()))
+
+
+def _closing() -> Refusal:
+    return Refusal(503, "The server is shutting down.", "shutting_down")
+
+
+def _result(refusal: Refusal) -> Result:
+    if refusal.code == "queue_full":
+        return "queue_full"
+    return "refused" if refusal.status < 500 or refusal.code in ("loading", "shutting_down") else "failed"

@@ -1,0 +1,1 @@
+"""Tests the server for other programs."""

@@ -1,0 +1,32 @@
+"""Provides servers that a file's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.serving import Server, server
+from tests.support.tiny_gguf import write_tiny_gguf
+
+
+@pytest.fixture(scope="session")
+def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model that writes the letter c until the context is full, slowly enough to be cut."""
+    file = tmp_path_factory.mktemp("models") / "endless-F32.gguf"
+    return write_tiny_gguf(file, n_embd=512, n_layer=6, n_ff=2048, n_head=8, likely="c", n_ctx_train=8192)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, bandwidth_file: bytes) -> Iterator[Server]:
+    with server(tiny_model, tmp_path_factory.mktemp("served"), bandwidth=bandwidth_file) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def endless(endless_model: Path, tmp_path_factory: pytest.TempPathFactory, bandwidth_file: bytes) -> Iterator[Server]:
+    """Yield a server where two requests may wait."""
+    folder = tmp_path_factory.mktemp("served")
+    with server(endless_model, folder, "--queue", "2", bandwidth=bandwidth_file, ctx=8192) as running:
+        yield running

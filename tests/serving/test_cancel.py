@@ -1,0 +1,150 @@
+"""Tests clients that hang up, wait, or are too many; a worker that dies; a server that ends."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from cpuchat.serving.record import running_servers
+from tests.support.serving import Server, chat, server
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(autouse=True)
+def idle(endless: Server) -> Iterator[None]:
+    """Check that each test leaves an idle engine."""
+    yield
+    endless.wait_for(is_processing=False, n_waiting=0)
+
+
+def count(endless: Server, result: str) -> float:
+    return endless.metric("requests_total", endpoint="chat", result=result) or 0
+
+
+def forever(text: str = "Hello") -> dict:
+    return chat(text, max_tokens=-1, stream=True)
+
+
+def first_text(response: httpx.Response) -> str:
+    """Read a stream up to its first text."""
+    for line in response.iter_lines():
+        if line.startswith("data: ") and (text := json.loads(line[6:])["choices"][0]["delta"].get("content")):
+            return text
+    raise AssertionError("no text")
+
+
+def test_a_stream_that_is_cut_stops_the_engine(endless: Server) -> None:
+    before, worker = count(endless, "cancelled"), endless.worker.pid
+    with endless.http.stream("POST", CHAT, json=forever()) as response:
+        assert first_text(response)
+        assert endless.slot["is_processing"]
+    endless.wait_for(is_processing=False)
+    assert count(endless, "cancelled") == before + 1
+    assert endless.worker.pid == worker
+
+
+def test_a_client_that_does_not_wait_for_its_answer_stops_the_engine(endless: Server) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        endless.http.post(CHAT, json=chat("Hello", max_tokens=-1), timeout=httpx.Timeout(60, read=0.5))
+    endless.wait_for(is_processing=False)
+
+
+def test_requests_wait_and_too_many_are_refused(endless: Server) -> None:
+    before = count(endless, "queue_full")
+    with endless.http.stream("POST", CHAT, json=forever()) as response:
+        assert first_text(response)
+        with ThreadPoolExecutor(2) as threads:
+            waiting = [threads.submit(endless.post, chat("Hello", max_tokens=4)) for _ in range(2)]
+            endless.wait_for(n_waiting=2)
+            refused = endless.post(chat("Hello"))
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "queue_full"
+            assert int(refused.headers["retry-after"]) >= 1
+            response.close()
+            assert [future.result().status_code for future in waiting] == [200, 200]
+    assert count(endless, "queue_full") == before + 1
+
+
+def test_one_that_waits_may_leave(endless: Server) -> None:
+    before = count(endless, "cancelled")
+    with endless.http.stream("POST", CHAT, json=forever()) as response:
+        assert first_text(response)
+        with pytest.raises(httpx.ReadTimeout):
+            endless.http.post(CHAT, json=chat("Hello"), timeout=httpx.Timeout(60, read=0.3))
+        endless.wait_for(n_waiting=0)
+        assert endless.slot["is_processing"]
+    endless.wait_for(is_processing=False)
+    assert count(endless, "cancelled") == before + 2
+
+
+def test_eight_clients_of_which_some_are_cut(endless_model: Path, tmp_path: Path, bandwidth_file: bytes) -> None:
+    with server(endless_model, tmp_path, "--queue", "8", bandwidth=bandwidth_file, ctx=8192) as running:
+        worker, expected = running.worker.pid, "c" * 12
+        done: list[str] = []
+        lock = threading.Lock()
+
+        def client(number: int) -> None:
+            dice = random.Random(number)
+            for _ in range(4):
+                body = chat(f"I am client {number}. " * dice.randrange(1, 30), max_tokens=12, stream=True)
+                cut_after = dice.choice((None, 0, 1, 3))
+                with httpx.stream("POST", running.url + CHAT, json=body, timeout=120, trust_env=False) as response:
+                    assert response.status_code == 200
+                    text = ""
+                    for line_number, line in enumerate(response.iter_lines()):
+                        if line_number == cut_after:
+                            break
+                        if line.startswith("data: {"):
+                            text += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+                if cut_after is None:
+                    with lock:
+                        done.append(text)
+
+        with ThreadPoolExecutor(8) as threads:
+            for future in [threads.submit(client, number) for number in range(8)]:
+                future.result()
+        running.wait_for(is_processing=False, n_waiting=0)
+        assert done
+        assert set(done) == {expected}
+        assert running.worker.pid == worker
+        assert running.metric("model_loads_total") == 1
+        assert running.post(chat("Hello", max_tokens=12)).json()["choices"][0]["message"]["content"] == expected
+
+
+def test_a_worker_that_dies_is_told_and_replaced(endless: Server) -> None:
+    with endless.http.stream("POST", CHAT, json=forever()) as response:
+        assert first_text(response)
+        endless.worker.kill()
+        errors = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith('data: {"error"')]
+    assert errors[0]["error"]["code"] == "worker_died"
+    assert endless.post(chat("Hello", max_tokens=4)).status_code == 200
+    assert endless.metric("model_loads_total") == 2
+
+
+def test_a_signal_ends_the_server_its_worker_and_its_record(
+    endless_model: Path, tmp_path: Path, bandwidth_file: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server(endless_model, tmp_path, bandwidth=bandwidth_file, ctx=8192) as running:
+        monkeypatch.setenv("CPUCHAT_DATA_DIR", str(tmp_path / "data"))
+        (record,) = running_servers()
+        assert (record.url, record.model, record.pid) == (running.url, "endless-F32", running.process.pid)
+        worker = running.worker
+        with running.http.stream("POST", CHAT, json=forever()) as response:
+            assert first_text(response)
+            running.process.send_signal(signal.SIGTERM)
+            errors = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith('data: {"error"')]
+        assert errors[0]["error"]["code"] == "shutting_down"
+        assert running.process.wait(60) == 0
+        assert not psutil.pid_exists(worker.pid) or worker.status() == psutil.STATUS_ZOMBIE
+        assert running_servers() == []
+        assert "Traceback" not in (tmp_path / "stderr.txt").read_text()

@@ -1,0 +1,64 @@
+"""Tests the page for Prometheus, and what it says about drafts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cpuchat.protocol import GenerationFinished, ModelInfo, ModelLoaded, Speculation
+from cpuchat.serving.metrics import Metrics
+from cpuchat.telemetry.meter import Meter
+from cpuchat.timings import Timings
+from tests.support.scripted_backend import DRAFTING, WITH_DRAFT
+
+STATE = {"running": 1, "waiting": 2, "limit": 16}
+TIMINGS = Timings(
+    cache_n=8, prompt_n=100, prompt_ms=500, predicted_n=413, predicted_ms=9952, draft_n=470, draft_n_accepted=346,
+    ttft_ms=600, n_past=520, n_ctx=8192, speculation=DRAFTING,
+)  # fmt: skip
+
+
+def samples(metrics: Metrics, meter: Meter, model: ModelInfo = WITH_DRAFT) -> dict[str, float]:
+    page = metrics.text(("chat",), STATE, model, meter.figures(1.0))
+    lines = [line for line in page.splitlines() if not line.startswith("#")]
+    return {name.removeprefix("cpuchat_"): float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_answers_add_up() -> None:
+    metrics = Metrics()
+    for _ in range(2):
+        metrics.count("chat", "ok")
+        metrics.waited(0.5)
+        metrics.computed(TIMINGS, 1.1)
+    found = samples(metrics, Meter())
+    assert found['requests_total{endpoint="chat",result="ok"}'] == 2
+    assert found['requests_total{endpoint="chat",result="failed"}'] == 0
+    assert (found["requests_running"], found["requests_waiting"], found["requests_waiting_limit"]) == (1, 2, 16)
+    assert found["prompt_tokens_total"] == 200
+    assert found["prompt_tokens_cached_total"] == 16
+    assert found["predicted_tokens_total"] == 826
+    assert found["decode_steps_total"] / found["passes_total"] == 412 / 66
+    assert found["draft_tokens_accepted_total"] / found["draft_tokens_total"] == 346 / 470
+    assert found['draft_tokens_per_position_total{position="0"}'] == 132
+    assert found['draft_tokens_accepted_per_position_total{position="6"}'] == 58
+    assert (found["queue_seconds_sum"], found["queue_seconds_count"]) == (1, 2)
+    assert found["time_to_first_token_seconds_sum"] == 2.2
+
+
+def test_gauges_tell_the_last_answer_and_unknown_ones_are_left_out() -> None:
+    meter = Meter()
+    assert "acceptance_ratio" not in samples(Metrics(), meter)
+    meter.observe(ModelLoaded(model=WITH_DRAFT), 0.0)
+    meter.expect(Speculation(drafters=("draft",)))
+    meter.request_started(0.0)
+    meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=TIMINGS), 0.5)
+    found = samples(Metrics(), meter)
+    assert found["acceptance_ratio"] == round(346 / 470, 10)
+    assert found["tokens_per_pass"] > 6
+    assert found["read_bandwidth_bytes_per_second"] > 0
+    assert found["context_used_tokens"] == 520
+
+
+def test_labels_are_escaped() -> None:
+    odd = msgspec.structs.replace(WITH_DRAFT, name='a "b"\\\nc')
+    page = Metrics().text((), STATE, odd, Meter().figures(0.0))
+    assert 'name="a \\"b\\"\\\\\\nc"' in page

@@ -1,0 +1,213 @@
+"""Tests the server with OpenAI's own client: streams, figures, conversations."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from tests.support.serving import Server, chat
+
+TIMINGS = {
+    "cache_n",
+    "prompt_n",
+    "prompt_ms",
+    "prompt_per_token_ms",
+    "prompt_per_second",
+    "predicted_n",
+    "predicted_ms",
+    "predicted_per_token_ms",
+    "predicted_per_second",
+}
+"""Those of llama-server (server_slot_stats::to_json) without drafts."""
+
+
+def events(tiny: Server, body: dict, path: str = "/v1/chat/completions") -> list[dict]:
+    """Return the events of a stream, as sent; the last one is `[DONE]`."""
+    with tiny.http.stream("POST", path, json={**body, "stream": True}) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_chat_answer_has_text_usage_and_timings(tiny: Server) -> None:
+    answer = tiny.openai.chat.completions.create(model="", **chat("Hello"))
+    (choice,) = answer.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert choice.finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 16
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 16
+    timings = answer.model_extra["timings"] if answer.model_extra else {}
+    assert set(timings) == TIMINGS
+    assert timings["predicted_n"] == 16
+    assert timings["predicted_per_second"] == pytest.approx(15e3 / timings["predicted_ms"])
+    assert timings["cache_n"] + timings["prompt_n"] == answer.usage.prompt_tokens
+
+
+def test_a_stream_gives_the_same_text_with_usage_and_timings_at_its_end(tiny: Server) -> None:
+    whole = tiny.openai.chat.completions.create(model="", **chat("Hello"))
+    stream = tiny.openai.chat.completions.create(
+        model="", stream=True, stream_options={"include_usage": True}, **chat("Hello")
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    assert len({chunk.id for chunk in chunks}) == 1
+    last = chunks[-1]
+    assert not last.choices
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 16
+    assert set((last.model_extra or {})["timings"]) == TIMINGS
+
+
+def test_without_being_asked_a_stream_tells_no_usage(tiny: Server) -> None:
+    told = events(tiny, chat("Hello"))
+    assert not any("usage" in event for event in told)
+    assert "timings" in told[-1]
+    assert not any("timings" in event for event in told[:-1])
+
+
+def test_every_chunk_has_timings_and_progress_when_asked(tiny: Server) -> None:
+    told = events(tiny, chat("Tell me more " * 100, timings_per_token=True, return_progress=True))
+    progress = [event["prompt_progress"] for event in told if "prompt_progress" in event]
+    assert progress[-1]["processed"] == progress[-1]["total"] > 100
+    assert set(progress[0]) == {"total", "cache", "processed", "time_ms"}
+    counts = [event["timings"]["predicted_n"] for event in told if "timings" in event]
+    assert len(counts) == len(told)
+    assert counts == sorted(counts)
+    assert counts[-1] == 16
+    assert told[-1]["timings"]["prompt_n"] + told[-1]["timings"]["cache_n"] == progress[-1]["total"]
+
+
+def test_plain_completions_answer_whole_and_streamed(tiny: Server) -> None:
+    asked = {"model": "", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
+    whole = tiny.openai.completions.create(**asked)
+    assert whole.object == "text_completion"
+    assert whole.choices[0].text
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 12
+    chunks = list(tiny.openai.completions.create(stream=True, **asked))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_the_model_is_listed_and_answers_to_its_names(tiny: Server) -> None:
+    (model,) = tiny.openai.models.list()
+    assert model.id == "tiny-F32"
+    assert model.owned_by == "cpuchat"
+    assert tiny.openai.models.retrieve("tiny-F32.gguf").id == model.id
+    for name in ("tiny-F32", "tiny-F32.gguf", "tiny"):
+        assert tiny.openai.chat.completions.create(model=name, **chat("Hello")).model == "tiny-F32"
+
+
+def test_an_unknown_model_is_not_found(tiny: Server) -> None:
+    with pytest.raises(openai.NotFoundError, match="gpt-4") as raised:
+        tiny.openai.chat.completions.create(model="gpt-4", **chat("Hello"))
+    assert raised.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        tiny.openai.models.retrieve("gpt-4")
+
+
+def test_an_answer_ends_before_a_stop_string(tiny: Server) -> None:
+    text = tiny.post(chat("Hello")).json()["choices"][0]["message"]["content"]
+    stop = text[5:8]
+    for given in (stop, ["never there", stop]):
+        choice = tiny.post(chat("Hello", stop=given)).json()["choices"][0]
+        assert choice["message"]["content"] == text[: text.index(stop)]
+        assert choice["finish_reason"] == "stop"
+
+
+def test_a_seed_repeats_an_answer(tiny: Server) -> None:
+    def sampled(seed: int) -> str:
+        body = chat("Hello", temperature=1.5, top_k=0, top_p=1, min_p=0, seed=seed)
+        return tiny.post(body).json()["choices"][0]["message"]["content"]
+
+    assert sampled(3) == sampled(3) != sampled(4)
+
+
+def test_a_second_turn_evaluates_only_what_is_new(tiny: Server) -> None:
+    first = chat("Tell me about the memory of this machine. " * 10)
+    answer = tiny.post(first).json()
+    text = answer["choices"][0]["message"]["content"]
+    turns = [*first["messages"], {"role": "assistant", "content": text}, {"role": "user", "content": "And more?"}]
+    usage = tiny.post({**first, "messages": turns}).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= answer["usage"]["prompt_tokens"] + 15
+
+
+def test_conversations_in_turn_keep_their_prefix_caches(tiny: Server) -> None:
+    talks = [[{"role": "user", "content": f"{number} is my number. " * 30}] for number in ("One", "Two", "Three")]
+    lengths = []
+    for talk in talks:
+        answer = tiny.post(chat("", messages=talk)).json()
+        talk.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+        talk.append({"role": "user", "content": "Which one?"})
+        lengths.append(answer["usage"]["total_tokens"])
+    for talk, length in zip(talks, lengths, strict=True):
+        usage = tiny.post(chat("", messages=talk)).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= length - 1
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_left_out(tiny: Server) -> None:
+    long = [{"role": "user", "content": "word " * 1500}, {"role": "assistant", "content": "yes"}] * 3
+    with pytest.raises(openai.BadRequestError) as raised:
+        tiny.openai.chat.completions.create(
+            model="", **{**chat(""), "messages": [*long, {"role": "user", "content": "Hello"}]}
+        )
+    assert raised.value.code == "context_length_exceeded"
+    assert "4,096" in raised.value.message
+    assert tiny.post(chat("Hello")).status_code == 200
+
+
+def test_a_stream_that_does_not_fit_has_a_status_too(tiny: Server) -> None:
+    response = tiny.post(chat("word " * 9000, stream=True))
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_content_may_be_in_parts_and_the_developer_may_speak(tiny: Server) -> None:
+    plain = tiny.post(
+        chat("", messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello there"}])
+    )
+    parts = [{"type": "text", "text": "Hello "}, {"type": "text", "text": "there"}]
+    told = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
+    again = tiny.post(chat("", messages=told))
+    assert again.json()["choices"][0]["message"] == plain.json()["choices"][0]["message"]
+
+
+def test_metrics_count_requests_tokens_and_speed(tiny: Server) -> None:
+    def count() -> tuple[float, float]:
+        ok = tiny.metric("requests_total", endpoint="completions", result="ok")
+        tokens = tiny.metric("predicted_tokens_total")
+        assert ok is not None
+        assert tokens is not None
+        return ok, tokens
+
+    before = count()
+    tiny.post({"prompt": "Hello", "max_tokens": 7}, "/v1/completions")
+    after = count()
+    assert (after[0] - before[0], after[1] - before[1]) == (1, 7)
+    assert tiny.metric("requests_running") == tiny.metric("requests_waiting") == 0
+    assert (tiny.metric("decode_tokens_per_second") or 0) > 0
+    assert (tiny.metric("read_bandwidth_bytes_per_second") or 0) > 0
+    assert tiny.metric("model_loads_total") == 1
+    page = tiny.http.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+    for line in page.text.splitlines():
+        assert line.startswith(("# HELP cpuchat_", "# TYPE cpuchat_", "cpuchat_")), line
+
+
+def test_the_slot_and_the_properties_are_told_as_llama_server_does(tiny: Server) -> None:
+    props = tiny.http.get("/props").json()
+    assert props["total_slots"] == 1
+    assert props["default_generation_settings"]["n_ctx"] == 4096
+    slot = tiny.slot
+    assert slot["n_ctx"] == 4096
+    assert not slot["is_processing"]
+    assert tiny.http.get("/health").json() == {"status": "ok"}

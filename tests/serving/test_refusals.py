@@ -1,0 +1,133 @@
+"""Tests requests that are wrong, too large, unsupported, or from a web page: each gets a clear error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.serving import Server, chat
+
+CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+
+
+def error(response: Any, status: int = 400) -> dict:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    found = response.json()["error"]
+    assert found["message"]
+    assert {"message", "type", "param", "code"} <= set(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b'{"messages": [}', b"\xff\xfe", b'{"messages": NaN}', b"[" * 100_000, b'"text"', b"null"]
+)
+def test_a_body_that_is_no_request(tiny: Server, body: bytes) -> None:
+    error(tiny.http.post(CHAT, content=body))
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"messages": "Hello"}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0]"),
+        ({"messages": [{"role": "wizard", "content": "Hello"}]}, "messages[0]"),
+        ({"messages": [{"role": "tool", "content": "Hello"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]}, "messages"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": -2}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 1e300}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -7}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"seed": -5}, "seed"),
+        ({"seed": 10**30}, "seed"),
+        ({"stop": ["x" * 2000]}, "stop"),
+        ({"stop": [str(n) for n in range(50)]}, "stop"),
+        ({"stop": 7}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logit_bias": {"1": 5}}, "logit_bias"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"grammar": "root ::= x"}, "grammar"),
+    ],
+)
+def test_a_wrong_or_unsupported_field_is_named(tiny: Server, more: dict, param: str) -> None:
+    assert error(tiny.post(chat("Hello", **more)))["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, None),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": "x", "echo": True}, "echo"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "best_of": 3}, "best_of"),
+        ({"prompt": "x", "logprobs": 2}, "logprobs"),
+    ],
+)
+def test_a_wrong_plain_completion_is_refused(tiny: Server, body: dict, param: str | None) -> None:
+    assert error(tiny.post(body, PLAIN))["param"] == param
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_tokens": 10**30, "stop": ["e"]},
+        {"max_tokens": -1, "stop": ["e", ""]},
+        {"top_k": 10**30},
+        {"top_k": -1},
+        {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}, "user": "me", "store": True},
+        {"temperature": None, "stop": None, "stream_options": None, "max_tokens": 4},
+    ],
+)
+def test_unusual_but_right_fields_are_accepted(tiny: Server, more: dict) -> None:
+    assert tiny.post(chat("Hello", **more)).status_code == 200
+
+
+def test_text_of_any_kind_is_answered_or_refused(tiny: Server) -> None:
+    for text in ("\\u0000", "\\ud83d\\ude00", "<|im_end|>", "\\u202e"):
+        body = f'{{"messages": [{{"role": "user", "content": "{text}"}}], "max_tokens": 2}}'
+        assert tiny.http.post(CHAT, content=body.encode()).status_code == 200
+    half = b'{"messages": [{"role": "user", "content": "\\ud83d"}], "max_tokens": 2}'
+    error(tiny.http.post(CHAT, content=half))
+
+
+def test_a_huge_body_is_refused_by_its_length(tiny: Server) -> None:
+    assert error(tiny.http.post(CHAT, content=b" " * (4 << 20)), 413)["code"] == "body_too_large"
+    chunks = (b" " * (1 << 16) for _ in range(64))  # without a Content-Length
+    assert error(tiny.http.post(CHAT, content=chunks), 413)["code"] == "body_too_large"
+    assert tiny.post(chat("Hello")).status_code == 200
+
+
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(tiny: Server) -> None:
+    found = error(tiny.post({"prompt": "x" * 300_000}, PLAIN))
+    assert found["code"] == "context_length_exceeded"
+    assert found["n_ctx"] == 4096
+
+
+def test_unknown_paths_and_methods(tiny: Server) -> None:
+    assert error(tiny.http.get("/v2/models"), 404)["code"] == "not_found"
+    error(tiny.http.get(CHAT), 405)
+
+
+def test_web_pages_and_other_names_may_not_use_it(tiny: Server) -> None:
+    body = chat("Hello")
+    assert error(tiny.http.post(CHAT, json=body, headers={"origin": "https://evil.example"}), 403)
+    assert error(tiny.http.post(CHAT, json=body, headers={"host": "evil.example:8080"}), 403)
+    assert error(tiny.http.get("/v1/models", headers={"host": "127.0.0.1.evil.example"}), 403)
+    assert "access-control-allow-origin" not in tiny.http.get("/v1/models").headers
+    for name in ("localhost:1234", "127.0.0.1", "[::1]:8080"):
+        assert tiny.http.get("/v1/models", headers={"host": name}).status_code == 200

@@ -1,0 +1,106 @@
+"""Tests conversations that requests do not name: each keeps its KV cache while others are answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cpuchat.backend.local import LocalBackend
+from cpuchat.protocol import Generate, LoadOptions, ModelLoaded
+from tests.support.chatting import Answer, chat, collect
+from tests.support.tiny_gguf import write_tiny_gguf
+
+TEXTS = ("One is my favourite number. " * 20, "There was a second one, too. " * 20, "A third, and that is all. " * 20)
+
+
+async def answered(backend: LocalBackend, request: Generate) -> Answer:
+    return await collect(backend.generate(request))
+
+
+async def loaded(model: Path, limit: int) -> LocalBackend:
+    backend = LocalBackend(memory_limit=limit)
+    assert isinstance((await collect(backend.load(model, LoadOptions(n_ctx=4096)))).events[-1], ModelLoaded)
+    return backend
+
+
+async def test_conversations_in_turn_are_not_evaluated_again(tiny_model: Path) -> None:
+    backend = await loaded(tiny_model, 1 << 28)
+    try:
+        first = [await answered(backend, chat(text)) for text in TEXTS]
+        for text, before in zip(TEXTS, first, strict=True):
+            again = await answered(backend, chat(text, before.text, "And then?"))
+            assert again.timings.cache_n >= before.timings.prompt_n + before.timings.predicted_n - 1
+    finally:
+        await backend.close()
+
+
+async def test_a_kept_state_gives_the_same_answer(tiny_model: Path) -> None:
+    backend = await loaded(tiny_model, 1 << 28)
+    try:
+        first = await answered(backend, chat(TEXTS[0]))
+        following = chat(TEXTS[0], first.text, "And then?")
+        at_once = await answered(backend, following)
+        await answered(backend, chat(TEXTS[1]))
+        assert (await answered(backend, following)).text == at_once.text
+    finally:
+        await backend.close()
+
+
+async def test_a_fork_leaves_the_conversation_that_it_came_from(tiny_model: Path) -> None:
+    backend = await loaded(tiny_model, 1 << 28)
+    try:
+        first = await answered(backend, chat(TEXTS[0]))
+        long = await answered(backend, chat(TEXTS[0], first.text, TEXTS[1]))
+        await answered(backend, chat(TEXTS[0], first.text, TEXTS[2]))
+        again = await answered(backend, chat(TEXTS[0], first.text, TEXTS[1], long.text, "Well?"))
+        assert again.timings.cache_n >= long.timings.cache_n + long.timings.prompt_n
+    finally:
+        await backend.close()
+
+
+async def test_the_least_recently_used_go_when_the_limit_is_reached(tiny_model: Path) -> None:
+    small = await loaded(tiny_model, 400_000)  # one state of these, not two
+    try:
+        first = [await answered(small, chat(text)) for text in TEXTS]
+        kept = []
+        for text, before in zip(reversed(TEXTS), reversed(first), strict=True):
+            kept.append((await answered(small, chat(text, before.text, "?"))).timings.cache_n)
+        assert kept[0] > 100
+        assert kept[1] > 100
+        assert kept[2] < 100
+    finally:
+        await small.close()
+
+
+async def test_a_recurrent_model_continues_from_a_whole_state_only(tmp_path: Path) -> None:
+    model = write_tiny_gguf(tmp_path / "mamba.gguf", arch="mamba")
+    backend = await loaded(model, 1 << 28)
+    try:
+        first = await answered(backend, chat(TEXTS[0]))
+        await answered(backend, chat(TEXTS[1]))
+        again = await answered(backend, chat(TEXTS[0], first.text, "And then?"))
+        assert again.timings.cache_n >= first.timings.prompt_n
+    finally:
+        await backend.close()
+
+
+async def test_without_a_limit_only_the_last_conversation_is_known(tiny_model: Path) -> None:
+    backend = await loaded(tiny_model, 0)
+    try:
+        first = await answered(backend, chat(TEXTS[0]))
+        await answered(backend, chat(TEXTS[1]))
+        again = await answered(backend, chat(TEXTS[0], first.text, "And then?"))
+        assert again.timings.cache_n < 100
+    finally:
+        await backend.close()
+
+
+async def test_messages_are_not_left_out_when_that_is_not_wanted(tiny_model: Path) -> None:
+    backend = await loaded(tiny_model, 0)
+    try:
+        long = [text for _ in range(12) for text in (TEXTS[0], "Yes.")]
+        trimmed = await answered(backend, chat(*long, "Hello"))
+        assert trimmed.finished
+        refused = await answered(backend, chat(*long, "Hello", trim=False))
+        assert refused.failed.code == "context_full"
+    finally:
+        await backend.close()
