@@ -191,7 +191,7 @@ def _until_idle(url: str) -> float:
 
 def _request(url: str, dice: random.Random, cut: bool) -> None:
     """Send a request of one of a few conversations; cut it after a random number of lines or before the first."""
-    prompt = models.words(10 + 10 * dice.randrange(8), salt=dice.randrange(24))
+    prompt = models.words(8 + 4 * dice.randrange(8), salt=dice.randrange(24))
     body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "stream": True, "ignore_eos": True}
     lines, wait = dice.randrange(4), dice.random()
     timeout = httpx.Timeout(120, read=wait) if cut and not lines else 120

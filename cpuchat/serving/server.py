@@ -48,8 +48,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def url(listener: socket.socket) -> str:
     """Return the address for programs on this machine, or the one that was bound."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    address, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, str(address))
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 

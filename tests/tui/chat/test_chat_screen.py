@@ -8,6 +8,7 @@ import pytest
 
 from cpuchat import settings
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.present.welcome import Welcome
 from cpuchat.protocol import (
     AnyEvent,
     ContextTrimmed,
@@ -317,3 +318,9 @@ async def test_an_empty_chat_offers_questions_by_number() -> None:
         assert QUESTIONS[0] not in app.screen_text
         await app.press("4")
         assert app.prompt.text == "4"
+
+
+async def test_an_empty_chat_tells_what_is_served() -> None:
+    served = Welcome("8 cores", serving="tiny on http://127.0.0.1:8080/v1")
+    async with running(describe_machine=lambda *_: served) as app:
+        await app.until(lambda: "cpuchat serve: tiny on http://127.0.0.1:8080/v1" in app.screen_text)

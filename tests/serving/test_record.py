@@ -1,0 +1,46 @@
+"""Tests finding the servers that run, and telling about them in an empty chat."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from cpuchat import paths
+from cpuchat.present.welcome import welcome
+from cpuchat.serving.record import RunningServer, recorded, running_servers
+from cpuchat.settings import Settings
+
+SERVER = RunningServer(url="http://127.0.0.1:9", model="tiny", path="/models/tiny.gguf", pid=os.getpid())
+_KILLED = """
+import os, signal
+from cpuchat.serving.record import RunningServer, recorded
+with recorded(RunningServer("http://127.0.0.1:8", "killed", "/k.gguf", os.getpid())):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_server_is_found_while_it_runs() -> None:
+    assert running_servers() == []
+    with recorded(SERVER):
+        assert running_servers() == [SERVER]
+        assert welcome(Settings(), None).serving == "tiny on http://127.0.0.1:9/v1"
+    assert running_servers() == []
+    assert welcome(Settings(), None).serving == ""
+
+
+def test_a_killed_server_is_forgotten() -> None:
+    subprocess.run([sys.executable, "-c", _KILLED])
+    assert len(list(paths.servers_dir().iterdir())) == 1
+    assert running_servers() == []
+    assert list(paths.servers_dir().iterdir()) == []
+
+
+def test_files_of_others_and_folders_that_cannot_be_written_do_no_harm() -> None:
+    with recorded(SERVER):
+        (paths.servers_dir() / f"{os.getpid()}.json").write_text("{")
+        assert running_servers() == []
+    paths.servers_dir().rmdir()
+    paths.servers_dir().write_text("not a folder")
+    with recorded(SERVER):
+        assert running_servers() == []
