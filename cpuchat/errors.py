@@ -70,10 +70,14 @@ class DoesNotFit(CpuchatError):
 
 
 class ContextFull(CpuchatError):
-    """The last message alone is longer than the context."""
+    """The last message alone is longer than the context. `n_tokens`: of the whole prompt, 0 if not counted."""
 
     code = "context_full"
     exit_code = 6
+
+    def __init__(self, message: str, hint: str = "", n_tokens: int = 0) -> None:
+        super().__init__(message, hint)
+        self.n_tokens = n_tokens
 
 
 class TemplateError(CpuchatError):

@@ -399,13 +399,15 @@ class Measured(Event, frozen=True):
 class Failed(Event, frozen=True):
     """A request failed; `code` is one of errors.py. `request_id` 0 when no answer was running.
 
-    A dead worker is reported with code "worker_died" by the backend, never as an exception.
+    `n_tokens` of a prompt that does not fit (0: not counted). A dead worker is reported with code "worker_died" by the
+    backend, never as an exception.
     """
 
     code: str
     message: str
     hint: str = ""
     request_id: int = 0
+    n_tokens: int = 0
 
 
 AnyCommand = LoadModel | Generate | Measure | Cancel | EndReasoning | ForgetChat | Shutdown

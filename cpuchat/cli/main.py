@@ -47,6 +47,7 @@ Examples:
   cpuchat ask "Why is the sky blue?"          answer on standard output
   cat notes.md | cpuchat ask "Sum this up:"   standard input as context
   cpuchat demo --plain                        three answers with their figures
+  cpuchat serve                               the engine for other programs
   cpuchat compare demo demo-q4 "Hello"        two models side by side, and why one is faster
 
 Models are GGUF files: give a path, or the name of a repository in the local Hugging Face cache. Until one

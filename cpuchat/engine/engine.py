@@ -22,7 +22,7 @@ from cpuchat.engine.prompt.state_pool import StatePool
 from cpuchat.engine.prompt.template_helper import TemplateHelper
 from cpuchat.engine.text.output_thread import OutputThread
 from cpuchat.engine.text.reasoning import MARKER_TOKENS
-from cpuchat.errors import CpuchatError, Interrupted, UsageError
+from cpuchat.errors import ContextFull, CpuchatError, Interrupted, UsageError
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.protocol import (
     Event,
@@ -209,4 +209,7 @@ class Engine:
         self._setup = self._model = self._template = None
 
     def _fail(self, error: CpuchatError, request_id: int = 0) -> None:
-        self._emit(Failed(code=error.code, message=error.message, hint=error.hint, request_id=request_id))
+        n_tokens = error.n_tokens if isinstance(error, ContextFull) else 0
+        self._emit(
+            Failed(code=error.code, message=error.message, hint=error.hint, request_id=request_id, n_tokens=n_tokens)
+        )

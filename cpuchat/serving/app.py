@@ -253,6 +253,7 @@ class Pages:
                 "n_prompt_tokens": running.prompt.total,
                 "n_prompt_tokens_processed": timings.prompt_n,
                 "n_prompt_tokens_cache": timings.cache_n,
+                "params": {"seed": running.seed},
                 "next_token": [{"n_decoded": timings.predicted_n}],
             }
         return _json([slot])

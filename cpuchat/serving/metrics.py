@@ -10,6 +10,8 @@ from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.meter import Figures
 from cpuchat.timings import Timings
 
+_PREFIX = "cpuchat_"
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RESULTS = ("ok", "cancelled", "refused", "queue_full", "failed")
 """How requests end: answered, cut by the client, refused as wrong or too long or because too many wait, failed."""
@@ -73,6 +75,7 @@ class Metrics:
         page.one("requests_waiting", "gauge", "Requests in the queue.", state["waiting"])
         page.one("requests_waiting_limit", "gauge", "Requests that may wait.", state["limit"])
         self._add_counts(page)
+        self._add_llama_names(page, state)
         self._add_figures(page, now)
         if model is not None:
             page.one("context_tokens", "gauge", "Tokens of the context.", model.n_ctx)
@@ -108,6 +111,22 @@ class Metrics:
             page.sample(f"{name}_sum", seconds[key])
             page.sample(f"{name}_count", sums[key])
 
+    def _add_llama_names(self, page: _Page, state: Mapping[str, int]) -> None:
+        """Add what llama-server tells too, by its names: for dashboards and programs that know that server."""
+        sums, seconds = self._sums, self._seconds
+        for name, kind, value in (
+            ("prompt_tokens_total", "counter", sums["prompt"]),
+            ("prompt_tokens_cached_total", "counter", sums["cached"]),
+            ("prompt_seconds_total", "counter", seconds["prompt"]),
+            ("tokens_predicted_total", "counter", sums["predicted"]),
+            ("tokens_predicted_seconds_total", "counter", seconds["predicted"]),
+            ("spec_decode_num_draft_tokens_total", "counter", sums["drafted"]),
+            ("spec_decode_num_accepted_tokens_total", "counter", sums["accepted"]),
+            ("requests_processing", "gauge", state["running"]),
+            ("requests_deferred", "gauge", state["waiting"]),
+        ):
+            page.one(name, kind, "As llama-server's.", value, prefix="llamacpp:")
+
     def _add_figures(self, page: _Page, now: Figures) -> None:
         """Add the gauges; one that is not known has no sample."""
         drafting, roofline = now.drafting, now.roofline
@@ -134,16 +153,16 @@ class _Page:
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
 
-    def family(self, name: str, kind: str, help: str) -> None:
-        self._lines += [f"# HELP cpuchat_{name} {help}", f"# TYPE cpuchat_{name} {kind}"]
+    def family(self, name: str, kind: str, help: str, *, prefix: str = _PREFIX) -> None:
+        self._lines += [f"# HELP {prefix}{name} {help}", f"# TYPE {prefix}{name} {kind}"]
 
     def sample(self, name: str, value: float, /, **labels: str) -> None:
         inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        self._lines.append(f"cpuchat_{name}{{{inside}}} {value:.10g}" if inside else f"cpuchat_{name} {value:.10g}")
+        self._lines.append(f"{_PREFIX}{name}{{{inside}}} {value:.10g}" if inside else f"{_PREFIX}{name} {value:.10g}")
 
-    def one(self, name: str, kind: str, help: str, value: float) -> None:
-        self.family(name, kind, help)
-        self.sample(name, value)
+    def one(self, name: str, kind: str, help: str, value: float, *, prefix: str = _PREFIX) -> None:
+        self.family(name, kind, help, prefix=prefix)
+        self._lines.append(f"{prefix}{name} {value:.10g}")
 
     def maybe(self, name: str, help: str, value: float | None) -> None:
         self.family(name, "gauge", f"{help} Of the running answer, else the last one.")

@@ -53,13 +53,17 @@ class Refusal(Exception):
         """Return the refusal for a failure of the engine, whose context has `n_ctx` tokens."""
         status, code = _BY_CODE.get(failed.code, (500, failed.code))
         # Hints name options of the program and places of files: of no use over the network.
-        more = {"n_ctx": n_ctx} if failed.code == "context_full" else None
+        more: dict[str, Any] = {}
+        if failed.code == "context_full":
+            more = {"n_ctx": n_ctx, **({"n_prompt_tokens": failed.n_tokens} if failed.n_tokens else {})}
         return cls(status, failed.message, code, more=more)
 
     @property
     def body(self) -> bytes:
         """Return the error object as JSON."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        if self.code == "context_length_exceeded":
+            kind = "exceed_context_size_error"  # as llama-server; the code is OpenAI's
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code, **self._more}
         return msgspec.json.encode({"error": error})
 

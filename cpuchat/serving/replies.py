@@ -45,6 +45,8 @@ class Progress:
     """Follows the events of one answer: its timings so far, its text, the tokens of its reasoning."""
 
     def __init__(self) -> None:
+        self.seed: int | None = None
+        """That the request gave."""
         self.text = ""
         self.reasoning = ""
         self.n_reasoning = 0

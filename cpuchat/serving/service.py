@@ -131,7 +131,7 @@ class Service:
             async with self._place():
                 waited = self._clock() - arrived
                 self.metrics.waited(waited)
-                self.running = progress
+                self.running, progress.seed = progress, asked.request.sampling.seed
                 try:
                     async with contextlib.aclosing(self._events(asked, progress)) as events:
                         async for event in events:

@@ -45,10 +45,11 @@ def first_text(lines: Iterator[str]) -> str:
 
 def test_a_stream_that_is_cut_stops_the_engine(endless: Server) -> None:
     before, worker = count(endless, "cancelled"), endless.worker.pid
-    with endless.http.stream("POST", CHAT, json=forever()) as response:
+    with endless.http.stream("POST", CHAT, json={**forever(), "seed": 77}) as response:
         lines = response.iter_lines()
         assert first_text(lines)
         assert endless.slot["is_processing"]
+        assert endless.slot["params"]["seed"] == 77
     endless.wait_for(is_processing=False)
     assert count(endless, "cancelled") == before + 1
     assert endless.worker.pid == worker

@@ -162,6 +162,10 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left_out(tiny: Server) -> N
         )
     assert raised.value.code == "context_length_exceeded"
     assert "4,096" in raised.value.message
+    body = raised.value.body
+    assert isinstance(body, dict)
+    assert body["type"] == "exceed_context_size_error"  # as llama-server tells
+    assert body["n_prompt_tokens"] > body["n_ctx"] == 4096
     assert tiny.post(chat("Hello")).status_code == 200
 
 
@@ -200,7 +204,7 @@ def test_metrics_count_requests_tokens_and_speed(tiny: Server) -> None:
     page = tiny.http.get("/metrics")
     assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
     for line in page.text.splitlines():
-        assert line.startswith(("# HELP cpuchat_", "# TYPE cpuchat_", "cpuchat_")), line
+        assert line.removeprefix("# HELP ").removeprefix("# TYPE ").startswith(("cpuchat_", "llamacpp:")), line
 
 
 def test_the_slot_and_the_properties_are_told_as_llama_server_does(tiny: Server) -> None:

@@ -77,6 +77,7 @@ class PromptBuilder:
             raise ContextFull(
                 f"The prompt has {len(tokens):,} tokens, but the context holds only {self._n_ctx:,}.",
                 "Shorten the prompt or raise --ctx.",
+                len(tokens),
             )
         return text, tokens
 
