@@ -266,6 +266,7 @@ def _stops(url: str, times: int) -> list[float]:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts: {','.join(PARTS)}")
+    parser.add_argument("--models", default="0.5b:Q4_K_M,1.5b:Q8_0", help="shape:quantization, for decode and ttft")
     parser.add_argument("--threads", type=int, default=0, help="for both sides (0: cpuchat's choice)")
 
 
@@ -274,8 +275,8 @@ def main() -> None:
     where, parts = machine(), options.only.split(",")
     threads, quick = options.threads or default_threads(), options.quick
     rows: list[Row] = []
-    for shape, quantization in (("0.5b", "Q4_K_M"),) if quick else (("0.5b", "Q4_K_M"), ("1.5b", "Q8_0")):
-        file = models.model(shape, quantization)
+    for name in options.models.split(",")[: 1 if quick else None]:
+        file = models.model(*name.split(":"))
         if "decode" in parts:
             rows += decode(file, threads, options.rounds or (2 if quick else 9), 32 if quick else TOKENS)
         if "ttft" in parts:
