@@ -85,8 +85,6 @@ def test_a_wrong_plain_completion_is_refused(tiny: Server, body: dict, param: st
 @pytest.mark.parametrize(
     "more",
     [
-        {"max_tokens": 10**30, "stop": ["e"]},
-        {"max_tokens": -1, "stop": ["e", ""]},
         {"top_k": 10**30},
         {"top_k": -1},
         {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}, "user": "me", "store": True},
@@ -95,6 +93,14 @@ def test_a_wrong_plain_completion_is_refused(tiny: Server, body: dict, param: st
 )
 def test_unusual_but_right_fields_are_accepted(tiny: Server, more: dict) -> None:
     assert tiny.post(chat("Hello", **more)).status_code == 200
+
+
+@pytest.mark.parametrize("limit", [-1, 10**30])
+def test_an_answer_without_a_limit_ends_at_a_stop_string(tiny: Server, limit: int) -> None:
+    text = tiny.post(chat("Hello")).json()["choices"][0]["message"]["content"]
+    choice = tiny.post(chat("Hello", max_tokens=limit, stop=[text[4], ""])).json()["choices"][0]
+    assert choice["message"]["content"] == text[: text.index(text[4])]
+    assert choice["finish_reason"] == "stop"
 
 
 def test_text_of_any_kind_is_answered_or_refused(tiny: Server) -> None:

@@ -79,6 +79,7 @@ def server(
     if bandwidth:
         (folder / "cache" / "bandwidth.json").write_bytes(bandwidth)
     command = [*COMMAND, "serve", str(model), "--port", "0", "--ctx", str(ctx), *PLAIN, *arguments]
+    command += ["--threads", "1"]  # threads that wait for each other get slow where something else computes
     with (folder / "stderr.txt").open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, env=env)
     try:
