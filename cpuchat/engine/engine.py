@@ -115,7 +115,9 @@ class Engine:
         template = self._template and ChatTemplate(self._template, model.vocab.bos_text, model.vocab.eos_text)
         self._loaded = LoadedModel(model, template, cache, speculator, chunking, self._budget)
         if command.memory_limit:
-            self._loaded.pool = StatePool(command.memory_limit)
+            draft = self._setup.draft
+            left -= draft.plan.need.least if draft is not None else 0
+            self._loaded.pool = StatePool(min(command.memory_limit, max(left, 0) // 2))
         return model.info
 
     def _start_template(self, header: GGUFHeader) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from cpuchat import paths
+from cpuchat.engine.prompt.state_pool import StatePool
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol import (
     ContextTrimmed,
@@ -226,3 +227,21 @@ def test_demo_models(chat: Chat, path: Path, tmp_path: Path) -> None:
         n_past = timings.n_past
         if len(turns) == 2:
             chat.load(path, msgspec.structs.replace(OPTIONS, n_ctx=0), state_dir=tmp_path / "kv")
+
+
+def test_kept_conversations_take_at_most_half_of_what_the_model_leaves(
+    chat: Chat, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+
+    def pool(limit: int) -> StatePool:
+        limits.append(limit)
+        return StatePool(limit)
+
+    monkeypatch.setattr("cpuchat.engine.engine.available_for_model", lambda: 2_000_000_000)
+    monkeypatch.setattr("cpuchat.engine.engine.StatePool", pool)
+    for limit in (10**12, 1000):
+        chat.engine.load(LoadModel(path=str(tiny_model), cpus=ONE_CPU, options=OPTIONS, memory_limit=limit))
+        assert isinstance(chat.events[-1], ModelLoaded)
+    assert 0 < limits[0] < 1_000_000_000
+    assert limits[1] == 1000
