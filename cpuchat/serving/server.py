@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpuchat.errors import UsageError
 
-CONNECTIONS = 128
+CONNECTIONS = 512  # a process may usually have 1,024 files open
+HEAD_SECONDS = 10.0
+"""A request's head must arrive within, from the connection or its own first byte on."""
 _KEEP_ALIVE_SECONDS = 30
 _CLOSING_SECONDS = 3
 _BACKLOG = 128
@@ -23,6 +26,40 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Protocol(H11Protocol):
+    """Closes connections on which no request comes; uvicorn's own timer starts after the first answer only."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._on_late)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._has_request():
+            self._stop_timer()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._on_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _has_request(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_late(self) -> None:
+        self._head_timer = None
+        if not self._has_request():
+            self.transport.close()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -58,7 +95,7 @@ async def serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
     """Serve `app` inside the block; at its end, connections get a few seconds to end."""
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=_Protocol,
         ws="none",
         lifespan="off",
         log_config=None,
