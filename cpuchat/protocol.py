@@ -226,7 +226,8 @@ class Generate(Command, frozen=True):
     or the context is full. `ignore_eos`: the model cannot end the answer, its end-of-generation tokens are never
     chosen. `grammar` (GBNF, "" = none) is what the answer must match; reasoning before it is free. `reasoning` asks the
     chat template for reasoning or for none (None: its default), `reasoning_budget` is how many tokens it may take
-    (None: no limit). `frame_seconds` pass between two events with text, at least; the first does not wait.
+    (None: no limit). `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`:
+    reasoning and its markers are part of the answer's text.
     """
 
     request_id: int = 0
@@ -243,6 +244,7 @@ class Generate(Command, frozen=True):
     reasoning: bool | None = None
     reasoning_budget: int | None = None
     frame_seconds: float = FRAME_SECONDS
+    unsplit: bool = False
 
 
 class Measure(Command, frozen=True):

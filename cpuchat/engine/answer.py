@@ -19,7 +19,7 @@ from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, plain_completion
 from cpuchat.engine.prompt.prompt_builder import PromptBuilder
 from cpuchat.engine.prompt.trim import TrimResult
 from cpuchat.engine.text.output_thread import OutputThread, ThreadedStream
-from cpuchat.engine.text.reasoning import ReasoningSplitter
+from cpuchat.engine.text.reasoning import ReasoningSplitter, Unsplit
 from cpuchat.engine.text.text_stream import TextStream
 from cpuchat.errors import UsageError
 from cpuchat.protocol import (
@@ -177,7 +177,7 @@ class Answer:
             self._command.request_id,
             self._emit,
             self._vocab.piece,
-            self._splitter(text),
+            Unsplit() if self._command.unsplit else self._splitter(text),
             stops,
             self._arrived,
             self._command.frame_seconds,

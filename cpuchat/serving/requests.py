@@ -16,12 +16,15 @@ import msgspec
 from cpuchat.protocol import Generate, Message, Role, Speculation
 from cpuchat.serving.refusal import Refusal
 from cpuchat.settings import SamplingSection, Settings, explained
+from cpuchat.text import clean_line
 
 BYTES_PER_TOKEN = 64
 """More text than this for each token of the context cannot fit; it is refused before the engine tokenizes it."""
 MOST_STOPS, LONGEST_STOP = 16, 1000
 STREAM_SECONDS, WHOLE_SECONDS = 0.08, 1.0
 """Between two events with text: of a stream, and where only the end is sent."""
+_MOST_QUOTED = 80
+"""Characters of a wrong value that an error repeats."""
 _INT32 = (1 << 31) - 1
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -151,17 +154,16 @@ class RequestReader:
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         if len(prompts) != 1 or not isinstance(prompts[0], str):
             raise Refusal(
-                400, "`prompt` must be one text: several ones and token ids are not supported.", param="prompt"
+                400, "`prompt` must be a single string; arrays and token ids are not supported.", param="prompt"
             )
         self._check_length("prompt", prompts)
-        return self._asked(body, body.max_tokens, prompt=prompts[0])
+        return self._asked(body, body.max_tokens, prompt=prompts[0], unsplit=True)
 
     def _check(self, body: _Body) -> None:
         if body.model and body.model not in self._names:
             served = ", ".join(f"`{name}`" for name in self._names)
-            raise Refusal(
-                404, f"The model `{body.model}` is not served here. Served: {served}.", "model_not_found", param="model"
-            )
+            message = f"The model `{quoted(body.model)}` is not served here. Served: {served}."
+            raise Refusal(404, message, "model_not_found", param="model")
         kind = (body.response_format or {}).get("type", "text")
         _refuse_unsupported(
             ("n", body.n not in (None, 1), "only one answer is supported"),
@@ -177,7 +179,7 @@ class RequestReader:
         try:
             n_bytes = sum(len(text.encode()) for text in texts)
         except UnicodeEncodeError:
-            raise Refusal(400, f"`{param}` contains half of a surrogate pair.", param=param) from None
+            raise Refusal(400, f"`{param}` contains an unpaired surrogate.", param=param) from None
         if n_bytes > BYTES_PER_TOKEN * self._n_ctx:
             raise Refusal(
                 400,
@@ -233,6 +235,11 @@ class RequestReader:
         return min(given, self._n_ctx)
 
 
+def quoted(value: str) -> str:
+    """Return a client's value for an error message: one short line."""
+    return clean_line(value[: 4 * _MOST_QUOTED])[:_MOST_QUOTED]
+
+
 def _decoded(data: bytes, kind: type[B]) -> B:
     """Decode a body. Raises Refusal, which names the field."""
     try:
@@ -263,14 +270,14 @@ def _messages(given: list[ChatMessage]) -> Iterable[Message]:
         role = _ROLES.get(message.role)
         if role is None:
             known = ", ".join(_ROLES)
-            raise Refusal(400, f"`{where}.role`: `{message.role}` is not supported, only {known}.", param=where)
+            raise Refusal(400, f"`{where}.role`: `{quoted(message.role)}` is not supported, only {known}.", param=where)
         if message.tool_calls:
             raise Refusal(400, f"`{where}`: tool calls are not supported.", "unsupported", param=where)
         if message.content is None and role != "assistant":
             raise Refusal(400, f"`{where}.content` is missing.", param=where)
         yield Message(role=role, content=_text(message.content, where), reasoning=message.reasoning_content or "")
     if given[-1].role == "assistant":
-        raise Refusal(400, "The last message is the assistant's: an answer cannot be continued.", param="messages")
+        raise Refusal(400, "The last message is the assistant's: prefill is not supported.", param="messages")
 
 
 def _text(content: str | list[Part] | None, where: str) -> str:
@@ -278,9 +285,8 @@ def _text(content: str | list[Part] | None, where: str) -> str:
         return content or ""
     for part in content:
         if part.type != "text" or part.text is None:
-            raise Refusal(
-                400, f"`{where}.content`: only text is supported, not `{part.type}`.", "unsupported", param=where
-            )
+            message = f"`{where}.content`: only text is supported, not `{quoted(part.type)}`."
+            raise Refusal(400, message, "unsupported", param=where)
     return "".join(part.text or "" for part in content)
 
 
@@ -292,5 +298,5 @@ def _stops(given: str | list[str] | None) -> tuple[str, ...]:
     try:
         "".join(stops).encode()
     except UnicodeEncodeError:
-        raise Refusal(400, "`stop` contains half of a surrogate pair.", param="stop") from None
+        raise Refusal(400, "`stop` contains an unpaired surrogate.", param="stop") from None
     return stops

@@ -98,6 +98,16 @@ def test_plain_completions_answer_whole_and_streamed(tiny: Server) -> None:
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
+def test_a_plain_completion_knows_no_reasoning(tiny: Server) -> None:
+    asked = {"prompt": "Once upon a time <think>", "max_tokens": 12, "temperature": 0}
+    text = tiny.post(asked, "/v1/completions").json()["choices"][0]["text"]
+    stopped = tiny.post({**asked, "stop": text[4:6]}, "/v1/completions").json()["choices"][0]
+    assert stopped["text"] == text[: text.index(text[4:6])]
+    assert stopped["finish_reason"] == "stop"
+    usage = tiny.post(asked, "/v1/completions").json()["usage"]
+    assert "completion_tokens_details" not in usage
+
+
 def test_the_model_is_listed_and_answers_to_its_names(tiny: Server) -> None:
     (model,) = tiny.openai.models.list()
     assert model.id == "tiny-F32"

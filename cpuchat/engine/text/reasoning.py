@@ -102,6 +102,17 @@ _START, _REASONING, _ANSWER = range(3)
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
+class Unsplit:
+    """Passes everything on as the answer, markers included; in the place of `ReasoningSplitter`."""
+
+    def feed(self, text: str) -> list[tuple[Channel, str]]:
+        return [("answer", text)] if text else []
+
+    def flush(self) -> list[tuple[Channel, str]]:
+        """Return nothing: no text waits."""
+        return []
+
+
 class ReasoningSplitter:
     """Splits streamed text into ("reasoning" | "answer", text); markers are in neither.
 

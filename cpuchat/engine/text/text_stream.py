@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable
 
-from cpuchat.engine.text.reasoning import ReasoningSplitter
+from cpuchat.engine.text.reasoning import ReasoningSplitter, Unsplit
 from cpuchat.engine.text.stops import StopMatcher
 from cpuchat.protocol import FRAME_SECONDS, Channel, Event, TextDelta
 
@@ -27,7 +27,7 @@ class TextStream:
         request_id: int,
         emit: Callable[[Event], None],
         piece_of: Callable[[int], bytes],
-        splitter: ReasoningSplitter,
+        splitter: ReasoningSplitter | Unsplit,
         stops: tuple[str, ...],
         arrived: float,
         frame_seconds: float = FRAME_SECONDS,
