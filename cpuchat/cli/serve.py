@@ -74,12 +74,10 @@ unsupported model, 5 not enough memory, 8 worker crashed while loading, 9 unsupp
         type=click.IntRange(0, 1000),
         default=16,
         show_default=True,
-        help="Requests that may wait.",
+        help="Queue length.",
         metavar="N",
     ),
-    click.option(
-        "--cors-origin", multiple=True, metavar="URL", help="Web page that may use the server, or *; default: none."
-    ),
+    click.option("--cors-origin", multiple=True, metavar="URL", help="Allowed CORS origin, or *; default: none."),
     setting("--max-tokens", "chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
     threads_option(),
     cores_option(),
@@ -204,7 +202,7 @@ class _Serve:
         await stop.wait()
 
     def _log(self, done: Done) -> None:
-        """Print one line about a request, nothing of its content."""
+        """Print one line about a request, nothing of its content; what needs the user's attention also if quiet."""
         from cpuchat.present.answers import summary
 
         parts = [time.strftime("%H:%M:%S"), done.client or "-", done.endpoint]
@@ -213,4 +211,8 @@ class _Serve:
         what = summary(done.timings, done.stop_reason if done.result == "ok" else "")
         if done.waited_s >= 0.1:
             what = " · ".join(filter(None, (what, f"queued {' '.join(units.duration(done.waited_s))}")))
-        self._terminal.note("  ".join(filter(None, (*parts, what, done.message))))
+        line = "  ".join(filter(None, (*parts, what, done.message)))
+        if done.hint:
+            self._terminal.warn(f"{line}  {' '.join(done.hint.split())}")
+        else:
+            self._terminal.note(line)

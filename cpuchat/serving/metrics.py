@@ -38,10 +38,13 @@ class Metrics:
         self._sums["queue"] += 1
         self._seconds["queue"] += seconds
 
-    def computed(self, timings: Timings, ttft_s: float | None) -> None:
-        """Count what the engine did for a request, also a cut one. `ttft_s`: the wait in the queue included."""
+    def computed(self, timings: Timings, ttft_s: float | None, figured_n: int | None = None) -> None:
+        """Count what the engine did for a request, also a cut one. `ttft_s`: the wait in the queue included;
+        `figured_n`: tokens that `timings.speculation` is about, None = all.
+        """
         figures = timings.speculation
-        steps = max(timings.predicted_n - 1, 0)
+        # Steps and passes are about the same tokens; what a cut answer wrote after its last figures is in neither.
+        steps = max((timings.predicted_n if figured_n is None else figured_n) - 1, 0)
         self._sums.update(
             prompt=timings.prompt_n,
             cached=timings.cache_n,
@@ -100,11 +103,11 @@ class Metrics:
         page.one("draft_tokens_total", "counter", "Drafted tokens that were verified.", sums["drafted"])
         page.one("draft_tokens_accepted_total", "counter", "Drafted tokens that were accepted.", sums["accepted"])
         for name, part in (("draft_tokens_per_position_total", 0), ("draft_tokens_accepted_per_position_total", 1)):
-            page.family(name, "counter", "The same by the place in the draft, the first one is 0.")
+            page.family(name, "counter", "Drafted tokens verified (accepted), by position in the draft, from 0.")
             for position, counts in enumerate(self._positions):
                 page.sample(name, counts[part], position=str(position))
         for name, key, text in (
-            ("queue_seconds", "queue", "Wait of requests in the queue."),
+            ("queue_seconds", "queue", "Time requests spent queued."),
             ("time_to_first_token_seconds", "ttft", "From a request's arrival to its first token, the queue included."),
         ):
             page.family(name, "summary", text)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.protocol import Failed
+from cpuchat.text import clean_line
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "unavailable_error"}
 _BY_CODE = {
@@ -28,6 +29,7 @@ class Refusal(Exception):
         param: the field of the request that is at fault.
         retry_after: seconds; 0: a retry is of no use.
         more: further fields of the error object.
+        hint: for whoever runs the server; it is not sent.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Refusal(Exception):
         param: str | None = None,
         retry_after: int = 0,
         more: dict[str, Any] | None = None,
+        hint: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -46,6 +49,7 @@ class Refusal(Exception):
         self.code = code
         self.param = param
         self.retry_after = retry_after
+        self.hint = hint
         self._more = more or {}
 
     @classmethod
@@ -56,7 +60,14 @@ class Refusal(Exception):
         more: dict[str, Any] = {}
         if failed.code == "context_full":
             more = {"n_ctx": n_ctx, **({"n_prompt_tokens": failed.n_tokens} if failed.n_tokens else {})}
-        return cls(status, failed.message, code, more=more)
+        return cls(status, failed.message, code, more=more, hint=failed.hint if status >= 500 else "")
+
+    @property
+    def logged(self) -> str:
+        """Return what the log says: of a client's error only its code and field, because its message may quote."""
+        if self.status >= 500:
+            return clean_line(self.message)
+        return f"{self.code} ({self.param})" if self.param else self.code
 
     @property
     def body(self) -> bytes:

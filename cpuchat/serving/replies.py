@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.protocol import GenerationFinished, PrefillProgress, SpeculationUpdate, StopReason, TextDelta
-from cpuchat.timings import Timings
+from cpuchat.timings import SpeculationFigures, Timings
 
 DONE = b"data: [DONE]\n\n"
 PING = b": waiting\n\n"
@@ -54,8 +54,11 @@ class Progress:
         self.finished: GenerationFinished | None = None
         self._start = self._prefilled = 0.0
         self.first_ms: float | None = None
+        self.first_at: float | None = None
+        """When the first text came, on the clock of `follow`."""
         self._written = Timings()
-        self._drafted = (0, 0)
+        self._figures: SpeculationFigures | None = None
+        self._figured = 0
 
     def follow(self, event: object, now: float) -> None:
         """Take an event at `now` (monotonic seconds)."""
@@ -66,15 +69,17 @@ class Progress:
                 self.prompt, self._prefilled = event, now
             case TextDelta():
                 if self.first_ms is None:
-                    self.first_ms = event.at_ms
-                self._written = Timings(predicted_n=event.predicted_n, predicted_ms=event.at_ms - self.first_ms)
+                    self.first_ms, self.first_at = event.at_ms, now
+                self._written = Timings(
+                    predicted_n=event.predicted_n, predicted_ms=event.at_ms - self.first_ms, ttft_ms=self.first_ms
+                )
                 if event.channel == "reasoning":
                     self.reasoning += event.text
                     self.n_reasoning += event.n_tokens
                 else:
                     self.text += event.text
             case SpeculationUpdate():
-                self._drafted = event.figures.draft_n, event.figures.draft_n_accepted
+                self._figures, self._figured = event.figures, event.predicted_n
             case GenerationFinished():
                 self.finished = event
 
@@ -87,15 +92,23 @@ class Progress:
         """Return the engine's own timings once it has finished, before that those of its events."""
         if self.finished is not None:
             return self.finished.timings
-        prompt, (draft_n, accepted) = self.prompt, self._drafted
+        prompt, figures = self.prompt, self._figures
         return msgspec.structs.replace(
             self._written,
             cache_n=prompt.cache_n if prompt else 0,
             prompt_n=prompt.processed - prompt.cache_n if prompt else 0,
             prompt_ms=self.prompt_ms,
-            draft_n=draft_n,
-            draft_n_accepted=accepted,
+            draft_n=figures.draft_n if figures else 0,
+            draft_n_accepted=figures.draft_n_accepted if figures else 0,
+            speculation=figures,
         )
+
+    @property
+    def figured_n(self) -> int:
+        """Return the tokens that the figures of speculation are about; of a cut answer, those of the last update."""
+        if self.finished is None and self._figured:
+            return self._figured
+        return self.timings.predicted_n
 
     def usage(self) -> dict[str, Any]:
         timings = self.timings
@@ -228,13 +241,13 @@ class ChatReply(Reply):
 
 
 class CompletionReply(Reply):
-    """An answer of /v1/completions: text, reasoning included."""
+    """An answer of /v1/completions: text as the model writes it, reasoning and its markers included."""
 
     kind = chunk_kind = "text_completion"
     id_prefix = "cmpl"
 
     def _content(self) -> dict[str, Any]:
-        return {"text": self.progress.reasoning + self.progress.text, "logprobs": None}
+        return {"text": self.progress.text, "logprobs": None}
 
     def _added(self, event: TextDelta) -> dict[str, Any]:
         return {"text": event.text, "logprobs": None}

@@ -25,7 +25,9 @@ _USUAL_WEIGHT = 0.2  # of the newest answer in the moving average
 
 @dataclass(frozen=True)
 class Done:
-    """A request that has ended. `waited_s` in the queue; `timings` None: the engine did nothing for it."""
+    """A request that has ended. `waited_s` in the queue; `timings` None: the engine did nothing for it. `message` is
+    fit for the log, `hint` says what whoever runs the server can do.
+    """
 
     endpoint: str
     client: str
@@ -34,6 +36,7 @@ class Done:
     stop_reason: str = ""
     message: str = ""
     waited_s: float = 0.0
+    hint: str = ""
 
 
 class Service:
@@ -126,7 +129,7 @@ class Service:
         """
         arrived = self._clock()
         result: Result = "cancelled"
-        message, waited = "", 0.0
+        message, hint, waited = "", "", 0.0
         try:
             async with self._place():
                 waited = self._clock() - arrived
@@ -142,17 +145,20 @@ class Service:
                             yield event
                 finally:
                     self.running = None
-                    self._computed(progress, waited)
+                    self._computed(progress, arrived)
             result = "ok"
         except Refusal as refusal:
             result = _result(refusal)
-            message = refusal.message
+            message, hint = refusal.logged, refusal.hint
+            raise
+        except Exception:
+            result = "failed"
             raise
         finally:
             self.metrics.count(endpoint, result)
             timings = progress.timings if progress.prompt is not None else None
             reason = progress.finished.stop_reason if progress.finished is not None else ""
-            self._on_done(Done(endpoint, client, result, timings, reason, message, waited))
+            self._on_done(Done(endpoint, client, result, timings, reason, message, waited, hint))
 
     async def close(self) -> None:
         """End the running answer and those that wait; each gets an error."""
@@ -162,7 +168,7 @@ class Service:
     def refused(self, refusal: Refusal, endpoint: str, client: str) -> None:
         """Count a request that was refused before it reached the queue."""
         self.metrics.count(endpoint, _result(refusal))
-        self._on_done(Done(endpoint, client, _result(refusal), message=refusal.message))
+        self._on_done(Done(endpoint, client, _result(refusal), message=refusal.logged, hint=refusal.hint))
 
     def check(self) -> None:
         """Check that a request would be answered. Raises Refusal while loading or closing, or when too many wait."""
@@ -172,7 +178,7 @@ class Service:
         if self.busy and self.waiting >= self.limit:
             raise Refusal(
                 503,
-                f"{self.waiting} requests wait already, which is the limit. Retry later.",
+                f"The queue is full ({self.waiting} requests). Retry later.",
                 "queue_full",
                 retry_after=self._retry_after(),
             )
@@ -213,12 +219,11 @@ class Service:
         taken = self._clock() - started
         self._usual_s += (taken - self._usual_s) * (_USUAL_WEIGHT if self._usual_s else 1.0)
 
-    def _computed(self, progress: Progress, waited: float) -> None:
+    def _computed(self, progress: Progress, arrived: float) -> None:
         if progress.prompt is None:
             return
-        timings = progress.timings
-        ttft_s = waited + progress.first_ms / 1e3 if progress.first_ms is not None else None
-        self.metrics.computed(timings, ttft_s)
+        ttft_s = progress.first_at - arrived if progress.first_at is not None else None
+        self.metrics.computed(progress.timings, ttft_s, progress.figured_n)
 
     def metrics_text(self, endpoints: tuple[str, ...]) -> str:
         """Return the page for Prometheus."""

@@ -124,6 +124,19 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(tiny: Server) ->
     assert found["n_ctx"] == 4096
 
 
+def test_what_a_client_sent_is_not_in_the_log_and_only_its_beginning_in_the_error(tiny: Server) -> None:
+    forged = "forged-name\n12:00:00  127.0.0.1  chat  ok" + "x" * 5000
+    for more in (
+        {"model": forged},
+        {"messages": [{"role": forged, "content": "Hello"}]},
+        {"messages": [{"role": "user", "content": [{"type": forged}]}]},
+    ):
+        response = tiny.post(chat("Hello", **more))
+        assert "\\n" not in response.text
+        assert len(response.text) < 500
+    assert "forged-name" not in (tiny.folder / "stderr.txt").read_text()
+
+
 def test_unknown_paths_and_methods(tiny: Server) -> None:
     assert error(tiny.http.get("/v2/models"), 404)["code"] == "not_found"
     error(tiny.http.get(CHAT), 405)

@@ -1,0 +1,47 @@
+"""Tests what is known of an answer that a client cuts: its text came, the engine's own timings did not."""
+
+from __future__ import annotations
+
+from cpuchat.present.answers import summary
+from cpuchat.protocol import PrefillProgress, SpeculationUpdate, TextDelta
+from cpuchat.serving.metrics import Metrics
+from cpuchat.serving.replies import Progress
+from cpuchat.telemetry.meter import Meter
+from tests.serving.test_metrics import samples
+from tests.support.scripted_backend import DRAFTING
+
+
+def cut(*, drafting: bool) -> Progress:
+    progress = Progress()
+    progress.follow(PrefillProgress(request_id=1, processed=40, total=40, cache_n=8), 10.0)
+    progress.follow(TextDelta(request_id=1, text="a", n_tokens=1, predicted_n=1, at_ms=700.0), 11.0)
+    if drafting:
+        progress.follow(SpeculationUpdate(request_id=1, predicted_n=413, figures=DRAFTING), 12.0)
+    progress.follow(TextDelta(request_id=1, text="b", n_tokens=419, predicted_n=420, at_ms=9000.0), 13.0)
+    return progress
+
+
+def test_drafts_of_a_cut_answer_are_counted_with_their_passes() -> None:
+    metrics, progress = Metrics(), cut(drafting=True)
+    metrics.computed(progress.timings, None, progress.figured_n)
+    found = samples(metrics, Meter())
+    assert found["decode_steps_total"] / found["passes_total"] == 412 / DRAFTING.passes
+    drafted = sum(n for n, _ in DRAFTING.by_position)
+    assert found["draft_tokens_total"] == DRAFTING.draft_n
+    positions = [value for name, value in found.items() if name.startswith("draft_tokens_per_position_total")]
+    assert sum(positions) == drafted
+    assert found["predicted_tokens_total"] == 420
+
+
+def test_a_plain_cut_answer_has_a_pass_for_each_step() -> None:
+    metrics, progress = Metrics(), cut(drafting=False)
+    metrics.computed(progress.timings, None, progress.figured_n)
+    found = samples(metrics, Meter())
+    assert found["decode_steps_total"] == found["passes_total"] == 419
+
+
+def test_a_cut_answer_has_its_first_token_s_time() -> None:
+    progress = cut(drafting=False)
+    assert progress.timings.ttft_ms == 700.0
+    assert "first token 0 ms" not in summary(progress.timings, "")
+    assert progress.first_at == 11.0
