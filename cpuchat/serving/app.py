@@ -24,11 +24,13 @@ from cpuchat.serving.guard import Guard
 from cpuchat.serving.metrics import CONTENT_TYPE
 from cpuchat.serving.refusal import Refusal
 from cpuchat.serving.replies import PING, ChatReply, CompletionReply, Reply
-from cpuchat.serving.requests import Asked
+from cpuchat.serving.requests import Asked, quoted
 from cpuchat.serving.service import Service
 
 BODY_SECONDS = 60.0
 """A body must arrive within."""
+QUEUED_SECONDS = 15.0
+"""After which a stream that still waits is begun: clients and proxies give up on a silent connection."""
 PING_SECONDS = 10.0
 """Of silence in a stream, after which a comment keeps the connection open."""
 STALLED_SECONDS = 60.0
@@ -111,12 +113,16 @@ class AnswerEndpoint:
             parts.put_nowait(Refusal(500, "Internal error; see the server's log.", "internal_error"))
 
     async def _send(self, asked: Asked, parts: asyncio.Queue[bytes | Refusal | None], send: Send) -> None:
-        """Send what is in `parts`. Raises Refusal before anything was sent, and _Gone."""
+        """Send what is in `parts`. Raises Refusal before anything was sent, and _Gone.
+
+        A refusal has a status of its own as long as nothing is sent: until the engine has accepted the prompt, but not
+        for as long as a stream may wait.
+        """
         started = False
         while True:
+            silence = PING_SECONDS if started else QUEUED_SECONDS if asked.stream else None
             try:
-                # Nothing is sent before the engine has accepted the prompt: a refusal has a status of its own.
-                part = await asyncio.wait_for(parts.get(), PING_SECONDS if started else None)
+                part = await asyncio.wait_for(parts.get(), silence)
             except TimeoutError:
                 part = PING
             if isinstance(part, Refusal):
@@ -198,7 +204,7 @@ class Pages:
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in self._service.names:
-            raise Refusal(404, f"The model `{name}` is not served here.", "model_not_found", param="model")
+            raise Refusal(404, f"The model `{quoted(name)}` is not served here.", "model_not_found", param="model")
         return _json(self._model())
 
     def _model(self) -> dict[str, Any]:
