@@ -53,11 +53,12 @@ class Guard:
     def _refusal(self, path: str, headers: Headers) -> Refusal | None:
         origin = headers.get("origin")
         if origin is not None and origin not in self._origins and "*" not in self._origins:
-            return Refusal(403, "Web pages may not use this server; --cors-origin allows one.", "origin_not_allowed")
+            message = "Origin not allowed. Start the server with --cors-origin to allow it."
+            return Refusal(403, message, "origin_not_allowed")
         if self._local and not self._digest and not is_loopback(_host_name(headers.get("host", ""))):
             return Refusal(403, "Use localhost or 127.0.0.1 as the server's name.", "host_not_allowed")
         if self._digest and path not in OPEN_PATHS and not self._matches(headers.get("authorization", "")):
-            return Refusal(401, "A valid bearer token is needed: `Authorization: Bearer …`.", "invalid_api_key")
+            return Refusal(401, "Missing or invalid bearer token. Send `Authorization: Bearer …`.", "invalid_api_key")
         return None
 
     def _matches(self, authorization: str) -> bool:
