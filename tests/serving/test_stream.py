@@ -46,7 +46,6 @@ async def exchange(queue: Queue, *, stream: bool, sent: asyncio.Queue[dict]) -> 
     endpoint = AnswerEndpoint(service, "chat", lambda _: asked(stream=stream), lambda: ChatReply("m", "f"))
     received = iter([{"type": "http.request", "body": b"{}"}])
 
-
     async def put(message: Any) -> None:
         await sent.put(message)
 
