@@ -25,13 +25,15 @@ class RunningServer(msgspec.Struct, frozen=True):
 def recorded(server: RunningServer) -> Iterator[None]:
     """Record a server inside the block. If the folder cannot be written, others do not see it."""
     file = paths.servers_dir() / f"{server.pid}.json"
+    unfinished = file.with_suffix(".tmp")
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            file.touch(0o600)
-            stack.enter_context(file_lock(file))
+            unfinished.touch(0o600)
+            unfinished.write_bytes(msgspec.json.encode(server))
+            stack.enter_context(file_lock(unfinished))  # it holds under the new name; unlocked, others would remove it
             stack.callback(file.unlink, missing_ok=True)
-            file.write_bytes(msgspec.json.encode(server))
+            unfinished.replace(file)
         yield
 
 
