@@ -117,18 +117,24 @@ class Metrics:
     def _add_llama_names(self, page: _Page, state: Mapping[str, int]) -> None:
         """Add what llama-server tells too, by its names: for dashboards and programs that know that server."""
         sums, seconds = self._sums, self._seconds
+        drafts = self._positions[0][0] if self._positions else 0  # each has a first token
         for name, kind, value in (
             ("prompt_tokens_total", "counter", sums["prompt"]),
             ("prompt_tokens_cached_total", "counter", sums["cached"]),
             ("prompt_seconds_total", "counter", seconds["prompt"]),
             ("tokens_predicted_total", "counter", sums["predicted"]),
             ("tokens_predicted_seconds_total", "counter", seconds["predicted"]),
+            ("spec_decode_num_drafts_total", "counter", drafts),
             ("spec_decode_num_draft_tokens_total", "counter", sums["drafted"]),
             ("spec_decode_num_accepted_tokens_total", "counter", sums["accepted"]),
             ("requests_processing", "gauge", state["running"]),
             ("requests_deferred", "gauge", state["waiting"]),
         ):
             page.one(name, kind, "As llama-server's.", value, prefix="llamacpp:")
+        by_position = "spec_decode_num_accepted_tokens_per_pos_total"
+        page.family(by_position, "counter", "As llama-server's.", prefix="llamacpp:")
+        for position, (_, accepted) in enumerate(self._positions):
+            page.sample(by_position, accepted, prefix="llamacpp:", position=str(position))
 
     def _add_figures(self, page: _Page, now: Figures) -> None:
         """Add the gauges; one that is not known has no sample."""
@@ -159,9 +165,9 @@ class _Page:
     def family(self, name: str, kind: str, help: str, *, prefix: str = _PREFIX) -> None:
         self._lines += [f"# HELP {prefix}{name} {help}", f"# TYPE {prefix}{name} {kind}"]
 
-    def sample(self, name: str, value: float, /, **labels: str) -> None:
+    def sample(self, name: str, value: float, /, *, prefix: str = _PREFIX, **labels: str) -> None:
         inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        self._lines.append(f"{_PREFIX}{name}{{{inside}}} {value:.10g}" if inside else f"{_PREFIX}{name} {value:.10g}")
+        self._lines.append(f"{prefix}{name}{{{inside}}} {value:.10g}" if inside else f"{prefix}{name} {value:.10g}")
 
     def one(self, name: str, kind: str, help: str, value: float, *, prefix: str = _PREFIX) -> None:
         self.family(name, kind, help, prefix=prefix)
