@@ -117,14 +117,16 @@ def serve(
         from cpuchat.serving.guard import TOKEN_VARIABLE, is_loopback, read_token
         from cpuchat.serving.server import listen
 
-        token, local = read_token(token_file), is_loopback(host)
+        token = read_token(token_file)
+        path = model_path(model, chosen)
+        listener = listen(host, port)
+        local = is_loopback(listener.getsockname()[0])  # what a name stands for is not said by the name
         if not local and not token:
+            listener.close()
             raise UsageError(
                 f"Listening on {host} needs a token: others could use this machine.",
                 f"Add --token-file FILE or set {TOKEN_VARIABLE}.",
             )
-        path = model_path(model, chosen)
-        listener = listen(host, port)
     except BaseException:
         backend.kill()
         raise
