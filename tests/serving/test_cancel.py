@@ -144,6 +144,7 @@ def test_a_worker_that_dies_is_told_and_replaced(endless: Server) -> None:
         endless.worker.kill()
         errors = [json.loads(line[6:]) for line in lines if line.startswith('data: {"error"')]
     assert errors[0]["error"]["code"] == "worker_died"
+    assert "Log: /" in (endless.folder / "stderr.txt").read_text()
     assert endless.post(chat("Hello", max_tokens=4)).status_code == 200
     assert endless.metric("model_loads_total") == 2
 

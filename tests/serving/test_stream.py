@@ -1,4 +1,4 @@
-"""Tests what a stream sends while its request waits."""
+"""Tests what a stream sends while its request waits, and what an error of our own is counted as."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from cpuchat.protocol import Generate
 from cpuchat.serving import app
 from cpuchat.serving.app import AnswerEndpoint
 from cpuchat.serving.refusal import Refusal
-from cpuchat.serving.replies import PING, ChatReply
+from cpuchat.serving.replies import PING, ChatReply, Progress
 from cpuchat.serving.requests import Asked
+from cpuchat.serving.service import Done, Service
+from cpuchat.telemetry.meter import Meter
+from tests.support.scripted_backend import WITH_DRAFT
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [], "client": ("127.0.0.1", 1)}
 
@@ -79,3 +82,25 @@ async def test_a_refusal_before_that_has_its_own_status() -> None:
         await exchange(queue, stream=True, sent=sent)
     assert raised.value.status == 500
     assert sent.empty()
+
+
+class Broken:
+    """A conversation whose engine raises what nobody expects."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+
+    async def generate_detached(self, request: Generate) -> AsyncGenerator[Any, None]:
+        raise RuntimeError("broken")
+        yield
+
+
+async def test_an_internal_error_counts_as_failed() -> None:
+    conversation: Any = Broken()
+    done: list[Done] = []
+    service = Service(conversation, on_done=done.append)
+    service.loaded(WITH_DRAFT)
+    with pytest.raises(RuntimeError):
+        await anext(service.answer(asked(stream=True), Progress(), "chat", ""))
+    assert [one.result for one in done] == ["failed"]
+    assert service.metrics.requests["chat", "failed"] == 1
