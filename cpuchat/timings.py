@@ -110,6 +110,26 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return 1e3 * (self.predicted_n - 1) / self.predicted_ms
 
+    def fields(self) -> dict[str, float | None]:
+        """Return llama-server's `timings` by its names: milliseconds, tokens per second; None where there is nothing to
+        divide. `predicted_ms` runs from the first to the last token, so its rates divide by `predicted_n - 1`.
+        """
+        spans = self.predicted_n - 1
+        fields: dict[str, float | None] = {
+            "cache_n": self.cache_n,
+            "prompt_n": self.prompt_n,
+            "prompt_ms": self.prompt_ms,
+            "prompt_per_token_ms": self.prompt_ms / self.prompt_n if self.prompt_n else None,
+            "prompt_per_second": self.prompt_per_second,
+            "predicted_n": self.predicted_n,
+            "predicted_ms": self.predicted_ms,
+            "predicted_per_token_ms": self.predicted_ms / spans if spans > 0 else None,
+            "predicted_per_second": self.predicted_per_second,
+        }
+        if self.draft_n:
+            fields |= {"draft_n": self.draft_n, "draft_n_accepted": self.draft_n_accepted}
+        return fields
+
     @property
     def tokens_per_pass(self) -> float | None:
         """Return the figure as `SpeculationFigures` does; None without speculation."""

@@ -31,7 +31,7 @@ from cpuchat.telemetry import units
 if TYPE_CHECKING:  # `--help` has no use for them
     from cpuchat.backend.local import LocalBackend
     from cpuchat.cli.terminal import Terminal
-    from cpuchat.serving.service import Done
+    from cpuchat.serving.service import RequestRecord
     from cpuchat.settings import Settings
 
 _EPILOG = """\b
@@ -117,12 +117,12 @@ def serve(
         from cpuchat.serving.guard import TOKEN_VARIABLE, is_loopback, read_token
         from cpuchat.serving.server import listen
 
+        is_new = token_file is not None and not token_file.exists()
         token = read_token(token_file)
         path = model_path(model, chosen)
-        listener = listen(host, port)
-        local = is_loopback(listener.getsockname()[0])  # what a name stands for is not said by the name
+        listeners = listen(host, port)
+        local = all(is_loopback(one.getsockname()[0]) for one in listeners)  # the name of a host does not say it
         if not local and not token:
-            listener.close()
             raise UsageError(
                 f"Listening on {host} needs a token: others could use this machine.",
                 f"Add --token-file FILE or set {TOKEN_VARIABLE}.",
@@ -130,8 +130,11 @@ def serve(
     except BaseException:
         backend.kill()
         raise
-    server = _Serve(chosen, backend, path, Terminal(quiet=quiet), strict=strict)
-    return asyncio.run(server.run(listener, token, local, alias, queue, cors_origin))
+    terminal = Terminal(quiet=quiet)
+    if is_new:
+        terminal.note(f"Token: {token_file} (created)")
+    server = _Serve(chosen, backend, path, terminal, strict=strict)
+    return asyncio.run(server.run(listeners, token, local, alias, queue, cors_origin))
 
 
 def _backend(chosen: Settings) -> LocalBackend:
@@ -158,7 +161,7 @@ class _Serve:
 
     async def run(
         self,
-        listener: socket.socket,
+        listeners: list[socket.socket],
         token: str,
         local: bool,
         aliases: tuple[str, ...],
@@ -166,8 +169,8 @@ class _Serve:
         origins: tuple[str, ...],
     ) -> int:
         from cpuchat.cli.session import Session
+        from cpuchat.running_servers import RunningServer, recorded
         from cpuchat.serving.app import make_app
-        from cpuchat.serving.record import RunningServer, recorded
         from cpuchat.serving.server import serving, url
         from cpuchat.serving.service import Service
 
@@ -177,13 +180,13 @@ class _Serve:
             loop.add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
             service = Service(session.conversation, aliases=aliases, limit=limit, on_done=self._log)
             app = make_app(service, token=token, local=local, origins=origins)
-            async with serving(app, listener):
+            async with serving(app, listeners):
                 info = await session.load(self._path, strict=self._strict)
                 service.loaded(info)
                 for note in filter(None, (session.conversation.draft_problem, *info.notes)):
                     terminal.note(f"cpuchat: {note}")
-                address = url(listener)
-                with recorded(RunningServer(address, service.name, info.path, os.getpid(), bool(token))):
+                address = url(listeners[0])
+                with recorded(RunningServer(address, service.name, os.getpid())):
                     terminal.line(f"Serving {service.name} on {address}/v1")
                     await self._stop()
                 terminal.note("cpuchat: stopping")
@@ -203,7 +206,7 @@ class _Serve:
             asyncio.get_running_loop().add_signal_handler(number, on_signal)
         await stop.wait()
 
-    def _log(self, done: Done) -> None:
+    def _log(self, done: RequestRecord) -> None:
         """Print one line about a request, nothing of its content; what needs the user's attention also if quiet."""
         from cpuchat.present.answers import summary
 
@@ -211,8 +214,8 @@ class _Serve:
         if done.result != "ok":
             parts.append(done.result.replace("_", " "))
         what = summary(done.timings, done.stop_reason if done.result == "ok" else "")
-        if done.waited_s >= 0.1:
-            what = " · ".join(filter(None, (what, f"queued {' '.join(units.duration(done.waited_s))}")))
+        if done.queued_s >= 0.1:
+            what = " · ".join(filter(None, (what, f"queued {' '.join(units.duration(done.queued_s))}")))
         line = "  ".join(filter(None, (*parts, what, done.message)))
         if done.hint:
             self._terminal.warn(f"{line}  {' '.join(done.hint.split())}")

@@ -114,5 +114,3 @@ class LoadedModel:
         self.knows_others = False
         if self.cache is not None:
             self.cache.forget(chat_id)
-        if self.pool is not None:
-            self.pool.clear()

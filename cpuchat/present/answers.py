@@ -150,30 +150,13 @@ def _bandwidth(roofline: Roofline) -> list[str]:
 
 
 def timings_json(timings: Timings) -> dict[str, Any]:
-    """Return the figures in llama-server's field names; null where there is nothing to divide.
-
-    `predicted_ms` runs from the first to the last token, so the rates divide by `predicted_n - 1`.
-    """
-    spans = timings.predicted_n - 1
-    fields: dict[str, Any] = {
-        "cache_n": timings.cache_n,
-        "prompt_n": timings.prompt_n,
-        "prompt_ms": timings.prompt_ms,
-        "prompt_per_token_ms": timings.prompt_ms / timings.prompt_n if timings.prompt_n else None,
-        "prompt_per_second": timings.prompt_per_second,
-        "predicted_n": timings.predicted_n,
-        "predicted_ms": timings.predicted_ms,
-        "predicted_per_token_ms": timings.predicted_ms / spans if spans > 0 else None,
-        "predicted_per_second": timings.predicted_per_second,
-    }
+    """Return the figures in llama-server's field names; null where there is nothing to divide."""
+    fields: dict[str, Any] = timings.fields()
     for name in ("network_ms", "queue_ms"):  # of a server
         if (ms := getattr(timings, name)) is not None:
             fields[name] = ms
     if timings.approximate:
         fields["approximate"] = True
-    if timings.draft_n:
-        fields["draft_n"] = timings.draft_n
-        fields["draft_n_accepted"] = timings.draft_n_accepted
     if timings.speculation is not None:
         fields["speculation"] = _speculation_json(timings, timings.speculation)
     return fields

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpuchat.protocol import ModelInfo
-from cpuchat.serving.record import running_servers
+from cpuchat.running_servers import running_servers
 from cpuchat.settings import Settings
 from cpuchat.telemetry import units
 
@@ -13,11 +13,10 @@ from cpuchat.telemetry import units
 @dataclass(frozen=True)
 class Welcome:
     """`machine`: `8 cores · 51 GB/s · a 4B model runs at about 13 tok/s here`. `model`: name, size and speed (where
-    known) of the recommended model, "" where none is. `serving`: the running servers of this user, "" where none is."""
+    known) of the recommended model, "" where none is."""
 
     machine: str = ""
     model: str = ""
-    serving: str = ""
 
 
 def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
@@ -40,13 +39,14 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
     predictions = estimates(models, machine)
     best = next(iter(ranked(models, predictions).suits), None)
     if best is None:
-        return Welcome(" · ".join(parts), serving=_serving())
+        return Welcome(" · ".join(parts))
     tok_s = predictions[best.id].tok_s
     about = [best.name, f"{best.quantization} {units.size(best.size)}"]
     about += [f"≈{units.about(tok_s)} tok/s"] if tok_s else []
-    return Welcome(" · ".join(parts), " · ".join(about), _serving())
+    return Welcome(" · ".join(parts), " · ".join(about))
 
 
-def _serving() -> str:
-    """Return `qwen-1.5b on http://127.0.0.1:8080/v1`."""
-    return " · ".join(f"{one.model} on {one.url}/v1" for one in running_servers())
+def serving() -> str:
+    """Return `Serving qwen-1.5b on http://127.0.0.1:8080/v1`, all servers of this user; "" without one. Reads files."""
+    found = " · ".join(f"{one.model} on {one.url}/v1" for one in running_servers())
+    return f"Serving {found}" if found else ""

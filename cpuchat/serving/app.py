@@ -24,8 +24,8 @@ from cpuchat.serving.guard import Guard
 from cpuchat.serving.metrics import CONTENT_TYPE
 from cpuchat.serving.refusal import Refusal
 from cpuchat.serving.replies import PING, ChatReply, CompletionReply, Reply
-from cpuchat.serving.requests import Asked, quoted
-from cpuchat.serving.service import Service
+from cpuchat.serving.requests import ParsedRequest, quoted
+from cpuchat.serving.service import Place, Service
 
 BODY_SECONDS = 60.0
 """A body must arrive within."""
@@ -60,29 +60,32 @@ class AnswerEndpoint:
         self,
         service: Service,
         name: str,
-        read: Callable[[bytes], Asked],
+        parse: Callable[[bytes], ParsedRequest],
         make_reply: Callable[[], Reply],
     ) -> None:
         self._service = service
         self._name = name
-        self._read = read
+        self._parse = parse
         self._make_reply = make_reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         client = request.client.host if request.client is not None else ""
-        try:
-            self._service.check()  # before the body is read
-            asked = self._read(await _body(request, self._service.reader.most_body))
-        except ClientDisconnect:
-            return
-        except Refusal as refusal:
-            self._service.refused(refusal, self._name, client)
-            raise
+        with contextlib.ExitStack() as stack:
+            try:
+                place = stack.enter_context(self._service.place(self._name, client))  # before the body is read
+                parsed = self._parse(await _body(request, self._service.reader.most_body))
+            except ClientDisconnect:
+                return
+            except Refusal as refusal:
+                self._service.refused(refusal, self._name, client)
+                raise
+            await self._answer(parsed, place, receive, send)
+
+    async def _answer(self, parsed: ParsedRequest, place: Place, receive: Receive, send: Send) -> None:
         parts: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
-        reply = self._make_reply()
-        computing = asyncio.create_task(self._compute(asked, reply, client, parts))
-        sending = asyncio.create_task(self._send(asked, parts, send))
+        computing = asyncio.create_task(self._compute(parsed, place, parts))
+        sending = asyncio.create_task(self._send(parsed, parts, send))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -96,14 +99,15 @@ class AnswerEndpoint:
             raise error
 
     async def _compute(
-        self, asked: Asked, reply: Reply, client: str, parts: asyncio.Queue[bytes | Refusal | None]
+        self, parsed: ParsedRequest, place: Place, parts: asyncio.Queue[bytes | Refusal | None]
     ) -> None:
         """Put the answer into `parts`, then None; or what it failed with."""
+        reply = self._make_reply()
         try:
-            stream = self._service.answer(asked, reply.progress, self._name, client)
+            stream = self._service.answer(parsed, place, reply.progress)
             async with contextlib.aclosing(stream) as events:
                 async for event in events:
-                    if (data := _rendered(asked, reply, event)) is not None:
+                    if (data := _rendered(parsed, reply, event)) is not None:
                         parts.put_nowait(data)
             parts.put_nowait(None)
         except Refusal as refusal:
@@ -112,7 +116,7 @@ class AnswerEndpoint:
             traceback.print_exc()
             parts.put_nowait(Refusal(500, "Internal error; see the server's log.", "internal_error"))
 
-    async def _send(self, asked: Asked, parts: asyncio.Queue[bytes | Refusal | None], send: Send) -> None:
+    async def _send(self, parsed: ParsedRequest, parts: asyncio.Queue[bytes | Refusal | None], send: Send) -> None:
         """Send what is in `parts`. Raises Refusal before anything was sent, and _Gone.
 
         A refusal has a status of its own as long as nothing is sent: until the engine has accepted the prompt, but not
@@ -120,7 +124,7 @@ class AnswerEndpoint:
         """
         started = False
         while True:
-            silence = PING_SECONDS if started else QUEUED_SECONDS if asked.stream else None
+            silence = PING_SECONDS if started else QUEUED_SECONDS if parsed.stream else None
             try:
                 part = await asyncio.wait_for(parts.get(), silence)
             except TimeoutError:
@@ -129,35 +133,35 @@ class AnswerEndpoint:
                 if not started:
                     raise part
                 part = b"data: " + part.body + b"\n\n"
-                await _sent(send, {"type": "http.response.body", "body": part, "more_body": False})
+                await _send_message(send, {"type": "http.response.body", "body": part, "more_body": False})
                 return
             if not started:
                 started = True
-                headers = _STREAM_HEADERS if asked.stream else [(b"content-type", _JSON.encode())]
-                if not asked.stream:
+                headers = _STREAM_HEADERS if parsed.stream else [(b"content-type", _JSON.encode())]
+                if not parsed.stream:
                     headers = [*headers, (b"content-length", str(len(part or b"")).encode())]
-                await _sent(send, {"type": "http.response.start", "status": 200, "headers": headers})
+                await _send_message(send, {"type": "http.response.start", "status": 200, "headers": headers})
             more = part is not None
-            await _sent(send, {"type": "http.response.body", "body": part or b"", "more_body": more})
+            await _send_message(send, {"type": "http.response.body", "body": part or b"", "more_body": more})
             if not more:
                 return
 
 
-def _rendered(asked: Asked, reply: Reply, event: AnyEvent) -> bytes | None:
+def _rendered(parsed: ParsedRequest, reply: Reply, event: AnyEvent) -> bytes | None:
     """Return what the client gets for an event; b"" starts the response."""
     match event:
         case GenerationFinished():
-            return reply.last_chunks(with_usage=asked.with_usage) if asked.stream else reply.whole()
-        case TextDelta() if asked.stream:
-            return reply.chunk(event, with_timings=asked.with_timings)
-        case PrefillProgress() if asked.stream:
-            if asked.with_progress:
-                return reply.prompt_chunk(event, with_timings=asked.with_timings)
+            return reply.last_chunks(event, with_usage=parsed.with_usage) if parsed.stream else reply.whole()
+        case TextDelta() if parsed.stream:
+            return reply.chunk(event, with_timings=parsed.with_timings)
+        case PrefillProgress() if parsed.stream:
+            if parsed.with_progress:
+                return reply.progress_chunk(event, with_timings=parsed.with_timings)
             return b"" if event.processed == event.cache_n else None
     return None
 
 
-async def _sent(send: Send, message: dict[str, Any]) -> None:
+async def _send_message(send: Send, message: dict[str, Any]) -> None:
     try:
         async with asyncio.timeout(STALLED_SECONDS):
             await send(message)
@@ -173,8 +177,8 @@ async def _disconnected(receive: Receive) -> None:
 async def _body(request: Request, most: int) -> bytes:
     """Return the body, at most `most` bytes. Raises Refusal when it is too large or too slow, ClientDisconnect."""
     too_large = Refusal(413, f"The body is larger than {most:,} bytes, more than the context holds.", "body_too_large")
-    told = request.headers.get("content-length", "")
-    if told.isdigit() and int(told) > most:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > most:
         raise too_large
     body = bytearray()
     try:
@@ -195,7 +199,7 @@ class Pages:
         self._service = service
 
     async def health(self, request: Request) -> Response:
-        _ = self._service.model
+        self._service.check_health()
         return _json({"status": "ok"})
 
     async def models(self, request: Request) -> Response:

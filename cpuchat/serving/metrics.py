@@ -29,16 +29,16 @@ class Metrics:
         self._seconds: dict[str, float] = {"queue": 0.0, "prompt": 0.0, "predicted": 0.0, "ttft": 0.0}
         self._positions: list[tuple[int, int]] = []
 
-    def count(self, endpoint: str, result: Result) -> None:
+    def count_request(self, endpoint: str, result: Result) -> None:
         """Count a request that has ended."""
         self.requests[endpoint, result] += 1
 
-    def waited(self, seconds: float) -> None:
+    def count_queued(self, seconds: float) -> None:
         """Count a request that has left the queue for the engine."""
         self._sums["queue"] += 1
         self._seconds["queue"] += seconds
 
-    def computed(self, timings: Timings, ttft_s: float | None, figured_n: int | None = None) -> None:
+    def count_answer(self, timings: Timings, ttft_s: float | None, figured_n: int | None = None) -> None:
         """Count what the engine did for a request, also a cut one. `ttft_s`: the wait in the queue included;
         `figured_n`: tokens that `timings.speculation` is about, None = all.
         """

@@ -20,25 +20,12 @@ PING = b": waiting\n\n"
 
 _FINISH: dict[StopReason, str] = {"end": "stop", "stop_string": "stop"}
 
+StreamedEvent = TextDelta | PrefillProgress | GenerationFinished
+
 
 def timings_fields(timings: Timings) -> dict[str, float]:
-    """Return llama-server's `timings`: milliseconds, tokens per second, 0 where there is nothing to divide."""
-    steps = timings.predicted_n - 1
-    fields: dict[str, float] = {
-        "cache_n": timings.cache_n,
-        "prompt_n": timings.prompt_n,
-        "prompt_ms": timings.prompt_ms,
-        "prompt_per_token_ms": timings.prompt_ms / timings.prompt_n if timings.prompt_n else 0.0,
-        "prompt_per_second": timings.prompt_per_second or 0.0,
-        "predicted_n": timings.predicted_n,
-        "predicted_ms": timings.predicted_ms,
-        "predicted_per_token_ms": timings.predicted_ms / steps if steps > 0 else 0.0,
-        "predicted_per_second": timings.predicted_per_second or 0.0,
-    }
-    if timings.draft_n:
-        fields["draft_n"] = timings.draft_n
-        fields["draft_n_accepted"] = timings.draft_n_accepted
-    return fields
+    """Return llama-server's `timings`, 0 where there is nothing to divide, as there."""
+    return {name: 0.0 if value is None else value for name, value in timings.fields().items()}
 
 
 class Progress:
@@ -128,7 +115,7 @@ class Reply:
     """Builds one answer: `whole` at its end, or `chunk` and `last_chunks` of a stream.
 
     Args:
-        model: the name that is told.
+        model: the name that it goes by.
         fingerprint: of the engine.
     """
 
@@ -160,63 +147,57 @@ class Reply:
 
     def chunk(self, event: TextDelta, *, with_timings: bool) -> bytes:
         """Return what `event` adds, as a server-sent event."""
-        more = {"timings": timings_fields(self.progress.timings)} if with_timings else {}
-        return self._sent([self._choice(self._added(event))], more)
+        return self._event([self._choice(event)], self._timings() if with_timings else {})
 
-    def prompt_chunk(self, event: PrefillProgress, *, with_timings: bool) -> bytes:
+    def progress_chunk(self, event: PrefillProgress, *, with_timings: bool) -> bytes:
         """Return how far the prompt is evaluated, as a server-sent event."""
-        told = {
+        fields = {
             "total": event.total,
             "cache": event.cache_n,
             "processed": event.processed,
             "time_ms": int(self.progress.prompt_ms),
         }
-        more: dict[str, Any] = {"prompt_progress": told}
-        if with_timings:
-            more["timings"] = timings_fields(self.progress.timings)
-        return self._sent([self._choice(self._nothing())], more)
+        timings = self._timings() if with_timings else {}
+        return self._event([self._choice(event)], {"prompt_progress": fields, **timings})
 
-    def last_chunks(self, *, with_usage: bool) -> bytes:
+    def last_chunks(self, event: GenerationFinished, *, with_usage: bool) -> bytes:
         """Return the end of a stream: why it ended, the usage if it is wanted, and the timings."""
-        progress = self.progress
-        timings = {"timings": timings_fields(progress.timings)}
-        ending = [self._choice(self._end(), self._finish_reason)]
+        ending, timings = [{**self._choice(event), "finish_reason": self._finish_reason}], self._timings()
         if not with_usage:
-            return self._sent(ending, timings) + DONE
-        return self._sent(ending, {}) + self._sent([], {"usage": progress.usage(), **timings}) + DONE
+            return self._event(ending, timings) + DONE
+        return self._event(ending, {}) + self._event([], {"usage": self.progress.usage(), **timings}) + DONE
 
     @property
     def _finish_reason(self) -> str:
         finished = self.progress.finished
         return _FINISH.get(finished.stop_reason, "length") if finished is not None else "length"
 
-    def _sent(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+    def _timings(self) -> dict[str, Any]:
+        return {"timings": timings_fields(self.progress.timings)}
+
+    def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
         data = {"choices": choices, **self._head, "object": self.chunk_kind, **more}
         return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
-    def _choice(self, what: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        return {"finish_reason": reason, "index": 0, **what}
+    def _choice(self, event: StreamedEvent) -> dict[str, Any]:
+        return {"finish_reason": None, "index": 0, **self._delta(event)}
 
     def _content(self) -> dict[str, Any]:
+        """Return the whole answer's part of its choice."""
         raise NotImplementedError
 
-    def _added(self, event: TextDelta) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _nothing(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _end(self) -> dict[str, Any]:
+    def _delta(self, event: StreamedEvent) -> dict[str, Any]:
+        """Return what an event adds to the choice; nothing but `TextDelta` has text."""
         raise NotImplementedError
 
 
 class ChatReply(Reply):
-    """An answer of /v1/chat/completions; reasoning is apart, in `reasoning_content`."""
+    """An answer of /v1/chat/completions; reasoning is separate, in `reasoning_content`."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
     id_prefix = "chatcmpl"
-    _began = False
+    _has_role = False
 
     def _content(self) -> dict[str, Any]:
         message = {"role": "assistant", "content": self.progress.text}
@@ -224,20 +205,14 @@ class ChatReply(Reply):
             message["reasoning_content"] = self.progress.reasoning
         return {"message": message}
 
-    def _added(self, event: TextDelta) -> dict[str, Any]:
-        field = "reasoning_content" if event.channel == "reasoning" else "content"
-        return {"delta": {**self._role(), field: event.text}}
-
-    def _nothing(self) -> dict[str, Any]:
-        return {"delta": {"role": "assistant", "content": None}}
-
-    def _end(self) -> dict[str, Any]:
-        return {"delta": self._role()}
-
-    def _role(self) -> dict[str, str]:
-        """Return the role, in the first chunk only."""
-        first, self._began = not self._began, True
-        return {"role": "assistant"} if first else {}
+    def _delta(self, event: StreamedEvent) -> dict[str, Any]:
+        if isinstance(event, PrefillProgress):
+            return {"delta": {"role": "assistant", "content": None}}
+        delta = {} if self._has_role else {"role": "assistant"}  # in the first chunk only
+        self._has_role = True
+        if isinstance(event, TextDelta):
+            delta["reasoning_content" if event.channel == "reasoning" else "content"] = event.text
+        return {"delta": delta}
 
 
 class CompletionReply(Reply):
@@ -249,11 +224,5 @@ class CompletionReply(Reply):
     def _content(self) -> dict[str, Any]:
         return {"text": self.progress.text, "logprobs": None}
 
-    def _added(self, event: TextDelta) -> dict[str, Any]:
-        return {"text": event.text, "logprobs": None}
-
-    def _nothing(self) -> dict[str, Any]:
-        return {"text": "", "logprobs": None}
-
-    def _end(self) -> dict[str, Any]:
-        return self._nothing()
+    def _delta(self, event: StreamedEvent) -> dict[str, Any]:
+        return {"text": event.text if isinstance(event, TextDelta) else "", "logprobs": None}

@@ -95,7 +95,7 @@ B = TypeVar("B", ChatBody, CompletionBody)
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """A request that can be answered. `with_timings` in every chunk; `with_progress` of the prompt."""
 
     request: Generate
@@ -126,7 +126,7 @@ class RequestReader:
         """Return the bytes of a body beyond which its text cannot fit into the context."""
         return (1 << 20) + 2 * BYTES_PER_TOKEN * self._n_ctx
 
-    def chat(self, data: bytes) -> Asked:
+    def chat(self, data: bytes) -> ParsedRequest:
         """Read the body of a chat completion. Raises Refusal."""
         body = _decoded(data, ChatBody)
         self._check(body)
@@ -140,9 +140,9 @@ class RequestReader:
         messages = tuple(_messages(body.messages))
         self._check_length("messages", (message.content for message in messages))
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        return self._asked(body, limit, messages=messages)
+        return self._parsed(body, limit, messages=messages)
 
-    def completion(self, data: bytes) -> Asked:
+    def completion(self, data: bytes) -> ParsedRequest:
         """Read the body of a plain completion. Raises Refusal."""
         body = _decoded(data, CompletionBody)
         self._check(body)
@@ -157,7 +157,7 @@ class RequestReader:
                 400, "`prompt` must be a single string; arrays and token ids are not supported.", param="prompt"
             )
         self._check_length("prompt", prompts)
-        return self._asked(body, body.max_tokens, prompt=prompts[0], unsplit=True)
+        return self._parsed(body, body.max_tokens, prompt=prompts[0], unsplit=True)
 
     def _check(self, body: _Body) -> None:
         if body.model and body.model not in self._names:
@@ -189,7 +189,7 @@ class RequestReader:
                 more={"n_ctx": self._n_ctx},
             )
 
-    def _asked(self, body: _Body, max_tokens: int | None, **what: Any) -> Asked:
+    def _parsed(self, body: _Body, max_tokens: int | None, **what: Any) -> ParsedRequest:
         stream = bool(body.stream)
         request = Generate(
             sampling=self._sampling(body).sampling(),
@@ -201,7 +201,7 @@ class RequestReader:
             frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
             **what,
         )
-        return Asked(
+        return ParsedRequest(
             request=request,
             stream=stream,
             with_usage=bool(body.stream_options and body.stream_options.include_usage),
@@ -222,7 +222,7 @@ class RequestReader:
             return msgspec.convert(values, SamplingSection)
         except msgspec.ValidationError as error:
             name, reason = explained(error)
-            raise Refusal(400, f"`{name}`: {reason}.", param=name) from None
+            raise _field_error(name, reason) from None
 
     def _limit(self, given: int | None) -> int:
         """Return `Generate.max_tokens`; -1 means "no limit" in llama-server."""
@@ -259,7 +259,7 @@ def _refuse_unsupported(*fields: tuple[str, bool, str]) -> None:
     """Raise Refusal for the first (field, is asked for, why not) that is asked for."""
     for name, asked, reason in fields:
         if asked:
-            raise Refusal(400, f"`{name}`: {reason}.", "unsupported", param=name)
+            raise _field_error(name, reason, "unsupported")
 
 
 def _messages(given: list[ChatMessage]) -> Iterable[Message]:
@@ -269,25 +269,29 @@ def _messages(given: list[ChatMessage]) -> Iterable[Message]:
         where = f"messages[{number}]"
         role = _ROLES.get(message.role)
         if role is None:
-            known = ", ".join(_ROLES)
-            raise Refusal(400, f"`{where}.role`: `{quoted(message.role)}` is not supported, only {known}.", param=where)
+            reason = f"`{quoted(message.role)}` is not supported, only {', '.join(_ROLES)}"
+            raise _field_error(f"{where}.role", reason)
         if message.tool_calls:
-            raise Refusal(400, f"`{where}`: tool calls are not supported.", "unsupported", param=where)
+            raise _field_error(f"{where}.tool_calls", "tool calls are not supported", "unsupported")
+        content = f"{where}.content"
         if message.content is None and role != "assistant":
-            raise Refusal(400, f"`{where}.content` is missing.", param=where)
-        yield Message(role=role, content=_text(message.content, where), reasoning=message.reasoning_content or "")
+            raise _field_error(content, "missing")
+        yield Message(role=role, content=_text(message.content, content), reasoning=message.reasoning_content or "")
     if given[-1].role == "assistant":
         raise Refusal(400, "The last message is the assistant's: prefill is not supported.", param="messages")
 
 
-def _text(content: str | list[Part] | None, where: str) -> str:
+def _text(content: str | list[Part] | None, param: str) -> str:
     if not isinstance(content, list):
         return content or ""
     for part in content:
         if part.type != "text" or part.text is None:
-            message = f"`{where}.content`: only text is supported, not `{quoted(part.type)}`."
-            raise Refusal(400, message, "unsupported", param=where)
+            raise _field_error(param, f"only text is supported, not `{quoted(part.type)}`", "unsupported")
     return "".join(part.text or "" for part in content)
+
+
+def _field_error(param: str, reason: str, code: str = "invalid_request") -> Refusal:
+    return Refusal(400, f"`{param}`: {reason}.", code, param=param)
 
 
 def _stops(given: str | list[str] | None) -> tuple[str, ...]:

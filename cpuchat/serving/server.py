@@ -7,6 +7,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -62,24 +63,46 @@ class _Protocol(H11Protocol):
             self.transport.close()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; `port` 0 takes a free one. Raises UsageError."""
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Return listening sockets, one for each address of `host`; `port` 0 takes a free one. Raises UsageError."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"Cannot resolve {host}: {error}.", "Give an address of this machine.") from None
+    addresses = dict.fromkeys((family, address) for family, _, _, _, address in found)
+    listeners: list[socket.socket] = []
+    problem = ""
+    with contextlib.ExitStack() as opened:
+        for family, address in addresses:
+            at = (address[0], port, *address[2:])
+            try:
+                listener = opened.enter_context(_listener(family, at, alone=len(addresses) == 1))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    hint = "Choose another one with --port; 0 takes a free one."
+                    raise UsageError(f"Port {port} is in use.", hint) from None
+                problem = error.strerror or str(error)  # of one: localhost is ::1 too, but IPv6 may be off
+            else:
+                listeners.append(listener)
+                port = listener.getsockname()[1]
+        opened.pop_all()
+    if not listeners:
+        raise UsageError(f"Cannot listen on {host}, port {port}: {problem}.", "Choose another one.")
+    return listeners
+
+
+def _listener(family: int, address: tuple[Any, ...], *, alone: bool) -> socket.socket:
+    """Return a listening socket. `alone`: `::` takes IPv4 too. Raises OSError."""
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and not alone:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
-    except OSError as error:
+    except OSError:
         listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise UsageError(f"Port {port} is in use.", "Choose another one with --port; 0 takes a free one.") from None
-        raise UsageError(f"Cannot listen on {host}, port {port}: {error.strerror}.", "Choose another one.") from None
+        raise
     return listener
 
 
@@ -91,7 +114,7 @@ def url(listener: socket.socket) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
+async def serving(app: ASGIApp, listeners: list[socket.socket]) -> AsyncIterator[None]:
     """Serve `app` inside the block; at its end, connections get a few seconds to end."""
     config = uvicorn.Config(
         app,
@@ -107,7 +130,7 @@ async def serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
         timeout_graceful_shutdown=_CLOSING_SECONDS,
     )
     server = _Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
+    task = asyncio.create_task(server.serve(sockets=listeners))
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from cpuchat.protocol import AnyEvent, EngineInfo, Failed, GenerationFinished, M
 from cpuchat.serving.metrics import Metrics, Result
 from cpuchat.serving.refusal import Refusal
 from cpuchat.serving.replies import Progress
-from cpuchat.serving.requests import Asked, RequestReader
+from cpuchat.serving.requests import ParsedRequest, RequestReader
 from cpuchat.timings import Timings
 
 _LONGEST_RETRY = 300
@@ -23,9 +23,17 @@ _RETRY_LOADING = 5
 _USUAL_WEIGHT = 0.2  # of the newest answer in the moving average
 
 
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A request's place in the queue, from before its body is read until the engine takes it."""
+
+    endpoint: str
+    client: str
+
+
 @dataclass(frozen=True)
-class Done:
-    """A request that has ended. `waited_s` in the queue; `timings` None: the engine did nothing for it. `message` is
+class RequestRecord:
+    """A request that has ended. `queued_s` in the queue; `timings` None: the engine did nothing for it. `message` is
     fit for the log, `hint` says what whoever runs the server can do.
     """
 
@@ -35,7 +43,7 @@ class Done:
     timings: Timings | None = None
     stop_reason: str = ""
     message: str = ""
-    waited_s: float = 0.0
+    queued_s: float = 0.0
     hint: str = ""
 
 
@@ -44,7 +52,7 @@ class Service:
 
     Args:
         conversation: holds the backend; nothing is stored.
-        aliases: names that the model answers to; the first is told. Its own names count too.
+        aliases: names that the model answers to, the first is the one it goes by. Its own names count too.
         limit: requests that may wait.
         on_done: called with every request that has ended.
     """
@@ -55,12 +63,11 @@ class Service:
         *,
         aliases: tuple[str, ...] = (),
         limit: int = 16,
-        on_done: Callable[[Done], None] = lambda done: None,
+        on_done: Callable[[RequestRecord], None] = lambda done: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.metrics = Metrics()
         self.limit = limit
-        self.waiting = 0
         self.closing = False
         self.started = int(time.time())
         self.running: Progress | None = None
@@ -69,10 +76,12 @@ class Service:
         self._aliases = aliases
         self._on_done = on_done
         self._clock = clock
+        self._places: set[Place] = set()
         self._turn = asyncio.Lock()  # first come, first served
         self._usual_s = 0.0
         self._info: ModelInfo | None = None
         self._reader: RequestReader | None = None
+        self._is_lost = False  # the worker died, and its model could not be reloaded
 
     @property
     def model(self) -> ModelInfo:
@@ -87,7 +96,7 @@ class Service:
 
     @property
     def name(self) -> str:
-        """Return the name of the model that is told to programs. Raises Refusal before it is loaded."""
+        """Return the name that the model goes by. Raises Refusal before it is loaded."""
         return self.names[0]
 
     @property
@@ -113,30 +122,61 @@ class Service:
     def busy(self) -> bool:
         return self._turn.locked()
 
+    @property
+    def waiting(self) -> int:
+        """Return the number of requests in the queue, those whose body is still being read among them."""
+        return len(self._places)
+
+    def check_health(self) -> None:
+        """Check that the model is there, or can be reloaded with the next request. Raises Refusal."""
+        _ = self.model
+        if self._is_lost:
+            message = "The worker died, and the model could not be reloaded. See the server's log."
+            raise Refusal(503, message, "not_loaded")
+
     def loaded(self, model: ModelInfo) -> None:
         """Begin to answer with this model."""
-        self._info, self._reader = model, None
+        self._info, self._reader, self._is_lost = model, None, False
         self.metrics.loads += 1
 
-    async def answer(
-        self, asked: Asked, progress: Progress, endpoint: str, client: str
-    ) -> AsyncGenerator[AnyEvent, None]:
+    @contextlib.contextmanager
+    def place(self, endpoint: str, client: str) -> Iterator[Place]:
+        """Give a request a place in the queue inside the block. Raises Refusal while loading or closing, or when the
+        queue is full.
+        """
+        if self.closing:
+            raise _closing()
+        _ = self.model
+        if self.waiting >= self.limit + (not self.busy):
+            message = f"The queue is full ({self.waiting} requests). Retry later."
+            raise Refusal(503, message, "queue_full", retry_after=self._retry_after())
+        place = Place(endpoint, client)
+        self._places.add(place)
+        try:
+            yield place
+        finally:
+            self._places.discard(place)
+
+    async def answer(self, parsed: ParsedRequest, place: Place, progress: Progress) -> AsyncGenerator[AnyEvent, None]:
         """Stream the events of one answer, which `progress` has followed; ends with `GenerationFinished`. Closing it
         early cancels the answer: once closed, the engine is idle or answers the next request.
 
         Raises:
-            Refusal: too many wait, the engine refused the request, or it failed.
+            Refusal: the engine refused the request, or it failed; the server is closing.
         """
         arrived = self._clock()
         result: Result = "cancelled"
-        message, hint, waited = "", "", 0.0
+        message, hint, queued = "", "", 0.0
         try:
-            async with self._place():
-                waited = self._clock() - arrived
-                self.metrics.waited(waited)
-                self.running, progress.seed = progress, asked.request.sampling.seed
+            async with self._turn:
+                self._places.discard(place)
+                if self.closing:
+                    raise _closing()
+                queued = self._clock() - arrived
+                self.metrics.count_queued(queued)
+                self.running, progress.seed = progress, parsed.request.sampling.seed
                 try:
-                    async with contextlib.aclosing(self._events(asked, progress)) as events:
+                    async with contextlib.aclosing(self._events(parsed, progress)) as events:
                         async for event in events:
                             if isinstance(event, Failed):
                                 raise Refusal.of(event, self.model.n_ctx)
@@ -145,7 +185,7 @@ class Service:
                             yield event
                 finally:
                     self.running = None
-                    self._computed(progress, arrived)
+                    self._count_answer(progress, arrived)
             result = "ok"
         except Refusal as refusal:
             result = _result(refusal)
@@ -155,10 +195,11 @@ class Service:
             result = "failed"
             raise
         finally:
-            self.metrics.count(endpoint, result)
+            self.metrics.count_request(place.endpoint, result)
             timings = progress.timings if progress.prompt is not None else None
             reason = progress.finished.stop_reason if progress.finished is not None else ""
-            self._on_done(Done(endpoint, client, result, timings, reason, message, waited, hint))
+            record = RequestRecord(place.endpoint, place.client, result, timings, reason, message, queued, hint)
+            self._on_done(record)
 
     async def close(self) -> None:
         """End the running answer and those that wait; each gets an error."""
@@ -166,64 +207,39 @@ class Service:
         await self._conversation.stop()
 
     def refused(self, refusal: Refusal, endpoint: str, client: str) -> None:
-        """Count a request that was refused before it reached the queue."""
-        self.metrics.count(endpoint, _result(refusal))
-        self._on_done(Done(endpoint, client, _result(refusal), message=refusal.logged, hint=refusal.hint))
-
-    def check(self) -> None:
-        """Check that a request would be answered. Raises Refusal while loading or closing, or when too many wait."""
-        if self.closing:
-            raise _closing()
-        _ = self.model
-        if self.busy and self.waiting >= self.limit:
-            raise Refusal(
-                503,
-                f"The queue is full ({self.waiting} requests). Retry later.",
-                "queue_full",
-                retry_after=self._retry_after(),
-            )
-
-    @contextlib.asynccontextmanager
-    async def _place(self) -> AsyncGenerator[None, None]:
-        """Hold the engine, after all that came before. Raises Refusal as `check` does."""
-        self.check()
-        self.waiting += 1
-        try:
-            await self._turn.acquire()
-        finally:
-            self.waiting -= 1
-        try:
-            if self.closing:
-                raise _closing()
-            yield
-        finally:
-            self._turn.release()
+        """Count a request that was refused before it reached the engine."""
+        result = _result(refusal)
+        self.metrics.count_request(endpoint, result)
+        self._on_done(RequestRecord(endpoint, client, result, message=refusal.logged, hint=refusal.hint))
 
     def _retry_after(self) -> int:
         """Return in how many seconds a place should be free, by the answers so far."""
         return max(1, min(_LONGEST_RETRY, math.ceil(self._usual_s)))
 
-    async def _events(self, asked: Asked, progress: Progress) -> AsyncGenerator[AnyEvent, None]:
+    async def _events(self, parsed: ParsedRequest, progress: Progress) -> AsyncGenerator[AnyEvent, None]:
         conversation, meter = self._conversation, self._conversation.meter
-        meter.expect(asked.request.speculation)
+        meter.expect(parsed.request.speculation)
         meter.request_started(self._clock())
-        started = self._clock()
-        async with contextlib.aclosing(conversation.generate_detached(asked.request)) as events:
+        started, is_reloading = self._clock(), conversation.model is None
+        async with contextlib.aclosing(conversation.generate_detached(parsed.request)) as events:
             async for event in events:
                 now = self._clock()
                 meter.observe(event, now)
                 progress.follow(event, now)
                 if isinstance(event, ModelLoaded):
                     self.loaded(event.model)
+                    is_reloading = False
+                if isinstance(event, Failed) and is_reloading:
+                    self._is_lost = True
                 yield event
         taken = self._clock() - started
         self._usual_s += (taken - self._usual_s) * (_USUAL_WEIGHT if self._usual_s else 1.0)
 
-    def _computed(self, progress: Progress, arrived: float) -> None:
+    def _count_answer(self, progress: Progress, arrived: float) -> None:
         if progress.prompt is None:
             return
         ttft_s = progress.first_at - arrived if progress.first_at is not None else None
-        self.metrics.computed(progress.timings, ttft_s, progress.figured_n)
+        self.metrics.count_answer(progress.timings, ttft_s, progress.figured_n)
 
     def metrics_text(self, endpoints: tuple[str, ...]) -> str:
         """Return the page for Prometheus."""

@@ -54,7 +54,7 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("engine.load_mode", "Load mode", "mmap starts at once; read copies the file into memory"),
         ("engine.mlock", "Lock memory", "keep the weights from being swapped out"),
         ("engine.repack", "Repack weights", "faster kernels, but a second copy in memory"),
-        ("engine.saved_kv_gb", "KV cache on disk", "GB, to resume chats without prefill; 0 = off"),
+        ("engine.saved_kv_gb", "Saved KV caches", "GB of disk, to resume chats; of memory in cpuchat serve; 0 = off"),
         ("engine.experts", "Experts per token", "MoE models only; fewer are faster, less accurate; 0 = as trained"),
         ("hardware.probe", "Bandwidth probe", "measure the read bandwidth, once for each set of cores"),
         ("hardware.counters", "Counters", "read memory traffic and power while answering"),

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from cpuchat.serving.record import running_servers
+from cpuchat.running_servers import running_servers
 from tests.support.serving import Server, chat, server
 
 CHAT = "/v1/chat/completions"
@@ -104,7 +104,8 @@ def test_one_that_waits_may_leave(endless: Server) -> None:
 
 
 def test_eight_clients_of_which_some_are_cut(endless_model: Path, tmp_path: Path, bandwidth_file: bytes) -> None:
-    with server(endless_model, tmp_path, "--queue", "8", bandwidth=bandwidth_file, ctx=8192) as running:
+    drafting = ("--drafters", "free", "--draft-depth", "4")
+    with server(endless_model, tmp_path, "--queue", "8", *drafting, bandwidth=bandwidth_file, ctx=8192) as running:
         worker, expected = running.worker.pid, "c" * 12
         done: list[str] = []
         lock = threading.Lock()
@@ -135,6 +136,18 @@ def test_eight_clients_of_which_some_are_cut(endless_model: Path, tmp_path: Path
         assert running.worker.pid == worker
         assert running.metric("model_loads_total") == 1
         assert running.post(chat("Hello", max_tokens=12)).json()["choices"][0]["message"]["content"] == expected
+        check_drafts_of_a_cut_answer(running)
+
+
+def check_drafts_of_a_cut_answer(running: Server) -> None:
+    with running.http.stream("POST", CHAT, json={**forever(), "timings_per_token": True}) as response:
+        events = (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {"))
+        assert any(event["timings"].get("draft_n") for event in events)
+    running.wait_for(is_processing=False)
+    steps, passes = running.metric("decode_steps_total"), running.metric("passes_total")
+    assert (steps or 0) > (passes or 0) > 0
+    by_position = [running.metric("draft_tokens_per_position_total", position=str(n)) or 0 for n in range(4)]
+    assert sum(by_position) == running.metric("draft_tokens_total")
 
 
 def test_a_worker_that_dies_is_told_and_replaced(endless: Server) -> None:

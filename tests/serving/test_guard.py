@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
 from openai import OpenAI
 
@@ -39,7 +40,11 @@ def test_a_token_is_needed_and_compared(
         allowed = running.http.get("/v1/models", headers={"origin": "https://page.example"})
         assert allowed.headers["access-control-allow-origin"] == "https://page.example"
         assert running.http.get("/v1/models", headers={"origin": "https://evil.example"}).status_code == 403
-        assert TOKEN not in " ".join(running.worker.cmdline()) + " ".join(running.worker.environ().values())
+        preflight = {"origin": "https://page.example", "access-control-request-method": "POST", "authorization": ""}
+        asked = running.http.options("/v1/chat/completions", headers=preflight)
+        assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, "https://page.example")
+        own = psutil.Process(running.process.pid).cmdline()
+        assert TOKEN not in " ".join([*own, *running.worker.cmdline(), *running.worker.environ().values()])
 
 
 def test_another_address_needs_a_token(tiny_model: Path) -> None:

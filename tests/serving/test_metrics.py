@@ -26,9 +26,9 @@ def samples(metrics: Metrics, meter: Meter, model: ModelInfo = WITH_DRAFT) -> di
 def test_answers_add_up() -> None:
     metrics = Metrics()
     for _ in range(2):
-        metrics.count("chat", "ok")
-        metrics.waited(0.5)
-        metrics.computed(TIMINGS, 1.1)
+        metrics.count_request("chat", "ok")
+        metrics.count_queued(0.5)
+        metrics.count_answer(TIMINGS, 1.1)
     found = samples(metrics, Meter())
     assert found['requests_total{endpoint="chat",result="ok"}'] == 2
     assert found['requests_total{endpoint="chat",result="failed"}'] == 0

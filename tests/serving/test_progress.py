@@ -1,11 +1,13 @@
-"""Tests what is known of an answer that a client cuts: its text came, the engine's own timings did not."""
+"""Tests what is sent of an answer, and what is known of one that a client cuts: the engine's own timings are not."""
 
 from __future__ import annotations
+
+import msgspec
 
 from cpuchat.present.answers import summary
 from cpuchat.protocol import PrefillProgress, SpeculationUpdate, TextDelta
 from cpuchat.serving.metrics import Metrics
-from cpuchat.serving.replies import Progress
+from cpuchat.serving.replies import ChatReply, Progress
 from cpuchat.telemetry.meter import Meter
 from tests.serving.test_metrics import samples
 from tests.support.scripted_backend import DRAFTING
@@ -23,7 +25,7 @@ def cut(*, drafting: bool) -> Progress:
 
 def test_drafts_of_a_cut_answer_are_counted_with_their_passes() -> None:
     metrics, progress = Metrics(), cut(drafting=True)
-    metrics.computed(progress.timings, None, progress.figured_n)
+    metrics.count_answer(progress.timings, None, progress.figured_n)
     found = samples(metrics, Meter())
     assert found["decode_steps_total"] / found["passes_total"] == 412 / DRAFTING.passes
     drafted = sum(n for n, _ in DRAFTING.by_position)
@@ -35,7 +37,7 @@ def test_drafts_of_a_cut_answer_are_counted_with_their_passes() -> None:
 
 def test_a_plain_cut_answer_has_a_pass_for_each_step() -> None:
     metrics, progress = Metrics(), cut(drafting=False)
-    metrics.computed(progress.timings, None, progress.figured_n)
+    metrics.count_answer(progress.timings, None, progress.figured_n)
     found = samples(metrics, Meter())
     assert found["decode_steps_total"] == found["passes_total"] == 419
 
@@ -45,3 +47,18 @@ def test_a_cut_answer_has_its_first_token_s_time() -> None:
     assert progress.timings.ttft_ms == 700.0
     assert "first token 0 ms" not in summary(progress.timings, "")
     assert progress.first_at == 11.0
+
+
+def test_reasoning_is_separate_in_chats() -> None:
+    reply = ChatReply("m", "f")
+    thought = TextDelta(request_id=1, text="Hm.", channel="reasoning", n_tokens=2, predicted_n=2)
+    said = TextDelta(request_id=1, text="Yes.", n_tokens=1, predicted_n=3)
+    chunks = []
+    for event in (thought, said):
+        reply.progress.follow(event, 1.0)
+        chunks.append(msgspec.json.decode(reply.chunk(event, with_timings=False).removeprefix(b"data: ")))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas == [{"role": "assistant", "reasoning_content": "Hm."}, {"content": "Yes."}]
+    whole = msgspec.json.decode(reply.whole())
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}

@@ -1,8 +1,9 @@
-"""Tests connections on which nothing comes."""
+"""Tests connections on which nothing comes, and the addresses that are listened on."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -25,9 +26,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("beginning", [b"", b"GET / HTTP/1.1\r\nHost: "])
 async def test_silent_connections_are_closed_and_others_are_answered(beginning: bytes) -> None:
-    listener = server.listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    async with server.serving(hello, listener):
+    listeners = server.listen("127.0.0.1", 0)
+    port = listeners[0].getsockname()[1]
+    async with server.serving(hello, listeners):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
         for reader, writer in silent:
             writer.write(beginning)
@@ -40,3 +41,21 @@ async def test_silent_connections_are_closed_and_others_are_answered(beginning: 
         writer.write(b"GET / HT")  # a second request that never gets complete
         assert await reader.read() == b""
         writer.close()
+
+
+async def test_every_address_of_a_name_is_listened_on_and_one_that_is_missing_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("127.0.0.1", "127.0.0.2", "203.0.113.1")  # the last is nobody's
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (name, 0)) for name in names]
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        listeners = server.listen("here", 0)
+    first, second = (one.getsockname() for one in listeners)
+    assert (first[0], second[0], second[1]) == ("127.0.0.1", "127.0.0.2", first[1])
+    async with server.serving(hello, listeners):
+        for host, port in (first, second):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()

@@ -1,25 +1,25 @@
-"""Tests what a stream sends while its request waits, and what an error of our own is counted as."""
+"""Tests what a stream sends while its request waits, and clients that neither send nor read."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from cpuchat.protocol import Generate
+from cpuchat.protocol import TextDelta
 from cpuchat.serving import app
 from cpuchat.serving.app import AnswerEndpoint
 from cpuchat.serving.refusal import Refusal
-from cpuchat.serving.replies import PING, ChatReply, Progress
-from cpuchat.serving.requests import Asked
-from cpuchat.serving.service import Done, Service
-from cpuchat.telemetry.meter import Meter
-from tests.support.scripted_backend import WITH_DRAFT
+from cpuchat.serving.replies import PING, ChatReply
+from cpuchat.serving.service import Place
+from tests.serving.test_service import parsed
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [], "client": ("127.0.0.1", 1)}
+pytestmark = pytest.mark.timeout(60)
 
 
 class Queue:
@@ -30,9 +30,14 @@ class Queue:
     def __init__(self) -> None:
         self.released = asyncio.Event()
         self.reader = self
+        self.refusals: list[int] = []
 
-    def check(self) -> None:
-        pass
+    @contextlib.contextmanager
+    def place(self, endpoint: str, client: str) -> Iterator[Place]:
+        yield Place(endpoint, client)
+
+    def refused(self, refusal: Refusal, endpoint: str, client: str) -> None:
+        self.refusals.append(refusal.status)
 
     async def answer(self, *_: object) -> AsyncGenerator[Any, None]:
         await self.released.wait()
@@ -40,14 +45,23 @@ class Queue:
         yield
 
 
-def asked(*, stream: bool) -> Asked:
-    return Asked(request=Generate(), stream=stream, with_usage=False, with_timings=False, with_progress=False)
+class Endless(Queue):
+    """A service that writes until it is closed."""
+
+    async def answer(self, *_: object) -> AsyncGenerator[Any, None]:
+        try:
+            while True:
+                yield TextDelta(request_id=1, text="c")
+                await asyncio.sleep(0)
+        finally:
+            self.released.set()
 
 
-async def exchange(queue: Queue, *, stream: bool, sent: asyncio.Queue[dict]) -> None:
+async def exchange(queue: Queue, *, stream: bool, sent: Any, body: bytes | None = b"{}") -> None:
+    """Send a request, of which `body` None never arrives; `sent` gets what the endpoint sends."""
     service: Any = queue
-    endpoint = AnswerEndpoint(service, "chat", lambda _: asked(stream=stream), lambda: ChatReply("m", "f"))
-    received = iter([{"type": "http.request", "body": b"{}"}])
+    endpoint = AnswerEndpoint(service, "chat", lambda _: parsed(stream=stream), lambda: ChatReply("m", "f"))
+    received = iter([] if body is None else [{"type": "http.request", "body": body}])
 
     async def put(message: Any) -> None:
         await sent.put(message)
@@ -60,7 +74,6 @@ async def exchange(queue: Queue, *, stream: bool, sent: asyncio.Queue[dict]) -> 
     await endpoint(SCOPE, receive, put)
 
 
-@pytest.mark.timeout(60)
 async def test_a_stream_begins_while_it_waits_and_tells_a_refusal_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "QUEUED_SECONDS", 0.01)
     queue, sent = Queue(), asyncio.Queue[dict]()
@@ -74,7 +87,6 @@ async def test_a_stream_begins_while_it_waits_and_tells_a_refusal_in_it(monkeypa
     assert not last["more_body"]
 
 
-@pytest.mark.timeout(60)
 async def test_a_refusal_before_that_has_its_own_status() -> None:
     queue, sent = Queue(), asyncio.Queue[dict]()
     queue.released.set()
@@ -84,23 +96,17 @@ async def test_a_refusal_before_that_has_its_own_status() -> None:
     assert sent.empty()
 
 
-class Broken:
-    """A conversation whose engine raises what nobody expects."""
-
-    def __init__(self) -> None:
-        self.meter = Meter()
-
-    async def generate_detached(self, request: Generate) -> AsyncGenerator[Any, None]:
-        raise RuntimeError("broken")
-        yield
+async def test_a_client_that_reads_nothing_is_gone_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "STALLED_SECONDS", 0.01)
+    queue = Endless()
+    await exchange(queue, stream=True, sent=asyncio.Queue[dict](maxsize=3))
+    assert queue.released.is_set()
 
 
-async def test_an_internal_error_counts_as_failed() -> None:
-    conversation: Any = Broken()
-    done: list[Done] = []
-    service = Service(conversation, on_done=done.append)
-    service.loaded(WITH_DRAFT)
-    with pytest.raises(RuntimeError):
-        await anext(service.answer(asked(stream=True), Progress(), "chat", ""))
-    assert [one.result for one in done] == ["failed"]
-    assert service.metrics.requests["chat", "failed"] == 1
+async def test_a_body_that_does_not_arrive_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.01)
+    queue = Queue()
+    with pytest.raises(Refusal) as raised:
+        await exchange(queue, stream=True, sent=asyncio.Queue[dict](), body=None)
+    assert raised.value.status == 408
+    assert queue.refusals == [408]

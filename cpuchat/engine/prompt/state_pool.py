@@ -95,10 +95,6 @@ class StatePool:
             self._kept = [kept for kept in self._kept if kept is not oldest]
         self._kept.append(_Kept(history.copy(), list(tokens), sequence.state()))
 
-    def clear(self) -> None:
-        """Drop everything."""
-        self._kept.clear()
-
 
 def _usable(tokens: list[int], prompt: list[int], sequence: Sequence) -> int:
     """Return how many tokens of `prompt` a state of `tokens` spares; one that cannot roll back is used whole."""

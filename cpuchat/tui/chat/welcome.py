@@ -6,7 +6,7 @@ from textual import work
 from textual.content import Content
 from textual.widgets import Static
 
-from cpuchat.present.welcome import Welcome
+from cpuchat.present.welcome import Welcome, serving
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 
@@ -31,6 +31,7 @@ class WelcomePane(Static):
         super().__init__()
         self._services = services
         self._about = Welcome()
+        self._serving = ""
         self._has_model = False
         self.border_title = "New chat"
 
@@ -38,16 +39,19 @@ class WelcomePane(Static):
         """`has_model`: the questions will be answered. `idle`: there is time to read what this machine can run."""
         self._has_model = has_model
         self._draw()
-        if idle and self._about == Welcome():
+        if idle:
             self._read()
 
     @work(exclusive=True)
     async def _read(self) -> None:
-        services = self._services
-        self._about = await run_in_daemon_thread(
-            lambda: services.describe_machine(services.settings, services.conversation.model)
-        )
-        self._draw()
+        services, before = self._services, (self._about, self._serving)
+        if self._about == Welcome():
+            self._about = await run_in_daemon_thread(
+                lambda: services.describe_machine(services.settings, services.conversation.model)
+            )
+        self._serving = await run_in_daemon_thread(serving)  # servers come and go
+        if (self._about, self._serving) != before:
+            self._draw()
 
     def _draw(self) -> None:
         lines: list[Content] = []
@@ -66,7 +70,7 @@ class WelcomePane(Static):
             lines += [Content(""), Content(self._about.machine)]
         if self._about.model:
             lines.append(Content(f"Recommended: {self._about.model}"))
-        if self._about.serving:
-            lines.append(Content(f"cpuchat serve: {self._about.serving}"))
+        if self._serving:
+            lines.append(Content(self._serving))
         lines += [Content(""), Content("Enter sends · Ctrl+J new line · Ctrl+O models · F1 help")]
         self.update(Content("\n").join(lines))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -8,7 +9,6 @@ import pytest
 
 from cpuchat import settings
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.present.welcome import Welcome
 from cpuchat.protocol import (
     AnyEvent,
     ContextTrimmed,
@@ -20,6 +20,7 @@ from cpuchat.protocol import (
     PrefillProgress,
     TextDelta,
 )
+from cpuchat.running_servers import RunningServer, recorded
 from cpuchat.timings import Timings
 from cpuchat.tui import pace
 from cpuchat.tui.chat.chat_list import ChatList, Chats
@@ -320,7 +321,12 @@ async def test_an_empty_chat_offers_questions_by_number() -> None:
         assert app.prompt.text == "4"
 
 
-async def test_an_empty_chat_tells_what_is_served() -> None:
-    served = Welcome("8 cores", serving="tiny on http://127.0.0.1:8080/v1")
-    async with running(describe_machine=lambda *_: served) as app:
-        await app.until(lambda: "cpuchat serve: tiny on http://127.0.0.1:8080/v1" in app.screen_text)
+async def test_an_empty_chat_tells_what_is_served_and_no_longer_once_it_is_not() -> None:
+    line = "Serving tiny on http://127.0.0.1:8080/v1"
+    async with running() as app:
+        await app.ready()
+        with recorded(RunningServer("http://127.0.0.1:8080", "tiny", os.getpid())):
+            await app.press("ctrl+n")
+            await app.until(lambda: line in app.screen_text)
+        await app.press("ctrl+n")
+        await app.until(lambda: line not in app.screen_text)

@@ -12,16 +12,15 @@ from pathlib import Path
 import pytest
 
 from cpuchat import paths
-from cpuchat.present.welcome import welcome
-from cpuchat.serving import record
-from cpuchat.serving.record import RunningServer, recorded, running_servers
-from cpuchat.settings import Settings
+from cpuchat import running_servers as records
+from cpuchat.present.welcome import serving
+from cpuchat.running_servers import RunningServer, recorded, running_servers
 
-SERVER = RunningServer(url="http://127.0.0.1:9", model="tiny", path="/models/tiny.gguf", pid=os.getpid())
+SERVER = RunningServer(url="http://127.0.0.1:9", model="tiny", pid=os.getpid())
 _KILLED = """
 import os, signal
-from cpuchat.serving.record import RunningServer, recorded
-with recorded(RunningServer("http://127.0.0.1:8", "killed", "/k.gguf", os.getpid())):
+from cpuchat.running_servers import RunningServer, recorded
+with recorded(RunningServer("http://127.0.0.1:8", "killed", os.getpid())):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -30,13 +29,13 @@ def test_a_server_is_found_while_it_runs() -> None:
     assert running_servers() == []
     with recorded(SERVER):
         assert running_servers() == [SERVER]
-        assert welcome(Settings(), None).serving == "tiny on http://127.0.0.1:9/v1"
+        assert serving() == "Serving tiny on http://127.0.0.1:9/v1"
     assert running_servers() == []
-    assert welcome(Settings(), None).serving == ""
+    assert serving() == ""
 
 
 def test_one_who_looks_while_a_server_starts_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    locked = record.file_lock
+    locked = records.file_lock
 
     @contextlib.contextmanager
     def lock_after_a_look(path: Path) -> Iterator[None]:
@@ -44,7 +43,7 @@ def test_one_who_looks_while_a_server_starts_does_no_harm(monkeypatch: pytest.Mo
         with locked(path):
             yield
 
-    monkeypatch.setattr(record, "file_lock", lock_after_a_look)
+    monkeypatch.setattr(records, "file_lock", lock_after_a_look)
     with recorded(SERVER):
         assert running_servers() == [SERVER]
     assert list(paths.servers_dir().iterdir()) == []

@@ -1,4 +1,4 @@
-"""Which servers run on this machine: a file each, locked by the server's process as long as it runs."""
+"""The `cpuchat serve` processes of this user: a file each, locked by the server's process for as long as it runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from cpuchat.files import file_lock, is_locked
 
 
 class RunningServer(msgspec.Struct, frozen=True):
-    """A server of this user. `model` is the name that it serves, `path` its file."""
+    """A server of this user: its address without `/v1`, and the name of the model that it serves."""
 
     url: str
     model: str
-    path: str
     pid: int
-    needs_token: bool = False
 
 
 @contextlib.contextmanager
@@ -42,9 +40,8 @@ def running_servers() -> list[RunningServer]:
     found: list[RunningServer] = []
     with contextlib.suppress(OSError):
         for file in sorted(paths.servers_dir().glob("*.json")):
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # gone meanwhile, or not ours; msgspec's errors are ValueErrors
+            # gone meanwhile, or not ours; msgspec's errors are ValueErrors
+            with contextlib.suppress(OSError, ValueError):
                 if is_locked(file):
                     found.append(msgspec.json.decode(file.read_bytes(), type=RunningServer))
                 else:

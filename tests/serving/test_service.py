@@ -1,0 +1,138 @@
+"""Tests the queue of one engine, and what is counted of its requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+
+from cpuchat.protocol import Failed, Generate, GenerationFinished, LoadProgress, ModelLoaded, PrefillProgress, TextDelta
+from cpuchat.serving.refusal import Refusal
+from cpuchat.serving.replies import Progress
+from cpuchat.serving.requests import ParsedRequest
+from cpuchat.serving.service import RequestRecord, Service
+from cpuchat.telemetry.meter import Meter
+from cpuchat.timings import Timings
+from tests.serving.test_metrics import samples
+from tests.support.scripted_backend import WITH_DRAFT
+
+FINISHED = GenerationFinished(request_id=1, stop_reason="end", timings=Timings(predicted_n=1))
+DIED = Failed(code="worker_died", message="The worker died.", request_id=1)
+Step = Any
+"""An event, or a function that is called in its place."""
+
+
+class Engine:
+    """A conversation whose engine plays steps for each request."""
+
+    def __init__(self, *steps: Step) -> None:
+        self.steps = steps
+        self.meter = Meter()
+        self.model: object = WITH_DRAFT
+        self.asked: list[str | None] = []
+        self.gate = asyncio.Event()
+
+    async def generate_detached(self, request: Generate) -> AsyncGenerator[Any, None]:
+        self.asked.append(request.prompt)
+        await self.gate.wait()
+        for step in self.steps:
+            if callable(step):
+                step()
+            else:
+                yield step
+
+
+def served(engine: Engine, **options: Any) -> Service:
+    conversation: Any = engine
+    service = Service(conversation, **options)
+    service.loaded(WITH_DRAFT)
+    return service
+
+
+def parsed(prompt: str = "Hello", *, stream: bool = True) -> ParsedRequest:
+    request = Generate(prompt=prompt)
+    return ParsedRequest(request=request, stream=stream, with_usage=False, with_timings=False, with_progress=False)
+
+
+async def ask(service: Service, prompt: str = "Hello") -> None:
+    with service.place("chat", "") as place:
+        async for _ in service.answer(parsed(prompt), place, Progress()):
+            pass
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+@pytest.mark.timeout(60)
+async def test_requests_are_answered_in_the_order_of_their_arrival() -> None:
+    engine = Engine(FINISHED)
+    service = served(engine)
+    tasks = [asyncio.create_task(ask(service, str(number))) for number in range(4)]
+    await until(lambda: service.waiting == 3)
+    engine.gate.set()
+    await asyncio.gather(*tasks)
+    assert engine.asked == ["0", "1", "2", "3"]
+    assert service.waiting == 0
+
+
+def test_a_request_whose_body_is_still_being_read_has_a_place() -> None:
+    service = served(Engine(), limit=1)
+    with service.place("chat", ""), service.place("chat", ""):  # one for the idle engine, one that waits
+        with pytest.raises(Refusal, match="full"), service.place("chat", ""):
+            pass
+        assert service.waiting == 2
+    assert service.waiting == 0
+
+
+async def test_a_first_token_s_time_has_the_reload_of_a_dead_worker_in_it() -> None:
+    now = 100.0
+
+    def passing(seconds: float) -> Callable[[], None]:
+        def step() -> None:
+            nonlocal now
+            now += seconds
+
+        return step
+
+    text = TextDelta(request_id=1, text="Hi", predicted_n=1, at_ms=2000.0)
+    prompt = PrefillProgress(request_id=1, processed=8, total=8, cache_n=0)
+    engine = Engine(passing(5), ModelLoaded(model=WITH_DRAFT), prompt, passing(2), text, FINISHED)
+    engine.gate.set()
+    service = served(engine, clock=lambda: now)
+    await ask(service)
+    assert samples(service.metrics, Meter())["time_to_first_token_seconds_sum"] == 7
+
+
+async def test_the_health_tells_a_model_that_cannot_be_reloaded() -> None:
+    engine = Engine(LoadProgress(phase="reading", done=0, total=1), DIED)
+    engine.gate.set()
+    service = served(engine)
+    with pytest.raises(Refusal):
+        await ask(service)
+    service.check_health()  # the next request may reload it
+    engine.model = None
+    with pytest.raises(Refusal):
+        await ask(service)
+    with pytest.raises(Refusal, match="could not be reloaded"):
+        service.check_health()
+    engine.steps = (ModelLoaded(model=WITH_DRAFT), FINISHED)
+    await ask(service)
+    service.check_health()
+
+
+async def test_an_internal_error_counts_as_failed() -> None:
+    def broken() -> None:
+        raise RuntimeError("broken")
+
+    engine = Engine(broken)
+    engine.gate.set()
+    records: list[RequestRecord] = []
+    service = served(engine, on_done=records.append)
+    with pytest.raises(RuntimeError):
+        await ask(service)
+    assert [one.result for one in records] == ["failed"]
+    assert service.metrics.requests["chat", "failed"] == 1
