@@ -1,11 +1,13 @@
 """`cpuchat serve` against llama-server, and under clients that hang up.
 
-    python benchmarks/serve.py [--quick] [--rounds N] [--only decode,ttft,clients] [--threads N]
+    python benchmarks/serve.py [--quick] [--rounds N] [--only decode,ttft,turns,stops,clients] [--threads N]
 
 decode: 128 tokens of /v1/completions, streamed, same file and threads, no drafts; each server's own `timings`, and
-tok/s as the client sees them. ttft: the second turn after 2,000 tokens. clients: 1,000 requests of 8 clients, half of
-them cut at a random moment; workers lost, slots not released, memory of server and worker at the end against that after
-the first two fifths, and how long the engine still works after a client has hung up.
+tok/s as the client sees them. ttft: the second turn after 2,000 tokens. turns: the same for two conversations in turn,
+each of which has to be kept while the other is answered. stops: how long the engine still works after a client has hung
+up, in a prefill of 2,000 tokens, while conversations are exchanged, and in decoding. clients: 1,000 requests of 8
+clients, half of them cut at a random moment; workers lost, slots not released, memory of server and worker at the end
+against that after the first two fifths.
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ from baselines import llama_server
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main, say
 from product import default_threads
 
-PARTS = ("decode", "ttft", "clients")
+PARTS = ("decode", "ttft", "turns", "stops", "clients")
 TOKENS, HISTORY, NEW, FIRST_ANSWER = 128, 2000, 32, 16
 N_CTX = 4096
 REQUESTS, CLIENTS = 1000, 8
 SETTLED = 0.4
 """Share of the requests after which memory should not grow: kept KV caches have reached their limit."""
 KEPT_GB = 0.05
+"""For the KV of conversations, in `clients`: small, so that it is full soon."""
 STOPPED_SECONDS = 0.5
 
 
@@ -56,7 +59,9 @@ class Seen:
 
 
 @contextlib.contextmanager
-def our_server(model: Path, *arguments: str, folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+def our_server(
+    model: Path, *arguments: str, folder: Path, kept_gb: float = 2.0
+) -> Iterator[tuple[str, psutil.Process]]:
     """Run `cpuchat serve` on a free port; yields its address and process.
 
     Raises:
@@ -64,7 +69,7 @@ def our_server(model: Path, *arguments: str, folder: Path) -> Iterator[tuple[str
     """
     config = folder / "config"
     config.mkdir(parents=True)
-    (config / "config.toml").write_text(f"[engine]\nsaved_kv_gb = {KEPT_GB}\n")
+    (config / "config.toml").write_text(f"[engine]\nsaved_kv_gb = {kept_gb}\n")
     env = {**os.environ, "CPUCHAT_CONFIG_DIR": str(config), "CPUCHAT_DATA_DIR": str(folder / "data")}
     command = [sys.executable, "-m", "cpuchat.cli.main", "serve", str(model), "--port", "0", "--quiet", *arguments]
     with (folder / "server.log").open("wb") as errors:
@@ -146,27 +151,32 @@ def decode(file: Path, threads: int, rounds: int, tokens: int) -> list[Row]:
     ]
 
 
-def second_turn(file: Path, threads: int, rounds: int, history: int) -> Row:
-    prompt, evaluated = models.words(history, salt=1), {"cpuchat": set[int](), "llama-server": set[int]()}
+def second_turn(file: Path, threads: int, rounds: int, history: int, talks: int = 1) -> Row:
+    """First token of a further turn; with several `talks`, another one was answered just before."""
+    prompts = [models.words(history, salt=1 + number) for number in range(talks)]
+    evaluated = {"cpuchat": set[int](), "llama-server": set[int]()}
     counts = {"cpuchat": 0, "llama-server": 0}
     with both(file, threads) as urls:
-        first = {name: complete(url, prompt, FIRST_ANSWER).text for name, url in urls.items()}
+        first = {name: [complete(url, prompt, FIRST_ANSWER).text for prompt in prompts] for name, url in urls.items()}
 
         def side(name: str, *, counted: bool = True) -> float:
-            turn = prompt + first[name] + models.words(NEW, salt=100 + counts[name])
+            talk = counts[name] % talks
+            turn = prompts[talk] + first[name][talk] + models.words(NEW, salt=100 + counts[name])
             counts[name] += 1
             seen = complete(urls[name], turn, 4)
             if counted:
                 evaluated[name].add(seen.prompt_n)
             return seen.first_ms
 
-        for name in urls:  # it also evaluates the last token of the first answer: not counted
-            side(name, counted=False)
+        for name in urls:  # they also evaluate the last tokens of the first answers: not counted
+            for _ in prompts:
+                side(name, counted=False)
         runs = alternate(rounds, {name: lambda name=name: side(name) for name in urls}, settle=0.5)
     note = f"evaluated tokens per turn: cpuchat {evaluated['cpuchat']}, llama-server {evaluated['llama-server']}"
     if evaluated["cpuchat"] != evaluated["llama-server"]:
         note += " - NOT THE SAME WORK"
-    what = f"first token of a second turn, {history} tokens, {file.stem}"
+    which = "a second turn" if talks == 1 else f"{talks} conversations in turn"
+    what = f"first token of {which}, {history} tokens, {file.stem}"
     return Row(what, "ms", runs["cpuchat"], runs["llama-server"], Target(1.1, False), note)
 
 
@@ -211,10 +221,9 @@ def clients(file: Path, threads: int, requests: int) -> list[Row]:
     options = ("--threads", str(threads), "--ctx", str(N_CTX), "--queue", str(2 * CLIENTS), "--drafters", "off")
     with (
         tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as folder,
-        our_server(file, *options, folder=Path(folder)) as (url, server),
+        our_server(file, *options, folder=Path(folder), kept_gb=KEPT_GB) as (url, server),
     ):
         (worker,) = (p for p in server.children() if "cpuchat.worker" in " ".join(p.cmdline()))
-        stopped = _stops(url, 5 if requests < REQUESTS else 20)
         settled: list[tuple[int, int]] = []
         done, lock = 0, threading.Lock()
 
@@ -247,21 +256,47 @@ def clients(file: Path, threads: int, requests: int) -> list[Row]:
         Row(f"{what}memory of the server, end ÷ after {SETTLED:.0%}", "×", [memory[0]], target=Target(1.05, False)),
         Row(f"{what}memory of the worker, end ÷ after {SETTLED:.0%}", "×", [memory[1]], target=Target(1.05, False)),
         Row(f"{what}open descriptors at the end", "", [descriptors]),
-        Row("engine idle after a client hung up", "s", stopped, target=Target(STOPPED_SECONDS, False)),
     ]
 
 
-def _stops(url: str, times: int) -> list[float]:
-    """Seconds until the engine is idle after a client hangs up in the middle of an endless answer."""
-    found = []
-    body = {"prompt": models.words(40, salt=7), "temperature": 0, "stream": True, "ignore_eos": True}
-    for number in range(times):
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60, trust_env=False) as response:
-            lines = response.iter_lines()
-            for _ in range(1 + number % 5):
-                next(lines)
-        found.append(_until_idle(url))
-    return found
+def stops(file: Path, threads: int, times: int, history: int) -> list[Row]:
+    """Seconds until the engine is idle after a client has hung up: in a prefill, in the request that exchanges two
+    conversations, in an endless answer.
+    """
+    options = ("--threads", str(threads), "--ctx", str(N_CTX), "--drafters", "off")
+    talks = [models.words(history, salt=1 + number) for number in range(2)]
+    found: dict[str, list[float]] = {"in prefill": [], "exchanging conversations": [], "in decoding": []}
+    with (
+        tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as folder,
+        our_server(file, *options, folder=Path(folder)) as (url, _),
+    ):
+        for talk in talks:
+            complete(url, talk, FIRST_ANSWER)
+        for number in range(times):
+            found["in prefill"].append(_stop(url, models.words(history, salt=200 + number), lines=0))
+            complete(url, talks[1], 4)
+            found["exchanging conversations"].append(_stop(url, talks[0] + models.words(NEW, salt=400), lines=None))
+            found["in decoding"].append(_stop(url, models.words(40, salt=7), lines=1 + number % 5))
+    what = f"engine idle after a client hung up, {file.stem}, {history} tokens: "
+    return [
+        Row(f"{what}{where}", "s", seconds, target=Target(STOPPED_SECONDS, False)) for where, seconds in found.items()
+    ]
+
+
+def _stop(url: str, prompt: str, lines: int | None) -> float:
+    """Hang up after `lines` of an endless answer: 0 as soon as its response begins, which is when the prompt is about
+    to be evaluated; None: 5 ms after the request.
+    """
+    body = {"prompt": prompt, "temperature": 0, "stream": True, "ignore_eos": True}
+    timeout = httpx.Timeout(60, read=0.005) if lines is None else 60
+    with (
+        contextlib.suppress(httpx.ReadTimeout),
+        httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=timeout, trust_env=False) as response,
+    ):
+        texts = response.iter_lines()
+        for _ in range(lines or 0):
+            next(texts)
+    return _until_idle(url)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -274,13 +309,19 @@ def main() -> None:
     options = arguments(__doc__, _options)
     where, parts = machine(), options.only.split(",")
     threads, quick = options.threads or default_threads(), options.quick
+    history = 300 if quick else HISTORY
     rows: list[Row] = []
     for name in options.models.split(",")[: 1 if quick else None]:
         file = models.model(*name.split(":"))
         if "decode" in parts:
             rows += decode(file, threads, options.rounds or (2 if quick else 9), 32 if quick else TOKENS)
         if "ttft" in parts:
-            rows.append(second_turn(file, threads, options.rounds or (2 if quick else 9), 300 if quick else HISTORY))
+            rows.append(second_turn(file, threads, options.rounds or (2 if quick else 9), history))
+        if "turns" in parts:
+            rows.append(second_turn(file, threads, options.rounds or (2 if quick else 9), history, talks=2))
+    if "stops" in parts:
+        shape = "0.5b:Q4_K_M" if quick else "1.5b:Q8_0"
+        rows += stops(models.model(*shape.split(":")), threads, 3 if quick else 10, history)
     if "clients" in parts:
         rows += clients(Path("demo"), threads, 80 if quick else REQUESTS)
     report("serve", where, rows, quick=quick, remarks=[f"{threads} threads on both sides, no drafts"])
