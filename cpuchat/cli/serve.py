@@ -29,7 +29,7 @@ from cpuchat.errors import UsageError
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:  # `--help` has no use for them
-    from cpuchat.backend.local import LocalBackend
+    from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.cli.terminal import Terminal
     from cpuchat.serving.service import RequestRecord
     from cpuchat.settings import Settings
@@ -137,21 +137,22 @@ def serve(
     return asyncio.run(server.run(listeners, token, local, alias, queue, cors_origin))
 
 
-def _backend(chosen: Settings) -> LocalBackend:
+def _backend(chosen: Settings) -> SwitchingBackend:
     """Return a backend whose worker is starting already. Conversations of programs are kept in memory only."""
     from cpuchat.backend.local import LocalBackend
+    from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.hardware.placement.placement import PlacementSpec
 
-    backend = LocalBackend(memory_limit=int(chosen.engine.saved_kv_gb * 1e9))
-    backend.prepare(PlacementSpec.of(chosen))
-    return backend
+    local = LocalBackend(memory_limit=int(chosen.engine.saved_kv_gb * 1e9))
+    local.prepare(PlacementSpec.of(chosen))
+    return SwitchingBackend(local)
 
 
 class _Serve:
     """Loads the model, serves it, and ends in order on a signal; a second one kills the worker."""
 
     def __init__(
-        self, chosen: Settings, backend: LocalBackend, path: Path, terminal: Terminal, *, strict: bool
+        self, chosen: Settings, backend: SwitchingBackend, path: Path, terminal: Terminal, *, strict: bool
     ) -> None:
         self._settings = chosen
         self._backend = backend

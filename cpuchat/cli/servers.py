@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  cpuchat servers                                  the servers of the settings, with their models
+  cpuchat servers                                  those of the settings and running `cpuchat serve`, with their models
   cpuchat servers list http://127.0.0.1:8080       this one
   cpuchat servers key https://api.example.com      store its API key (asked for, or from standard input)
 
@@ -37,19 +37,22 @@ def servers(ctx: click.Context) -> int:
 @click.argument("urls", metavar="[URL]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def listing(urls: tuple[str, ...], as_json: bool) -> int:
-    """List servers with their models: those of the settings, or URL."""
+    """List servers with their models: those of the settings and running `cpuchat serve` processes, or URL."""
     import asyncio
 
     from cpuchat import settings
     from cpuchat.backend.remote.backend import RemoteBackend
     from cpuchat.cli.output import error_json, json_line
+    from cpuchat.running_servers import running_servers
     from cpuchat.servers import ServerModel, normalized
 
     chosen = settings.load()
-    wanted = list(dict.fromkeys(normalized(url) for url in urls or chosen.servers.urls))
+    named = [normalized(url) for url in urls or chosen.servers.urls]
+    wanted = list(dict.fromkeys((*named, *(() if urls else (one.url for one in running_servers())))))
     if not wanted:
-        raise UsageError("No servers in the settings.", "Give one: cpuchat servers list http://127.0.0.1:8080.")
-    only = ServerModel(wanted[0]) if len(wanted) == 1 else None
+        message = "No servers in the settings, and no `cpuchat serve` is running."
+        raise UsageError(message, "Give one: cpuchat servers list http://127.0.0.1:8080.")
+    only = ServerModel(named[0]) if len(set(named)) == 1 else None
 
     async def ask(url: str) -> tuple[str, tuple[ListedModel, ...]] | CpuchatError:
         try:

@@ -122,7 +122,7 @@ class Services:
         self.keys = key_ring or KeyRing()
         """The API keys of servers."""
         self.servers_seen: dict[str, None] = {}
-        """Servers that were used or asked in this run, in order; those of the settings among them."""
+        """Servers that were used or typed in this run, in order."""
         self.comparison: Comparison | None = None
         """The one on the screen."""
         self.describe_machine = welcome

@@ -14,6 +14,7 @@ from cpuchat.models.downloads.state import Download
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.model import LocalModel
+from cpuchat.running_servers import running_servers
 from cpuchat.servers import ServerModel, normalized
 from cpuchat.settings import Settings
 from cpuchat.tui.models.details import ModelDetails
@@ -41,8 +42,9 @@ class ModelsReader:
         return self.library.local_models()
 
     def server_urls(self) -> list[str]:
-        """Return the servers of the settings and that of the loaded model, each once."""
+        """Return the servers of the settings, those that run here, and that of the loaded model, each once."""
         found = [normalized(url) for url in self.settings.servers.urls]
+        found += [one.url for one in running_servers()]
         if self.loaded is not None and self.loaded.server:
             found.append(ServerModel.of(self.loaded.path).server)
         return list(dict.fromkeys(found))

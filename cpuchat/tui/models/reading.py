@@ -72,13 +72,20 @@ class ReadingScreen(ListScreen[Source | None]):
 
     # Servers
 
-    def _read_servers(self) -> None:
-        for url in dict.fromkeys((*self.reader.server_urls(), *self.services.servers_seen)):
-            self.connect(url)
+    @work(exclusive=True, group="servers")
+    async def _read_servers(self) -> None:
+        urls = await asyncio.to_thread(self.reader.server_urls)
+        wanted = dict.fromkeys((*urls, *self.services.servers_seen))
+        self._update(served=tuple(one for one in self.state.served if one.source.server in wanted))
+        for url in wanted:
+            self._ask(url)
 
     def connect(self, server: str) -> None:
         """Ask a server for its models; what was known of it stays until then."""
         self.services.servers_seen[server] = None
+        self._ask(server)
+
+    def _ask(self, server: str) -> None:
         self.run_worker(self._connect(server), group=f"server {server}", exclusive=True)
 
     async def _connect(self, server: str) -> None:
