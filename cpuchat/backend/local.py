@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -43,6 +44,7 @@ from cpuchat.protocol import (
     ModelLoaded,
     WorkerReady,
 )
+from cpuchat.running_servers import running_servers
 from cpuchat.servers import Source
 from cpuchat.timings import Timings
 
@@ -147,8 +149,8 @@ class LocalBackend:
                 yield event
 
     def _described(self, event: ModelLoaded, placement: Placement) -> ModelLoaded:
-        """Return `event` with what only the parent knows: the reason for the placement, and files that cannot be
-        written.
+        """Return `event` with what only the parent knows: the reason for the placement, files that cannot be
+        written, and servers that run.
         """
         model, notes = event.model, (*placement.notes, *event.model.notes)
         if self.log_file is not None and self.log_file.parent != self._log_dir:
@@ -156,6 +158,8 @@ class LocalBackend:
                 f"Cannot write to {paths.shown(self._log_dir)}: the log is {self.log_file} instead. Measurements "
                 "and chats may not be saved.",
             )
+        if others := [one.url for one in running_servers() if one.pid != os.getpid()]:
+            notes += (f"cpuchat serve is running too ({', '.join(others)}): they share cores and memory.",)
         from cpuchat.models.machine import compute_rate
 
         compute = compute_rate(model, placement.memory.words)

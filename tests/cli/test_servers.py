@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import pytest
 
 from cpuchat import paths, settings
 from cpuchat.models.library.places import DEMO_FILES
+from cpuchat.running_servers import RunningServer, recorded
 from tests.cli.program import run
 from tests.support.llama_server import llama_server
 
@@ -73,7 +75,8 @@ def test_servers_are_listed_with_their_models(keyed: str) -> None:
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    done = run("servers", "list", "http://127.0.0.1:9")
+    with recorded(RunningServer("http://127.0.0.1:9", "some", os.getpid())):
+        done = run("servers")
     assert done.returncode == 21 and "cannot be reached" in done.stdout
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import random
 import signal
@@ -15,7 +17,12 @@ import httpx
 import psutil
 import pytest
 
+from cpuchat.backend.remote.backend import RemoteBackend
+from cpuchat.protocol import GenerationFinished, LoadOptions, ModelLoaded, TextDelta
 from cpuchat.running_servers import running_servers
+from cpuchat.servers import ServerModel
+from tests.support.chatting import chat as request
+from tests.support.chatting import collect
 from tests.support.serving import Server, chat, server
 
 CHAT = "/v1/chat/completions"
@@ -104,8 +111,7 @@ def test_one_that_waits_may_leave(endless: Server) -> None:
 
 
 def test_eight_clients_of_which_some_are_cut(endless_model: Path, tmp_path: Path, bandwidth_file: bytes) -> None:
-    drafting = ("--drafters", "free", "--draft-depth", "4")
-    with server(endless_model, tmp_path, "--queue", "8", *drafting, bandwidth=bandwidth_file, ctx=8192) as running:
+    with server(endless_model, tmp_path, "--queue", "8", bandwidth=bandwidth_file, ctx=8192) as running:
         worker, expected = running.worker.pid, "c" * 12
         done: list[str] = []
         lock = threading.Lock()
@@ -136,18 +142,43 @@ def test_eight_clients_of_which_some_are_cut(endless_model: Path, tmp_path: Path
         assert running.worker.pid == worker
         assert running.metric("model_loads_total") == 1
         assert running.post(chat("Hello", max_tokens=12)).json()["choices"][0]["message"]["content"] == expected
-        check_drafts_of_a_cut_answer(running)
 
 
-def check_drafts_of_a_cut_answer(running: Server) -> None:
-    with running.http.stream("POST", CHAT, json={**forever(), "timings_per_token": True}) as response:
+def test_drafts_of_a_cut_answer_are_counted(endless: Server) -> None:
+    with endless.http.stream("POST", CHAT, json={**forever(), "timings_per_token": True}) as response:
         events = (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {"))
         assert any(event["timings"].get("draft_n") for event in events)
-    running.wait_for(is_processing=False)
-    steps, passes = running.metric("decode_steps_total"), running.metric("passes_total")
+    endless.wait_for(is_processing=False)
+    steps, passes = endless.metric("decode_steps_total"), endless.metric("passes_total")
     assert (steps or 0) > (passes or 0) > 0
-    by_position = [running.metric("draft_tokens_per_position_total", position=str(n)) or 0 for n in range(4)]
-    assert sum(by_position) == running.metric("draft_tokens_total")
+    by_position = [endless.metric("draft_tokens_per_position_total", position=str(n)) or 0 for n in range(4)]
+    assert sum(by_position) == endless.metric("draft_tokens_total")
+
+
+async def test_the_app_s_backend_waits_in_the_queue_and_its_stop_is_verified(endless: Server) -> None:
+    backend = RemoteBackend()
+    try:
+        model = (await collect(backend.load(ServerModel(endless.url), LoadOptions()))).events[-1]
+        assert isinstance(model, ModelLoaded)
+        assert model.model.server == f"cpuchat serve at {httpx.URL(endless.url).netloc.decode()}"
+        assert not model.model.why_unreported("acceptance")
+        with endless.http.stream("POST", CHAT, json=forever()) as response:
+            assert first_text(response.iter_lines())
+            asking = asyncio.create_task(collect(backend.generate(request("Hello", max_tokens=64))))
+            await asyncio.to_thread(endless.wait_for, n_waiting=1)
+        queued = await asking
+        assert queued.text == "c" * 64
+        assert (queued.timings.queue_ms or 0) > 0
+        assert queued.timings.draft_n_accepted > 32
+        async with contextlib.aclosing(backend.generate(request("Hello", max_tokens=0))) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    await backend.cancel()
+        assert isinstance(event, GenerationFinished)
+        assert (event.stop_reason, event.note) == ("cancelled", "")
+        assert not endless.slot["is_processing"]
+    finally:
+        await backend.close()
 
 
 def test_a_worker_that_dies_is_told_and_replaced(endless: Server) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.protocol import Generate, LoadOptions, ModelLoaded
+from cpuchat.running_servers import RunningServer, recorded
 from tests.support.chatting import Answer, chat, collect
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -34,8 +35,11 @@ async def test_conversations_in_turn_are_not_evaluated_again(tiny_model: Path) -
 
 
 async def test_a_kept_state_gives_the_same_answer(tiny_model: Path) -> None:
-    backend = await loaded(tiny_model, 1 << 28)
+    with recorded(RunningServer("http://127.0.0.1:9", "other", pid=1)):
+        backend = await loaded(tiny_model, 1 << 28)
     try:
+        assert backend.model is not None
+        assert "http://127.0.0.1:9" in backend.model.notes[-1]  # whoever loads a model beside a server is told
         first = await answered(backend, chat(TEXTS[0]))
         following = chat(TEXTS[0], first.text, "And then?")
         at_once = await answered(backend, following)

@@ -32,14 +32,15 @@ async def identify(connection: Connection) -> Adapter:
         return vllm.VLLM(connection, vllm.parse_models(models), counters)
     if "organization_owner" in owners and listed(found := await _object(connection, "/api/v0/models")):
         return lm_studio.LMStudio(connection, lm_studio.parse_models(found))
-    if not owners & {"llamacpp", "openai"}:  # Ollama names the owner of each model's repository
+    if not owners & {"llamacpp", "openai", "cpuchat"}:  # Ollama names the owner of each model's repository
         found = await _object(connection, "/api/version")
         if isinstance(found.get("version"), str) and "models" in await _object(connection, "/api/tags"):
             return ollama.Ollama(connection, await ollama.fetch_models(connection))
     if "openai" not in owners:
         props = await _object(connection, "/props")
         if isinstance(props.get("default_generation_settings"), dict) or "llamacpp" in owners:
-            return llama_server.LlamaServer(connection, llama_server.parse_models(models, props), props)
+            kind = llama_server.CpuchatServe if "cpuchat" in owners else llama_server.LlamaServer
+            return kind(connection, llama_server.parse_models(models, props), props)
     names = (name_of(entry) for entry in listed(models))
     return Adapter(connection, tuple(ListedModel(name) for name in names if name))
 

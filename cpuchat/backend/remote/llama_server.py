@@ -20,7 +20,7 @@ from cpuchat.errors import CpuchatError
 from cpuchat.protocol import Generate, Message, ModelInfo, ServerLoad
 
 _NO_METRICS = "start llama-server with --metrics"
-_NO_DRAFTS = "speculation is off: start it with --spec-default or --spec-draft-model"
+_TOO_LONG = "exceed_context_size_error"
 _SEED_LIMIT = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
 
 
@@ -29,6 +29,7 @@ class LlamaServer(Adapter):
 
     kind = "llama-server"
     takes_grammars = True
+    no_drafts = "speculation is off: start it with --spec-default or --spec-draft-model"
 
     def __init__(self, connection: Connection, models: tuple[ListedModel, ...], props: dict[str, Any]) -> None:
         super().__init__(connection, models)
@@ -46,11 +47,11 @@ class LlamaServer(Adapter):
         return self._info(model)
 
     def _unreported(self, model: ListedModel) -> tuple[tuple[str, str], ...]:
-        found = [("kv_used", "not reported by llama-server")]
+        found = [("kv_used", f"not reported by {self.kind}")]
         if not self._has_metrics:
             found.append(("running", _NO_METRICS))
         if not self._is_drafting:
-            found.append(("acceptance", _NO_DRAFTS))
+            found.append(("acceptance", self.no_drafts))
         if not model.n_ctx:
             found.append(("n_ctx", "known once the model is loaded"))
         return tuple(found)
@@ -86,7 +87,7 @@ class LlamaServer(Adapter):
         return {**found, "reasoning_content": message.reasoning} if message.reasoning else found
 
     def context_sizes(self, status: Status) -> tuple[int, int] | None:
-        if status.error.get("type") != "exceed_context_size_error":
+        if status.error.get("type") != _TOO_LONG:
             return None
         error = Numbers(status.error)
         needed, n_ctx = error.count("n_prompt_tokens"), error.count("n_ctx")
@@ -151,6 +152,19 @@ class LlamaServer(Adapter):
         wanted = {"id": answer_id, "action": "reasoning_end"}
         answer = await self.connection.post("/v1/chat/completions/control", wanted)
         return answer.get("success") is True
+
+
+class CpuchatServe(LlamaServer):
+    """`cpuchat serve`, which speaks this dialect."""
+
+    kind = "cpuchat serve"
+    no_drafts = "speculation is off: start it with --drafters auto"
+
+    def chunk(self, data: dict[str, Any]) -> Chunk:
+        error = data.get("error")
+        if isinstance(error, dict) and error.get("type") == _TOO_LONG:  # after the queue, when the response has begun
+            raise Status(400, error, None)
+        return super().chunk(data)
 
 
 def parse_models(data: dict[str, Any], props: dict[str, Any]) -> tuple[ListedModel, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from cpuchat import settings
 from cpuchat.backend.switching import SwitchingBackend
+from cpuchat.running_servers import RunningServer, recorded
 from cpuchat.servers import ServerModel
 from cpuchat.tui.models.screen import ModelsScreen
 from tests.support.chat_app import running
@@ -81,3 +83,14 @@ async def test_a_model_on_a_server_is_not_tuned() -> None:
         await app.ready()
         app.app.action_tune()
         await app.until(lambda: any("can be tuned" in notice for notice in app.notices))
+
+
+async def test_servers_that_run_here_are_listed_until_they_end() -> None:
+    async with remote_server() as server, running(SwitchingBackend(), model=None) as app:
+        key = f"server {server.url}#some-Q4_K_M"
+        with recorded(RunningServer(server.url, "some", os.getpid())):
+            await app.press("ctrl+o")
+            await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+            await app.until(lambda: key in keys(app))
+        await app.press("ctrl+r")
+        await app.until(lambda: key not in keys(app))
