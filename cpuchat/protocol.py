@@ -369,6 +369,13 @@ class Reconnecting(Event, frozen=True):
     attempts: int = 0
 
 
+class Queued(Event, frozen=True):
+    """The request waits at the server of a model: `ahead` others are answered before it."""
+
+    request_id: int
+    ahead: int
+
+
 class ServerLoad(Event, frozen=True):
     """The load of the server that answers, while it does: requests that it is at (this one too) and that wait, and the
     share of the KV cache in use. None: not reported."""
@@ -415,5 +422,5 @@ class Failed(Event, frozen=True):
 AnyCommand = LoadModel | Generate | Measure | Cancel | EndReasoning | ForgetChat | Shutdown
 AnyEvent = (
     WorkerReady | ShuttingDown | LoadProgress | ModelLoaded | LoadCancelled | ContextTrimmed | PrefillProgress
-    | TextDelta | SpeculationUpdate | Reconnecting | ServerLoad | GenerationFinished | Measured | Failed
+    | TextDelta | SpeculationUpdate | Reconnecting | Queued | ServerLoad | GenerationFinished | Measured | Failed
 )  # fmt: skip

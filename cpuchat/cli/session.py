@@ -13,7 +13,7 @@ from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.cli.terminal import Terminal
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError, Interrupted, WorkerDied, from_code
-from cpuchat.present.answers import reconnecting
+from cpuchat.present.answers import queued, reconnecting
 from cpuchat.protocol import (
     AnyEvent,
     ContextTrimmed,
@@ -24,6 +24,7 @@ from cpuchat.protocol import (
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
+    Queued,
     Reconnecting,
     TextDelta,
 )
@@ -129,6 +130,8 @@ class Session:
                         self._terminal.progress(event)
                     case Reconnecting():
                         self._terminal.status(reconnecting(event))
+                    case Queued():
+                        self._terminal.status(queued(event))
                     case ContextTrimmed():
                         self._terminal.warn(
                             f"cpuchat: the oldest {event.dropped_messages} messages ({event.dropped_tokens:,} tokens) "

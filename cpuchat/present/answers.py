@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, Reconnecting
+from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, Queued, Reconnecting
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
 from cpuchat.timings import SpeculationFigures, Timings
@@ -50,6 +50,11 @@ def prefill_progress(event: PrefillProgress) -> str:
 def reconnecting(event: Reconnecting) -> str:
     """Format the state line while a request is not answered: `reconnecting, attempt 2 of 5`."""
     return f"reconnecting, attempt {event.attempt} of {event.attempts}" if event.attempt else _SERVER_LOADS
+
+
+def queued(event: Queued) -> str:
+    """Format the state line while a request waits at a server: `queued · 2 requests ahead`."""
+    return f"queued · {plural(event.ahead, 'request')} ahead" if event.ahead else "queued · next"
 
 
 def context_trimmed(event: ContextTrimmed) -> str:

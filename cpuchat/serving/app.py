@@ -31,6 +31,8 @@ BODY_SECONDS = 60.0
 """A body must arrive within."""
 QUEUED_SECONDS = 15.0
 """After which a stream that still waits is begun: clients and proxies give up on a silent connection."""
+PLACE_SECONDS = 1.0
+"""Between two chunks that tell the place in the queue to a client that wants to know."""
 PING_SECONDS = 10.0
 """Of silence in a stream, after which a comment keeps the connection open."""
 STALLED_SECONDS = 60.0
@@ -50,11 +52,7 @@ class _Gone(Exception):
 
 
 class AnswerEndpoint:
-    """Answers one kind of request.
-
-    The engine's part and the client's part are two tasks: a client that reads slowly does not hold up the engine, and
-    one that hangs up cancels the answer at once, wherever it stands.
-    """
+    """Answers one kind of request."""
 
     def __init__(
         self,
@@ -80,12 +78,27 @@ class AnswerEndpoint:
             except Refusal as refusal:
                 self._service.refused(refusal, self._name, client)
                 raise
-            await self._answer(parsed, place, receive, send)
+            await _Exchange(self._service, parsed, place, self._make_reply()).run(receive, send)
 
-    async def _answer(self, parsed: ParsedRequest, place: Place, receive: Receive, send: Send) -> None:
-        parts: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
-        computing = asyncio.create_task(self._compute(parsed, place, parts))
-        sending = asyncio.create_task(self._send(parsed, parts, send))
+
+class _Exchange:
+    """One answer on its way to its client.
+
+    The engine's part and the client's part are two tasks: a client that reads slowly does not hold up the engine, and
+    one that hangs up cancels the answer at once, wherever it stands.
+    """
+
+    def __init__(self, service: Service, parsed: ParsedRequest, place: Place, reply: Reply) -> None:
+        self._service = service
+        self._parsed = parsed
+        self._place = place
+        self._reply = reply
+        self._parts: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Send the answer. Raises Refusal if there is none, before anything was sent."""
+        computing = asyncio.create_task(self._compute())
+        sending = asyncio.create_task(self._send(send))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -98,16 +111,14 @@ class AnswerEndpoint:
         if not sending.cancelled() and (error := sending.exception()) is not None and not isinstance(error, _Gone):
             raise error
 
-    async def _compute(
-        self, parsed: ParsedRequest, place: Place, parts: asyncio.Queue[bytes | Refusal | None]
-    ) -> None:
-        """Put the answer into `parts`, then None; or what it failed with."""
-        reply = self._make_reply()
+    async def _compute(self) -> None:
+        """Put the answer into the parts, then None; or what it failed with."""
+        parts = self._parts
         try:
-            stream = self._service.answer(parsed, place, reply.progress)
+            stream = self._service.answer(self._parsed, self._place, self._reply.progress)
             async with contextlib.aclosing(stream) as events:
                 async for event in events:
-                    if (data := _rendered(parsed, reply, event)) is not None:
+                    if (data := self._rendered(event)) is not None:
                         parts.put_nowait(data)
             parts.put_nowait(None)
         except Refusal as refusal:
@@ -116,19 +127,33 @@ class AnswerEndpoint:
             traceback.print_exc()
             parts.put_nowait(Refusal(500, "Internal error; see the server's log.", "internal_error"))
 
-    async def _send(self, parsed: ParsedRequest, parts: asyncio.Queue[bytes | Refusal | None], send: Send) -> None:
-        """Send what is in `parts`. Raises Refusal before anything was sent, and _Gone.
+    def _rendered(self, event: AnyEvent) -> bytes | None:
+        """Return what the client gets for an event; b"" starts the response."""
+        parsed, reply = self._parsed, self._reply
+        match event:
+            case GenerationFinished():
+                return reply.last_chunks(event, with_usage=parsed.with_usage) if parsed.stream else reply.whole()
+            case TextDelta() if parsed.stream:
+                return reply.chunk(event, with_timings=parsed.with_timings)
+            case PrefillProgress() if parsed.stream:
+                if parsed.with_progress:
+                    return reply.progress_chunk(event, with_timings=parsed.with_timings)
+                return b"" if event.processed == event.cache_n else None
+        return None
+
+    async def _send(self, send: Send) -> None:
+        """Send the parts. Raises Refusal before anything was sent, and _Gone.
 
         A refusal has a status of its own as long as nothing is sent: until the engine has accepted the prompt, but not
         for as long as a stream may wait.
         """
         started = False
         while True:
-            silence = PING_SECONDS if started else QUEUED_SECONDS if parsed.stream else None
             try:
-                part = await asyncio.wait_for(parts.get(), silence)
+                part = await asyncio.wait_for(self._parts.get(), self._longest_silence(started))
             except TimeoutError:
-                part = PING
+                ahead = self._ahead
+                part = PING if ahead is None else self._reply.queue_chunk(ahead)
             if isinstance(part, Refusal):
                 if not started:
                     raise part
@@ -137,8 +162,8 @@ class AnswerEndpoint:
                 return
             if not started:
                 started = True
-                headers = _STREAM_HEADERS if parsed.stream else [(b"content-type", _JSON.encode())]
-                if not parsed.stream:
+                headers = _STREAM_HEADERS if self._parsed.stream else [(b"content-type", _JSON.encode())]
+                if not self._parsed.stream:
                     headers = [*headers, (b"content-length", str(len(part or b"")).encode())]
                 await _send_message(send, {"type": "http.response.start", "status": 200, "headers": headers})
             more = part is not None
@@ -146,19 +171,17 @@ class AnswerEndpoint:
             if not more:
                 return
 
+    @property
+    def _ahead(self) -> int | None:
+        """Return how many requests come before this one; None when that is past, or not wanted."""
+        return self._service.ahead(self._place) if self._parsed.with_queue else None
 
-def _rendered(parsed: ParsedRequest, reply: Reply, event: AnyEvent) -> bytes | None:
-    """Return what the client gets for an event; b"" starts the response."""
-    match event:
-        case GenerationFinished():
-            return reply.last_chunks(event, with_usage=parsed.with_usage) if parsed.stream else reply.whole()
-        case TextDelta() if parsed.stream:
-            return reply.chunk(event, with_timings=parsed.with_timings)
-        case PrefillProgress() if parsed.stream:
-            if parsed.with_progress:
-                return reply.progress_chunk(event, with_timings=parsed.with_timings)
-            return b"" if event.processed == event.cache_n else None
-    return None
+    def _longest_silence(self, started: bool) -> float | None:
+        if self._ahead is not None:
+            return PLACE_SECONDS
+        if started:
+            return PING_SECONDS
+        return QUEUED_SECONDS if self._parsed.stream else None
 
 
 async def _send_message(send: Send, message: dict[str, Any]) -> None:

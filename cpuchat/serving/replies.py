@@ -160,6 +160,10 @@ class Reply:
         timings = self._timings() if with_timings else {}
         return self._event([self._choice(event)], {"prompt_progress": fields, **timings})
 
+    def queue_chunk(self, ahead: int) -> bytes:
+        """Return how many requests come before this one, as a server-sent event."""
+        return self._event([self._choice(None)], {"queue": {"ahead": ahead}})
+
     def last_chunks(self, event: GenerationFinished, *, with_usage: bool) -> bytes:
         """Return the end of a stream: why it ended, the usage if it is wanted, and the timings."""
         ending, timings = [{**self._choice(event), "finish_reason": self._finish_reason}], self._timings()
@@ -179,15 +183,15 @@ class Reply:
         data = {"choices": choices, **self._head, "object": self.chunk_kind, **more}
         return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
-    def _choice(self, event: StreamedEvent) -> dict[str, Any]:
+    def _choice(self, event: StreamedEvent | None) -> dict[str, Any]:
         return {"finish_reason": None, "index": 0, **self._delta(event)}
 
     def _content(self) -> dict[str, Any]:
         """Return the whole answer's part of its choice."""
         raise NotImplementedError
 
-    def _delta(self, event: StreamedEvent) -> dict[str, Any]:
-        """Return what an event adds to the choice; nothing but `TextDelta` has text."""
+    def _delta(self, event: StreamedEvent | None) -> dict[str, Any]:
+        """Return what an event adds to the choice; nothing but `TextDelta` has text. None: the request waits."""
         raise NotImplementedError
 
 
@@ -205,8 +209,8 @@ class ChatReply(Reply):
             message["reasoning_content"] = self.progress.reasoning
         return {"message": message}
 
-    def _delta(self, event: StreamedEvent) -> dict[str, Any]:
-        if isinstance(event, PrefillProgress):
+    def _delta(self, event: StreamedEvent | None) -> dict[str, Any]:
+        if event is None or isinstance(event, PrefillProgress):
             return {"delta": {"role": "assistant", "content": None}}
         delta = {} if self._has_role else {"role": "assistant"}  # in the first chunk only
         self._has_role = True
@@ -224,5 +228,5 @@ class CompletionReply(Reply):
     def _content(self) -> dict[str, Any]:
         return {"text": self.progress.text, "logprobs": None}
 
-    def _delta(self, event: StreamedEvent) -> dict[str, Any]:
+    def _delta(self, event: StreamedEvent | None) -> dict[str, Any]:
         return {"text": event.text if isinstance(event, TextDelta) else "", "logprobs": None}

@@ -2,7 +2,8 @@
 
 Fields that are not known are ignored, as OpenAI-compatible servers do: programs send many that change nothing here.
 What would change the answer and is not supported is refused, never ignored. llama-server's additions
-(`timings_per_token`, `return_progress`, `ignore_eos`, `repeat_penalty`, ...) mean what they mean there.
+(`timings_per_token`, `return_progress`, `ignore_eos`, `repeat_penalty`, ...) mean what they mean there. `return_queue`
+is ours: chunks with the place in the queue while a stream waits.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class _Body(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
+    return_queue: bool | None = None
 
 
 class ChatBody(_Body):
@@ -96,13 +98,15 @@ B = TypeVar("B", ChatBody, CompletionBody)
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A request that can be answered. `with_timings` in every chunk; `with_progress` of the prompt."""
+    """A request that can be answered. `with_timings` in every chunk; `with_progress` of the prompt, `with_queue`: the
+    place in the queue (of streams)."""
 
     request: Generate
     stream: bool
     with_usage: bool
     with_timings: bool
     with_progress: bool
+    with_queue: bool = False
 
 
 class RequestReader:
@@ -207,6 +211,7 @@ class RequestReader:
             with_usage=bool(body.stream_options and body.stream_options.include_usage),
             with_timings=bool(body.timings_per_token),
             with_progress=bool(body.return_progress),
+            with_queue=stream and bool(body.return_queue),
         )
 
     def _sampling(self, body: _Body) -> SamplingSection:

@@ -76,7 +76,7 @@ class Service:
         self._aliases = aliases
         self._on_done = on_done
         self._clock = clock
-        self._places: set[Place] = set()
+        self._places: dict[Place, None] = {}
         self._turn = asyncio.Lock()  # first come, first served
         self._usual_s = 0.0
         self._info: ModelInfo | None = None
@@ -127,6 +127,10 @@ class Service:
         """Return the number of requests in the queue, those whose body is still being read among them."""
         return len(self._places)
 
+    def ahead(self, place: Place) -> int | None:
+        """Return how many requests come before one in the queue, the running one among them; None once it has left."""
+        return list(self._places).index(place) + self.busy if place in self._places else None
+
     def check_health(self) -> None:
         """Check that the model is there, or can be reloaded with the next request. Raises Refusal."""
         _ = self.model
@@ -151,11 +155,11 @@ class Service:
             message = f"The queue is full ({self.waiting} requests). Retry later."
             raise Refusal(503, message, "queue_full", retry_after=self._retry_after())
         place = Place(endpoint, client)
-        self._places.add(place)
+        self._places[place] = None
         try:
             yield place
         finally:
-            self._places.discard(place)
+            self._places.pop(place, None)
 
     async def answer(self, parsed: ParsedRequest, place: Place, progress: Progress) -> AsyncGenerator[AnyEvent, None]:
         """Stream the events of one answer, which `progress` has followed; ends with `GenerationFinished`. Closing it
@@ -169,7 +173,7 @@ class Service:
         message, hint, queued = "", "", 0.0
         try:
             async with self._turn:
-                self._places.discard(place)
+                self._places.pop(place, None)
                 if self.closing:
                     raise _closing()
                 queued = self._clock() - arrived

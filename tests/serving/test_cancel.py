@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import random
@@ -18,7 +17,7 @@ import psutil
 import pytest
 
 from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.protocol import GenerationFinished, LoadOptions, ModelLoaded, TextDelta
+from cpuchat.protocol import GenerationFinished, LoadOptions, ModelLoaded, Queued, TextDelta
 from cpuchat.running_servers import running_servers
 from cpuchat.servers import ServerModel
 from tests.support.chatting import chat as request
@@ -164,9 +163,12 @@ async def test_the_app_s_backend_waits_in_the_queue_and_its_stop_is_verified(end
         assert not model.model.why_unreported("acceptance")
         with endless.http.stream("POST", CHAT, json=forever()) as response:
             assert first_text(response.iter_lines())
-            asking = asyncio.create_task(collect(backend.generate(request("Hello", max_tokens=64))))
-            await asyncio.to_thread(endless.wait_for, n_waiting=1)
-        queued = await asking
+            stream = backend.generate(request("Hello", max_tokens=64))
+            async for event in stream:
+                if isinstance(event, Queued):
+                    assert event.ahead == 1
+                    break
+        queued = await collect(stream)
         assert queued.text == "c" * 64
         assert (queued.timings.queue_ms or 0) > 0
         assert queued.timings.draft_n_accepted > 32

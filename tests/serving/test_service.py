@@ -51,9 +51,11 @@ def served(engine: Engine, **options: Any) -> Service:
     return service
 
 
-def parsed(prompt: str = "Hello", *, stream: bool = True) -> ParsedRequest:
-    request = Generate(prompt=prompt)
-    return ParsedRequest(request=request, stream=stream, with_usage=False, with_timings=False, with_progress=False)
+def parsed(prompt: str = "Hello", *, stream: bool = True, with_queue: bool = False) -> ParsedRequest:
+    return ParsedRequest(
+        request=Generate(prompt=prompt), stream=stream, with_usage=False, with_timings=False, with_progress=False,
+        with_queue=with_queue,
+    )  # fmt: skip
 
 
 async def ask(service: Service, prompt: str = "Hello") -> None:
@@ -73,6 +75,8 @@ async def test_requests_are_answered_in_the_order_of_their_arrival() -> None:
     service = served(engine)
     tasks = [asyncio.create_task(ask(service, str(number))) for number in range(4)]
     await until(lambda: service.waiting == 3)
+    with service.place("chat", "") as place:
+        assert service.ahead(place) == 4
     engine.gate.set()
     await asyncio.gather(*tasks)
     assert engine.asked == ["0", "1", "2", "3"]

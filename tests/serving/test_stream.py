@@ -44,6 +44,9 @@ class Queue:
         raise Refusal(500, "The worker died.", "worker_died")
         yield
 
+    def ahead(self, place: Place) -> int:
+        return 2
+
 
 class Endless(Queue):
     """A service that writes until it is closed."""
@@ -57,10 +60,12 @@ class Endless(Queue):
             self.released.set()
 
 
-async def exchange(queue: Queue, *, stream: bool, sent: Any, body: bytes | None = b"{}") -> None:
-    """Send a request, of which `body` None never arrives; `sent` gets what the endpoint sends."""
+async def exchange(queue: Queue, *, stream: bool, sent: Any, body: bytes | None = b"{}", place: bool = False) -> None:
+    """Send a request, of which `body` None never arrives; `sent` gets what the endpoint sends. `place`: the request
+    wants to know its place in the queue."""
     service: Any = queue
-    endpoint = AnswerEndpoint(service, "chat", lambda _: parsed(stream=stream), lambda: ChatReply("m", "f"))
+    request = parsed(stream=stream, with_queue=place)
+    endpoint = AnswerEndpoint(service, "chat", lambda _: request, lambda: ChatReply("m", "f"))
     received = iter([] if body is None else [{"type": "http.request", "body": body}])
 
     async def put(message: Any) -> None:
@@ -85,6 +90,17 @@ async def test_a_stream_begins_while_it_waits_and_tells_a_refusal_in_it(monkeypa
     last = await sent.get()
     assert msgspec.json.decode(last["body"].removeprefix(b"data: "))["error"]["code"] == "worker_died"
     assert not last["more_body"]
+
+
+async def test_a_stream_tells_its_place_in_the_queue_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "PLACE_SECONDS", 0.01)
+    queue, sent = Queue(), asyncio.Queue[dict]()
+    task = asyncio.create_task(exchange(queue, stream=True, sent=sent, place=True))
+    assert (await sent.get())["status"] == 200
+    chunk = msgspec.json.decode((await sent.get())["body"].removeprefix(b"data: "))
+    assert chunk["queue"] == {"ahead": 2}
+    assert chunk["choices"][0]["delta"]["content"] is None
+    task.cancel()
 
 
 async def test_a_refusal_before_that_has_its_own_status() -> None:

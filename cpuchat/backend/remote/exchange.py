@@ -182,7 +182,7 @@ class Exchange:
 
     async def _take(self, data: dict[str, Any]) -> None:
         chunk = self._adapter.chunk(data)
-        self._answered = True
+        self._answered = self._answered or chunk.ahead is None
         self._size += len(chunk.content) + len(chunk.reasoning)
         if self._size > MOST_TEXT:
             raise ServerError(

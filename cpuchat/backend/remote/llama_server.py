@@ -160,11 +160,18 @@ class CpuchatServe(LlamaServer):
     kind = "cpuchat serve"
     no_drafts = "speculation is off: start it with --drafters auto"
 
+    def extend(self, content: dict[str, Any], request: Generate) -> None:
+        super().extend(content, request)
+        content["return_queue"] = True
+
     def chunk(self, data: dict[str, Any]) -> Chunk:
         error = data.get("error")
         if isinstance(error, dict) and error.get("type") == _TOO_LONG:  # after the queue, when the response has begun
             raise Status(400, error, None)
-        return super().chunk(data)
+        chunk, queue = super().chunk(data), Numbers(data.get("queue"))
+        chunk.ahead = queue.count("ahead")
+        chunk.lies += queue.lies
+        return chunk
 
 
 def parse_models(data: dict[str, Any], props: dict[str, Any]) -> tuple[ListedModel, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from cpuchat.backend.remote.chunk import Attempt, Chunk, Reported
-from cpuchat.protocol import AnyEvent, Channel, PrefillProgress, SpeculationUpdate, TextDelta
+from cpuchat.protocol import AnyEvent, Channel, PrefillProgress, Queued, SpeculationUpdate, TextDelta
 from cpuchat.timings import SpeculationFigures, Timings
 
 _UPDATE_SECONDS = 0.25
@@ -63,13 +63,15 @@ class Tally:
         self._attempt = attempt
 
     def add(self, chunk: Chunk, now: float) -> list[AnyEvent]:
-        """Take in one part; returns the events that do not wait: progress of the prompt."""
+        """Take in one part; returns the events that do not wait: the place in the queue, progress of the prompt."""
         self.lies += chunk.lies
         self.id = self.id or chunk.id
         self.finish = chunk.finish or self.finish
         found: list[AnyEvent] = []
         self._check(chunk.reported)
         self._reported.update(chunk.reported)
+        if chunk.ahead is not None:
+            found.append(Queued(request_id=self._request_id, ahead=chunk.ahead))
         if chunk.progress is not None and self._first_at is None:
             processed, total, cached = chunk.progress
             found.append(self._progress(processed, total, cached))

@@ -17,6 +17,7 @@ from cpuchat.protocol import (
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
+    Queued,
     Reconnecting,
     TextDelta,
 )
@@ -139,6 +140,9 @@ class Answering:
                     self._transcript.set_pending(state if remote else "Restarting the worker…")
             case Reconnecting():
                 self._transcript.set_pending(answers.reconnecting(event))
+            case Queued():
+                if not self._written:
+                    self._transcript.set_pending(answers.queued(event))
             case ModelLoaded():
                 self._status.show_state("")
                 self._status.show_model(event.model)
