@@ -115,12 +115,11 @@ def serve(
     try:
         from cpuchat.cli.terminal import Terminal
         from cpuchat.serving.guard import TOKEN_VARIABLE, is_loopback, read_token
-        from cpuchat.serving.server import listen
 
         is_new = token_file is not None and not token_file.exists()
         token = read_token(token_file)
         path = model_path(model, chosen)
-        listeners = listen(host, port)
+        listeners = _listen(host, port)
         local = all(is_loopback(one.getsockname()[0]) for one in listeners)  # the name of a host does not say it
         if not local and not token:
             raise UsageError(
@@ -135,6 +134,21 @@ def serve(
         terminal.note(f"Token: {token_file} (created)")
     server = _Serve(chosen, backend, path, terminal, strict=strict)
     return asyncio.run(server.run(listeners, token, local, alias, queue, cors_origin))
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
+    """Return listening sockets. Raises UsageError; one that names the server if it is cpuchat's."""
+    from cpuchat.running_servers import running_servers
+    from cpuchat.serving.server import PortInUse, listen
+
+    try:
+        return listen(host, port)
+    except PortInUse:
+        for one in running_servers():
+            if one.url.endswith(f":{port}"):
+                message = f"{one.model} is already served on {one.url}."
+                raise UsageError(message, "Use that server, or choose another port with --port.") from None
+        raise
 
 
 def _backend(chosen: Settings) -> SwitchingBackend:

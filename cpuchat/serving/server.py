@@ -23,6 +23,10 @@ _CLOSING_SECONDS = 3
 _BACKLOG = 128
 
 
+class PortInUse(UsageError):
+    """Another program listens there."""
+
+
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -64,7 +68,7 @@ class _Protocol(H11Protocol):
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return listening sockets, one for each address of `host`; `port` 0 takes a free one. Raises UsageError."""
+    """Return listening sockets, one for each address of `host`; `port` 0 takes a free one. Raises UsageError, PortInUse."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -80,7 +84,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     hint = "Choose another one with --port; 0 takes a free one."
-                    raise UsageError(f"Port {port} is in use.", hint) from None
+                    raise PortInUse(f"Port {port} is in use.", hint) from None
                 problem = error.strerror or str(error)  # of one: localhost is ::1 too, but IPv6 may be off
             else:
                 listeners.append(listener)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from openai import OpenAI
 
 from cpuchat.errors import UsageError
+from cpuchat.running_servers import RunningServer, recorded
 from cpuchat.serving.guard import TOKEN_VARIABLE, is_loopback, read_token
+from cpuchat.serving.server import PortInUse, listen
 from tests.cli.program import run
 from tests.support.serving import chat, server
 
@@ -55,9 +58,13 @@ def test_another_address_needs_a_token(tiny_model: Path) -> None:
 
 def test_a_port_in_use_is_told(tiny_model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        done = run("serve", str(tiny_model), "--port", str(other.getsockname()[1]))
+        port = other.getsockname()[1]
+        with pytest.raises(PortInUse, match="in use"):
+            listen("127.0.0.1", port)
+        with recorded(RunningServer(f"http://127.0.0.1:{port}", "another", os.getpid())):
+            done = run("serve", str(tiny_model), "--port", str(port))
     assert done.returncode == 2
-    assert "in use" in done.stderr
+    assert "another is already served" in done.stderr
 
 
 def test_a_missing_token_file_is_made_for_its_owner_only(tmp_path: Path) -> None:
