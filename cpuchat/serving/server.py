@@ -68,7 +68,11 @@ class _Protocol(H11Protocol):
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return listening sockets, one for each address of `host`; `port` 0 takes a free one. Raises UsageError, PortInUse."""
+    """Return listening sockets, one for each address of `host`; `port` 0 takes a free one.
+
+    Raises:
+        PortInUse, UsageError: it cannot listen there.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
