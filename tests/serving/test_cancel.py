@@ -162,7 +162,8 @@ async def test_the_app_s_backend_waits_in_the_queue_and_its_stop_is_verified(end
         assert model.model.server == f"cpuchat serve at {httpx.URL(endless.url).netloc.decode()}"
         assert not model.model.why_unreported("acceptance")
         with endless.http.stream("POST", CHAT, json=forever()) as response:
-            assert first_text(response.iter_lines())
+            lines = response.iter_lines()
+            assert first_text(lines)
             stream = backend.generate(request("Hello", max_tokens=64))
             async for event in stream:
                 if isinstance(event, Queued):

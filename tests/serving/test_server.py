@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from typing import Any
 
@@ -30,9 +31,11 @@ async def test_silent_connections_are_closed_and_others_are_answered(beginning: 
     port = listeners[0].getsockname()[1]
     async with server.serving(hello, listeners):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
-        for reader, writer in silent:
+        for _, writer in silent:
             writer.write(beginning)
-            assert await reader.read() == b""
+        for reader, writer in silent:
+            with contextlib.suppress(ConnectionResetError):  # it was closed before it had written
+                assert await reader.read() == b""
             writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -76,7 +76,7 @@ class ReadingScreen(ListScreen[Source | None]):
     async def _read_servers(self) -> None:
         urls = await asyncio.to_thread(self.reader.server_urls)
         wanted = dict.fromkeys((*urls, *self.services.servers_seen))
-        self._update(served=tuple(one for one in self.state.served if one.source.server in wanted))
+        self._update(on_servers=tuple(one for one in self.state.on_servers if one.source.server in wanted))
         for url in wanted:
             self._ask(url)
 
@@ -92,9 +92,11 @@ class ReadingScreen(ListScreen[Source | None]):
         if not any(one.source.server == server for one in self.state.on_servers):
             self._update(on_servers=(*self.state.on_servers, ServerEntry(ServerModel(server))))
         found = await self.reader.server_entries(server, self.services.keys)
-        at = next(n for n, one in enumerate(self.state.on_servers) if one.source.server == server)
-        others = [one for one in self.state.on_servers if one.source.server != server]
-        self._update(on_servers=(*others[:at], *found, *others[at:]))
+        entries = self.state.on_servers
+        at = next((n for n, one in enumerate(entries) if one.source.server == server), None)
+        if at is not None:  # else it has ended meanwhile
+            others = [one for one in entries if one.source.server != server]
+            self._update(on_servers=(*others[:at], *found, *others[at:]))
 
     @work(exclusive=True, group="files")
     async def _read_files(self) -> None:

@@ -87,7 +87,7 @@ async def test_a_model_on_a_server_is_not_tuned() -> None:
 
 async def test_servers_that_run_here_are_listed_until_they_end() -> None:
     async with remote_server() as server, running(SwitchingBackend(), model=None) as app:
-        key = f"server {server.url}#some-Q4_K_M"
+        key = f"server {server.url}#org/some-Q4_K_M"
         with recorded(RunningServer(server.url, "some", os.getpid())):
             await app.press("ctrl+o")
             await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
