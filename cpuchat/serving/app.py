@@ -72,7 +72,8 @@ class AnswerEndpoint:
         with contextlib.ExitStack() as stack:
             try:
                 place = stack.enter_context(self._service.place(self._name, client))  # before the body is read
-                parsed = self._parse(await _body(request, self._service.reader.most_body))
+                body = await _body(request, self._service.reader.most_body)
+                parsed = await asyncio.to_thread(self._parse, body)  # a long one, or its grammar, takes its time
             except ClientDisconnect:
                 return
             except Refusal as refusal:

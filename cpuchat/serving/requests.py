@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from cpuchat.errors import UsageError
+from cpuchat.grammar.gbnf import check_grammar
+from cpuchat.grammar.schema import schema_grammar
 from cpuchat.protocol import Generate, Message, Role, Speculation
 from cpuchat.serving.refusal import Refusal
 from cpuchat.settings import SamplingSection, Settings, explained
@@ -22,6 +25,8 @@ from cpuchat.text import clean_line
 BYTES_PER_TOKEN = 64
 """More text than this for each token of the context cannot fit; it is refused before the engine tokenizes it."""
 MOST_STOPS, LONGEST_STOP = 16, 1000
+LONGEST_GRAMMAR = 1 << 16
+"""Of grammars and JSON schemas, in characters and bytes."""
 STREAM_SECONDS, WHOLE_SECONDS = 0.08, 1.0
 """Between two events with text: of a stream, and where only the end is sent."""
 _MOST_QUOTED = 80
@@ -139,12 +144,12 @@ class RequestReader:
             ("functions", bool(body.functions), "functions are not supported"),
             ("top_logprobs", bool(body.top_logprobs), "log probabilities are not supported"),
             ("modalities", bool(set(body.modalities or ()) - {"text"}), "only text is supported"),
-            ("chat_template_kwargs", bool(body.chat_template_kwargs), "template arguments are not supported"),
         )
         messages = tuple(_messages(body.messages))
         self._check_length("messages", (message.content for message in messages))
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        return self._parsed(body, limit, messages=messages)
+        reasoning = _reasoning(body.chat_template_kwargs, self._settings.chat.request_options()["reasoning"])
+        return self._parsed(body, limit, messages=messages, reasoning=reasoning)
 
     def completion(self, data: bytes) -> ParsedRequest:
         """Read the body of a plain completion. Raises Refusal."""
@@ -168,14 +173,10 @@ class RequestReader:
             served = ", ".join(f"`{name}`" for name in self._names)
             message = f"The model `{quoted(body.model)}` is not served here. Served: {served}."
             raise Refusal(404, message, "model_not_found", param="model")
-        kind = (body.response_format or {}).get("type", "text")
         _refuse_unsupported(
             ("n", body.n not in (None, 1), "only one answer is supported"),
             ("logprobs", body.logprobs not in (None, False), "log probabilities are not supported"),
             ("logit_bias", bool(body.logit_bias), "a logit bias is not supported"),
-            ("response_format", kind != "text", "the engine cannot enforce a format; ask for it in the prompt"),
-            ("grammar", bool(body.grammar), "the engine cannot enforce a grammar"),
-            ("json_schema", bool(body.json_schema), "the engine cannot enforce a schema"),
         )
 
     def _check_length(self, param: str, texts: Iterable[str]) -> None:
@@ -202,6 +203,8 @@ class RequestReader:
             speculation=self._speculation,
             trim=False,
             ignore_eos=bool(body.ignore_eos),
+            grammar=_grammar(body),
+            reasoning_budget=self._settings.chat.request_options()["reasoning_budget"],
             frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
             **what,
         )
@@ -238,6 +241,55 @@ class RequestReader:
         if given < 1:
             raise Refusal(400, f"`max_tokens` must be at least 1, not {given}.", param="max_tokens")
         return min(given, self._n_ctx)
+
+
+def _grammar(body: _Body) -> str:
+    """Return the grammar that the answer must match, "" for any answer. Raises Refusal."""
+    param, schema = "response_format", _format_schema(body.response_format)
+    if body.json_schema is not None:
+        param, schema = "json_schema", body.json_schema
+    if body.grammar:
+        param, schema = "grammar", None
+    elif schema is None:
+        return ""
+    if body.stop or body.ignore_eos:
+        raise _field_error("stop" if body.stop else "ignore_eos", f"`{param}` decides where the answer ends")
+    if len(body.grammar or msgspec.json.encode(schema)) > LONGEST_GRAMMAR:
+        raise _field_error(param, f"larger than {LONGEST_GRAMMAR:,} bytes", "unsupported")
+    try:
+        if body.grammar:
+            check_grammar(body.grammar, param)
+            return body.grammar
+        return schema_grammar(schema, param)
+    except UsageError as error:
+        reason = clean_line(f"{error.message} {error.hint}".strip())[: 5 * _MOST_QUOTED]
+        raise Refusal(400, reason, "invalid_grammar", param=param) from None
+
+
+def _format_schema(form: dict[str, Any] | None) -> Any:
+    """Return the JSON schema of a `response_format`, None for text. Raises Refusal."""
+    match (form or {}).get("type", "text"), form:
+        case "text", _:
+            return None
+        case "json_object", {"schema": dict(schema)}:  # llama-server's
+            return schema
+        case "json_object", _:
+            return {"type": "object"}
+        case "json_schema", {"json_schema": {"schema": dict(schema)}}:
+            return schema
+        case "json_schema", _:
+            raise _field_error("response_format", "`json_schema.schema` is missing")
+    raise _field_error("response_format", "only text, json_object and json_schema are supported", "unsupported")
+
+
+def _reasoning(arguments: dict[str, Any] | None, default: bool | None) -> bool | None:
+    """Return `Generate.reasoning` for the arguments of the chat template. Raises Refusal."""
+    match arguments or {}:
+        case {"enable_thinking": bool(wanted), **others} if not others:
+            return wanted
+        case {**others} if not others:
+            return default
+    raise _field_error("chat_template_kwargs", "only enable_thinking is supported", "unsupported")
 
 
 def quoted(value: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import openai
 import pytest
@@ -132,6 +133,16 @@ def test_an_answer_ends_before_a_stop_string(tiny: Server) -> None:
         choice = tiny.post(chat("Hello", stop=given)).json()["choices"][0]
         assert choice["message"]["content"] == text[: text.index(stop)]
         assert choice["finish_reason"] == "stop"
+
+
+def test_an_answer_has_the_form_that_is_asked_for(tiny: Server) -> None:
+    schema = {"type": "object", "properties": {"answer": {"enum": ["yes", "no"]}}, "required": ["answer"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    answer = tiny.openai.chat.completions.create(model="", response_format=form, **{**chat("Hi"), "max_tokens": 40})
+    assert json.loads(answer.choices[0].message.content or "")["answer"] in ("yes", "no")
+    assert answer.choices[0].finish_reason == "stop"
+    grammar = {"prompt": "Hi", "grammar": 'root ::= "left" | "right"', "max_tokens": 40}
+    assert tiny.post(grammar, "/v1/completions").json()["choices"][0]["text"] in ("left", "right")
 
 
 def test_a_seed_repeats_an_answer(tiny: Server) -> None:

@@ -56,8 +56,12 @@ def test_a_body_that_is_no_request(tiny: Server, body: bytes) -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logit_bias": {"1": 5}}, "logit_bias"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "stop": "}"}, "stop"),
+        ({"json_schema": {"type": "hexagon"}}, "json_schema"),
+        ({"chat_template_kwargs": {"enable_thinking": False, "x": 1}}, "chat_template_kwargs"),
         ({"grammar": "root ::= x"}, "grammar"),
     ],
 )
@@ -88,6 +92,7 @@ def test_a_wrong_plain_completion_is_refused(tiny: Server, body: dict, param: st
         {"top_k": 10**30},
         {"top_k": -1},
         {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}, "user": "me", "store": True},
+        {"chat_template_kwargs": {"enable_thinking": False}},
         {"temperature": None, "stop": None, "stream_options": None, "max_tokens": 4},
     ],
 )
