@@ -24,7 +24,7 @@ from cpuchat.serving.guard import Guard
 from cpuchat.serving.metrics import CONTENT_TYPE
 from cpuchat.serving.refusal import Refusal
 from cpuchat.serving.replies import PING, ChatReply, CompletionReply, Reply
-from cpuchat.serving.requests import ParsedRequest, quoted
+from cpuchat.serving.requests import ParsedRequest, quoted, read_control
 from cpuchat.serving.service import Place, Service
 
 BODY_SECONDS = 60.0
@@ -39,6 +39,7 @@ STALLED_SECONDS = 60.0
 """A client that reads nothing for so long is gone."""
 ENDPOINTS = ("chat", "completions")
 
+_MOST_CONTROL = 4096
 _JSON = "application/json"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -292,6 +293,11 @@ class Pages:
             }
         return _json([slot])
 
+    async def control(self, request: Request) -> Response:
+        """Control the running answer, as llama-server does: `reasoning_end` lets it answer now."""
+        wanted = read_control(await _body(request, _MOST_CONTROL))
+        return _json({"success": await self._service.end_reasoning(wanted.id)})
+
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics_text(ENDPOINTS), media_type=CONTENT_TYPE)
 
@@ -320,6 +326,10 @@ async def _on_http(request: Request, error: Exception) -> Response:
     return Response(refusal.body, refusal.status, {**(error.headers or {}), **refusal.headers})
 
 
+async def _on_hang_up(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)
+
+
 async def _on_error(request: Request, error: Exception) -> Response:
     refusal = Refusal(500, "Internal error; see the server's log.", "internal_error")
     return Response(refusal.body, refusal.status, refusal.headers)
@@ -343,6 +353,7 @@ def make_app(service: Service, *, token: str = "", local: bool = True, origins: 
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/chat/completions/control", pages.control, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/props", pages.props),
         Route("/slots", pages.slots),
@@ -353,4 +364,5 @@ def make_app(service: Service, *, token: str = "", local: bool = True, origins: 
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
         middleware.insert(0, cors)
     handlers: dict[Any, Any] = {Refusal: _on_refusal, HTTPException: _on_http, Exception: _on_error}
+    handlers[ClientDisconnect] = _on_hang_up
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)

@@ -32,6 +32,8 @@ class Progress:
     """Follows the events of one answer: its timings so far, its text, the tokens of its reasoning."""
 
     def __init__(self) -> None:
+        self.id = ""
+        """Of the reply."""
         self.seed: int | None = None
         """That the request gave."""
         self.text = ""
@@ -125,9 +127,10 @@ class Reply:
 
     def __init__(self, model: str, fingerprint: str) -> None:
         self.progress = Progress()
+        self.progress.id = f"{self.id_prefix}-{secrets.token_urlsafe(24)}"
         self._head = {
             "created": int(time.time()),
-            "id": f"{self.id_prefix}-{secrets.token_urlsafe(24)}",
+            "id": self.progress.id,
             "model": model,
             "system_fingerprint": fingerprint,
         }

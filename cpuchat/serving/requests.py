@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -76,6 +76,7 @@ class _Body(msgspec.Struct, kw_only=True):
     grammar: str | None = None
     json_schema: Any = None
     ignore_eos: bool | None = None
+    reasoning_budget_tokens: int | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
     return_queue: bool | None = None
@@ -98,7 +99,14 @@ class CompletionBody(_Body):
     suffix: str | None = None
 
 
-B = TypeVar("B", ChatBody, CompletionBody)
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+class ControlBody(msgspec.Struct):
+    """A command to a running answer."""
+
+    id: str
+    action: Literal["reasoning_end"]
 
 
 @dataclass(frozen=True)
@@ -204,7 +212,7 @@ class RequestReader:
             trim=False,
             ignore_eos=bool(body.ignore_eos),
             grammar=_grammar(body),
-            reasoning_budget=self._settings.chat.request_options()["reasoning_budget"],
+            reasoning_budget=self._budget(body.reasoning_budget_tokens),
             frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
             **what,
         )
@@ -231,6 +239,14 @@ class RequestReader:
         except msgspec.ValidationError as error:
             name, reason = explained(error)
             raise _field_error(name, reason) from None
+
+    def _budget(self, given: int | None) -> int | None:
+        """Return `Generate.reasoning_budget`; -1 means "no limit" in llama-server."""
+        if given is None:
+            return self._settings.chat.request_options()["reasoning_budget"]
+        if given < -1:
+            raise _field_error("reasoning_budget_tokens", f"must be -1 or more, not {given}")
+        return None if given == -1 else min(given, self._n_ctx)
 
     def _limit(self, given: int | None) -> int:
         """Return `Generate.max_tokens`; -1 means "no limit" in llama-server."""
@@ -284,12 +300,16 @@ def _format_schema(form: dict[str, Any] | None) -> Any:
 
 def _reasoning(arguments: dict[str, Any] | None, default: bool | None) -> bool | None:
     """Return `Generate.reasoning` for the arguments of the chat template. Raises Refusal."""
-    match arguments or {}:
-        case {"enable_thinking": bool(wanted), **others} if not others:
-            return wanted
-        case {**others} if not others:
-            return default
-    raise _field_error("chat_template_kwargs", "only enable_thinking is supported", "unsupported")
+    given = arguments or {}
+    wanted = {value for value in given.values() if isinstance(value, bool)}
+    if set(given) - {"enable_thinking", "thinking"} or len(wanted) != min(len(given), 1):
+        raise _field_error("chat_template_kwargs", "only enable_thinking is supported, true or false", "unsupported")
+    return wanted.pop() if wanted else default
+
+
+def read_control(data: bytes) -> ControlBody:
+    """Read a command to a running answer. Raises Refusal."""
+    return _decoded(data, ControlBody)
 
 
 def quoted(value: str) -> str:

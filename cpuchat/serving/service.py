@@ -205,6 +205,12 @@ class Service:
             record = RequestRecord(place.endpoint, place.client, result, timings, reason, message, queued, hint)
             self._on_done(record)
 
+    async def end_reasoning(self, id: str) -> bool:
+        """Let the running answer of that id end its reasoning and answer now; False when it does not run."""
+        if self.running is None or self.running.id != id:
+            return False
+        return await self._conversation.backend.end_reasoning()
+
     async def close(self) -> None:
         """End the running answer and those that wait; each gets an error."""
         self.closing = True

@@ -54,9 +54,13 @@ def test_a_stream_that_is_cut_stops_the_engine(endless: Server) -> None:
     before, worker = count(endless, "cancelled"), endless.worker.pid
     with endless.http.stream("POST", CHAT, json={**forever(), "seed": 77}) as response:
         lines = response.iter_lines()
+        answer_id = json.loads(next(lines)[6:])["id"]
         assert first_text(lines)
         assert endless.slot["is_processing"]
         assert endless.slot["params"]["seed"] == 77
+        control = {"id": answer_id, "action": "reasoning_end"}
+        assert endless.post(control, f"{CHAT}/control").json() == {"success": True}
+        assert endless.post({**control, "id": "another"}, f"{CHAT}/control").json() == {"success": False}
     endless.wait_for(is_processing=False)
     assert count(endless, "cancelled") == before + 1
     assert endless.worker.pid == worker

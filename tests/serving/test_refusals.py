@@ -62,6 +62,8 @@ def test_a_body_that_is_no_request(tiny: Server, body: bytes) -> None:
         ({"response_format": {"type": "json_object"}, "stop": "}"}, "stop"),
         ({"json_schema": {"type": "hexagon"}}, "json_schema"),
         ({"chat_template_kwargs": {"enable_thinking": False, "x": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"enable_thinking": [1]}}, "chat_template_kwargs"),
+        ({"reasoning_budget_tokens": -2}, "reasoning_budget_tokens"),
         ({"grammar": "root ::= x"}, "grammar"),
     ],
 )
@@ -92,7 +94,7 @@ def test_a_wrong_plain_completion_is_refused(tiny: Server, body: dict, param: st
         {"top_k": 10**30},
         {"top_k": -1},
         {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}, "user": "me", "store": True},
-        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}, "reasoning_budget_tokens": -1},
         {"temperature": None, "stop": None, "stream_options": None, "max_tokens": 4},
     ],
 )
