@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,10 +159,8 @@ def ask(
                 terminal.note(f"cpuchat: {note}")
             conversation = session.conversation
             request = _raw_request(prompt, stop, chosen, form)
-            if raw:
-                events = conversation.generate_detached(request)
-            else:
-                events = conversation.send(prompt, stop=stop, grammar=request.grammar)
+            in_chat = partial(conversation.send, prompt, stop=stop, grammar=request.grammar)
+            events = conversation.generate_detached(request) if raw else in_chat()
             return await _print_answer(session, events, info, terminal, form, as_json=as_json)
 
     return asyncio.run(run())

@@ -40,6 +40,7 @@ _HINTS: Final = {
 _COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength")
 _FORMATS: Final = {"date": "date", "time": "time", "date-time": 'date "T" time', "uuid": "uuid"}
 _MAX_DEPTH: Final = 60
+_MOST_VISITS: Final = 20_000
 _LARGEST: Final = 10**15
 
 
@@ -63,7 +64,7 @@ class _Converter:
         self._source = source
         self._rules = Rules()
         self._references = {"": ROOT}
-        self._depth = 0
+        self._depth = self._n_visited = 0
 
     def grammar(self) -> str:
         self._rules.define(ROOT, "")
@@ -107,8 +108,11 @@ class _Converter:
     def _deeper(self, path: str, work: Callable[[], Any]) -> Any:
         """Return what `work` returns; a ValueError names `path`."""
         self._depth += 1
+        self._n_visited += 1
         if self._depth > _MAX_DEPTH:
             self._fail(path, "the schema is nested too deeply, or refers to itself without an end")
+        if self._n_visited > _MOST_VISITS:
+            self._fail(path, "the schema is too large, with all that its references repeat")
         try:
             return work()
         except ValueError as error:

@@ -138,6 +138,14 @@ def test_the_grammar_allows_what_is_valid(matches: Matches, case: str) -> None:
         ({"anyOf": []}, "#: it has no alternatives"),
         ({"$ref": "https://example.com/a"}, "does not lead to a place in this file"),
         ({"$ref": "#/$defs/x"}, "$ref '#/$defs/x' leads nowhere"),
+        (
+            {
+                "$defs": {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(25)} | {"d25": True},
+                "$ref": "#/$defs/d0",
+                "type": "object",
+            },
+            "too large",
+        ),
         ({"$ref": "#"}, "nested too deeply, or refers to itself"),
         ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "refers to itself without an end"),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "no value has the types string and null"),
