@@ -99,7 +99,7 @@ def _measure(case: Case) -> Row:
         for draw in range(case.draws):
             tokens = [rng.randrange(512, header.n_vocab) for _ in range(case.tokens)]
             read.append(model.evaluate(tokens).total)
-            estimated.append(pass_bytes(traffic, case.tokens, case.n_past + draw * case.tokens))
+            estimated.append(pass_bytes(traffic, case.tokens, case.n_past + draw * case.tokens, alike=0))
     off = 100 * abs(statistics.mean(estimated) / statistics.mean(read) - 1)
     say(f"  {case.what}: {off:.4f} %")
     note = f"{statistics.mean(estimated) / 1e6:,.3f} MB estimated, {statistics.mean(read) / 1e6:,.3f} MB read"

@@ -114,6 +114,22 @@ def draft_cost(profile: CostProfile, draft: ModelWork, n_past: float, target_byt
     return pass_cost(profile, draft, 1, n_past, beside=target_bytes).seconds
 
 
+@dataclass(frozen=True, slots=True)
+class PairCosts:
+    """Seconds of passes of a target over 1, 2, ... tokens, and of a drafted token, with both models in memory."""
+
+    verify: tuple[float, ...]
+    draft: float
+
+
+def pair_costs(profile: CostProfile, target: ModelWork, draft: ModelWork, n_past: float, longest: int) -> PairCosts:
+    """Return what a target with a draft model costs, for passes of up to `longest` tokens."""
+    return PairCosts(
+        tuple(verify_costs(profile, target, longest, n_past, draft.weight_bytes)),
+        draft_cost(profile, draft, n_past, target.weight_bytes),
+    )
+
+
 def tokens_per_pass(acceptance: float, depth: int) -> float:
     """Return the expected tokens of a pass that verifies `depth` drafted tokens (Leviathan et al., 2211.17192)."""
     if acceptance >= 1:

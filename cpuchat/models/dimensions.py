@@ -10,14 +10,10 @@ import msgspec
 
 from cpuchat import toml
 from cpuchat.costmodel.profile import BITS
-from cpuchat.costmodel.work import Attention, ModelWork, Weights
+from cpuchat.costmodel.work import ALIKE, Attention, ModelWork, Weights
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.gguf.types import BY_NAME
 
-ALIKE = 0.5
-"""Of mixtures, as of `ModelWork`: DeepSeek-R1 takes 1.21, 1.66, 2.65 and 4.46 times as long for 2, 4, 8 and 16 tokens
-as for one (llama.cpp pull request 17034); with independent choices it would read 1.55, 2.6, 4.5 and 7.7 times as much.
-"""
 _LARGEST_HEAD = 0.45  # share of the parameters, for models that are scaled from a larger one
 _USUAL_BITS = 4.85  # of Q4_K_M
 _MATRICES, _OF_EXPERT = 7, 3  # of a layer (q, k, v, output, gate, up, down), and of an expert

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from cpuchat.costmodel.passes import pass_cost
-from cpuchat.costmodel.work import ModelWork, bytes_read
+from cpuchat.costmodel.work import ALIKE, ModelWork, bytes_read
 from cpuchat.models.dimensions import main_type, typical_work
 from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, gigabytes, largest_context, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader
@@ -84,7 +84,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             return self.verdict
         if self.draft_need is not None and self.fits_alone:
             return "too large, but it fits without the draft model"
-        if self.needed <= self.total_memory - _spare(self.total_memory):
+        if self.needed <= self.total_memory - spare_bytes(self.total_memory):
             return f"too large while other programs use {gigabytes(self.total_memory - self.available)} GB"
         return "too large"
 
@@ -156,6 +156,7 @@ def _by_header(
         type_v=options.type_v,
         n_experts=options.n_experts,
         flash_attn=options.flash_attn != "off",
+        alike=ALIKE,
     )
     return _judged(
         machine,
@@ -174,17 +175,34 @@ def estimate(
 
     The other arguments are those of `typical_work`.
     """
-    beside = min(round(_BESIDE_SHARE * size), _BESIDE_MOST)
-    need = MemoryNeed(weights=size, repack=0, kv=0, compute=beside + PROCESS_BYTES)
     work = typical_work(max(size, 1), quantization, params=params, active=active, id=id)
-    return _judged(machine, need, None, work, exact=False)
+    return _judged(machine, _need_of(size), None, work, exact=False)
 
 
 def estimate_local(model: LocalModel, machine: Machine) -> Prediction:
-    """Predict a model on this machine without opening its file."""
+    """Predict a model on this machine without opening its file: the speed by its header as the library has it, the
+    memory by its size."""
+    known = model.work is not None
+    return _judged(machine, _need_of(model.size), None, local_work(model), exact=False, exact_work=known)
+
+
+def local_work(model: LocalModel, id: str = "") -> ModelWork:
+    """Return the work of a model on this machine, without opening its file.
+
+    Args:
+        id: of the catalog, where its header is not known.
+    """
+    if model.work is not None:
+        return msgspec.structs.replace(model.work, alike=ALIKE)
     params = float(model.n_params)
-    active = model.n_params_active / params if model.n_params_active else 1.0
-    return estimate(model.size, machine, quantization=model.quantization, params=params, active=active)
+    active = model.n_params_active / params if params and model.n_params_active else 1.0
+    return typical_work(max(model.size, 1), model.quantization, params=params, active=active, id=id)
+
+
+def _need_of(size: int) -> MemoryNeed:
+    """Return what a model with a file of `size` bytes usually needs."""
+    beside = min(round(_BESIDE_SHARE * size), _BESIDE_MOST)
+    return MemoryNeed(weights=size, repack=0, kv=0, compute=beside + PROCESS_BYTES)
 
 
 def _judged(
@@ -195,11 +213,12 @@ def _judged(
     *,
     context_that_fits: int = 0,
     exact: bool = True,
+    exact_work: bool = False,
 ) -> Prediction:
     needed = need.least + (draft_need.least if draft_need is not None else 0)
     verdict: Fit = "too large"
     if needed <= machine.available:
-        verdict = "fits" if needed + _spare(machine.total) <= machine.available else "tight"
+        verdict = "fits" if needed + spare_bytes(machine.total) <= machine.available else "tight"
     n_past = min(N_PAST, need.n_ctx) if need.n_ctx else N_PAST
     tok_s, basis = _speed(work, n_past, machine)
     if verdict == "too large":
@@ -213,14 +232,14 @@ def _judged(
         verdict=verdict,
         bytes_per_token=round(bytes_read(work, 1, n_past)),
         tok_s=tok_s,
-        basis=basis if exact or tok_s is None else f"≈ from the file size: {basis}",
+        basis=basis if exact or exact_work or tok_s is None else f"≈ from the file size: {basis}",
         context_that_fits=context_that_fits,
         exact=exact,
     )
 
 
-def _spare(total: int) -> int:
-    """Return what must be left of `total` bytes for everything else."""
+def spare_bytes(total: float) -> int:
+    """Return what must be left of `total` bytes of memory for everything else."""
     return max(round(_SPARE_SHARE * total), _SPARE_BYTES)
 
 

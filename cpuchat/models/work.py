@@ -14,9 +14,18 @@ _TIED = "token_embd.weight"
 
 
 def model_work(
-    header: GGUFHeader, *, type_k: str = "f16", type_v: str = "f16", n_experts: int = 0, flash_attn: bool = True
+    header: GGUFHeader,
+    *,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    n_experts: int = 0,
+    flash_attn: bool = True,
+    alike: float = 0.0,
 ) -> ModelWork:
-    """Return the work of the model of `header` (of `read_model`). The arguments are those of `traffic_of`."""
+    """Return the work of the model of `header` (of `read_model`).
+
+    The arguments are those of `traffic_of`, and `alike` of `ModelWork`: 0 for random tokens, `ALIKE` for text.
+    """
     traffic = traffic_of(header, type_k=type_k, type_v=type_v, n_experts=n_experts, flash_attn=flash_attn)
     head = _HEAD if any(tensor.name == _HEAD for tensor in header.tensors) else _TIED
     used = [tensor for tensor in header.tensors if is_used(header, tensor)]
@@ -32,6 +41,7 @@ def model_work(
         experts=by_type(_weights(one) for one in used if one.name in routed),
         n_expert=traffic.n_expert,
         n_expert_used=traffic.n_expert_used,
+        alike=alike,
         row=traffic.row,
         state=traffic.state,
         attention=tuple(

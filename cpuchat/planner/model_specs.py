@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cpuchat.costmodel.work import ModelWork
+from cpuchat.costmodel.work import ALIKE, ModelWork
 from cpuchat.errors import CpuchatError, ModelNotFound, UsageError
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
-from cpuchat.models.dimensions import ALIKE, typical_work
+from cpuchat.models.dimensions import typical_work
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.fit import kv_bytes
 from cpuchat.models.gguf.header import GGUFHeader, read_model
@@ -146,7 +146,7 @@ def from_header(header: GGUFHeader, name: str = "") -> PlannedModel:
         name=name or header.name,
         quantization=header.quantization,
         size=header.size,
-        work=msgspec.structs.replace(model_work(header), alike=ALIKE),
+        work=model_work(header, alike=ALIKE),
         kv_row=(kv_bytes(header, 4096) - kv_bytes(header, 0)) / 4096,
         exact=True,
     )

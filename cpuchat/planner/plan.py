@@ -10,11 +10,10 @@ import msgspec
 from cpuchat.costmodel.passes import (
     batch_rate,
     compute_ceiling,
-    draft_cost,
     most_users,
+    pair_costs,
     pass_cost,
     prefill_cost,
-    verify_costs,
 )
 from cpuchat.costmodel.profile import CostProfile
 from cpuchat.costmodel.usual import SCENARIOS
@@ -283,11 +282,9 @@ def _drafted(machine: MachineSpec, plan: Plan, draft: PlannedModel, acceptance: 
     target, past = plan.model.work, plan.load.n_past
     rates, speedups, depths = [], [], []
     for name in SCENARIOS:
-        profile = machine.profile(name)
-        verify = verify_costs(profile, target, LONGEST, past, draft.work.weight_bytes)
-        drafting = draft_cost(profile, draft.work, past, target.weight_bytes)
-        best = gain([1e3 * one for one in verify], 1e3 * drafting, acceptance)
-        rates.append(best.speedup / verify[0])
+        costs = pair_costs(machine.profile(name), target, draft.work, past, LONGEST)
+        best = gain([1e3 * one for one in costs.verify], 1e3 * costs.draft, acceptance)
+        rates.append(best.speedup / costs.verify[0])
         speedups.append(best.speedup)
         depths.append(best.depth)
     return Drafted(

@@ -19,15 +19,17 @@ from cpuchat.models.catalog import load_catalog
 from cpuchat.models.fit import check_fit
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import TensorInfo
+from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.summaries import summarize
 from cpuchat.models.machine import Machine
-from cpuchat.models.prediction import N_PAST, Prediction, estimate, predict, predict_like
+from cpuchat.models.prediction import N_PAST, Prediction, estimate, estimate_local, predict, predict_like
 from cpuchat.models.shortlist import estimate_entry
 from cpuchat.models.work import model_work
 from cpuchat.planner.machine_specs import MachineSpec
 from cpuchat.planner.model_specs import from_catalog
 from cpuchat.planner.plan import Load, make_plan
 from cpuchat.protocol import LoadOptions
-from cpuchat.synthetic.model import layer_tensors, metadata, write_model
+from cpuchat.synthetic.model import header_of, layer_tensors, metadata, write_model
 from cpuchat.synthetic.shapes import SHAPES, Shape
 from tests.costmodel.made_up import two_cores
 from tests.support.big_headers import big_header
@@ -203,6 +205,17 @@ def test_an_estimate_by_size_is_near(name: str) -> None:
     assert not near.exact
     assert "≈" in near.explained
     assert near.basis.startswith("≈ from the file size: 35 GB/s")
+
+
+def test_the_list_of_local_models_says_what_their_details_say() -> None:
+    """Of a 0.5B model in Q4_K_M most rows are too short for K types."""
+    header, machine = header_of("0.5b", "Q4_K_M"), msgspec.structs.replace(MACHINE, profile=two_cores())
+    known = LocalModel(path=header.path, source="folder", **msgspec.structs.asdict(summarize(header)))
+    exact, listed = predict(header, LoadOptions(), machine), estimate_local(known, machine)
+    assert listed.tok_s == pytest.approx(exact.tok_s)
+    assert listed.basis == exact.basis
+    unknown = estimate_local(msgspec.structs.replace(known, work=None), machine)
+    assert unknown.basis.startswith("≈ from the file size")
 
 
 def test_a_quantized_cache_takes_less_memory_and_less_time() -> None:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from cpuchat.costmodel.work import experts_read
 from cpuchat.protocol import KVTraffic, Traffic
-from cpuchat.telemetry.traffic import experts_read, pass_bytes
+from cpuchat.telemetry.traffic import pass_bytes
 
 DENSE = Traffic(weights=1000, row=10, kv=(KVTraffic(bytes_per_token=2), KVTraffic(bytes_per_token=3, window=100)))
 
@@ -31,7 +32,8 @@ def test_a_recurrent_state_is_read_and_written():
 def test_of_the_experts_those_that_some_token_uses():
     experts = Traffic(weights=0, experts=6400, n_expert=64, n_expert_used=8)
     assert pass_bytes(experts, 1, 0) == pytest.approx(800)
-    assert pass_bytes(experts, 2, 0) == pytest.approx(6400 * (1 - 0.875**2))
+    assert pass_bytes(experts, 2, 0, alike=0) == pytest.approx(6400 * (1 - 0.875**2))
+    assert pass_bytes(experts, 3, 0) == pytest.approx(6400 * (1 - 0.875**2))  # of text: two more tokens count as one
     assert pass_bytes(experts, 1e6, 0) == pytest.approx(6400)
     assert experts_read(0, 0, 5) == 0
     assert experts_read(4, 9, 1) == 4

@@ -136,14 +136,11 @@ def _asked(draft: Path) -> bool:
 
 def _expectation(target: Path, draft: Path, chosen: Settings) -> Expectation:
     from cpuchat.models.drafts.calibrations import target_costs
-    from cpuchat.models.drafts.candidates import expected_of, predicted_costs
+    from cpuchat.models.drafts.candidates import expected_pair
     from cpuchat.models.gguf.header import read_model
     from cpuchat.models.machine import this_machine
-    from cpuchat.models.work import model_work
 
-    header, machine = read_model(target), this_machine(chosen)
-    costs = predicted_costs(header, target_costs(target), machine)
-    return expected_of(draft, model_work(read_model(draft)), costs, machine, beside=header.size, exact=True)
+    return expected_pair(read_model(target), read_model(draft), target_costs(target), this_machine(chosen))
 
 
 def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_hub: bool, as_json: bool) -> int:

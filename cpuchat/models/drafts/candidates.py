@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from cpuchat.costmodel.passes import draft_cost, verify_costs
-from cpuchat.costmodel.work import ModelWork
+from cpuchat.costmodel.passes import pair_costs
+from cpuchat.costmodel.work import ALIKE, ModelWork
 from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
-from cpuchat.models.dimensions import ALIKE, typical_work
+from cpuchat.models.dimensions import typical_work
 from cpuchat.models.drafts.calibrations import UNKNOWN, TargetCosts
 from cpuchat.models.drafts.gain import Expectation, expectation
 from cpuchat.models.drafts.pairing import Compatibility, PairCache, check_files, check_pair
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.machine import NOT_MEASURED, Machine
-from cpuchat.models.prediction import N_PAST
+from cpuchat.models.prediction import N_PAST, local_work
 from cpuchat.models.traffic import traffic_of
 from cpuchat.models.work import model_work
 from cpuchat.telemetry.traffic import pass_bytes
@@ -100,17 +100,17 @@ def candidates(
         machine: to predict costs that were not measured.
         acceptance: measured with the draft model at `beside`, which is loaded.
     """
-    costs = predicted_costs(target, costs, machine)
+    judged = _Target(model_work(target, alike=ALIKE), costs, machine)
     entry = match_local(catalog, target)
     wanted = catalog.drafts_of(entry) if entry is not None else []
     found: list[Candidate] = []
     for model in here:
         if model.damaged is None and model.size < target.file_size and model.path != target.path:
             measured = acceptance if beside is not None and model.path == beside else None
-            found.append(_local(model, match_local(catalog, model), wanted, costs, machine, measured, target.size))
+            found.append(_local(model, match_local(catalog, model), wanted, judged, measured))
     there = {candidate.entry for candidate in found}
     limit = most_read(target)
-    found += [_on_hub(model, limit, costs, machine, target.size) for model in wanted if model.id not in there]
+    found += [_on_hub(model, limit, judged) for model in wanted if model.id not in there]
     order = {model.id: number for number, model in enumerate(wanted)}
 
     def place(one: Candidate) -> tuple[int, int, int]:
@@ -119,51 +119,53 @@ def candidates(
     return sorted(found, key=place)
 
 
-def predicted_costs(target: GGUFHeader, costs: TargetCosts, machine: Machine | None) -> TargetCosts:
-    """Return the costs with the passes of the target as the cost model predicts them, where none were measured."""
-    if costs.pass_ms or machine is None or machine.profile is None:
-        return costs
-    work = msgspec.structs.replace(model_work(target), alike=ALIKE)
-    passes = verify_costs(machine.profile, work, LONGEST, N_PAST, 0.0)
-    return msgspec.structs.replace(costs, pass_ms=tuple(1e3 * seconds for seconds in passes))
+class _Target(NamedTuple):
+    """What draft models are compared for: a target's work and measured costs, on a machine."""
+
+    work: ModelWork
+    costs: TargetCosts
+    machine: Machine | None
+
+    def expected(
+        self, draft: ModelWork, path: Path | None = None, acceptance: float | None = None, *, exact: bool = False
+    ) -> Expectation:
+        """Return the expected speed-up, from measured costs where there are some, else by the cost model.
+
+        Args:
+            path: of the draft model, if it is on this machine.
+            exact: `draft` is from its header.
+        """
+        passes = self.costs.pass_ms
+        draft_ms = self.costs.measured_draft(path) if path is not None else 0.0
+        basis = "measured here with this draft model" if draft_ms else _no_basis(self.machine)
+        if self.machine is not None and self.machine.profile is not None and not (passes and draft_ms):
+            both = pair_costs(self.machine.profile, self.work, draft, N_PAST, LONGEST)
+            passes = passes or tuple(1e3 * seconds for seconds in both.verify)
+            if not draft_ms:
+                about = "predicted" if exact else "≈ from its size"
+                draft_ms, basis = 1e3 * both.draft, f"{about} ({self.machine.source})"
+        if draft_ms and self.costs.pass_ms and self.work.is_moe:
+            basis += "; passes calibrated with random tokens, which use more experts than text"
+        return expectation(passes, draft_ms, basis, acceptance)
 
 
-def expected_of(
-    draft: Path,
-    work: ModelWork,
-    costs: TargetCosts,
-    machine: Machine | None,
-    acceptance: float | None = None,
-    *,
-    beside: float,
-    exact: bool = False,
-) -> Expectation:
-    """Return the expected speed-up of a local draft model, from its measured cost or else by the cost model.
+def _no_basis(machine: Machine | None) -> str:
+    return machine.peak_source if machine is not None else NOT_MEASURED
+
+
+def expected_pair(target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, machine: Machine) -> Expectation:
+    """Return the expected speed-up of a local draft model, both by their headers.
 
     Args:
-        costs: of the target, as of `predicted_costs`.
-        beside: bytes of the target's weights, which share the caches.
-        exact: `work` is from its header.
+        costs: of the target.
     """
-    measured = costs.measured_draft(draft)
-    if measured:
-        return expectation(costs.pass_ms, measured, "measured here with this draft model", acceptance)
-    return expectation(costs.pass_ms, *_predicted(work, beside, machine, exact=exact), acceptance)
+    return _Target(model_work(target, alike=ALIKE), costs, machine).expected(model_work(draft), draft.path, exact=True)
 
 
 def _local(
-    model: LocalModel,
-    entry: CatalogModel | None,
-    wanted: list[CatalogModel],
-    costs: TargetCosts,
-    machine: Machine | None,
-    acceptance: float | None,
-    beside: float,
+    model: LocalModel, entry: CatalogModel | None, wanted: list[CatalogModel], target: _Target, acceptance: float | None
 ) -> Candidate:
-    params = float(model.n_params)
-    active = model.n_params_active / params if params and model.n_params_active else 1.0
     id = entry.id if entry is not None else ""
-    work = typical_work(model.size, model.quantization, params=params, active=active, id=id)
     return Candidate(
         name=model.name,
         where="here",
@@ -173,11 +175,11 @@ def _local(
         size=model.size,
         entry=id,
         named=entry in wanted,
-        expected=expected_of(model.path, work, costs, machine, acceptance, beside=beside),
+        expected=target.expected(local_work(model, id), model.path, acceptance, exact=model.work is not None),
     )
 
 
-def _on_hub(model: CatalogModel, limit: float, costs: TargetCosts, machine: Machine | None, beside: float) -> Candidate:
+def _on_hub(model: CatalogModel, limit: float, target: _Target) -> Candidate:
     """Return the candidate with its least quantized file of at most `limit` bytes, else the smallest."""
     sizes = {name: round(1e9 * size) for name, size in model.sizes.items()}
     fitting = (name for name in _DRAFT_QUANTIZATIONS if name in sizes and sizes[name] <= limit)
@@ -192,16 +194,8 @@ def _on_hub(model: CatalogModel, limit: float, costs: TargetCosts, machine: Mach
         size=size,
         entry=model.id,
         named=True,
-        expected=expectation(costs.pass_ms, *_predicted(work, beside, machine)),
+        expected=target.expected(work),
     )
-
-
-def _predicted(work: ModelWork, beside: float, machine: Machine | None, *, exact: bool = False) -> tuple[float, str]:
-    """Return the milliseconds of a drafted token (0: not known), and the basis."""
-    if machine is None or machine.profile is None:
-        return 0.0, machine.peak_source if machine is not None else NOT_MEASURED
-    seconds = draft_cost(machine.profile, work, N_PAST, beside)
-    return 1e3 * seconds, f"predicted ({machine.source})" if exact else f"≈ from its size ({machine.source})"
 
 
 def _rank(quantization: str) -> int:

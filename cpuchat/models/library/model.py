@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from cpuchat.costmodel.work import ModelWork
+
 Source = Literal["demo", "huggingface", "folder"]
 
 
@@ -14,8 +16,8 @@ class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a list shows of a model's header. Sizes in bytes, of all parts of a split model.
 
     `n_params_active` are the parameters that one token uses, `weights_per_token` their bytes: all of them, except for
-    experts that it is not sent to. A "head" only predicts further tokens for a model in another file. `damaged`: what
-    is wrong with it, or why it cannot be loaded. `name` "" : not a language model.
+    experts that it is not sent to. `work` is that of its passes. A "head" only predicts further tokens for a model in
+    another file. `damaged`: what is wrong with it, or why it cannot be loaded. `name` "": not a language model.
     """
 
     name: str = ""
@@ -29,6 +31,7 @@ class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
     has_template: bool = False
     size: int = 0
     weights_per_token: int = 0
+    work: ModelWork | None = None
     kind: Literal["model", "head"] = "model"
     damaged: str | None = None
 

@@ -17,12 +17,13 @@ from cpuchat.models.gguf.source import FileSource
 from cpuchat.models.library.model import HeaderSummary, LocalModel
 from cpuchat.models.library.places import INCOMPLETE, Place, model_files
 from cpuchat.models.traffic import traffic_of
+from cpuchat.models.work import model_work
 from cpuchat.telemetry.traffic import pass_bytes
 from cpuchat.text import clean_line
 
-_VERSION = 3
+_VERSION = 4
 _MAX_ENTRIES = 5_000
-_MAX_BYTES = 4 << 20
+_MAX_BYTES = 8 << 20
 _MAX_NAME = 200
 
 
@@ -117,6 +118,7 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
         has_template=bool(header.chat_template),
         size=header.file_size,
         weights_per_token=round(pass_bytes(weights, 1, 0)),
+        work=msgspec.structs.replace(model_work(header), name="") if header.tensors else None,
         kind="head" if header.is_head else "model",
         damaged=_not_loadable(header),
     )

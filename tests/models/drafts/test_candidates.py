@@ -10,7 +10,7 @@ import pytest
 from cpuchat import paths
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.calibrations import UNKNOWN, TargetCosts
-from cpuchat.models.drafts.candidates import Candidate, candidates, check, recommended
+from cpuchat.models.drafts.candidates import Candidate, candidates, check, expected_pair, recommended
 from cpuchat.models.drafts.gain import NOT_CALIBRATED
 from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model
@@ -18,6 +18,7 @@ from cpuchat.models.hub.client import Hub
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.machine import Machine
+from cpuchat.synthetic.model import header_of
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 from tests.support.costs import reading
 from tests.support.hub_server import HubServer
@@ -176,6 +177,23 @@ def test_without_a_calibration_the_cost_model_tells_what_passes_cost(
     expected = found(target, library, UNKNOWN)["Small-Q8_0"].expected
     assert [gain.kind for gain in expected.gains] == ["prose", "code"]
     assert expected.draft_ms > 0
+
+
+def test_a_pair_is_expected_to_gain_the_same_wherever_it_is_asked_for(
+    tmp_path: Path, library: Library, target: GGUFHeader
+) -> None:
+    draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
+    for costs in (UNKNOWN, COSTS):
+        listed = found(target, library, costs)["Small-Q8_0"].expected
+        assert listed == expected_pair(target, read_model(draft), costs, MACHINE)
+        assert listed.why == "predicted (measured, 2 cores)"
+
+
+def test_calibrated_passes_of_a_mixture_say_what_they_rest_on() -> None:
+    target, draft = header_of("30b-a3b", "Q4_K_M"), header_of("0.5b", "Q8_0")
+    passes = TargetCosts(tuple(40.0 + 4 * n for n in range(32)))
+    assert "random tokens" in expected_pair(target, draft, passes, MACHINE).why
+    assert "random tokens" not in expected_pair(target, draft, UNKNOWN, MACHINE).why
 
 
 def test_the_one_that_gains_most_is_recommended(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
