@@ -93,6 +93,11 @@ def keys_file() -> Path:
     return config_dir() / "keys.toml"
 
 
+def user_machines_dir() -> Path:
+    """Return the folder of machines that the user plans for, a TOML file each."""
+    return config_dir() / "machines"
+
+
 def chats_db() -> Path:
     return data_dir() / "chats.db"
 

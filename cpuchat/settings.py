@@ -183,11 +183,14 @@ class SpeculationSection(Section):
 
 class HardwareSection(Section):
     """Measurements. `probe`: the read bandwidth of the cores in use, once for each set of cores. `counters`: read
-    hardware counters of memory traffic and power while an answer is written.
+    hardware counters of memory traffic and power while an answer is written. `price_usd` of this machine and its `watts`
+    at the wall under load are for plans (0: not known).
     """
 
     probe: bool = True
     counters: bool = True
+    price_usd: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    watts: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
 
 
 class SamplingSection(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ Examples:
   cpuchat plan 70b:Q4_K_M --cheapest --tok-s 15     the model on every machine, the cheapest first
   cpuchat plan qwen3-30b-a3b-instruct-2507 --on 9655 --users 200 --tok-s 8
   cpuchat plan 8b --like server.toml --json         a machine of your own
+  cpuchat plan 8b --price 1700 --watts 120          what it costs on this machine
   cpuchat plan --machines                           the machines, each figure with its source
   cpuchat plan --claims                             published claims, checked
 
@@ -55,6 +57,8 @@ class _Positive(click.FloatRange):
     "--tok-s", type=_Positive(1e6), metavar="X", help="tok/s that each user wishes; default: 5, as one reads."
 )
 @click.option("--cheapest", is_flag=True, help="Compare all machines, the cheapest first.")
+@click.option("--price", type=_Positive(1e9), metavar="USD", help="Price of the machine.")
+@click.option("--watts", type=_Positive(1e6), metavar="W", help="Power of the machine at the wall, under load.")
 @click.option("--usd-per-kwh", type=click.FloatRange(0, 100), metavar="X", help="Price of power; default: 0.15.")
 @click.option("--years", type=_Positive(100), metavar="X", help="Years to write a machine off; default: 4.")
 @click.option("--machines", "list_machines", is_flag=True, help="List the machines with the sources of their figures.")
@@ -89,18 +93,20 @@ def plan(
     chosen, catalog = settings.load(), load_catalog()
     load, prices = _load(values), _prices(values)
     if model is None:
-        return _show_catalog(_machine(machine, like, chosen), catalog, load, as_json, values["tok_s"])
+        return _show_catalog(_machine(machine, like, chosen, values), catalog, load, as_json, values["tok_s"])
     wanted = find_model(model, catalog, chosen.model.folders)
     drafting = find_model(draft, catalog, chosen.model.folders) if draft is not None else usual_draft(wanted, catalog)
     if cheapest:
         from cpuchat.planner.choices import machine_plans
-        from cpuchat.planner.machine_specs import machines
+        from cpuchat.planner.machine_specs import all_machines
 
-        plans = machine_plans(machines(), wanted, load, draft=drafting, prices=prices)
+        known, problems = all_machines()
+        _tell(problems)
+        plans = machine_plans(known, wanted, load, draft=drafting, prices=prices)
         return _show_machine_plans(plans, as_json, values["tok_s"])
     from cpuchat.planner.plan import make_plan
 
-    made = make_plan(_machine(machine, like, chosen), wanted, load, draft=drafting, prices=prices)
+    made = make_plan(_machine(machine, like, chosen, values), wanted, load, draft=drafting, prices=prices)
     return _show_plan(made, _service(made) if values["users"] else None, as_json)
 
 
@@ -117,6 +123,8 @@ def _check(
         raise UsageError("--cheapest compares all machines.", "Drop --on and --like.")
     if cheapest and values["users"]:
         raise UsageError("--cheapest compares one chat on all machines.", "Use --users with --on MACHINE.")
+    if cheapest and (values["price"] or values["watts"]):
+        raise UsageError("--price and --watts are those of one machine.", "Use them without --cheapest.")
 
 
 def _load(values: dict[str, Any]) -> Load:
@@ -137,13 +145,46 @@ def _prices(values: dict[str, Any]) -> Prices:
     return Prices(**{name: values[name] for name in ("usd_per_kwh", "years") if values[name] is not None})
 
 
-def _machine(name: str | None, like: Path | None, chosen: Settings) -> MachineSpec:
-    from cpuchat.planner.here import machine_here
+def _machine(name: str | None, like: Path | None, chosen: Settings, values: dict[str, Any]) -> MachineSpec:
+    """Return the machine to plan for, with the price and the power of the options."""
+    import msgspec
+
+    from cpuchat.costmodel.usual import Figure
     from cpuchat.planner.machine_specs import HERE, find_machine, read_machine
 
-    if like is not None:
-        return read_machine(like)
-    return machine_here(chosen) if name in (None, HERE) else find_machine(name)
+    found = read_machine(like) if like is not None else None
+    if found is None:
+        found = _this_machine(chosen) if name in (None, HERE) else find_machine(name)
+    if values["price"]:
+        price = Figure(values["price"], basis="given", source="--price")
+        found = msgspec.structs.replace(found, price_usd=price, usd_per_hour=None)
+    if values["watts"]:
+        found = msgspec.structs.replace(found, watts=Figure(values["watts"], basis="given", source="--watts"))
+    return found
+
+
+def _this_machine(chosen: Settings) -> MachineSpec:
+    """Return this machine; on a terminal, offers to measure what is missing."""
+    from cpuchat.cli.terminal import is_terminal
+    from cpuchat.planner.here import NotMeasured, machine_here, measure_here
+
+    try:
+        return machine_here(chosen)
+    except NotMeasured as error:
+        if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
+            raise
+        click.echo(f"cpuchat: {error.message}", err=True)
+        if not click.confirm("Measure its read bandwidth now (2 seconds)?", default=True, err=True):
+            raise
+    measure_here(chosen)
+    return machine_here(chosen)
+
+
+def _tell(problems: Sequence[str]) -> None:
+    """Say which files with machines of the user's are not valid."""
+    for one in problems:
+        click.echo(f"cpuchat: {one}", err=True)
+
 
 
 def _service(made: Plan) -> Service:
@@ -223,13 +264,15 @@ def _show_machines(as_json: bool) -> int:
 
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import echo_paragraph
-    from cpuchat.planner.machine_specs import machines
+    from cpuchat.planner.machine_specs import all_machines
     from cpuchat.present import plan as words
 
+    known, problems = all_machines()
+    _tell(problems)
     if as_json:
-        click.echo(json_line([_without_none(msgspec.to_builtins(one)) for one in machines()]))
+        click.echo(json_line([_without_none(msgspec.to_builtins(one)) for one in known]))
         return 0
-    for one in machines():
+    for one in known:
         click.echo(f"{one.id}: {one.name}")
         for label, text in words.machine_figures(one):
             echo_paragraph(text, f"  {label:<17}", " " * 19)

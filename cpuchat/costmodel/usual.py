@@ -17,7 +17,7 @@ from cpuchat import toml
 from cpuchat.costmodel.profile import CostProfile, Rate
 from cpuchat.costmodel.work import KV
 
-Basis = Literal["measured", "data sheet", "computed", "estimate"]
+Basis = Literal["measured", "data sheet", "computed", "estimate", "given"]
 Kind = Literal["desktop", "server", "dual socket", "cloud", "apple", "here"]
 Scenario = Literal["low", "value", "high"]
 SCENARIOS: tuple[Scenario, ...] = ("low", "value", "high")

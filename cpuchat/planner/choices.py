@@ -9,11 +9,21 @@ from cpuchat.planner.machine_specs import MachineSpec
 from cpuchat.planner.model_specs import PlannedModel, from_catalog
 from cpuchat.planner.plan import Load, Plan, Prices, hourly, make_plan
 
+_ONLY = frozenset({"MXFP4"})  # trained in it: files of other quantizations have the same experts
 
-def catalog_plans(machine: MachineSpec, entries: Iterable[CatalogModel], load: Load) -> list[Plan]:
-    """Return a plan for every chat model of the catalog that fits, the fastest first."""
+
+def catalog_plans(
+    machine: MachineSpec, entries: Iterable[CatalogModel], load: Load, quantization: str = ""
+) -> list[Plan]:
+    """Return a plan for every chat model of the catalog that fits, the fastest first.
+
+    Args:
+        quantization: "": each in its usual one; so are always those that come in one alone.
+    """
     chat = [entry for entry in entries if entry.use != "draft" and entry.sizes]
-    plans = [make_plan(machine, from_catalog(entry), load) for entry in chat]
+    kinds = ["" if entry.quantization in _ONLY else quantization for entry in chat]
+    models = [from_catalog(entry, kind) for entry, kind in zip(chat, kinds, strict=True)]
+    plans = [make_plan(machine, model, load) for model in models]
     fitting = [plan for plan in plans if plan.tok_s is not None]
     return sorted(fitting, key=_speed, reverse=True)
 

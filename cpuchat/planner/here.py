@@ -15,11 +15,16 @@ if TYPE_CHECKING:
     from cpuchat.settings import Settings
 
 
+class NotMeasured(UsageError):
+    """The read bandwidth of this machine was not measured yet, or while other programs ran."""
+
+
 def machine_here(settings: Settings, loaded: ModelInfo | None = None) -> MachineSpec:
     """Return this machine, with the cores and the memory policy of the settings; `loaded` counts as unloaded.
 
     Raises:
-        UsageError: its read bandwidth was not measured yet, or while other programs ran.
+        NotMeasured: as its name says.
+        UsageError: the cores of the settings are not possible here.
     """
     from cpuchat.hardware.placement.placement import PlacementSpec, place
     from cpuchat.hardware.topology import read_topology
@@ -28,7 +33,7 @@ def machine_here(settings: Settings, loaded: ModelInfo | None = None) -> Machine
     placement = place(topology, PlacementSpec.of(settings))
     found = this_machine(settings, loaded=loaded)
     if found.profile is None:
-        raise UsageError(f"This machine cannot be planned for: {found.peak_source}.", "Or name another: --on MACHINE.")
+        raise NotMeasured(f"This machine cannot be planned for: {found.peak_source}.", "Or name another: --on MACHINE.")
     return MachineSpec(
         id=HERE,
         name=f"this machine ({topology.name})",
@@ -36,10 +41,33 @@ def machine_here(settings: Settings, loaded: ModelInfo | None = None) -> Machine
         cpu=cpu_of(instructions().features),
         cores=Figure(len(placement.cpus), basis="measured", source="the cores in use"),
         clock_ghz=Figure(USUAL_GHZ, basis="estimate", source="not measured"),
-        memory_gb=Figure(max(found.available, 1) / 1e9, basis="measured", source="available now"),
+        memory_gb=Figure(found.total / 1e9, basis="measured", source="of this machine"),
+        free_gb=Figure(max(found.available, 1) / 1e9, basis="measured", source="available now"),
         measured=Figure(found.peak / 1e9, basis="measured", source=found.peak_source),
         l3_mb=Figure(found.cache_bytes / 1e6, basis="measured", source="of the cores in use")
         if found.cache_bytes and not topology.virtual  # as `usual_here`
         else None,
+        watts=_given(settings.hardware.watts),
+        price_usd=_given(settings.hardware.price_usd),
         fitted=found.profile if found.fitted else None,
     )
+
+
+def _given(value: float) -> Figure | None:
+    return Figure(value, basis="given", source="in the settings") if value else None
+
+
+def measure_here(settings: Settings) -> None:
+    """Measure the read bandwidth of this machine with the cores and the memory policy of the settings (2 seconds).
+
+    Raises:
+        ProbeFailed, Interrupted: as their names say.
+    """
+    from cpuchat.hardware.bandwidth.measuring import measure
+    from cpuchat.hardware.bandwidth.peaks import remember
+    from cpuchat.hardware.placement.placement import PlacementSpec, place
+    from cpuchat.hardware.topology import read_topology
+
+    placement = place(read_topology(), PlacementSpec.of(settings))
+    words = placement.memory.words
+    remember(measure(placement.cpus, memory=words), words)

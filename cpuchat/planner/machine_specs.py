@@ -21,6 +21,7 @@ HERE = "this"
 MAX_BYTES = 1 << 20
 _FOLDER = Path(__file__).parent
 _WORDS = re.compile(r"[a-z]+|\d+")
+_NOT_IN_ID = re.compile(r"[^a-z0-9.+-]+")
 _LARGE = 1e12  # bytes of weights that no cache holds
 _MEASURED_MOST = 1.05  # of the theoretical bandwidth: data sheets round
 _FITTED: dict[Scenario, float] = {"low": 0.87, "value": 1.0, "high": 1.1}
@@ -34,7 +35,8 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     `theoretical` is what the memory channels allow, `measured` what reading reaches, `decode` what decoding reaches;
     the latter two follow from the kind of machine where missing. `cpu` is a name in cpus.toml. Either `price_usd`, or
-    `usd_per_hour`, or neither is known. `fitted` is the profile that was measured, in place of one by these figures.
+    `usd_per_hour`, or neither is known. Of the machine that cpuchat runs on, `free_gb` is what is available now, and
+    `fitted` the profile that was measured, in place of one by these figures.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.+-]*\Z", max_length=60)]
@@ -45,6 +47,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cores: Figure
     clock_ghz: Figure
     memory_gb: Figure
+    free_gb: Figure | None = None
     theoretical: Figure | None = None
     measured: Figure | None = None
     decode: Figure | None = None
@@ -127,26 +130,40 @@ def machines() -> tuple[MachineSpec, ...]:
     return tuple(msgspec.convert(table, MachineSpec) for table in tables["machine"])
 
 
+def all_machines() -> tuple[list[MachineSpec], list[str]]:
+    """Return the machines that come with the program and those in the config folder, which replace one of the same id;
+    and a sentence for each file there that is not valid."""
+    found = {one.id: one for one in machines()}
+    problems: list[str] = []
+    for file in sorted(paths.user_machines_dir().glob("*.toml")):
+        try:
+            one = read_machine(file)
+            found[one.id] = one
+        except UsageError as error:
+            problems.append(error.message)
+    return list(found.values()), problems
+
+
 def find_machine(wanted: str) -> MachineSpec:
-    """Return the machine with that id or name, or a part of it that only one has.
+    """Return the machine with that id or name, or a part of it that only one has: of the program's or of the user's.
 
     Raises:
         UsageError: unknown or ambiguous; the hint names the nearest.
     """
     text = wanted.strip().lower()
-    exact = [one for one in machines() if text in (one.id, one.name.lower())]
+    known, problems = all_machines()
+    exact = [one for one in known if text in (one.id, one.name.lower())]
     words = _words(text)
-    parts = exact or [one for one in machines() if words and words <= _words(f"{one.id} {one.name}")]
+    parts = exact or [one for one in known if words and words <= _words(f"{one.id} {one.name}")]
     if len(parts) == 1:
         return parts[0]
-    names = [one.id for one in machines()]
+    names = [one.id for one in known]
     if parts:
         raise UsageError(f"{wanted} is ambiguous.", f"Use {' or '.join(one.id for one in parts)}.")
     near = difflib.get_close_matches(text, names, n=2, cutoff=0.4) or names
     hint = f"Did you mean {' or '.join(near)}?" if len(near) < 3 else f"Known are {', '.join(names)}."
-    raise UsageError(
-        f"Unknown machine {wanted!r}.", f"{hint} Describe another one in a file: --like FILE.toml; see --machines."
-    )
+    more = problems[0] if problems else "Describe another one in a file: --like FILE.toml; see --machines."
+    raise UsageError(f"Unknown machine {wanted!r}.", f"{hint} {more}")
 
 
 def _words(name: str) -> frozenset[str]:
@@ -166,10 +183,12 @@ def read_machine(file: Path) -> MachineSpec:
     except ValueError as error:
         raise UsageError(f"{paths.shown(file)} is not valid TOML: {error}.") from None
     table = {key: {"value": value} if key in _FIGURES and _is_number(value) else value for key, value in table.items()}
-    if "fitted" in table:
-        raise UsageError(f"{paths.shown(file)}, fitted: only cpuchat writes this.", "Remove it.")
-    table.setdefault("id", "own")
+    for key in table.keys() & {"fitted", "free_gb"}:
+        raise UsageError(f"{paths.shown(file)}, {key}: only cpuchat writes this.", "Remove it.")
+    table.setdefault("id", _NOT_IN_ID.sub("-", file.stem.lower()).strip("-.+") or "own")
     table.setdefault("name", file.stem)
+    if table["id"] == HERE:
+        raise UsageError(f"{paths.shown(file)}, id: {HERE} is the machine that cpuchat runs on.", "Choose another id.")
     try:
         return msgspec.convert(table, MachineSpec)
     except msgspec.ValidationError as error:

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 
-from cpuchat.costmodel.passes import (
-    batch_rate,
-    compute_ceiling,
-    most_users,
-    pair_costs,
-    pass_cost,
-    prefill_cost,
-)
+from cpuchat.costmodel.passes import batch_rate, compute_ceiling, most_users, pair_costs, pass_cost, prefill_cost
 from cpuchat.costmodel.profile import CostProfile
 from cpuchat.costmodel.usual import SCENARIOS
 from cpuchat.costmodel.work import bytes_read
@@ -22,16 +14,16 @@ from cpuchat.errors import UsageError
 from cpuchat.models.drafts.candidates import LONGEST
 from cpuchat.models.drafts.gain import WORTH, gain
 from cpuchat.models.fit import PROCESS_BYTES
+from cpuchat.models.prediction import Fit, spare_bytes
 from cpuchat.models.shortlist import PACE
-from cpuchat.planner.machine_specs import HERE, MachineSpec
+from cpuchat.planner.machine_specs import MachineSpec
 from cpuchat.planner.model_specs import PlannedModel
 
-Fit = Literal["fits", "tight", "too large"]
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 """Acceptance rates per token: open chat 0.6 to 0.75, code 0.8 to 0.95, with a small model of the same family."""
 MOST_USERS = 1024
 """Chats decoded together that are tried: llama-server and vLLM allow some hundred."""
-_USABLE, _TIGHT = 0.95, 0.05
+_USABLE = 0.95
 _BUFFERS, _MOST_BUFFERS = 0.01, 2e9  # of the engine, as a share of the weights
 _HOURS_PER_YEAR = 8766
 
@@ -81,13 +73,15 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes: of the weights, the KV caches of all users, the draft model, buffers; `usable` of the machine."""
+    """Bytes: of the weights, the KV caches of all users, the draft model, buffers; `usable` of the machine, of which
+    `spare` should be left for everything else."""
 
     weights: float
     kv: float
     draft: float
     buffers: float
     usable: float
+    spare: float
 
     @property
     def needed(self) -> float:
@@ -97,7 +91,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     def fit(self) -> Fit:
         if self.needed > self.usable:
             return "too large"
-        return "tight" if self.needed > (1 - _TIGHT) * self.usable else "fits"
+        return "tight" if self.needed + self.spare > self.usable else "fits"
 
 
 class Drafted(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,16 +246,16 @@ def _memory_ceiling(machine: MachineSpec, plan: Plan) -> Range:
 
 def _memory(machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, load: Load, users: int) -> Memory:
     kv = users * (load.n_ctx * model.kv_row + model.work.state)
-    beside = 0.0
-    if draft is not None:
-        beside = draft.size + users * load.n_ctx * draft.kv_row
+    beside = draft.size + users * load.n_ctx * draft.kv_row if draft is not None else 0.0
+    total = 1e9 * machine.memory_gb.value
     return Memory(
         weights=model.size,
         kv=kv,
         draft=beside,
         buffers=PROCESS_BYTES + min(_BUFFERS * model.size, _MOST_BUFFERS),
-        # What is available here is counted without what other programs use.
-        usable=machine.memory_gb.value * 1e9 * (1.0 if machine.id == HERE else _USABLE),
+        # What is available now is counted without what other programs use.
+        usable=1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total,
+        spare=spare_bytes(total),
     )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cpuchat.models.shortlist import PACE
 from cpuchat.present.rows import ListRow
 from cpuchat.telemetry import units
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from cpuchat.planner.claims import Claim
     from cpuchat.planner.machine_specs import MachineSpec
     from cpuchat.planner.model_specs import PlannedModel
-    from cpuchat.planner.plan import Drafted, Plan, Range
+    from cpuchat.planner.plan import Drafted, Load, Plan, Range
     from cpuchat.planner.service import Service
 
 OTHER_ENGINE = (
@@ -140,10 +141,10 @@ def _shared(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _costs(plan: Plan) -> list[tuple[str, str]]:
-    if plan.costs is None:
-        return [("cost", "n/a: the price of this machine is not known")]
-    costs = plan.costs
-    power = f", {plan.machine.watts.value:.0f} W" if plan.machine.watts is not None else ""
+    costs, watts = plan.costs, plan.machine.watts
+    if costs is None:
+        return [("cost", "n/a: price not known; give it with --price, or that of this machine in the settings")]
+    power = f", {watts.value:.0f} W" if watts is not None else ", power not counted"
     joules = f", {units.about(costs.joules.value)} J per token" if costs.joules is not None else ""
     per = f"${costs.usd_per_million.value:.2f} per million tokens for one chat"
     if costs.usd_per_million_shared is not None:
@@ -152,6 +153,13 @@ def _costs(plan: Plan) -> list[tuple[str, str]]:
     if costs.tok_s_per_1000_usd is not None:
         found.append(("", f"{rates(costs.tok_s_per_1000_usd)} tok/s for each $1,000 of its price"))
     return found
+
+
+def load_words(load: Load, quantization: str) -> str:
+    """`usual quantization · context 8,192 · prompt 500 · 5 tok/s`, with `200 users at` where there are several."""
+    kind = quantization or "usual quantization"
+    wish = f"{f'{load.users:,} users at ' if load.users > 1 else ''}{load.tok_s:g} tok/s"
+    return f"{kind} · context {load.n_ctx:,} · prompt {load.n_prompt:,} · {wish}"
 
 
 def catalog_row(plan: Plan) -> tuple[str, ...]:
@@ -167,15 +175,18 @@ def catalog_row(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def catalog_rows(plans: Sequence[Plan]) -> list[ListRow]:
+def catalog_rows(plans: Sequence[Plan], wished: float) -> list[ListRow]:
     """Return the lines of a list of `catalog_plans`, the key is the model's name; headings divide it by speed."""
     rows: list[ListRow] = []
-    for heading, least, most in (
-        ("10 tok/s or more", 10.0, math.inf), ("5 to 10 tok/s, as fast as one reads", 5.0, 10.0), ("slower", 0.0, 5.0)
-    ):  # fmt: skip
+    bounds = [("10 tok/s or more", 10.0), ("5 to 10 tok/s, as fast as one reads", PACE), ("slower", 0.0)]
+    if wished != PACE:
+        bounds = [(f"{wished:g} tok/s or more", wished), ("slower", 0.0)]
+    most = math.inf
+    for heading, least in bounds:
         found = [one for one in plans if one.tok_s is not None and least <= one.tok_s.value < most]
         rows += [ListRow(name=heading)] if found else []
         rows += [_list_row(one, one.tok_s) for one in found if one.tok_s is not None]
+        most = least
     return rows
 
 
@@ -220,6 +231,7 @@ def machine_figures(machine: MachineSpec) -> list[tuple[str, str]]:
         ("cores", machine.cores, ""),
         ("clock", machine.clock_ghz if machine.fitted is None else None, " GHz"),
         ("memory", machine.memory_gb, " GB"),
+        ("available", machine.free_gb, " GB"),
         ("theoretical peak", machine.theoretical, " GB/s"),
         ("read bandwidth", machine.read_gbs, " GB/s"),
         ("L3", machine.l3_mb, " MB"),

@@ -58,6 +58,8 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("engine.experts", "Experts per token", "MoE models only; fewer are faster, less accurate; 0 = as trained"),
         ("hardware.probe", "Bandwidth probe", "measure the read bandwidth, once for each set of cores"),
         ("hardware.counters", "Counters", "read memory traffic and power while answering"),
+        ("hardware.price_usd", "Price", "USD, of this machine, for plans; 0 = not known"),
+        ("hardware.watts", "Power", "W at the wall under load, for plans; 0 = not known"),
     ),
     "Appearance": (
         ("ui.telemetry", "Figures", "panel or line with live figures (F3)"),

@@ -31,6 +31,16 @@ def test_json_has_plain_numbers(tmp_path: Path) -> None:
     assert plan["costs"] is None
 
 
+def test_the_price_and_the_power_of_a_machine_make_its_cost(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('cpu = "zen3"\ncores = 8\nclock_ghz = 4\nmemory_gb = 64\nmeasured = 40\n')
+    done = run("plan", "8b", "--like", str(file), "--price", "1700", "--watts", "120", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)["plan"]
+    assert plan["costs"]["usd_per_hour"] == pytest.approx(1700 / (4 * 8766) + 0.12 * 0.15)
+    assert plan["machine"]["price_usd"]["basis"] == "given"
+
+
 def test_the_catalog_on_a_machine() -> None:
     done = run("plan", "--on", "9354", "--tok-s", "40")
     assert done.returncode == 0, done.stderr
@@ -88,6 +98,7 @@ def test_a_listed_machine_is_a_file_for_like(tmp_path: Path) -> None:
         (("70b", "--on", "9754", "--like", "x.toml"), "two machines"),
         (("--users", "5"), "needs a MODEL"),
         (("70b", "--cheapest", "--on", "9754"), "all machines"),
+        (("70b", "--cheapest", "--price", "900"), "one machine"),
         (("70b", "--on", "7950x", "--users", "5", "--tok-s", "50"), "no number of machines"),
         (("llama-3.1-405b-instruct", "--on", "7950x", "--users", "5"), "does not fit"),
         (("70b", "--on", "9754", "--ctx", "1000", "--prompt", "2000"), "exceed the context"),

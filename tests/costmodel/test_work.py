@@ -19,7 +19,8 @@ def test_a_pass_reads_the_bytes_that_the_panel_shows(shape: str, quantization: s
     counted = traffic_of(header_of(shape, quantization, layers=4))
     ours = work(shape, quantization, 4)
     for n_tokens, n_past in ((1, 0), (1, 512), (8, 2000)):
-        assert bytes_read(ours, n_tokens, n_past) == pytest.approx(traffic.pass_bytes(counted, n_tokens, n_past, alike=0))
+        shown = traffic.pass_bytes(counted, n_tokens, n_past, alike=0)
+        assert bytes_read(ours, n_tokens, n_past) == pytest.approx(shown)
 
 
 def test_the_multiply_adds_of_a_token_are_the_parameters_that_it_uses() -> None:

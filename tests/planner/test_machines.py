@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from cpuchat import paths
 from cpuchat.costmodel.passes import decode_rate
 from cpuchat.costmodel.usual import SCENARIOS, cpu_of
 from cpuchat.errors import UsageError
 from cpuchat.models.catalog import load_catalog
-from cpuchat.planner.machine_specs import MachineSpec, cpu_names, find_machine, machines, read_machine
+from cpuchat.planner.machine_specs import MachineSpec, all_machines, cpu_names, find_machine, machines, read_machine
 from cpuchat.planner.model_specs import find_model
 
 OWN = """
@@ -83,6 +84,22 @@ def test_without_a_measured_bandwidth_the_usual_share_counts(tmp_path: Path) -> 
     assert read_machine(file).read_gbs.value == pytest.approx(0.8 * 350)
 
 
+def test_machines_of_the_config_folder_are_known_by_name() -> None:
+    folder = paths.user_machines_dir()
+    folder.mkdir(parents=True)
+    (folder / "Lab 1.toml").write_text(OWN)
+    (folder / "mine.toml").write_text(OWN.replace("Lab server", "My 9754").replace("cores", "id = 'epyc-9754'\ncores", 1))
+    (folder / "broken.toml").write_text("cores = 3")
+    known, problems = all_machines()
+    assert len(known) == len(machines()) + 1
+    assert find_machine("lab-1").name == find_machine("Lab server").name == "Lab server"
+    assert find_machine("epyc-9754").name == "My 9754"
+    assert len(problems) == 1
+    with pytest.raises(UsageError, match="Unknown machine") as error:
+        find_machine("broken")
+    assert "broken.toml" in error.value.hint
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -98,6 +115,7 @@ def test_without_a_measured_bandwidth_the_usual_share_counts(tmp_path: Path) -> 
         ("high = 360", "high = 900 }\ntheoretical = { value = 400", "measured: exceeds"),
         ("cores = 48", "cores = 0.3", "at least 1"),
         ("cores = 48", "cores = 48\nfitted = 1", "fitted"),
+        ("cores = 48", "cores = 48\nid = 'this'", "id"),
         ("cores = 48", "cores = [[1]]", "cores"),
         ("name =", "name = =", "not valid TOML"),
     ],

@@ -12,9 +12,10 @@ from cpuchat.costmodel.passes import batch_rate
 from cpuchat.costmodel.usual import Figure
 from cpuchat.errors import UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
+from cpuchat.models.prediction import spare_bytes
 from cpuchat.planner.choices import catalog_plans, cheapest, machine_plans, reaches
 from cpuchat.planner.claims import claims
-from cpuchat.planner.machine_specs import find_machine, machines
+from cpuchat.planner.machine_specs import MachineSpec, find_machine, machines
 from cpuchat.planner.model_specs import find_model
 from cpuchat.planner.plan import Load, Plan, Prices, make_plan
 from cpuchat.planner.service import simulate_service
@@ -72,6 +73,19 @@ def test_a_model_that_does_not_fit_has_no_speed(catalog: Catalog) -> None:
     assert "does not fit" in plan.why_not
     with pytest.raises(UsageError, match=r"does not fit Ryzen 9 7950X: 243\.0 GB of weights"):
         simulate_service(plan)
+
+
+@pytest.mark.parametrize("free", [9.0, 10.5, 15.0])
+def test_this_machine_fits_a_model_as_the_lists_say(catalog: Catalog, free: float) -> None:
+    """With a twentieth of all of its memory to spare."""
+    here = MachineSpec(
+        id="x", name="x", kind="here", cpu="zen4", cores=Figure(2), clock_ghz=Figure(3), memory_gb=Figure(40),
+        free_gb=Figure(free), measured=Figure(60),
+    )  # fmt: skip
+    memory = make_plan(here, find_model("8b:Q8_0", catalog), Load()).memory
+    assert memory.usable == free * 1e9
+    assert memory.spare == spare_bytes(40e9) == 2e9
+    assert memory.fit == {9.0: "too large", 10.5: "tight", 15.0: "fits"}[free]
 
 
 def test_users_share_the_weights_and_are_limited_by_memory(catalog: Catalog) -> None:

@@ -39,9 +39,10 @@ def list_models(as_json: bool) -> int:
     found.sort(key=lambda model: (model.damaged is not None, -model.last_used))
     specs = specs_of(found)
     if as_json:
-        rows = [msgspec.to_builtins(model, enc_hook=str) | {"spec": spec} for model, spec in zip(found, specs, strict=True)]
-        for row in rows:
+        rows = [msgspec.to_builtins(model, enc_hook=str) for model in found]
+        for row, spec in zip(rows, specs, strict=True):
             del row["work"]
+            row["spec"] = spec
         print(json_line(rows))
         return 0
     if not found:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+import msgspec
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -15,16 +16,48 @@ from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.planner.choices import catalog_plans, usual_draft
 from cpuchat.planner.here import machine_here
-from cpuchat.planner.machine_specs import HERE, MachineSpec, machines
+from cpuchat.planner.machine_specs import HERE, MachineSpec, all_machines
 from cpuchat.planner.plan import Load, Plan, make_plan
 from cpuchat.present import plan as words
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
+from cpuchat.tui.widgets.dialogs import AskTextScreen
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import ListScreen
 from cpuchat.tui.widgets.model_list import ModelList
+
+_QUANTIZATIONS = ("", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
+"""What to plan the catalog in; "": each model in its usual one."""
+
+
+class _Asked(NamedTuple):
+    """A figure of the load that the user can change: the question, and what is possible."""
+
+    title: str
+    least: float
+    most: float
+    whole: bool = True
+
+    def parse(self, text: str) -> float:
+        """Return the number; raises ValueError with a sentence."""
+        try:
+            value = float(text.replace(",", "").replace("_", "").replace(" ", ""))
+        except ValueError:
+            raise ValueError(f"{text} is not a number.") from None
+        if not self.least <= value <= self.most or (self.whole and value % 1):
+            what = "a whole number" if self.whole else "a number"
+            raise ValueError(f"Give {what} from {self.least:g} to {self.most:,.0f}.")
+        return int(value) if self.whole else value
+
+
+_ASKED = {
+    "n_ctx": _Asked("Context of each chat, in tokens", 256, 10_000_000),
+    "n_prompt": _Asked("Prompt, in tokens", 1, 9_000_000),
+    "users": _Asked("Users who wait for text at once", 1, 1_000_000),
+    "tok_s": _Asked("tok/s that each user wishes", 0.1, 1_000_000, whole=False),
+}
 
 
 class PlanScreen(ListScreen[None]):
@@ -38,8 +71,10 @@ class PlanScreen(ListScreen[None]):
     def __init__(self, services: Services) -> None:
         super().__init__()
         self._services = services
-        self._machines = [HERE, *(one.id for one in machines())]
-        self._at = 0
+        self._machines: list[MachineSpec] = []  # those that are not here
+        self._at = 0  # 0: this machine, then the others
+        self._load = Load()
+        self._quantization = ""
         self._catalog: Catalog | None = None
         self._plans: dict[str, Plan] = {}
         self._problem = ""
@@ -57,31 +92,36 @@ class PlanScreen(ListScreen[None]):
 
     @work(exclusive=True, group="read")
     async def _read(self) -> None:
-        name = self._machines[self._at]
+        if self._catalog is None:
+            await self._read_files()
+        at, load, quantization = self._at, self._load, self._quantization
         try:
-            machine, plans, self._problem = *await run_in_daemon_thread(lambda: self._planned(name)), ""
+            found = await run_in_daemon_thread(lambda: self._planned(at, load, quantization))
+            (machine, plans), self._problem = found, ""
         except CpuchatError as error:  # this machine was not measured yet
             machine, plans, self._problem = None, [], str(error)
-        if self._machines[self._at] == name and self.has_widgets:
+        if (at, load, quantization) == (self._at, self._load, self._quantization) and self.has_widgets:
             self._show(machine, plans)
 
-    def _planned(self, name: str) -> tuple[MachineSpec, list[Plan]]:
-        """Return the machine of that id and the plans of the catalog on it; some ten milliseconds, in a thread."""
-        self._catalog = self._catalog or load_catalog()
-        here = name == HERE
-        loaded = self._services.conversation.model
-        machine = (
-            machine_here(self._services.settings, loaded) if here else next(one for one in machines() if one.id == name)
-        )
-        return machine, catalog_plans(machine, self._catalog.models, Load())
+    async def _read_files(self) -> None:
+        self._catalog, (self._machines, problems) = await run_in_daemon_thread(lambda: (load_catalog(), all_machines()))
+        for one in problems:
+            self.notify(clean_line(one), severity="warning", markup=False)
+
+    def _planned(self, at: int, load: Load, quantization: str) -> tuple[MachineSpec, list[Plan]]:
+        """Return a machine and the plans of the catalog on it; some ten milliseconds, in a thread."""
+        assert self._catalog is not None  # read before
+        here = machine_here(self._services.settings, self._services.conversation.model) if at == 0 else None
+        machine = here or self._machines[at - 1]
+        return machine, catalog_plans(machine, self._catalog.models, load, quantization)
 
     def _show(self, machine: MachineSpec | None, plans: list[Plan]) -> None:
         self._plans = {plan.model.name: plan for plan in plans}
-        listed = self.query_one(ModelList)
-        pane = self.query_one("#list")
-        pane.border_title = Content(clean_line(machine.name if machine is not None else "This machine"))
-        pane.border_subtitle = f"machine {self._at + 1} of {len(self._machines)} · ← → another"
-        listed.show(words.catalog_rows(plans), listed.marked)
+        listed, pane = self.query_one(ModelList), self.query_one("#list")
+        name = clean_line(machine.name) if machine is not None else "This machine"
+        pane.border_title = Content(f"{name} · {self._at + 1} of {len(self._machines) + 1}")
+        pane.border_subtitle = Content(words.load_words(self._load, self._quantization))
+        listed.show(words.catalog_rows(plans, self._load.tok_s), listed.marked)
 
     @on(ModelList.Marked)
     def _show_details(self) -> None:
@@ -98,7 +138,29 @@ class PlanScreen(ListScreen[None]):
         self.query_one(Labelled).show([*words.lines(plan), *beside, ("", ""), *words.machine_figures(plan.machine)])
 
     def action_machine(self, step: int) -> None:
-        self._at = (self._at + step) % len(self._machines)
+        self._at = (self._at + step) % (len(self._machines) + 1)
+        self._read()
+
+    def action_quantization(self) -> None:
+        at = _QUANTIZATIONS.index(self._quantization)
+        self._quantization = _QUANTIZATIONS[(at + 1) % len(_QUANTIZATIONS)]
+        self._read()
+
+    @work(exclusive=True, group="ask")
+    async def action_ask(self, name: str) -> None:
+        asked, now = _ASKED[name], getattr(self._load, name)
+        text = await self.app.push_screen_wait(AskTextScreen(asked.title, f"{now:g}" if name == "tok_s" else str(now)))
+        if text is None:
+            return
+        try:
+            value = asked.parse(text)
+            changed = {name: value}
+            if name == "n_prompt":  # a longer prompt takes a longer context
+                changed["n_ctx"] = max(self._load.n_ctx, int(value) + self._load.n_answer)
+            self._load = msgspec.structs.replace(self._load, **changed)
+        except (ValueError, CpuchatError) as error:
+            self.notify(str(error), severity="warning", markup=False)
+            return
         self._read()
 
     def action_close(self) -> None:
