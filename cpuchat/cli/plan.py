@@ -298,7 +298,8 @@ def _show_claims(as_json: bool) -> int:
             if one.document == document.id:
                 echo_paragraph(f"{one.claim}", "  ", "    ")
                 echo_paragraph(f"{one.judged}: {one.arithmetic}", "    ", "    ")
-                echo_paragraph(f"planner: {one.planner}", "    ", "    ")
+                how = f" (`{one.check.command}`)" if one.check is not None else ""
+                echo_paragraph(f"planner: {one.planner}{how}", "    ", "    ")
         click.echo()
     for line in words.claim_lines(known.claim):
         echo_paragraph(line)

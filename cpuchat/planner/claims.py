@@ -21,10 +21,27 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nature: str
 
 
+class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The plan that a claim quotes `figures` of, in their order.
+
+    Fields of `Plan`; "α 0.6": tok/s with a draft model at that acceptance rate; "verify 13": milliseconds of a pass over
+    13 tokens; "GB": memory needed; "weights": GB of the file.
+    """
+
+    machine: str
+    model: str
+    figures: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """Return what shows the plan."""
+        return f"cpuchat plan {self.model} --on {self.machine}"
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A figure of a document, what the planner gives for it, the verdict, and its arithmetic in a line.
 
-    `condition` completes "only if".
+    `condition` completes "only if". `check` is where figures of `planner` come from.
     """
 
     document: str
@@ -33,6 +50,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     verdict: Verdict
     condition: str = ""
     arithmetic: str
+    check: Check | None = None
 
     def __post_init__(self) -> None:
         if (self.verdict == "only if") != bool(self.condition):

@@ -8,16 +8,16 @@ import re
 import msgspec
 import pytest
 
-from cpuchat.costmodel.passes import batch_rate
-from cpuchat.costmodel.usual import Figure
+from cpuchat.costmodel.passes import batch_rate, pass_cost
+from cpuchat.costmodel.usual import SCENARIOS, Figure
 from cpuchat.errors import UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.models.prediction import spare_bytes
-from cpuchat.planner.choices import catalog_plans, cheapest, machine_plans, reaches
+from cpuchat.planner.choices import catalog_plans, cheapest, machine_plans, reaches, usual_draft
 from cpuchat.planner.claims import claims
 from cpuchat.planner.machine_specs import MachineSpec, find_machine, machines
 from cpuchat.planner.model_specs import find_model
-from cpuchat.planner.plan import Load, Plan, Prices, make_plan
+from cpuchat.planner.plan import Load, Plan, Prices, Range, make_plan
 from cpuchat.planner.service import simulate_service
 
 
@@ -179,7 +179,7 @@ def test_all_documents_have_reviewed_claims() -> None:
     known = claims()
     ids = {document.id for document in known.document}
     assert {one.document for one in known.claim} == ids
-    assert len(known.claim) > 100
+    assert len(known.claim) > 200
     assert len({(one.document, one.claim) for one in known.claim}) == len(known.claim)
     assert all(one.arithmetic and one.planner for one in known.claim)
 
@@ -207,24 +207,51 @@ def test_verdicts_of_the_best_known_claims(document: str, words: str, verdict: s
     assert [one.verdict for one in found] == [verdict]
 
 
-@pytest.mark.parametrize(
-    ("document", "words", "machine", "model", "figure"),
-    [
-        ("sovereign-9754", "theoretical maximum 13.2", "9754", "llama-3.3-70b-instruct", "memory_ceiling"),
-        ("sovereign-9754", "stock 70B: 7–8", "9754", "llama-3.3-70b-instruct", "tok_s"),
-        ("sovereign-9354", "theoretical maximum 6.6", "9354", "llama-3.3-70b-instruct", "memory_ceiling"),
-        ("sovereign-9354", "stock 70B: 5–6", "9354", "llama-3.3-70b-instruct", "tok_s"),
-        ("leaseweb-9334", "Q4_K_M: 7.8 tok/s", "9334", "llama-3.1-8b-instruct:Q4_K_M", "tok_s"),
-        ("leaseweb-9334", "first token after 4.12 s", "9334", "llama-3.1-8b-instruct:Q4_K_M", "prefill_tok_s"),
-    ],
-)
-def test_what_claims_quote_of_the_planner_is_what_it_gives(
-    catalog: Catalog, document: str, words: str, machine: str, model: str, figure: str
-) -> None:
-    [claim] = [one for one in claims().claim if one.document == document and words in one.claim]
-    quoted = re.search(r"\d+(\.\d+)?", claim.planner)
-    assert quoted is not None
-    assert getattr(planned(catalog, machine, model), figure).value == pytest.approx(float(quoted[0]), rel=0.05)
+def figure(plan: Plan, name: str) -> Range | None:
+    """Return a figure of `Check.figures`."""
+    kind, _, number = name.partition(" ")
+    if kind == "α":
+        return plan.draft_ceiling if number == "1" else next(
+            one.tok_s for one in plan.drafted if one.acceptance == float(number)
+        )  # fmt: skip
+    if kind == "verify":
+        machine, past = plan.machine, plan.load.n_past
+        times = [1e3 * pass_cost(machine.profile(one), plan.model.work, int(number), past).seconds for one in SCENARIOS]
+        return Range(min(times), times[1], max(times))
+    if kind in ("GB", "weights"):
+        size = (plan.memory.needed if kind == "GB" else plan.model.size) / 1e9
+        return Range(size, size, size)
+    return getattr(plan, name)
+
+
+NUMBER = r"(\d[\d,]*(?:\.\d+)?)"
+WITH_RANGE = re.compile(rf"{NUMBER}(?: [a-z/]+)? \({NUMBER}–{NUMBER}\)")
+
+
+def near(quoted: str, value: float) -> bool:
+    """Return whether a quoted figure is within 5 % or its rounding."""
+    number = float(quoted.replace(",", ""))
+    last = 10.0 ** -len(quoted.partition(".")[2])
+    return number == pytest.approx(value, rel=0.05, abs=0.51 * last)
+
+
+def test_what_claims_quote_of_the_planner_is_what_it_gives(catalog: Catalog) -> None:
+    checked = [one for one in claims().claim if one.check is not None]
+    assert len(checked) > 50
+    wrong: list[str] = []
+    for claim in checked:
+        assert claim.check is not None
+        model = find_model(claim.check.model, catalog)
+        plan = make_plan(find_machine(claim.check.machine), model, Load(), draft=usual_draft(model, catalog))
+        quoted = WITH_RANGE.findall(claim.planner) or [(one,) for one in re.findall(NUMBER, claim.planner)]
+        assert len(quoted) >= len(claim.check.figures), claim.claim
+        for numbers, name in zip(quoted, claim.check.figures, strict=False):
+            found = figure(plan, name)
+            assert found is not None, (claim.claim, name)
+            values = (found.value, found.low, found.high)
+            if not all(near(one, value) for one, value in zip(numbers, values, strict=False)):
+                wrong.append(f"{claim.document}, {claim.claim}: {name} is {found}, not {numbers}")
+    assert wrong == []
 
 
 def test_of_very_many_machines_a_share_is_simulated(catalog: Catalog) -> None:
