@@ -2,7 +2,8 @@
 
     python benchmarks/costs.py [--quick] [--rounds N] [--only 0.5b-Q8_0,draft]
 
-One probe (20 s) makes the profile; no model measured afterwards teaches it anything. "cpuchat" is what is predicted,
+One probe (20 s) makes the profile; no model measured afterwards teaches it anything, until the last rows: each model
+predicted once more after a chat with another one, judged against the first error. "cpuchat" is what is predicted,
 "baseline" what was measured, both as rates. Models of random weights in real shapes are written one at a time and
 deleted (up to 7 GB of disk and 10 GB of memory). Drafting: pairs with a known acceptance rate, at the depths that the
 prediction calls best. About 40 minutes on two cores that must be idle; a probe beside other load predicts nothing.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -25,8 +27,8 @@ from product import PLAIN, default_threads, worker
 from cpuchat.backend.local import LocalBackend
 from cpuchat.bench.cost_probe import CostProbe
 from cpuchat.costmodel.fit import fit
-from cpuchat.costmodel.observations import Fitted
-from cpuchat.costmodel.passes import decode_rate, draft_cost, prefill_cost, tokens_per_pass, verify_costs
+from cpuchat.costmodel.observations import Fitted, Observation
+from cpuchat.costmodel.passes import decode_rate, pair_costs, prefill_cost, tokens_per_pass
 from cpuchat.costmodel.profile import CostProfile
 from cpuchat.costmodel.work import ModelWork
 from cpuchat.hardware.bandwidth.measuring import measure
@@ -47,21 +49,53 @@ PREFILL, PROMPT = 512, 2000
 ALPHAS = (0.6, 0.8, 0.9)
 DECODE, PREFILLING, DRAFTED = (0.85, 1.15), (0.8, 1.2), (0.85, 1.15)
 N_ANSWER = 97
+CHAT = 0.5  # weight of a chat, as in cpuchat.models.costs
+WORST_AFTER = 1.1  # of the worst error before
 
 
-async def probe(threads: int) -> Fitted:
-    """The profile, from the bandwidth and the probe alone."""
+class Probed(msgspec.Struct):
+    """The profile, from the bandwidth and the probe alone, and what it was fitted to."""
+
+    start: CostProfile
+    seen: list[Observation]
+    fitted: Fitted
+
+
+@dataclass
+class Decoded:
+    """A model whose plain decoding was measured."""
+
+    name: str
+    shape: str
+    work: ModelWork
+    tok_s: float
+
+    def error(self, profile: CostProfile) -> float:
+        """By how many percent the prediction is off."""
+        return 100 * abs(decode_rate(profile, self.work, DEPTH + N_GEN / 2) / self.tok_s - 1)
+
+    def chat(self) -> Observation:
+        """What a chat with it tells."""
+        n_past = DEPTH + N_GEN / 2
+        return Observation(
+            work=self.work, n_tokens=1, n_past=n_past, seconds=1 / self.tok_s, weight=CHAT, model=self.name
+        )
+
+
+async def probe(threads: int) -> Probed:
+    """Measure the bandwidth and the passes of the probe."""
     spec = PlacementSpec(threads=threads)
     cpus = place(read_topology(), spec).cpus
     peak = measure(cpus, rounds=3).bytes_per_s
     seen = await CostProbe(spec, lambda done, of, what: say(f"probe: {what}, {done + 1} of {of}")).run()
-    found = fit(with_points(usual_here(cpus, peak), seen), seen)
+    start = usual_here(cpus, peak)
+    found = fit(with_points(start, seen), seen)
     say(f"{peak / 1e9:.1f} GB/s; {found.n} passes, median error {100 * found.error:.1f} %")
     for one in seen:
         rate = one.n_tokens / one.seconds
         say(f"  {one.work.name} {int(one.n_tokens)} after {int(one.n_past)}: {rate:.1f} tok/s, weight {one.weight:.2f}")
     say(str(found.profile))
-    return found
+    return Probed(start, list(seen), found)
 
 
 async def seconds(backend: LocalBackend, request: Measure, rounds: int) -> list[float]:
@@ -76,7 +110,7 @@ async def seconds(backend: LocalBackend, request: Measure, rounds: int) -> list[
 
 async def plain_rows(
     profile: CostProfile, shape: str, layers: int | None, quantization: str, rounds: int, threads: int, *, quick: bool
-) -> list[Row]:
+) -> tuple[list[Row], Decoded]:
     """Decoding, prefill and the first token of one model, which is written and deleted."""
     name = f"{shape}{f', {layers} layers' if layers else ''} {quantization}"
     work = model_work(header_of(shape, quantization, layers=layers))
@@ -102,7 +136,23 @@ async def plain_rows(
             rows += between(f"{name}: {what}", "tok/s", told, [n / one for one in took], PREFILLING)
     for row in rows[::2]:
         say(f"  {row.what}: {row.judged:.3f} of {statistics.median(row.theirs):.1f} {row.unit}")
-    return rows
+    return rows, Decoded(name, shape, work, N_GEN / statistics.median(decode))
+
+
+def after_chats(probed: Probed, models: list[Decoded]) -> list[Row]:
+    """The errors of all models once more, each after a chat with one of another shape."""
+    before, after = [], []
+    for one in models:
+        other = next((other for other in models if other.shape != one.shape), None)
+        if other is not None:
+            seen = [*probed.seen, other.chat()]
+            before.append(one.error(probed.fitted.profile))
+            after.append(one.error(fit(with_points(probed.start, seen), seen).profile))
+            say(f"  {one.name} after a chat with {other.name}: off by {after[-1]:.1f} %, before {before[-1]:.1f} %")
+    if not after:
+        return []
+    limit = Target(WORST_AFTER, at_least=False)
+    return [Row("worst error of decoding after chats with other models", "%", [max(after)], [max(before)], limit)]
 
 
 def between(what: str, unit: str, told: float, measured: list[float], limits: tuple[float, float]) -> list[Row]:
@@ -123,14 +173,13 @@ def draft_rows(profile: CostProfile, quantization: str, rounds: int, running: Wo
     for alpha in ALPHAS[-1:] if quick else ALPHAS:
         file = shapes.draft_file(alpha)
         draft = work_of(file)
-        verify = verify_costs(profile, target, 32, N_ANSWER / 2, draft.weight_bytes)
-        drafting = draft_cost(profile, draft, N_ANSWER / 2, target.weight_bytes)
-        depth = gain([1e3 * one for one in verify], 1e3 * drafting, alpha).depth or 3
+        costs = pair_costs(profile, target, draft, N_ANSWER / 2, 32)
+        depth = gain([1e3 * one for one in costs.verify], 1e3 * costs.draft, alpha).depth or 3
         backend = running.load(target_file, file, calibrate=False)
         n = 33 if quick else N_ANSWER
         texts = typical_texts(shapes.n_vocab, alpha, n, rounds, [depth])
         runs = compare(running, {"plain": Side(backend, PLAIN), "drafted": Side(backend, fixed(depth))}, texts, n)
-        told = tokens_per_pass(alpha, depth) / (verify[depth] + depth * drafting)
+        told = tokens_per_pass(alpha, depth) / (costs.verify[depth] + depth * costs.draft)
         name = f"1.5b {quantization} with 0.05b, α {alpha:g}, depth {depth}"
         rows += between(name, "tok/s", told, runs.rates("drafted"), DRAFTED)
         say(f"  {name}: {rows[-2].judged:.3f}")
@@ -156,19 +205,24 @@ def main() -> None:
     rounds = 1 if options.quick else options.rounds or 3
     known = options.profile
     if known is not None and known.is_file():
-        found = msgspec.json.decode(known.read_bytes(), type=Fitted)
+        probed = msgspec.json.decode(known.read_bytes(), type=Probed)
     else:
-        found = asyncio.run(probe(threads))
+        probed = asyncio.run(probe(threads))
         if known is not None:
-            known.write_bytes(msgspec.json.encode(found))
+            known.write_bytes(msgspec.json.encode(probed))
+    found = probed.fitted
     wanted = options.only.split(",") if options.only else []
     rows = [Row("probe: median error of the fit", "%", [100 * found.error], target=Target(5, at_least=False))]
+    decoded: list[Decoded] = []
     for shape, layers in SHAPES[:2] if options.quick and not wanted else SHAPES:
         for quantization in QUANTIZATIONS:
             if not wanted or f"{shape}-{quantization}" in wanted:
-                rows += asyncio.run(
+                more, one = asyncio.run(
                     plain_rows(found.profile, shape, layers, quantization, rounds, threads, quick=options.quick)
                 )
+                rows += more
+                decoded.append(one)
+    rows += after_chats(probed, decoded)
     if not wanted or "draft" in wanted:
         with workers(threads) as running:
             for quantization in ("Q8_0",) if options.quick else ("Q8_0", "F16"):
