@@ -1,5 +1,4 @@
-"""Tests the read probe: real measurements (short ones), what goes wrong with them, what is kept, and what a survey
-takes."""
+"""Tests the read probe: real measurements (short ones), and what goes wrong with them."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +15,18 @@ import msgspec
 import psutil
 import pytest
 
-from cpuchat import paths
 from cpuchat.errors import Interrupted, UsageError
-from cpuchat.hardware.bandwidth import cache as bandwidth_cache
-from cpuchat.hardware.bandwidth import measuring, peaks, read_probe
-from cpuchat.hardware.bandwidth import survey as surveying
+from cpuchat.hardware.bandwidth import measuring, read_probe
 from cpuchat.hardware.bandwidth.measuring import ProbeFailed, ReadBandwidth, buffer_bytes, measure
-from cpuchat.hardware.bandwidth.survey import Survey, cached_survey, survey
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
-from tests.hardware.trees import Machine, make_tree, server, write
+from tests.hardware.trees import write
 
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 CPU, *_ = own_cpus()
 CPUS = own_cpus()[:2]
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    """Return a machine without caches and with little free memory, so that measurements fill little."""
-    return write(tmp_path / "small", {"proc/meminfo": f"MemTotal: {2 << 20} kB\nMemAvailable: {1 << 19} kB"})
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return machines of `trees` that no test changes, each written once."""
-    return lru_cache(lambda name: make_tree(tmp_path_factory.mktemp("trees"), name))
 
 
 def short(cpus: tuple[int, ...] = CPUS, **more: Any) -> ReadBandwidth:
@@ -269,258 +251,3 @@ def test_never_more_than_a_quarter_of_what_is_free(small: Path) -> None:
 def test_hundreds_of_cores_take_less_each(tmp_path: Path) -> None:
     root = write(tmp_path, {"proc/meminfo": f"MemTotal: {1 << 30} kB\nMemAvailable: {1 << 30} kB"})
     assert 0 < buffer_bytes(range(384), root) * 384 <= 3_900_000_000
-
-
-# Peaks that are kept
-
-
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Simulate measurements of 10 GB/s per core that take no time. Returns what was measured."""
-    calls: list[tuple[int, ...]] = []
-
-    def instead(cpus: tuple[int, ...], *, node: int | None = None, **_: object) -> ReadBandwidth:
-        calls.append(tuple(cpus))
-        rate = 1e10 * len(cpus) + len(calls)
-        return ReadBandwidth(tuple(cpus), rate, (rate / 2, rate), node)
-
-    monkeypatch.setattr(peaks, "measure", instead)
-    monkeypatch.setattr(surveying, "measure", instead)
-    return calls
-
-
-def test_a_peak_is_measured_once(small: Path, measured: list[tuple[int, ...]]) -> None:
-    first = peaks.peak_of((0, 1), root=small)
-    assert first is not None
-    assert (first.source, first.cpus) == ("measured, 2 cores", (0, 1))
-    assert peaks.peak_of((1, 0), root=small) == first == peaks.known_peak((0, 1), root=small)
-    assert measured == [(0, 1)]
-    assert peaks.known_peak((0,), root=small) is None
-
-
-def test_what_was_measured_beside_other_programs_is_measured_again(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results = iter(
-        [
-            ReadBandwidth((0,), 3e10, (3e10,), shares=(0.5,)),
-            ReadBandwidth((0,), 2e10, (2e10,), shares=(0.6,)),
-            ReadBandwidth((0,), 4e10, (3e10, 4e10), shares=(0.7, 1.0)),
-        ]
-    )
-    monkeypatch.setattr(peaks, "measure", lambda *_, **__: next(results))
-    now = iter(range(0, 1 << 20, 3600))  # an hour passes whenever somebody looks
-    monkeypatch.setattr(peaks, "time", lambda: float(next(now)))
-    found = [peaks.peak_of((0,), root=small) for _ in range(4)]
-    assert [peak.bytes_per_s for peak in found if peak is not None] == [3e10, 3e10, 4e10, 4e10]
-    assert [peak.source for peak in found if peak is not None][-2:] == ["measured, 1 core"] * 2
-    assert "other programs" in (found[0].source if found[0] is not None else "")
-
-
-def test_on_a_machine_that_is_always_busy_not_every_load_measures(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = ReadBandwidth((0,), 3e10, (3e10,), shares=(0.5,))
-    asked: list[object] = []
-    monkeypatch.setattr(peaks, "measure", lambda cpus, **_: asked.append(cpus) or busy)
-    assert peaks.should_measure((0,), root=small)
-    assert peaks.peak_of((0,), root=small) == peaks.peak_of((0,), root=small) == peaks.known_peak((0,), root=small)
-    assert len(asked) == 1 and not peaks.should_measure((0,), root=small)
-
-
-def test_a_survey_beside_other_programs_does_not_spoil_a_good_peak(small: Path) -> None:
-    good = peaks.remember(ReadBandwidth((0, 1), 3e10, (3e10,), shares=(1.0,)), root=small)
-    assert peaks.remember(ReadBandwidth((0, 1), 2e10, (2e10,), shares=(0.6,)), root=small) == good
-    assert peaks.known_peak((0, 1), root=small, disturbed=False) == good
-    slower = peaks.remember(
-        ReadBandwidth((0, 1), 2.5e10, (2.5e10,), shares=(1.0,)), root=small
-    )  # other memory settings
-    assert peaks.known_peak((0, 1), root=small) == slower
-
-
-def test_a_busy_core_is_noticed(small: Path) -> None:
-    spin = "import os; os.sched_setaffinity(0, {CPU}); print('ready', flush=True)\nwhile True: pass"
-    cpu = CPUS[0]
-    command = [sys.executable, "-c", spin.replace("CPU", str(cpu))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as busy:
-        try:
-            assert busy.stdout is not None and busy.stdout.readline()
-            assert measure((cpu,), seconds=0.2, root=small).disturbed
-        finally:
-            busy.kill()
-
-
-def test_another_machine_has_other_peaks(
-    tmp_path: Path, tree: Callable[[str], Path], measured: list[tuple[int, ...]]
-) -> None:
-    one, other = make_tree(tmp_path, "epyc-9354"), tree("2x-epyc-7543")
-    assert peaks.peak_of((0, 1), root=one)
-    assert peaks.known_peak((0, 1), root=other) is None
-    cpuinfo = one / "proc/cpuinfo"
-    cpuinfo.write_text(cpuinfo.read_text().replace("0xa101148", "0xa10124f"))  # new microcode
-    assert peaks.known_peak((0, 1), root=one) is None
-
-
-def test_policies_count_only_where_there_are_nodes(
-    tree: Callable[[str], Path], measured: list[tuple[int, ...]]
-) -> None:
-    one, two = tree("epyc-9354"), tree("2x-epyc-7543")
-    for root in (one, two):
-        assert peaks.peak_of((0, 1), "interleave:0-1", root=root)
-    assert peaks.known_peak((0, 1), "local", root=one)
-    assert peaks.known_peak((0, 1), "interleave:0-1", root=two)
-    assert peaks.known_peak((0, 1), "local", root=two) is None
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\xff\xfe", b"[]", b"{}", b'{"version": 2, "entries": {}}', b'{"version": 1, "entries": 7}', b"[" * 5000],
-)
-def test_a_damaged_file_counts_as_empty_and_is_replaced(
-    small: Path, measured: list[tuple[int, ...]], content: bytes
-) -> None:
-    file = paths.bandwidth_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content)
-    assert peaks.known_peak((0,), root=small) is None
-    peak = peaks.peak_of((0,), root=small)
-    assert peak is not None and peaks.known_peak((0,), root=small) == peak
-
-
-@pytest.mark.parametrize("value", [None, 5, {}, {"cpus": [0], "bytes_per_s": -1, "rounds": []}, {"cpus": "0"}])
-def test_an_entry_that_is_nonsense_is_none(small: Path, value: object) -> None:
-    bandwidth_cache.store(bandwidth_cache.key("peak", (0,), "local", small), value)
-    assert peaks.known_peak((0,), root=small) is None
-
-
-def test_a_disk_that_cannot_be_written_loses_nothing_but_the_memory(
-    small: Path, measured: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "a file").touch()
-    monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "a file" / "cache"))
-    assert peaks.peak_of((0,), root=small) is not None
-    assert peaks.known_peak((0,), root=small) is None
-
-
-def test_no_peak_has_its_reason(tmp_path: Path, small: Path) -> None:
-    root = write(tmp_path, {"proc/meminfo": "MemTotal: 2000000 kB\nMemAvailable: 100000 kB"})
-    reasons: list[str] = []
-    assert peaks.peak_of(CPUS, failed=reasons.append, root=root) is None
-    assert "free memory" in reasons[0]
-    assert peaks.peak_of(CPUS, failed=reasons.append, cancelled=lambda: True, root=small) is None
-    assert len(reasons) == 1
-
-
-# Surveys
-
-
-def surveyed(root: Path, **more: Any) -> tuple[Survey, list[str]]:
-    seen: list[str] = []
-    found = survey(read_topology(root), lambda done, total, what: seen.append(what), root=root, **more)
-    return found, seen
-
-
-def test_a_survey_of_a_server(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:
-    root = tree("epyc-9354")
-    found, seen = surveyed(root)
-    assert found.all_cores.cpus == tuple(range(32))
-    assert found.one_core.cpus == (0,)
-    assert found.l3_group is not None and found.l3_group.cpus == (0, 1, 2, 3)
-    assert found.fabric_link is None
-    assert {n: len(one.cpus) for n, one in (found.per_core_counts or {}).items()} == {1: 8, 2: 16, 3: 24, 4: 32}
-    assert (found.per_core_counts or {})[1].cpus == (0, 4, 8, 12, 16, 20, 24, 28)
-    assert found.matrix == {}
-    assert found.knee == 4  # 10 GB/s for every core
-    assert len(measured) == len(set(measured)) == len(seen)
-
-
-def test_two_l3_groups_behind_one_link(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:
-    found, _ = surveyed(tree("epyc-9754"))
-    assert found.l3_group is not None and len(found.l3_group.cpus) == 8
-    assert found.fabric_link is not None and found.fabric_link.cpus == tuple(range(16))
-
-
-def test_two_nodes_have_a_matrix(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:
-    found, _ = surveyed(tree("2x-epyc-7543"), memory="interleave:0-1")
-    assert sorted(found.matrix) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert found.matrix[1, 0].cpus == tuple(range(32, 64))
-    assert found.matrix[1, 0].node == 0
-    assert found.memory == "interleave:0-1"
-
-
-def test_the_knee_is_the_fewest_that_are_as_good() -> None:
-    def one(rate: float) -> ReadBandwidth:
-        return ReadBandwidth((0,), rate, (rate,))
-
-    counts = {1: one(200e9), 2: one(350e9), 3: one(360e9), 4: one(359e9)}
-    assert Survey(one(25e9), one(359e9), per_core_counts=counts).knee == 2
-    assert Survey(one(25e9), one(359e9)).knee is None
-
-
-def test_a_survey_is_kept_with_its_peak(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:
-    root = tree("2x-epyc-7543")
-    topology = read_topology(root)
-    assert cached_survey(topology, root=root) is None
-    found, _ = surveyed(root, memory="interleave:0-1")
-    assert cached_survey(topology, root=root) == found
-    assert cached_survey(topology, cpus=(0, 1), root=root) is None
-    peak = peaks.known_peak(found.all_cores.cpus, "interleave:0-1", root=root)
-    assert peak is not None and peak.bytes_per_s == found.all_cores.bytes_per_s
-    bandwidth_cache.store(bandwidth_cache.key(surveying._KIND, found.all_cores.cpus, root=root), {"one_core": 1})
-    assert cached_survey(topology, root=root) is None
-
-
-def test_only_chosen_cores_are_measured(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:
-    found, _ = surveyed(tree("epyc-9354"), cpus=(9, 8))
-    assert {cpu for cpus in measured for cpu in cpus} == {8, 9}
-    assert found.all_cores.cpus == (8, 9)
-    assert found.knee == 2
-
-
-def test_what_fails_is_noted_but_not_all_cores(tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tree("2x-epyc-7543")
-
-    def instead(cpus: tuple[int, ...], *, node: int | None = None, **_: object) -> ReadBandwidth:
-        if node == 1:
-            raise ProbeFailed("Memory could not be bound to node 1: not permitted")
-        return ReadBandwidth(cpus, 1e10, (1e10,), node)
-
-    monkeypatch.setattr(surveying, "measure", instead)
-    found, _ = surveyed(root)
-    assert sorted(found.matrix) == [(0, 0), (1, 0)]
-    assert [note.partition(":")[0] for note in found.notes] == ["node 0 reading node 1", "node 1 reading node 1"]
-
-    def never(*_: object, **__: object) -> ReadBandwidth:
-        raise ProbeFailed("no")
-
-    monkeypatch.setattr(surveying, "measure", never)
-    with pytest.raises(ProbeFailed):
-        surveyed(root)
-
-
-def test_time_runs_out(
-    tree: Callable[[str], Path], measured: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tree("2x-epyc-7543")
-    topology = read_topology(root)
-    ticks = iter(range(0, 10_000, 20))
-    monkeypatch.setattr(surveying, "monotonic", lambda: next(ticks))
-    found = survey(topology, root=root)
-    assert found.all_cores and found.one_core
-    assert "within the time limit" in found.notes[0] and "node 1 reading node 0" in found.notes[0]
-    assert len(measured) == 2
-
-
-@pytest.mark.parametrize("name", ["vm-without-caches", "garbage", "hybrid-desktop", "container", "offline", "vm"])
-def test_every_machine_can_be_surveyed(tree: Callable[[str], Path], measured: list[tuple[int, ...]], name: str) -> None:
-    found, _ = surveyed(tree(name))
-    assert found.one_core.cpus[0] in found.all_cores.cpus
-    assert msgspec.json.decode(msgspec.json.encode(found))["one_core"]["cpus"] == [found.one_core.cpus[0]]
-
-
-def test_of_many_nodes_only_the_first_reads_from_all(
-    tmp_path: Path, tree: Callable[[str], Path], measured: list[tuple[int, ...]]
-) -> None:
-    four, _ = surveyed(tree("epyc-9354p-nps4"))
-    assert len(four.matrix) == 16
-    machine = Machine("AMD EPYC 9354 32-Core Processor", 25, 17, 8, 4, sockets=2, nodes=4)
-    eight, _ = surveyed(server(tmp_path / "eight", machine))
-    assert sorted(eight.matrix) == [(0, node) for node in range(8)]

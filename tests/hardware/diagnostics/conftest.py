@@ -1,0 +1,24 @@
+"""The server that the checks examine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.hardware.bandwidth.test_memory_modules import genoa
+from tests.hardware.diagnostics.servers import modules, read_rate
+from tests.hardware.trees import make_tree, write
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Return a server without problems: EPYC 9354, twelve modules, a counter, measured."""
+    root = make_tree(tmp_path, "epyc-9354")
+    modules(root, genoa())
+    read_rate(root, 378.2)
+    return write(root, {
+        "proc/loadavg": "0.52 0.58 0.59 2/1234 5678",
+        "sys/devices/platform/AMDI0097:00/ddr_max_bw": "460",
+        "sys/devices/platform/AMDI0097:00/ddr_utilised_bw_input": "3",
+    })  # fmt: skip
