@@ -46,8 +46,8 @@ def for_rsvg(svg: str) -> str:
     return re.sub(r"<text((?:\s[^>]*)?)>([^<]*)</text>", each, svg)
 
 
-async def until(pilot: Any, condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(120):
+async def until(pilot: Any, condition: Callable[[], object], seconds: float = 120) -> None:
+    async with asyncio.timeout(seconds):
         while not condition():
             await pilot.pause(0.05)
 
@@ -112,6 +112,35 @@ async def hardware(pilot: Any) -> None:
     await pilot.pause(1.5)
 
 
+async def plan(pilot: Any) -> None:
+    from cpuchat.tui.plan.screen import PlanScreen
+    from cpuchat.tui.widgets.model_list import ModelList
+
+    await until(pilot, lambda: pilot.app.conversation.model is not None)
+    await pilot.app.run_action("app.plan")
+    await until(pilot, lambda: isinstance(pilot.app.screen, PlanScreen) and pilot.app.screen.query("#list"))
+    pane = pilot.app.screen.query_one("#list")
+    await until(pilot, lambda: pane.border_title)
+    while not str(pane.border_title).startswith("EPYC 9754"):
+        before = str(pane.border_title)
+        await pilot.press("right")
+        await until(pilot, lambda before=before: str(pane.border_title) != before)
+    pilot.app.screen.query_one(ModelList).mark("Llama 3.3 70B Instruct")
+    await pilot.pause(0.5)
+
+
+async def tune(pilot: Any) -> None:
+    from cpuchat.tui.models.tune import TuneScreen
+
+    await until(pilot, lambda: pilot.app.conversation.model is not None)
+    await pilot.press("ctrl+o")
+    await pilot.pause(2.5)
+    await pilot.press("f6")
+    await until(pilot, lambda: isinstance(pilot.app.screen, TuneScreen))
+    await until(pilot, lambda: pilot.app.screen.done, 400)  # it measures
+    await pilot.pause(0.5)
+
+
 async def settings(pilot: Any) -> None:
     await until(pilot, lambda: pilot.app.conversation.model is not None)
     await pilot.press("f2")
@@ -131,6 +160,8 @@ SCENES: dict[str, Callable[[Any], Awaitable[None]]] = {
     "repository": repository,
     "downloads": downloads,
     "hardware": hardware,
+    "plan": plan,
+    "tune": tune,
     "settings": settings,
     "help": help_screen,
 }
