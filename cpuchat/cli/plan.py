@@ -186,7 +186,6 @@ def _tell(problems: Sequence[str]) -> None:
         click.echo(f"cpuchat: {one}", err=True)
 
 
-
 def _service(made: Plan) -> Service:
     from cpuchat.planner.service import simulate_service
 

@@ -132,9 +132,7 @@ def parts(
     between = whole * sum(one.activations for one in work.dense)
     between += outputs * sum(one.activations for one in work.head)
     if work.is_moe:
-        read = experts_read(
-            work.n_expert, work.n_expert_used, n_tokens, sequences=sequences, alike=work.alike
-        )
+        read = experts_read(work.n_expert, work.n_expert_used, n_tokens, sequences=sequences, alike=work.alike)
         used = whole * work.n_expert_used
         batch = max(n_tokens * work.n_expert_used / max(read, 1e-9), 1.0)
         found += [

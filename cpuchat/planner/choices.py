@@ -18,7 +18,7 @@ def catalog_plans(
     """Return a plan for every chat model of the catalog that fits, the fastest first.
 
     Args:
-        quantization: "": each in its usual one; so are always those that come in one alone.
+        quantization: "": each in its default; so are always those that come in one alone.
     """
     chat = [entry for entry in entries if entry.use != "draft" and entry.sizes]
     kinds = ["" if entry.quantization in _ONLY else quantization for entry in chat]

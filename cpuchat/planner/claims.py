@@ -24,8 +24,8 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The plan that a claim quotes `figures` of, in their order.
 
-    Fields of `Plan`; "α 0.6": tok/s with a draft model at that acceptance rate; "verify 13": milliseconds of a pass over
-    13 tokens; "GB": memory needed; "weights": GB of the file.
+    Fields of `Plan`; "α 0.6": tok/s with a draft model at that acceptance rate; "verify 13": milliseconds of a pass
+    over 13 tokens; "GB": memory without a draft model; "weights": of the file.
     """
 
     machine: str

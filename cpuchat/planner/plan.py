@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -184,8 +184,12 @@ def make_plan(
     costs = {name: pass_cost(machine.profile(name), work, 1, past) for name in SCENARIOS}
     middle = costs["value"]
     by_memory = min(plan.users_by_memory, MOST_USERS)
-    users = _over(machine, lambda profile: most_users(profile, work, load.tok_s, past, by_memory))
-    shared = _over(machine, lambda profile: _shared(profile, plan, by_memory))
+    chats = [most_users(machine.profile(name), work, load.tok_s, past, by_memory) for name in SCENARIOS]
+    together = [
+        n * batch_rate(machine.profile(name), work, n, past) if n else 0.0
+        for name, n in zip(SCENARIOS, chats, strict=True)
+    ]
+    users = _ordered(chats)
     plan = msgspec.structs.replace(
         plan,
         tok_s=_over(machine, lambda profile: 1 / pass_cost(profile, work, 1, past).seconds),
@@ -198,7 +202,7 @@ def make_plan(
         memory_ceiling=_memory_ceiling(machine, plan),
         compute_ceiling=_over(machine, lambda profile: compute_ceiling(profile, work, past)),
         users=users,
-        shared_tok_s=shared,
+        shared_tok_s=_ordered(together),
         machines=users.map(lambda one: -(-load.users // int(one)) if one >= 1 else float("inf")),
     )
     if draft is not None:
@@ -232,7 +236,12 @@ def _gb(count: float) -> str:
 
 def _over(machine: MachineSpec, figure: Callable[[CostProfile], float]) -> Range:
     """Return a figure with the profiles of all scenarios."""
-    low, value, high = (figure(machine.profile(name)) for name in SCENARIOS)
+    return _ordered([figure(machine.profile(name)) for name in SCENARIOS])
+
+
+def _ordered(figures: Sequence[float]) -> Range:
+    """Return the figures of all scenarios as a range."""
+    low, value, high = figures
     return Range(min(low, high), value, max(low, high))
 
 
@@ -264,12 +273,6 @@ def _users_by_memory(machine: MachineSpec, model: PlannedModel, draft: PlannedMo
     each = one.needed - none.needed
     left = none.usable - none.needed
     return max(int(left // each), 0) if each > 0 else MOST_USERS
-
-
-def _shared(profile: CostProfile, plan: Plan, limit: int) -> float:
-    """Return tok/s of all chats together, as many as the wish allows; 0 when it allows none."""
-    n = most_users(profile, plan.model.work, plan.load.tok_s, plan.load.n_past, limit)
-    return n * batch_rate(profile, plan.model.work, n, plan.load.n_past) if n else 0.0
 
 
 def _drafted(machine: MachineSpec, plan: Plan, draft: PlannedModel, acceptance: float) -> Drafted:

@@ -156,8 +156,8 @@ def _costs(plan: Plan) -> list[tuple[str, str]]:
 
 
 def load_words(load: Load, quantization: str) -> str:
-    """`usual quantization · context 8,192 · prompt 500 · 5 tok/s`, with `200 users at` where there are several."""
-    kind = quantization or "usual quantization"
+    """`default quantization · context 8,192 · prompt 500 · 5 tok/s`, with `200 users at` where there are several."""
+    kind = quantization or "default quantization"
     wish = f"{f'{load.users:,} users at ' if load.users > 1 else ''}{load.tok_s:g} tok/s"
     return f"{kind} · context {load.n_ctx:,} · prompt {load.n_prompt:,} · {wish}"
 

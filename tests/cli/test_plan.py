@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from cpuchat.cli.plan import plan
+from cpuchat.errors import UsageError
+from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from tests.cli.program import run
 
 
@@ -25,20 +29,38 @@ def test_json_has_plain_numbers(tmp_path: Path) -> None:
     file.write_text('cpu = "zen3"\ncores = 8\nclock_ghz = 4\nmemory_gb = 64\nmeasured = 40\n')
     done = run("plan", "8b", "--like", str(file), "--json")
     assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)["plan"]
-    assert plan["machine"]["name"] == "mine"
-    assert 4 < plan["tok_s"]["low"] <= plan["tok_s"]["value"] <= plan["tok_s"]["high"] < 9
-    assert plan["costs"] is None
+    made = json.loads(done.stdout)["plan"]
+    assert made["machine"]["name"] == "mine"
+    assert 4 < made["tok_s"]["low"] <= made["tok_s"]["value"] <= made["tok_s"]["high"] < 9
+    assert made["costs"] is None
 
 
 def test_the_price_and_the_power_of_a_machine_make_its_cost(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('cpu = "zen3"\ncores = 8\nclock_ghz = 4\nmemory_gb = 64\nmeasured = 40\n')
-    done = run("plan", "8b", "--like", str(file), "--price", "1700", "--watts", "120", "--json")
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)["plan"]
-    assert plan["costs"]["usd_per_hour"] == pytest.approx(1700 / (4 * 8766) + 0.12 * 0.15)
-    assert plan["machine"]["price_usd"]["basis"] == "given"
+    done = CliRunner().invoke(plan, ["8b", "--like", str(file), "--price", "1700", "--watts", "120", "--json"])
+    assert done.exception is None
+    made = json.loads(done.output)["plan"]
+    assert made["costs"]["usd_per_hour"] == pytest.approx(1700 / (4 * 8766) + 0.12 * 0.15)
+    assert made["machine"]["price_usd"]["basis"] == "given"
+
+
+def test_on_a_terminal_a_machine_that_was_not_measured_is_measured_if_wished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuchat.cli.terminal.is_terminal", lambda stream: True)
+    calls: list[tuple[int, ...]] = []
+
+    def measure(cpus: tuple[int, ...], memory: str = "") -> ReadBandwidth:
+        calls.append(cpus)
+        return ReadBandwidth(tuple(cpus), 3e10, (3e10,))
+
+    monkeypatch.setattr("cpuchat.hardware.bandwidth.measuring.measure", measure)
+    refused = CliRunner().invoke(plan, ["0.5b"], input="n\n")
+    assert isinstance(refused.exception, UsageError)
+    assert calls == []
+    done = CliRunner().invoke(plan, ["0.5b"], input="\n")
+    assert done.exception is None, done.output
+    assert len(calls) == 1
+    assert "plain decoding" in done.output
 
 
 def test_the_catalog_on_a_machine() -> None:

@@ -88,7 +88,7 @@ def test_machines_of_the_config_folder_are_known_by_name() -> None:
     folder = paths.user_machines_dir()
     folder.mkdir(parents=True)
     (folder / "Lab 1.toml").write_text(OWN)
-    (folder / "mine.toml").write_text(OWN.replace("Lab server", "My 9754").replace("cores", "id = 'epyc-9754'\ncores", 1))
+    (folder / "mine.toml").write_text(OWN.replace('name = "Lab server"', 'id = "epyc-9754"\nname = "My 9754"'))
     (folder / "broken.toml").write_text("cores = 3")
     known, problems = all_machines()
     assert len(known) == len(machines()) + 1

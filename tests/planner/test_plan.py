@@ -219,7 +219,8 @@ def figure(plan: Plan, name: str) -> Range | None:
         times = [1e3 * pass_cost(machine.profile(one), plan.model.work, int(number), past).seconds for one in SCENARIOS]
         return Range(min(times), times[1], max(times))
     if kind in ("GB", "weights"):
-        size = (plan.memory.needed if kind == "GB" else plan.model.size) / 1e9
+        alone = plan.memory.needed - plan.memory.draft
+        size = (alone if kind == "GB" else plan.model.size) / 1e9
         return Range(size, size, size)
     return getattr(plan, name)
 

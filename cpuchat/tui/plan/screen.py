@@ -12,11 +12,11 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widgets import Footer
 
-from cpuchat.errors import CpuchatError
+from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.planner.choices import catalog_plans, usual_draft
 from cpuchat.planner.here import machine_here
-from cpuchat.planner.machine_specs import HERE, MachineSpec, all_machines
+from cpuchat.planner.machine_specs import MachineSpec, all_machines
 from cpuchat.planner.plan import Load, Plan, make_plan
 from cpuchat.present import plan as words
 from cpuchat.text import clean_line
@@ -29,7 +29,7 @@ from cpuchat.tui.widgets.list_screen import ListScreen
 from cpuchat.tui.widgets.model_list import ModelList
 
 _QUANTIZATIONS = ("", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
-"""What to plan the catalog in; "": each model in its usual one."""
+"""What to plan the catalog in; "": each model in its default."""
 
 
 class _Asked(NamedTuple):
@@ -41,14 +41,14 @@ class _Asked(NamedTuple):
     whole: bool = True
 
     def parse(self, text: str) -> float:
-        """Return the number; raises ValueError with a sentence."""
+        """Return the number. Raises UsageError."""
         try:
             value = float(text.replace(",", "").replace("_", "").replace(" ", ""))
         except ValueError:
-            raise ValueError(f"{text} is not a number.") from None
+            raise UsageError(f"{text} is not a number.") from None
         if not self.least <= value <= self.most or (self.whole and value % 1):
             what = "a whole number" if self.whole else "a number"
-            raise ValueError(f"Give {what} from {self.least:g} to {self.most:,.0f}.")
+            raise UsageError(f"Give {what} from {self.least:g} to {self.most:,.0f}.")
         return int(value) if self.whole else value
 
 
@@ -99,17 +99,18 @@ class PlanScreen(ListScreen[None]):
             found = await run_in_daemon_thread(lambda: self._planned(at, load, quantization))
             (machine, plans), self._problem = found, ""
         except CpuchatError as error:  # this machine was not measured yet
-            machine, plans, self._problem = None, [], str(error)
+            machine, plans, self._problem = None, [], error.message
         if (at, load, quantization) == (self._at, self._load, self._quantization) and self.has_widgets:
             self._show(machine, plans)
 
     async def _read_files(self) -> None:
-        self._catalog, (self._machines, problems) = await run_in_daemon_thread(lambda: (load_catalog(), all_machines()))
+        self._machines, problems = await run_in_daemon_thread(all_machines)
+        self._catalog = await run_in_daemon_thread(load_catalog)
         for one in problems:
             self.notify(clean_line(one), severity="warning", markup=False)
 
     def _planned(self, at: int, load: Load, quantization: str) -> tuple[MachineSpec, list[Plan]]:
-        """Return a machine and the plans of the catalog on it; some ten milliseconds, in a thread."""
+        """Return a machine and the plans of the catalog on it; some tenths of a second, in a thread."""
         assert self._catalog is not None  # read before
         here = machine_here(self._services.settings, self._services.conversation.model) if at == 0 else None
         machine = here or self._machines[at - 1]
@@ -158,8 +159,8 @@ class PlanScreen(ListScreen[None]):
             if name == "n_prompt":  # a longer prompt takes a longer context
                 changed["n_ctx"] = max(self._load.n_ctx, int(value) + self._load.n_answer)
             self._load = msgspec.structs.replace(self._load, **changed)
-        except (ValueError, CpuchatError) as error:
-            self.notify(str(error), severity="warning", markup=False)
+        except UsageError as error:
+            self.notify(error.message, severity="warning", markup=False)
             return
         self._read()
 

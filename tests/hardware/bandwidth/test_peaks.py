@@ -13,7 +13,6 @@ from cpuchat import paths
 from cpuchat.hardware.bandwidth import cache as bandwidth_cache
 from cpuchat.hardware.bandwidth import peaks
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth, measure
-from cpuchat.hardware.bandwidth.survey import Survey
 from cpuchat.hardware.sysfs import own_cpus
 from tests.hardware.trees import make_tree, write
 

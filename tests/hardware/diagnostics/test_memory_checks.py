@@ -1,4 +1,4 @@
-"""Tests the findings about memory, on simulated machines that are read like a real one: channels, speed, nodes, room."""
+"""Tests the findings about memory, on simulated machines that are read like a real one."""
 
 from __future__ import annotations
 
