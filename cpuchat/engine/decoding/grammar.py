@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from time import thread_time
 from typing import Final
 
 import numpy as np
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 
 from cpuchat.engine.llama.bindings import llama, log
 from cpuchat.engine.llama.vocab import Vocab
-from cpuchat.errors import UsageError
+from cpuchat.errors import GrammarUnmet, UsageError
 from cpuchat.grammar.gbnf import ROOT
 
+_MOST_SECONDS: Final = 0.05  # of a core; as a rule it takes 10 µs
 _CANDIDATES: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
@@ -67,8 +69,18 @@ class Grammar:
         return (candidates["logit"] == 0) & self._has_text[ids]
 
     def accept(self, token: int) -> None:
-        """Add `token`, which must be allowed: llama.cpp ends the process otherwise."""
+        """Add `token`, which must be allowed: llama.cpp ends the process otherwise.
+
+        Raises:
+            GrammarUnmet: the text can be read in so many ways that the next tokens would take seconds, then minutes.
+        """
+        start = thread_time()
         llama.llama_sampler_accept(self._sampler, token)
+        if thread_time() - start > _MOST_SECONDS:
+            raise GrammarUnmet(
+                "The answer can match the grammar in too many ways to follow them.",
+                "Change the rules that can read one text in several ways.",
+            )
 
     def is_complete(self) -> bool:
         """Return whether the text may end here."""

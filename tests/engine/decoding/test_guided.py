@@ -70,6 +70,7 @@ def test_what_cannot_be_answered_under_a_grammar(chat: Chat, tiny_model: Path) -
     chat.load(tiny_model)
     for fields, code in (
         ({"grammar": "root ::= [\\U7FFFFFFF]"}, GrammarUnmet.code),
+        ({"grammar": 'root ::= [ -~] root "é" | [ -~] root "è" | "."', "max_tokens": 0}, GrammarUnmet.code),
         ({"grammar": "root ::= ["}, UsageError.code),
         ({"grammar": PERSON, "stop": ("x",)}, UsageError.code),
     ):
