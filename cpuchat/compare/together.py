@@ -12,7 +12,7 @@ from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.fit import draft_memory, gigabytes, plan_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import this_machine
+from cpuchat.models.machine import memory_here
 from cpuchat.settings import Settings
 
 
@@ -26,7 +26,7 @@ def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: L
         headers = [read_model(Path(side.path)) for side in sides]
     except (CpuchatError, OSError):
         return 0, ""
-    available = this_machine(settings[0]).available
+    available = memory_here(settings[0])
     options = [one.load_options() for one in settings]
     needs = [plan_memory(header, option, available)[0] for header, option in zip(headers, options, strict=True)]
     total = sum(need.least for need in needs)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cpuchat.costmodel.observations import KNOTS, Fitted, Observation
+from cpuchat.costmodel.observations import Fitted, Observation
 from cpuchat.costmodel.profile import CostProfile, Rate, shares
 from cpuchat.costmodel.work import parts
 
@@ -212,8 +212,3 @@ def _profile(like: CostProfile, values: Vector) -> CostProfile:
         layer_s=layer_s,
         overlap=1 + min(beyond, _LARGEST_OVERLAP),
     )
-
-
-def knots(types: Sequence[str], rate: float) -> tuple[Rate, ...]:
-    """Return rates at `KNOTS` to start a fit from."""
-    return tuple(Rate(kind, tuple((n, rate) for n in KNOTS)) for kind in types)

@@ -104,11 +104,18 @@ def shares(points: Points, at: float) -> list[tuple[int, float]]:
 def scaled(profile: CostProfile, speed: float) -> CostProfile:
     """Return a machine that is `speed` times as fast in everything."""
     return msgspec.structs.replace(
-        profile,
-        bandwidth=tuple((at, speed * rate) for at, rate in profile.bandwidth),
-        rates=tuple(
-            Rate(one.type, tuple((n, speed * rate) for n, rate in one.points), one.cached) for one in profile.rates
-        ),
+        on_other_cores(profile, read=speed, compute=speed),
         pass_s=profile.pass_s / speed,
         layer_s=profile.layer_s / speed,
+    )
+
+
+def on_other_cores(profile: CostProfile, *, read: float, compute: float) -> CostProfile:
+    """Return other cores of the same machine, which read and compute so many times as fast; fixed costs stay."""
+    return msgspec.structs.replace(
+        profile,
+        bandwidth=tuple((at, read * rate) for at, rate in profile.bandwidth),
+        rates=tuple(
+            Rate(one.type, tuple((n, compute * rate) for n, rate in one.points), one.cached) for one in profile.rates
+        ),
     )

@@ -102,6 +102,10 @@ class Topology(CpuInfo):
         """Return the size in bytes of the L3 caches of these logical CPUs together; 0 when it is not known."""
         return sum({group.index: group.size for cpu in cpus if (group := self.l3_of(cpu)) is not None}.values())
 
+    def n_cores(self, cpus: Collection[int]) -> int:
+        """Return how many physical cores these logical CPUs belong to, each that is not known counted as one."""
+        return len({core.index if (core := self.core_of(cpu)) is not None else -1 - cpu for cpu in cpus})
+
     def node_of(self, cpu: int) -> int | None:
         """Return the number of the NUMA node of a logical CPU; None when it is not online."""
         core = self.core_of(cpu)

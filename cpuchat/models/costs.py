@@ -5,10 +5,10 @@ An entry belongs to a machine, the cores in use, a memory policy and a build of 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,9 +19,9 @@ from cpuchat.costmodel.work import ACTIVATIONS, ROUTED, ModelWork, bytes_read
 from cpuchat.errors import CpuchatError
 from cpuchat.files import JsonCache
 from cpuchat.hardware.bandwidth.cache import ROOT, key
-from cpuchat.models.fingerprint import stat_fingerprint
-from cpuchat.models.gguf.header import read_model
-from cpuchat.models.work import model_work
+from cpuchat.models.fingerprint import engine_fingerprint, stat_fingerprint
+from cpuchat.models.gguf.header import split_parts
+from cpuchat.models.work import loaded_work
 from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.units import plural
 from cpuchat.timings import Timings
@@ -35,6 +35,8 @@ _CHAT = 0.5
 passes that were calibrated at a load."""
 _CALIBRATED_PAST = 32  # tokens in the context of calibrated passes
 _MODELS = 12  # whose chats count, the latest
+_RENEWED = 5
+"""Slower measurements in a row of which the fastest replaces an earlier one: the machine has become slower."""
 _SETS = (2e6, 16e6, 64e6, 160e6, 450e6)
 """Bytes of weights between which the bandwidth may change: those of caches, which a virtual machine does not tell."""
 _MUCH = 0.05  # share of the multiply-adds from which passes say something about the rate of a type
@@ -43,12 +45,43 @@ _PER_ACTIVATION = 1000
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured: by the probe, and in chats by the model's fingerprint; `fitted` to it from `start`."""
+    """What was measured: by the probe of `cpus` under the policy `memory`, at `taken` (seconds since 1970), and in
+    chats by the model's fingerprint.
+
+    `slower` are later measurements of these models that did not replace those in `chats`; `files` identifies their
+    files (`UsageLog`). `fitted` to probe and chats from `start`.
+    """
 
     probe: tuple[Observation, ...] = ()
+    cpus: tuple[int, ...] = ()
+    memory: str = ""
+    taken: float = 0.0
     chats: dict[str, tuple[Observation, ...]] = {}
+    slower: dict[str, tuple[Observation, ...]] = {}
+    files: dict[str, str] = {}
     start: CostProfile | None = None
     fitted: Fitted | None = None
+
+
+class Costs(NamedTuple):
+    """The `profile` of a set of cores, and the `source` that it is fitted to ("": nothing).
+
+    `factors`: by how much longer passes of some models take, by their files as in `Known`.
+    """
+
+    profile: CostProfile
+    source: str
+    factors: dict[str, float]
+
+
+def factor_of(factors: Mapping[str, float], model: Path) -> float:
+    """Return the factor of a model among those of `Costs`; 1 for others."""
+    if not factors:
+        return 1.0
+    try:
+        return factors.get(stat_fingerprint(split_parts(model) or [model], with_times=False), 1.0)
+    except OSError:
+        return 1.0
 
 
 class CostLog:
@@ -56,20 +89,42 @@ class CostLog:
 
     def __init__(self, cpus: Sequence[int], memory: str = "", root: Path = ROOT) -> None:
         """`memory` is the policy in the words of `mempolicy`; `root` replaces `/` in tests."""
-        self._key = f"{key('costs', cpus, memory, root)} | engine {_engine_build()}"
-        self._n_cpus = len(cpus)
+        self.cpus, self.memory, self._root = tuple(cpus), memory, root
+        self._key = self._key_of(cpus, memory)
         self._cache = JsonCache(paths.costs_file(), Known, version=2, max_entries=8, max_bytes=8 << 20)
+
+    def _key_of(self, cpus: Sequence[int], memory: str) -> str:
+        return f"{key('costs', cpus, memory, self._root)} | engine {engine_fingerprint()[:12]}"
 
     def read(self) -> Known:
         """Return what is known; nothing where nothing was measured."""
         return self._cache.read().get(self._key) or Known()
 
+    def nearest_probe(self) -> CostLog | None:
+        """Return the entry of this machine, with a probe, that shares most cores with this one; None if there is
+        none."""
+        probed = [
+            one for name, one in self._cache.read().items()
+            if one.probe and one.cpus and name == self._key_of(one.cpus, one.memory)
+        ]  # fmt: skip
+
+        def shared(one: Known) -> tuple[int, bool]:
+            return len({*one.cpus} & {*self.cpus}), one.memory == self.memory
+
+        best = max(probed, key=shared, default=None)
+        return CostLog(best.cpus, best.memory, self._root) if best is not None else None
+
     def probed(self, found: Sequence[Observation]) -> None:
         """Replace the passes of the probe."""
-        self._change(lambda known: msgspec.structs.replace(known, probe=tuple(found), fitted=None))
+        changes = {"cpus": self.cpus, "memory": self.memory, "taken": time.time(), "fitted": None}
+        self._change(lambda known: msgspec.structs.replace(known, probe=tuple(found), **changes))
 
-    def answered(self, model: ModelInfo, timings: Timings) -> None:
-        """Keep what an answer of `model` tells: its plain decoding, if nothing else ran, and its calibrated passes."""
+    def answered(self, model: ModelInfo, timings: Timings, file: str = "") -> None:
+        """Keep what an answer of `model` tells: its plain decoding, if nothing else ran, and its calibrated passes.
+
+        Args:
+            file: identifies the model's files, as in `Known`.
+        """
         if not _plain_seconds(timings) and model.fingerprint in self.read().chats:
             return  # its calibrated passes are known
         found = _of_answer(model, timings)
@@ -77,17 +132,27 @@ class CostLog:
             return
 
         def changed(known: Known) -> Known:
-            chats = dict(known.chats)
-            before = chats.pop(model.fingerprint, ())
-            chats[model.fingerprint] = _better(before, found)
-            if chats[model.fingerprint] == before:
-                return known
-            return msgspec.structs.replace(known, chats=dict(list(chats.items())[-_MODELS:]), fitted=None)
+            name, chats, slower, files = model.fingerprint, dict(known.chats), dict(known.slower), dict(known.files)
+            before = chats.pop(name, ())
+            chats[name], slower[name] = _renewed(before, slower.get(name, ()), found)
+            files[name] = file or files.get(name, "")
+            chats = dict(list(chats.items())[-_MODELS:])
+            return msgspec.structs.replace(
+                known,
+                chats=chats,
+                slower={one: slower[one] for one in chats if slower.get(one)},
+                files={one: files[one] for one in chats if files.get(one)},
+                fitted=known.fitted if known.chats.get(name) == chats[name] else None,
+            )
 
         self._change(changed)
 
     def profile(self, start: CostProfile) -> tuple[CostProfile, str]:
-        """Return the profile of these cores and what it is fitted to ("": nothing; then it is `start`).
+        """Return the profile of these cores and what it is fitted to; as `costs`."""
+        return self.costs(start)[:2]
+
+    def costs(self, start: CostProfile) -> Costs:
+        """Return the profile of these cores; `start` where nothing was measured.
 
         Fits, which takes up to a second, when something was measured since.
 
@@ -97,7 +162,7 @@ class CostLog:
         known = self.read()
         seen = [*known.probe, *(one for found in known.chats.values() for one in found)]
         if not seen:
-            return start, ""
+            return Costs(start, "", {})
         fitted = known.fitted if known.start == start else None
         if fitted is None:
             from cpuchat.costmodel.fit import fit
@@ -110,10 +175,11 @@ class CostLog:
                     else now
                 )
             )
-        return fitted.profile, self._source(known)
+        own = {known.files[name]: factor for name, factor in fitted.factors.items() if name in known.files}
+        return Costs(fitted.profile, self._source(known), own)
 
     def _source(self, known: Known) -> str:
-        found = [f"probe of {plural(self._n_cpus, 'core')}"] if known.probe else []
+        found = [f"probe of {plural(len(self.cpus), 'core')}"] if known.probe else []
         found += [f"chats with {plural(len(known.chats), 'model')}"] if known.chats else []
         return " and ".join(found)
 
@@ -124,21 +190,12 @@ class CostLog:
         self._cache.update(put_last)
 
 
-@functools.cache
-def _engine_build() -> str:
-    """Identify the engine that is installed, without loading it; "" without one."""
-    found = find_spec("llama_cpp")
-    folder = Path(found.origin).parent / "lib" if found is not None and found.origin else None
-    files = sorted(folder.glob("lib*")) if folder is not None else []
-    return stat_fingerprint(files)[:12] if files else ""
-
-
 def _of_answer(model: ModelInfo, timings: Timings) -> tuple[Observation, ...]:
     seconds = _plain_seconds(timings)
     if not model.fingerprint or not (seconds or model.pass_ms):
         return ()
     try:
-        work = model_work(read_model(Path(model.path)), n_experts=model.n_expert_used)
+        work = loaded_work(model)
     except CpuchatError:  # its file no longer exists
         return ()
     found = [
@@ -167,15 +224,34 @@ def _plain_seconds(timings: Timings) -> float:
     return 1 / rate
 
 
-def _better(before: Sequence[Observation], now: Sequence[Observation]) -> tuple[Observation, ...]:
-    """Return the passes of both, of the same tokens and about the same context the faster ones: what disturbs makes
-    them slower."""
-    best: dict[tuple[float, bool], Observation] = {}
-    for one in (*before, *now):
-        place = one.n_tokens, one.n_past == _CALIBRATED_PAST
-        if place not in best or _rate(one) > _rate(best[place]):
+def _renewed(
+    before: Sequence[Observation], slower: Sequence[Observation], now: Sequence[Observation]
+) -> tuple[tuple[Observation, ...], tuple[Observation, ...]]:
+    """Return the measurements that count, and those since then that were slower.
+
+    Of passes over the same tokens and about the same context the fastest counts, as what disturbs makes them slower;
+    but after `_RENEWED` slower ones in a row the fastest of those does.
+    """
+    best = {_place(one): one for one in before}
+    waiting: dict[tuple[float, bool], list[Observation]] = {}
+    for one in slower:
+        waiting.setdefault(_place(one), []).append(one)
+    for one in now:
+        place = _place(one)
+        later = waiting.setdefault(place, [])
+        if place not in best or _rate(one) >= _rate(best[place]):
             best[place] = one
-    return tuple(best[place] for place in sorted(best))
+            later.clear()
+        elif one not in later:  # the passes of one calibration come with every answer
+            later.append(one)
+        if len(later) >= _RENEWED:
+            best[place] = max(later, key=_rate)
+            later.clear()
+    return tuple(best[place] for place in sorted(best)), tuple(one for later in waiting.values() for one in later)
+
+
+def _place(one: Observation) -> tuple[float, bool]:
+    return one.n_tokens, one.n_past == _CALIBRATED_PAST
 
 
 def _rate(one: Observation) -> float:

@@ -1,8 +1,10 @@
-"""Tells model files apart: by content, or by path, size and time of change."""
+"""Tells model files apart, by content or by path, size and time of change; and builds of the engine."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.util
 import os
 from pathlib import Path
 
@@ -54,3 +56,15 @@ def stat_fingerprint(parts: list[Path], *, with_times: bool = True) -> str:
         digest.update(os.fsencode(os.path.realpath(part)))
         digest.update(f"|{status.st_size}|{status.st_mtime_ns if with_times else ''}|".encode())
     return digest.hexdigest()
+
+
+@functools.cache
+def engine_fingerprint() -> str:
+    """Identify the installed engine by its libraries, without loading them; "" without one."""
+    found = importlib.util.find_spec("llama_cpp")
+    if found is None or found.origin is None:
+        return ""
+    try:
+        return stat_fingerprint(sorted((Path(found.origin).parent / "lib").glob("lib*")))
+    except OSError:
+        return ""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuchat.costmodel.passes import compute_ceiling
-from cpuchat.costmodel.profile import CostProfile
+from cpuchat.costmodel.profile import CostProfile, on_other_cores
 from cpuchat.costmodel.usual import cpu_of, usual, usual_profile
 from cpuchat.errors import CpuchatError, ModelUnsupported, UsageError
-from cpuchat.models.costs import CostLog
+from cpuchat.models.costs import CostLog, Costs, factor_of
 from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
 from cpuchat.models.gguf.header import read_model
-from cpuchat.models.work import N_PAST, model_work
+from cpuchat.models.work import N_PAST, loaded_work
 from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Memory in bytes, `peak` read bandwidth in bytes per second (0: not measured, and `peak_source` says what to do).
 
     `available` is what a model may take, `total` what there is. `profile` is what passes cost on the cores in use, and
-    `source` what that rests on; None where the bandwidth is not known. `cache_bytes` are the L3 caches of these cores
-    (0: not known). `fitted`: the profile follows measured passes, not what is usual of such cores; `probed`: those of a
-    probe are among them.
+    `source` what that rests on; None where the bandwidth is not known. `factors`: by how much longer passes of some
+    models take, as of `factor_of`. `cache_bytes` are the L3 caches of these cores (0: not known). `fitted`: the profile
+    follows measured passes, not what is usual of such cores; `probed`: those of a probe are among them.
     """
 
     available: int
@@ -45,9 +45,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     peak_source: str = ""
     profile: CostProfile | None = None
     source: str = ""
+    factors: dict[str, float] = {}
     fitted: bool = False
     probed: bool = False
     cache_bytes: int = 0
+
+    def factor_of(self, model: Path) -> float:
+        """Return by how much longer the passes of a model take than by the profile: chats with it measured that; 1 for
+        others."""
+        return factor_of(self.factors, model)
 
 
 def this_machine(
@@ -62,7 +68,6 @@ def this_machine(
         loaded: a model to be counted as unloaded; its header is read.
         root: replaces `/` in tests.
     """
-    from cpuchat.hardware.memory import available_bytes, available_on, total_bytes
     from cpuchat.hardware.topology import read_topology
 
     topology = read_topology(root)
@@ -74,31 +79,79 @@ def this_machine(
         if peak is not None and known_peak(cpus, policy.words, root=root, disturbed=False) is None:
             # A busy machine can deliver a tenth of its bandwidth: a prediction from that would stay wrong.
             peak, problem = None, DISTURBED
-    total, available = total_bytes(root), available_bytes(root)
-    # The kernel kills a process that wants more than the nodes it is bound to have.
-    bound = available_on(policy.nodes, root) if policy is not None and policy.mode == "bind" else None
-    freed = unloaded_bytes(loaded, settings.load_options()) if loaded is not None else 0
-    profile, source, probed = None, "", False
+    available, total = _memory(policy, settings, loaded, root)
+    costs, probed = None, False
     if peak is not None and cpus and policy is not None:
-        log = CostLog(cpus, policy.words, root)
-        profile, source = log.profile(usual_here(cpus, peak.bytes_per_s, root))
-        probed = bool(log.read().probe)
+        costs, probed = costs_here(cpus, policy.words, peak.bytes_per_s, root)
     return Machine(
-        available=min((available if bound is None else min(bound, available)) + freed, total),
+        available=available,
         total=total,
         peak=peak.bytes_per_s if peak is not None else 0.0,
         peak_source=peak.source if peak is not None else problem or NOT_MEASURED,
-        profile=profile,
-        source=source or (_usual_source(peak) if peak is not None else ""),
-        fitted=bool(source),
+        profile=costs.profile if costs is not None else None,
+        source=(costs.source if costs is not None else "") or (_usual_source(peak) if peak is not None else ""),
+        factors=costs.factors if costs is not None else {},
+        fitted=costs is not None and bool(costs.source),
         probed=probed,
         cache_bytes=topology.l3_bytes(cpus),
     )
 
 
+def memory_here(settings: Settings, loaded: ModelInfo | None = None) -> int:
+    """Return the bytes that a model may take, with the memory policy of the settings and `loaded` unloaded."""
+    from cpuchat.hardware.topology import read_topology
+
+    return _memory(_place(settings, read_topology())[1], settings, loaded, Path("/"))[0]
+
+
+def _memory(policy: Policy | None, settings: Settings, loaded: ModelInfo | None, root: Path) -> tuple[int, int]:
+    """Return the available and the total memory."""
+    from cpuchat.hardware.memory import available_bytes, available_on, total_bytes
+
+    total, available = total_bytes(root), available_bytes(root)
+    if policy is not None and policy.mode == "bind":
+        # The kernel kills a process that wants more than the nodes it is bound to have.
+        bound = available_on(policy.nodes, root)
+        available = available if bound is None else min(bound, available)
+    freed = unloaded_bytes(loaded, settings.load_options()) if loaded is not None else 0
+    return min(available + freed, total), total
+
+
+def cost_log(settings: Settings, root: Path = Path("/")) -> CostLog | None:
+    """Return what is known of passes on the cores of the settings; None where these are not there."""
+    from cpuchat.hardware.topology import read_topology
+
+    cpus, policy, _ = _place(settings, read_topology(root))
+    return CostLog(cpus, policy.words, root) if cpus and policy is not None else None
+
+
 def _usual_source(peak: Peak) -> str:
     share = usual().decode["here"].value
     return f"{100 * share:.0f} % of {gigabytes(peak.bytes_per_s)}, {peak.source}; passes not measured"
+
+
+def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = Path("/")) -> tuple[Costs, bool]:
+    """Return what passes cost on cores that read `bandwidth` bytes per second together, and whether a probe tells it:
+    of these cores, or scaled from that of others.
+    """
+    from cpuchat.hardware.bandwidth.peaks import known_peak
+    from cpuchat.hardware.topology import read_topology
+
+    log, start = CostLog(cpus, memory, root), usual_here(cpus, bandwidth, root)
+    if log.read().probe:
+        return log.costs(start), True
+    near = log.nearest_probe()
+    peak = known_peak(near.cpus, near.memory, root=root, disturbed=False) if near is not None else None
+    if near is None or peak is None:
+        return log.costs(start), False
+    topology = read_topology(root)
+    other = near.costs(usual_here(near.cpus, peak.bytes_per_s, root))
+    scaled = on_other_cores(
+        other.profile, read=bandwidth / peak.bytes_per_s, compute=topology.n_cores(cpus) / topology.n_cores(near.cpus)
+    )
+    costs = log.costs(scaled)
+    source = " and ".join(filter(None, (f"{other.source}, scaled to {len(cpus)}", costs.source)))
+    return costs._replace(source=source), True
 
 
 def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) -> CostProfile:
@@ -118,22 +171,21 @@ def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) ->
 
 def compute_rate(model: ModelInfo, memory: str = "") -> float:
     """Return the tok/s of a loaded model if only computing took time, in passes as long as micro-batches, by the cost
-    model; 0 before a probe of its cores.
+    model; 0 before any probe.
 
     Args:
         memory: the worker's memory policy, in the words of `mempolicy`.
     """
     from cpuchat.hardware.bandwidth.peaks import known_peak
 
-    log, peak = CostLog(model.cpus, memory), known_peak(model.cpus, memory, disturbed=False)
-    if peak is None or not log.read().probe:
+    peak = known_peak(model.cpus, memory, disturbed=False)
+    costs, probed = costs_here(model.cpus, memory, peak.bytes_per_s) if peak is not None else (None, False)
+    if costs is None or not probed:
         return 0.0
     try:
-        work = model_work(read_model(Path(model.path)), n_experts=model.n_expert_used)
+        return compute_ceiling(costs.profile, loaded_work(model), N_PAST)
     except CpuchatError:  # its file no longer exists
         return 0.0
-    profile, _ = log.profile(usual_here(model.cpus, peak.bytes_per_s))
-    return compute_ceiling(profile, work, N_PAST)
 
 
 def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = None) -> None:
@@ -146,7 +198,7 @@ def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = 
     if header.is_projector or not header.tensors:
         what = "a multimodal projector" if header.is_projector else "a vocabulary without weights"
         raise ModelUnsupported(f"{path.name} is {what}.", "Choose a language model.")
-    available = this_machine(settings, loaded=loaded).available
+    available = memory_here(settings, loaded)
     check_fit(plan_memory(header, options, available)[0], available, header, options)
 
 

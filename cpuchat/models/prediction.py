@@ -25,6 +25,7 @@ Fit = Literal["fits", "tight", "too large"]
 TOO_SLOW = 1.0
 """tok/s below which a model counts as too slow: a paragraph takes minutes."""
 _SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000
+_MUCH = 0.02  # of a factor that a model has of its own, from which it is told
 # KV cache and buffers of a model of which only the size is known, as a share of its weights: at 8,192 tokens it is 0.25
 # for a Q4_K_M file of 0.5B parameters (Qwen2.5), 0.1 to 0.2 for 7B to 32B, 0.06 for 70B (Llama 3).
 _BESIDE_SHARE, _BESIDE_MOST = 0.2, 3_000_000_000
@@ -164,6 +165,7 @@ def _by_header(
         draft_memory(draft, options, need.n_ctx) if draft is not None else None,
         work,
         context_that_fits=largest_context(header, options, machine.available, draft),
+        factor=machine.factor_of(header.path) if exact else 1.0,
         exact=exact,
     )
 
@@ -183,7 +185,8 @@ def estimate_local(model: LocalModel, machine: Machine) -> Prediction:
     """Predict a model on this machine without opening its file: the speed by its header as the library has it, the
     memory by its size."""
     known = model.work is not None
-    return _judged(machine, _need_of(model.size), None, local_work(model), exact=False, exact_work=known)
+    return _judged(machine, _need_of(model.size), None, local_work(model), factor=machine.factor_of(model.path),
+                   exact=False, exact_work=known)  # fmt: skip
 
 
 def local_work(model: LocalModel, id: str = "") -> ModelWork:
@@ -212,15 +215,17 @@ def _judged(
     work: ModelWork,
     *,
     context_that_fits: int = 0,
+    factor: float = 1.0,
     exact: bool = True,
     exact_work: bool = False,
 ) -> Prediction:
+    """Predict the speed of `work` where it fits; its passes take `factor` times as long as by the profile."""
     needed = need.least + (draft_need.least if draft_need is not None else 0)
     verdict: Fit = "too large"
     if needed <= machine.available:
         verdict = "fits" if needed + spare_bytes(machine.total) <= machine.available else "tight"
     n_past = min(N_PAST, need.n_ctx) if need.n_ctx else N_PAST
-    tok_s, basis = _speed(work, n_past, machine)
+    tok_s, basis = _speed(work, n_past, machine, factor)
     if verdict == "too large":
         tok_s, basis = None, "does not fit: weights would be read from disk"
     return Prediction(
@@ -243,7 +248,7 @@ def spare_bytes(total: float) -> int:
     return max(round(_SPARE_SHARE * total), _SPARE_BYTES)
 
 
-def _speed(work: ModelWork, n_past: int, machine: Machine) -> tuple[float | None, str]:
+def _speed(work: ModelWork, n_past: int, machine: Machine, factor: float) -> tuple[float | None, str]:
     """Return tok/s and the basis, or None and why."""
     if machine.profile is None:
         return None, machine.peak_source
@@ -251,4 +256,6 @@ def _speed(work: ModelWork, n_past: int, machine: Machine) -> tuple[float | None
     rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes))
     per_token = gigabytes(round(bytes_read(work, 1, n_past)))
     takes = units.takes(cost.limit, cost.limit_share)
-    return 1 / cost.seconds, f"{rate} GB/s ({machine.source}) ÷ {per_token} GB per token; {takes}"
+    own = f"; × {1 / factor:.2f} in your chats with it" if abs(factor - 1) > _MUCH else ""
+    basis = f"{rate} GB/s ({machine.source}) ÷ {per_token} GB per token; {takes}{own}"
+    return 1 / (factor * cost.seconds), basis

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
+
 from cpuchat.costmodel.work import Attention, ModelWork, Weights, by_type
-from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.traffic import TABLES, attention_madds, is_used, traffic_of
+from cpuchat.protocol import ModelInfo
 
 N_PAST = 650
 """Tokens in the context at which speed is predicted: the middle of an answer of 300 tokens to a prompt of 500."""
@@ -48,6 +53,27 @@ def model_work(
             Attention(part.bytes_per_token, madds.get(part.window, 0), part.window, part.step) for part in traffic.kv
         ),
     )
+
+
+def loaded_work(model: ModelInfo) -> ModelWork:
+    """Return the work of a loaded model, with the KV cache and the attention that it was loaded with.
+
+    Raises:
+        ModelNotFound, ModelDamaged: its file is gone or has changed.
+    """
+    cache = model.traffic.kv if model.traffic is not None else ()
+    work = model_work(
+        read_model(Path(model.path)),
+        n_experts=model.n_expert_used,
+        flash_attn=all(part.step == 1 for part in cache),
+    )
+    if [part.window for part in cache] != [one.window for one in work.attention]:
+        return work
+    attention = tuple(
+        msgspec.structs.replace(one, nbytes=part.bytes_per_token)
+        for one, part in zip(work.attention, cache, strict=True)
+    )
+    return msgspec.structs.replace(work, attention=attention)
 
 
 def _weights(tensor: TensorInfo) -> Weights:

@@ -17,7 +17,6 @@ from cpuchat.hardware.topology import read_topology
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import Machine
 from cpuchat.protocol import TextDelta
 from cpuchat.settings import Settings
 from tests.hardware.trees import make_tree
@@ -159,8 +158,7 @@ def test_what_both_map_is_counted_once(tmp_path: Path) -> None:
 
 
 def machine_with(monkeypatch: pytest.MonkeyPatch, available: float) -> None:
-    found = Machine(available=int(available), total=64_000_000_000)
-    monkeypatch.setattr("cpuchat.compare.together.this_machine", lambda _: found)
+    monkeypatch.setattr("cpuchat.compare.together.memory_here", lambda _: int(available))
 
 
 def test_what_fits_together_has_one_context(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cpuchat.costmodel.fit import KNOTS, Observation, knots
+from collections.abc import Sequence
+
+from cpuchat.costmodel.observations import KNOTS, Observation
 from cpuchat.costmodel.passes import pass_cost
 from cpuchat.costmodel.profile import CostProfile, Rate
 from cpuchat.costmodel.work import ACTIVATIONS, KV, ModelWork
@@ -36,6 +38,11 @@ def two_cores(overlap: float = 4.0) -> CostProfile:
         ),
         overlap=overlap,
     )
+
+
+def knots(types: Sequence[str], rate: float) -> tuple[Rate, ...]:
+    """Return rates at `KNOTS` to start a fit from."""
+    return tuple(Rate(kind, tuple((n, rate) for n in KNOTS)) for kind in types)
 
 
 def guess() -> CostProfile:

@@ -18,10 +18,13 @@ from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
 from cpuchat.models.gguf.header import read_model
+from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.machine import compute_rate, this_machine, usual_here
-from cpuchat.models.work import N_PAST, model_work
-from cpuchat.protocol import ModelInfo
+from cpuchat.models.machine import compute_rate, costs_here, this_machine, usual_here
+from cpuchat.models.prediction import estimate_local, predict
+from cpuchat.models.traffic import traffic_of
+from cpuchat.models.work import N_PAST, loaded_work, model_work
+from cpuchat.protocol import LoadOptions, ModelInfo
 from cpuchat.settings import parse
 from cpuchat.synthetic.model import write_model
 from cpuchat.timings import Timings
@@ -68,7 +71,7 @@ def test_other_cores_have_other_costs() -> None:
 
 def test_another_build_of_the_engine_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     CostLog(CPUS).probed(probe(two_cores()))
-    monkeypatch.setattr("cpuchat.models.costs._engine_build", lambda: "another")
+    monkeypatch.setattr("cpuchat.models.costs.engine_fingerprint", lambda: "another")
     assert CostLog(CPUS).profile(START) == (START, "")
 
 
@@ -104,6 +107,66 @@ def test_an_answer_beside_other_load_does_not_replace_a_faster_one(small: Path) 
         CostLog(CPUS).answered(model, msgspec.structs.replace(timings, predicted_ms=slower * timings.predicted_ms))
     ((one,),) = CostLog(CPUS).read().chats.values()
     assert 1 / one.seconds == pytest.approx(timings.predicted_per_second)
+
+
+def test_what_stays_slower_replaces_what_was_faster(small: Path) -> None:
+    model, timings = chatted(small, pass_ms=())
+    ms = timings.predicted_ms
+    slow = [msgspec.structs.replace(timings, predicted_ms=by * ms) for by in (1.6, 1.5, 1.7, 1.65, 1.62)]
+    rates: list[float] = []
+    for one in (timings, *slow[:4], timings, *slow):
+        CostLog(CPUS).answered(model, one)
+        ((kept,),) = CostLog(CPUS).read().chats.values()
+        rates.append(1 / kept.seconds)
+    assert rates[-2] == pytest.approx(rates[0])  # four in a row are not enough, and a fast one ends them
+    assert rates[-1] == pytest.approx(rates[0] / 1.5)
+
+
+def test_a_model_that_is_slower_than_others_is_predicted_so(small: Path) -> None:
+    cpus = choose_cores(read_topology(), "auto", 1).cpus
+    remember(ReadBandwidth(cpus=cpus, bytes_per_s=25e9, rounds=(25e9,)))
+    CostLog(cpus).probed(probe(two_cores()))
+    header, settings = read_model(small), parse("[engine]\nthreads = 1\n")
+    before = predict(header, LoadOptions(), this_machine(settings))
+    model, timings = chatted(small, pass_ms=(), cpus=cpus)
+    UsageLog().answered(model, msgspec.structs.replace(timings, predicted_ms=1.3 * timings.predicted_ms))
+    after = predict(header, LoadOptions(), this_machine(settings))
+    assert before.tok_s is not None and after.tok_s is not None
+    assert before.tok_s / after.tok_s == pytest.approx(1.3, rel=0.1)
+    assert "in your chats with it" in after.basis and "your chats" not in before.basis
+    local = LocalModel(path=small, name="s", source="folder", quantization="Q8_0", size=header.file_size)
+    machine = this_machine(settings)
+    other = msgspec.structs.replace(local, path=small.with_name("other.gguf"))
+    ratio = estimate_local(other, machine).tok_s, estimate_local(local, machine).tok_s
+    assert ratio[0] is not None and ratio[1] is not None
+    assert ratio[0] / ratio[1] == pytest.approx(1.3, rel=0.1)
+
+
+def test_a_chat_counts_with_the_cache_and_the_attention_that_were_loaded(small: Path) -> None:
+    header = read_model(small)
+    for changes in ({"type_k": "q8_0", "type_v": "q8_0"}, {"flash_attn": False}):
+        loaded = msgspec.structs.replace(info(small), traffic=traffic_of(header, **changes))
+        assert loaded_work(loaded) == model_work(header, **changes)
+    assert loaded_work(info(small)) == model_work(header)
+
+
+def test_other_cores_are_scaled_from_the_probe_that_shares_most_with_them() -> None:
+    """Tuning may choose fewer cores than the probe measured."""
+    topology = read_topology()
+    cpus = choose_cores(topology, "auto").cpus
+    if len(cpus) < 2:
+        pytest.skip("needs two cores")
+    one, every = cpus[:1], cpus
+    CostLog(every, "local").probed(probe(two_cores()))
+    CostLog((9_998, 9_999), "local").probed(probe(two_cores()))
+    remember(ReadBandwidth(cpus=every, bytes_per_s=30e9, rounds=(30e9,)), "local")
+    costs, probed = costs_here(one, "local", 15e9)
+    whole, _ = costs_here(every, "local", 30e9)
+    assert probed and costs.source == f"probe of {len(every)} cores, scaled to 1"
+    large = work("8b", "Q4_K_M")
+    halved = decode_rate(costs.profile, large) / decode_rate(whole.profile, large)
+    assert halved == pytest.approx(0.5, rel=0.1)
+    assert compute_ceiling(costs.profile, large) == pytest.approx(compute_ceiling(whole.profile, large) / len(every))
 
 
 def test_a_disturbed_chat_with_a_small_model_changes_no_other_prediction(small: Path) -> None:

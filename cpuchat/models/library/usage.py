@@ -67,23 +67,25 @@ class UsageLog:
                 changes["plain_tok_s"] = plain
             return msgspec.structs.replace(usage, **changes)
 
-        self._change(Path(model.path), changed)
-        CostLog(model.cpus, memory).answered(model, timings)
+        key = self._change(Path(model.path), changed)
+        CostLog(model.cpus, memory).answered(model, timings, key)
 
     def read(self) -> UsageSnapshot:
         """Return all entries as they are now."""
         return UsageSnapshot(self._cache.read())
 
-    def _change(self, path: Path, change: Callable[[Usage], Usage]) -> None:
+    def _change(self, path: Path, change: Callable[[Usage], Usage]) -> str:
+        """Change the entry of a model; returns its key, "" when its file no longer exists."""
         try:
             key = stat_fingerprint(model_files(path), with_times=False)
-        except OSError:  # it no longer exists
-            return
+        except OSError:
+            return ""
 
         def put_last(entries: dict[str, Usage]) -> None:
             entries[key] = change(entries.pop(key, Usage()))
 
         self._cache.update(put_last)
+        return key
 
 
 class UsageSnapshot:
