@@ -7,7 +7,6 @@ another of these they are not used.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +19,7 @@ from cpuchat.errors import CpuchatError
 from cpuchat.files import JsonCache
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.topology import Topology, read_topology
-from cpuchat.models.fingerprint import file_fingerprint, stat_fingerprint
+from cpuchat.models.fingerprint import engine_fingerprint, file_fingerprint
 from cpuchat.settings import Changes, Settings, with_changes
 
 GROUPS: Final = (
@@ -33,6 +32,8 @@ GROUPS: Final = (
 """Settings that only make sense together."""
 _PLACEMENT: Final = ("engine.threads", "engine.cores", "engine.memory", "speculation.draft_cores")
 _DEFAULTS: Final = Settings()
+MEASURED: Final = ("engine.threads", "engine.cores")
+"""Settings that are measured even if the user set them: nobody knows in advance how many threads are best."""
 
 
 class TunedChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,18 +46,24 @@ class TunedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
-    """What tuning found for one model. `changes` as `settings.update` takes them; `taken` in seconds since 1970."""
+    """What tuning found for one model. `changes` as `settings.update` takes them; `replaced`: values by key
+    that the user had set when they were measured; `taken` in seconds since 1970.
+    """
 
     model: str
     changes: dict[str, dict[str, Any]]
+    replaced: dict[str, Any] = {}
     choices: tuple[TunedChoice, ...] = ()
     taken: float = msgspec.field(default_factory=time.time)
 
     def applied_to(self, chosen: Settings) -> Settings:
         """Return a copy of `chosen` in which tuned values replace defaults. What the user set wins, with all that
-        belongs to it."""
-        keys = [key for group in GROUPS if not set_keys(chosen, group) for key in group]
+        belongs to it, unless that is `replaced`: it was measured and others were faster."""
+        keys = [key for group in GROUPS if self._may_change(chosen, group) for key in group]
         return with_changes(chosen, _only(self.changes, keys))
+
+    def _may_change(self, chosen: Settings, group: Iterable[str]) -> bool:
+        return all(value_of(chosen, key) == self.replaced.get(key) for key in set_keys(chosen, group))
 
     def choice_of(self, key: str) -> TunedChoice | None:
         """Return the choice that changed a setting, or what belongs to it."""
@@ -124,19 +131,15 @@ class TunedSettings:
     def _key(self, model: Path) -> str:
         topology = self._topology or read_topology()
         machine = (topology.name, format_cpu_list(topology.allowed), topology.quota)
-        parts = (file_fingerprint(model), machine, _engine_build())
+        parts = (file_fingerprint(model), machine, engine_fingerprint())
         return hashlib.blake2b(msgspec.json.encode(parts), digest_size=12).hexdigest()
 
 
-def _engine_build() -> str:
-    """Identify the installed engine by its libraries, without loading them; "" if there is none."""
-    found = importlib.util.find_spec("llama_cpp")
-    if found is None or found.origin is None:
-        return ""
-    try:
-        return stat_fingerprint(sorted((Path(found.origin).parent / "lib").glob("lib*")))
-    except OSError:
-        return ""
+def tuned_settings(model: Path, chosen: Settings) -> Settings:
+    """Return the settings with which a model is loaded: with what tuning found for it. Reads a sample of its file where
+    models are tuned."""
+    found = TunedSettings().find(model)
+    return found.applied_to(chosen) if found is not None else chosen
 
 
 def _only(changes: Changes, keys: Iterable[str]) -> Changes:

@@ -13,9 +13,9 @@ import msgspec
 from cpuchat.errors import UsageError
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement import candidates as placements
-from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
+from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
 from cpuchat.hardware.topology import Topology
-from cpuchat.models.tuned import GROUPS, differences, set_keys, value_of
+from cpuchat.models.tuned import GROUPS, MEASURED, differences, set_keys, value_of
 from cpuchat.protocol import CacheType
 from cpuchat.settings import Changes, Settings, with_changes
 from cpuchat.telemetry.units import plural
@@ -24,8 +24,6 @@ UBATCHES: Final = (128, 256, 512, 1024)
 UBATCH_SECONDS: Final = 8.0
 DEEP_SECONDS: Final = 3.5
 """Of prefill: attention only weighs with many tokens in the KV cache."""
-DEPTHS: Final = (4, 8)
-"""Fixed draft depths to try; the adaptive one is the default."""
 _QUANTIZED: Final = tuple(name for name in get_args(CacheType) if name not in ("f32", "f16", "bf16"))
 
 
@@ -54,6 +52,21 @@ class Choice:
     test: Literal["both", "prefill", "texts"] = "both"
     needs_consent: bool = False
     skipped: str = ""
+
+
+def possible(topology: Topology, chosen: Settings) -> Settings:
+    """Return the settings without their number of threads where that is more than this machine can run.
+
+    Raises:
+        UsageError: cores or memory policy that it does not have.
+    """
+    try:
+        place(topology, PlacementSpec.of(chosen))
+    except PlacementError as error:
+        if [*error.problems] != ["threads"]:
+            raise
+        return with_changes(chosen, {"engine": {"threads": 0}})
+    return chosen
 
 
 def thread_choice(topology: Topology, chosen: Settings) -> Choice:
@@ -139,22 +152,30 @@ def kv_choice(chosen: Settings) -> Choice:
 
 
 def drafter_choice(chosen: Settings, draft: str) -> Choice:
-    """The drafters and a limit of the draft depth; `draft` names the draft model, "" for none."""
+    """All drafters, those that need no draft model, none; with adaptive depth. `draft` names the draft model, "" for
+    none."""
     keys, here = ("speculation.drafters", "speculation.depth"), Candidate(drafter_words(chosen), chosen)
-    if not draft:
-        return Choice("drafters", keys, here, skipped="no draft model on this machine")
-    found: list[Candidate] = []
-    for drafters, depth in (("auto", 0), ("free", 0), *(("auto", n) for n in DEPTHS)):
-        other = with_changes(chosen, {"speculation": {"drafters": drafters, "depth": depth}})
-        if other != chosen:
+    known, found = {_drafting(chosen, draft)}, list[Candidate]()
+    for drafters in ("auto", "free", "off"):
+        other = with_changes(chosen, {"speculation": {"drafters": drafters, "depth": 0}})
+        if _drafting(other, draft) not in known:
+            known.add(_drafting(other, draft))
             found.append(Candidate(drafter_words(other), other))
     return Choice("drafters", keys, here, tuple(found), test="texts")
 
 
+def _drafting(chosen: Settings, draft: str) -> tuple[object, ...]:
+    """Return which of the drafters can draft, and how deep."""
+    section = chosen.speculation
+    names = [name for name in section.speculation().drafters if draft or name != "draft"]
+    return tuple(names), section.depth if names else 0
+
+
 def without_what_is_set(choice: Choice, wanted: Settings) -> Choice:
-    """Return the choice without candidates where the user's settings decide it: what the user set is never
+    """Return the choice without candidates where the user's settings decide it: of these, only `MEASURED` ones are
     replaced."""
     keys = [key for group in GROUPS if {*group} & {*choice.keys} for key in set_keys(wanted, group)]
+    keys = [key for key in keys if key not in MEASURED]
     if choice.skipped or not keys:
         return choice
     what = ", ".join(f"{key.partition('.')[2]} = {value_of(wanted, key)}" for key in keys)
@@ -177,9 +198,9 @@ def kv_words(chosen: Settings) -> str:
 
 
 def drafter_words(chosen: Settings) -> str:
-    """`auto, adaptive depth`, `auto, depth 4`, `free, adaptive depth`."""
-    depth = chosen.speculation.depth
-    return f"{chosen.speculation.drafters}, {f'depth {depth}' if depth else 'adaptive depth'}"
+    """`auto, adaptive depth`, `auto, depth 4`, `off`."""
+    depth, drafters = chosen.speculation.depth, chosen.speculation.drafters
+    return "off" if drafters == "off" else f"{drafters}, {f'depth {depth}' if depth else 'adaptive depth'}"
 
 
 def changed_keys(before: Settings, after: Settings) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ class Measurer:
             Interrupted: stopped.
             CpuchatError: it cannot be loaded or measured.
         """
-        if await self._load(chosen, draft):
+        if await self._load(chosen, draft, calibrate=choice.test == "texts"):
             await self._answer(self._text[: _WARM_UP[0]], _WARM_UP[1])
         factor = _LONGER ** (rung - 1)
         if choice.test == "texts":
@@ -161,14 +161,16 @@ class Measurer:
                     return event.timings
         raise MeasureFailed("The measurement returned no figures.")
 
-    async def _load(self, chosen: Settings, draft: str) -> bool:
-        """Load the model if it is not loaded so; returns whether it was. Raises CpuchatError."""
+    async def _load(self, chosen: Settings, draft: str, *, calibrate: bool = False) -> bool:
+        """Load the model if it is not loaded so; returns whether it was. Raises CpuchatError.
+
+        Args:
+            calibrate: measure what passes cost, which adaptive draft depths need.
+        """
         if self._stopped:
             raise Interrupted("Stopped.")
         options = chosen.load_options(draft)
-        options = msgspec.structs.replace(
-            options, n_ctx=options.n_ctx or _CTX, probe=False, calibrate=options.calibrate and bool(draft)
-        )
+        options = msgspec.structs.replace(options, n_ctx=options.n_ctx or _CTX, probe=False, calibrate=calibrate)
         wanted = options, PlacementSpec.of(chosen)
         if self._loaded == wanted and self._backend.model is not None:
             return False

@@ -38,7 +38,8 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of tuning one model.
 
     `decode` and `prefill` are tok/s (before, after), None where not measured. `changes`: all settings that are tuned
-    now, as `settings.update` takes them. `stopped`: by the user; `out_of_time`: some choices were not measured.
+    now, as `settings.update` takes them, and `replaced` as in `Tuned`. `stopped`: by the user; `out_of_time`: some
+    choices were not measured.
     """
 
     model: str
@@ -46,6 +47,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[ChoiceResult, ...]
     changes: dict[str, dict[str, Any]]
     seconds: float
+    replaced: dict[str, Any] = {}
     decode: tuple[float, float] | None = None
     prefill: tuple[float, float] | None = None
     stopped: bool = False
@@ -70,7 +72,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
         replaced = {key for one in new for key in one.keys}
         old = earlier.choices if earlier is not None else ()
         old = [one for one in old if not replaced & {*one.keys} and tuned & {*one.keys}]
-        return Tuned(model=self.model, changes=self.changes, choices=(*old, *new))
+        return Tuned(model=self.model, changes=self.changes, replaced=self.replaced, choices=(*old, *new))
 
 
 def _named(one: ChoiceResult) -> str:

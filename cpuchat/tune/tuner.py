@@ -12,18 +12,19 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from cpuchat.errors import CpuchatError, Interrupted
-from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.library.library import Library
-from cpuchat.models.tuned import TunedSettings, differences
+from cpuchat.models.tuned import MEASURED, TunedSettings, differences, set_keys, value_of
 from cpuchat.settings import Settings
+from cpuchat.telemetry.units import plural
 from cpuchat.tune import candidates
 from cpuchat.tune.candidates import Candidate, Choice, changed_keys
 from cpuchat.tune.halving import Finding, Halving, Speed
@@ -111,7 +112,10 @@ class Tuner:
         earlier = await asyncio.to_thread(self._kept.find, self._path)
         chosen = earlier.applied_to(self._wanted) if earlier is not None else self._wanted
         topology = await asyncio.to_thread(read_topology)
-        place(topology, PlacementSpec.of(chosen))
+        possible = candidates.possible(topology, chosen)
+        if possible != chosen:
+            self._done(_too_many_threads(topology, chosen, possible))
+        chosen = possible
         self._draft = await asyncio.to_thread(self._find_draft, chosen)
         try:
             self._note("loading the model")
@@ -133,13 +137,15 @@ class Tuner:
     def _choices(self, topology: Topology) -> Sequence[Callable[[Settings], Choice]]:
         """Return what makes the choices, in their order; each is made for the settings as they are then."""
         most = min(int(candidates.UBATCH_SECONDS * self._about.prefill), self._measurer.most_tokens)
+        drafters = partial(candidates.drafter_choice, draft=self._draft)
+        # Without a draft model little depends on the drafters: they come last, when the time may be over.
+        last = (drafters, candidates.kv_choice) if self._draft else (candidates.kv_choice, drafters)
         return (
             lambda chosen: candidates.thread_choice(topology, chosen),
             lambda chosen: candidates.memory_choice(topology, chosen),
             candidates.attention_choice,
             lambda chosen: candidates.ubatch_choice(chosen, most),
-            lambda chosen: candidates.drafter_choice(chosen, self._draft),
-            candidates.kv_choice,
+            *last,
         )
 
     def _find_draft(self, chosen: Settings) -> str:
@@ -214,6 +220,7 @@ class Tuner:
             prompt_share=self._share,
             choices=tuple(done),
             changes=differences(self._wanted, chosen),
+            replaced={key: value_of(self._wanted, key) for key in set_keys(self._wanted, MEASURED) if key in MEASURED},
             seconds=self.seconds,
             decode=decode,
             prefill=prefill,
@@ -233,3 +240,15 @@ class Tuner:
     def _note(self, what: str) -> None:
         self.progress.what, self.progress.seconds = what, self.seconds
         self.tell()
+
+
+def _too_many_threads(topology: Topology, wanted: Settings, chosen: Settings) -> ChoiceResult:
+    """Return the choice of a number of threads in the place of one that cannot be loaded."""
+    now = candidates.thread_choice(topology, chosen).now.words
+    return ChoiceResult(
+        name="threads",
+        before=plural(wanted.engine.threads, "thread"),
+        after=now,
+        adopted=True,
+        keys=changed_keys(wanted, chosen),
+    )

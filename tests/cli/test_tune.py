@@ -85,10 +85,10 @@ def test_the_old_names_of_the_system_commands_work(monkeypatch: pytest.MonkeyPat
 
 
 def test_ctrl_c_stops_it(slow_model: Path) -> None:
-    settings.update({"engine": {"threads": 1}})  # the first choice is made at once
+    settings.update({"engine": {"memory": "local"}})  # the first choice is made at once
     process = start("tune", str(slow_model))
     assert process.stderr is not None
-    assert b"set by you: threads = 1" in process.stderr.readline()
+    assert b"set by you: memory = local" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130, out

@@ -54,7 +54,7 @@ def test_it_belongs_to_the_content_and_the_machine(tiny_model: Path, tmp_path: P
 
 def test_another_build_of_the_engine_is_not_tuned(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TunedSettings().put(tiny_model, TUNED)
-    monkeypatch.setattr("cpuchat.models.tuned._engine_build", lambda: "another")
+    monkeypatch.setattr("cpuchat.models.tuned.engine_fingerprint", lambda: "another")
     assert TunedSettings().find(tiny_model) is None
 
 

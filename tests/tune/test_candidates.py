@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cpuchat.errors import UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.settings import Settings, with_changes
@@ -64,22 +65,39 @@ def test_micro_batches_are_no_longer_than_the_prompt() -> None:
     assert candidates.ubatch_choice(Settings(), 100).skipped
 
 
-def test_drafters_need_a_draft_model() -> None:
-    assert candidates.drafter_choice(Settings(), "").skipped
-    words = [one.words for one in candidates.drafter_choice(Settings(), "draft.gguf").candidates]
-    assert words == ["free, adaptive depth", "auto, depth 4", "auto, depth 8"]
+def test_drafters_are_compared_with_fewer_and_with_none() -> None:
+    def tried(draft: str, **now: object) -> list[str]:
+        chosen = with_changes(Settings(), {"speculation": now})
+        return [one.words for one in candidates.drafter_choice(chosen, draft).candidates]
+
+    assert tried("draft.gguf") == ["free, adaptive depth", "off"]
+    assert tried("draft.gguf", depth=4) == ["auto, adaptive depth", "free, adaptive depth", "off"]
+    assert tried("") == ["off"]  # without a draft model, all are the free ones
+    assert tried("", drafters="off") == ["auto, adaptive depth"]
 
 
 @pytest.mark.parametrize(
     ("changes", "skipped"),
     [
-        ({"engine": {"threads": 3}}, "set by you: threads = 3"),
+        ({"engine": {"threads": 3}}, ""),
+        ({"engine": {"threads": 3, "memory": "local"}}, "set by you: memory = local"),
         ({"speculation": {"draft_cores": "shared"}}, "set by you: draft_cores = shared"),
         ({"engine": {"ctx": 2048}}, ""),
     ],
 )
-def test_what_the_user_set_is_left_alone(tmp_path: Path, changes: dict[str, dict[str, object]], skipped: str) -> None:
+def test_what_the_user_set_is_left_alone_but_for_threads(
+    tmp_path: Path, changes: dict[str, dict[str, object]], skipped: str
+) -> None:
     topology, wanted = machine(tmp_path, NAMES[0]), with_changes(Settings(), changes)
     choice = candidates.without_what_is_set(candidates.thread_choice(topology, wanted), wanted)
     assert choice.skipped == skipped
     assert bool(choice.candidates) != bool(skipped)
+
+
+def test_more_threads_than_can_run_are_replaced_by_one_per_core(tmp_path: Path) -> None:
+    topology = machine(tmp_path, NAMES[0])
+    wanted = with_changes(Settings(), {"engine": {"threads": 9_999}})
+    assert candidates.possible(topology, wanted) == Settings()
+    assert candidates.possible(topology, Settings()) == Settings()
+    with pytest.raises(UsageError, match="4096"):
+        candidates.possible(topology, with_changes(Settings(), {"engine": {"cores": "l3:4096"}}))

@@ -25,6 +25,8 @@ def switch(services: Services) -> str:
         conversation.drafting = True
         services.save_settings({"speculation": {"drafters": "auto"}})
         return "Drafting on from the next answer. The draft model and calibration come with the next load (Ctrl+O)."
+    if conversation.in_effect.speculation.drafters == "off":
+        return "Drafting stays off: tuning found it slower with this model (F2, then F8, undoes the tuning)."
     conversation.drafting = not conversation.drafting
     if conversation.drafting:
         return "Drafting on from the next answer."
