@@ -11,7 +11,7 @@ from cpuchat.cli.models.specs import specs_of
 
 if TYPE_CHECKING:
     from cpuchat.models.library.model import LocalModel
-    from cpuchat.models.machine import Machine
+    from cpuchat.models.tuned_machine import TunedMachine
 
 _LIST_EPILOG = """The last column is what --model takes. tok/s is the last measured plain decoding speed; ≈ marks a
 prediction. To search more folders, name them in config.toml:
@@ -33,6 +33,7 @@ def list_models(as_json: bool) -> int:
     from cpuchat.cli.terminal import echo_table
     from cpuchat.models.library.library import Library
     from cpuchat.models.machine import NOT_PROBED, this_machine
+    from cpuchat.models.tuned_machine import TunedMachine
 
     chosen = settings.load()
     found = Library(chosen.model.folders).local_models()
@@ -49,7 +50,8 @@ def list_models(as_json: bool) -> int:
         click.echo("cpuchat: No models found. Search for some: cpuchat models search WORDS.", err=True)
         return 0
     machine = this_machine(chosen)
-    rows = [_row(model, spec, machine) for model, spec in zip(found, specs, strict=True)]
+    tuned = TunedMachine(chosen, machine)
+    rows = [_row(model, spec, tuned) for model, spec in zip(found, specs, strict=True)]
     echo_table([_HEADINGS, *rows], right=(2, 4, 5, 6))
     if machine.profile is None:
         click.echo(f"cpuchat: No predicted speed: {machine.peak_source}.", err=True)
@@ -58,7 +60,7 @@ def list_models(as_json: bool) -> int:
     return 0
 
 
-def _row(model: LocalModel, spec: str, machine: Machine) -> tuple[str, ...]:
+def _row(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
     from cpuchat.telemetry.units import size
 
     if model.damaged is not None:
@@ -74,7 +76,7 @@ def _row(model: LocalModel, spec: str, machine: Machine) -> tuple[str, ...]:
         model.quantization,
         f"{model.n_ctx_train:,}" if model.n_ctx_train else "",
         size(model.size),
-        _speed(model, machine),
+        _speed(model, tuned),
         _day(model.last_used),
         spec if model.has_template else f"{spec} (no chat template)",
     )
@@ -90,7 +92,7 @@ def _parameters(model: LocalModel) -> str:
     return parameters(model.n_params) + active
 
 
-def _speed(model: LocalModel, machine: Machine) -> str:
+def _speed(model: LocalModel, tuned: TunedMachine) -> str:
     """Return `31.2` as measured, `≈41` as predicted, `≈0.4 (too slow)` or `too large`."""
     from cpuchat.models.prediction import estimate_local
     from cpuchat.present.prediction import verdict
@@ -98,7 +100,7 @@ def _speed(model: LocalModel, machine: Machine) -> str:
 
     if model.measured_tok_s:
         return rate(model.measured_tok_s)
-    expected = estimate_local(model, machine)
+    expected = estimate_local(model, tuned.of(model.path))
     if expected.tok_s is not None:
         return f"≈{about(expected.tok_s)}" + (f" ({verdict(expected)})" if expected.too_slow else "")
     return expected.verdict if expected.verdict == "too large" else ""

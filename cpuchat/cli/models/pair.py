@@ -138,9 +138,10 @@ def _expectation(target: Path, draft: Path, chosen: Settings) -> Expectation:
     from cpuchat.models.drafts.calibrations import target_costs
     from cpuchat.models.drafts.candidates import expected_pair
     from cpuchat.models.gguf.header import read_model
-    from cpuchat.models.machine import this_machine
+    from cpuchat.models.tuned_machine import machine_for
 
-    return expected_pair(read_model(target), read_model(draft), target_costs(target), this_machine(chosen))
+    machine = machine_for(target, chosen)
+    return expected_pair(read_model(target), read_model(draft), target_costs(target), machine)
 
 
 def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_hub: bool, as_json: bool) -> int:
@@ -148,10 +149,10 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_h
     from cpuchat.models.drafts.calibrations import target_costs
     from cpuchat.models.drafts.candidates import candidates, recommended
     from cpuchat.models.gguf.header import read_model
-    from cpuchat.models.machine import this_machine
+    from cpuchat.models.tuned_machine import machine_for
 
     header, costs, models = read_model(target), target_costs(target), library.local_models()
-    found = candidates(header, models, load_catalog(), costs, this_machine(chosen))
+    found = candidates(header, models, load_catalog(), costs, machine_for(target, chosen))
     found = _checked(found, header, ask_hub=ask_hub)
     best = recommended(found)
     specs = dict(zip((model.path for model in models), specs_of(models), strict=True))

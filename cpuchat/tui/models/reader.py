@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
+    from cpuchat.models.tuned_machine import TunedMachine
     from cpuchat.protocol import ModelInfo
 
 
@@ -92,8 +93,12 @@ class ModelsReader:
         return [Path(loaded.path), *drafts]
 
     def predictions(self, subjects: Mapping[str, Subject], machine: Machine) -> dict[str, Prediction]:
-        """Predict fit and speed by the same keys, from the sizes alone: no file is opened."""
-        found = {key: _estimate(subject, machine) for key, subject in subjects.items()}
+        """Predict fit and speed by the same keys, from the sizes alone; of models that are tuned, on the cores that
+        they use."""
+        from cpuchat.models.tuned_machine import TunedMachine
+
+        tuned = TunedMachine(self.settings, machine, self.loaded)
+        found = {key: _estimate(subject, machine, tuned) for key, subject in subjects.items()}
         return {key: prediction for key, prediction in found.items() if prediction is not None}
 
     def known_here(self, catalog: Catalog, local: Iterable[LocalModel]) -> frozenset[str]:
@@ -106,29 +111,32 @@ class ModelsReader:
         from cpuchat.models.drafts.choice import choose_draft
         from cpuchat.models.fit import kv_rows, row_bytes
         from cpuchat.models.prediction import predict
+        from cpuchat.models.tuned_machine import TunedMachine
 
-        options = self.settings.load_options()
+        tuned = TunedMachine(self.settings, machine, self.loaded)
+        chosen = tuned.settings(model.path)
+        options, wanted = chosen.load_options(), chosen.speculation.wanted_draft
         try:
             header = self.header(model.path)
-            draft, note = choose_draft(model.path, self.settings.speculation.wanted_draft, self.library, strict=False)
+            draft, note = choose_draft(model.path, wanted, self.library, strict=False)
             beside = self.header(draft) if draft is not None else None
         except (CpuchatError, OSError) as error:
             return ModelDetails(problem=str(error))
         return ModelDetails(
-            prediction=predict(header, options, machine, draft=beside),
+            prediction=predict(header, options, tuned.of(model.path), draft=beside),
             kv_per_token=sum(row_bytes(row, options.type_k, options.type_v) for row in kv_rows(header)),
             draft=beside.name if beside is not None else note,
         )
 
 
-def _estimate(subject: Subject, machine: Machine) -> Prediction | None:
+def _estimate(subject: Subject, machine: Machine, tuned: TunedMachine) -> Prediction | None:
     """Predict by the size of the file; None if that is unknown."""
     from cpuchat.models.prediction import estimate, estimate_local
     from cpuchat.models.shortlist import estimate_entry
 
     match subject:
         case LocalModel(damaged=None) as model if model.size:
-            return estimate_local(model, machine)
+            return estimate_local(model, tuned.of(model.path))
         case Download() as download if download.total:
             return estimate(download.total, machine, quantization=download.model.quantization)
         case CatalogModel() as model if model.size:

@@ -45,6 +45,7 @@ class DraftReader:
             ModelNotFound, ModelDamaged: the file of the loaded model is gone or has changed.
         """
         from cpuchat.models.drafts.calibrations import target_costs
+        from cpuchat.models.tuned_machine import machine_for
 
         target = self.models.header(Path(self.loaded.path))
         costs = target_costs(target.path)
@@ -52,7 +53,8 @@ class DraftReader:
             costs = msgspec.structs.replace(costs, pass_ms=self.loaded.pass_ms)
         here = self.models.local_models()
         beside = next((model.path for model in here if self.is_loaded(model.name, model.quantization)), None)
-        found = candidates(target, here, self.models.catalog(), costs, self.models.machine(),
+        machine = machine_for(target.path, self.models.settings, self.loaded)
+        found = candidates(target, here, self.models.catalog(), costs, machine,
                            acceptance=self.acceptance, beside=beside)  # fmt: skip
         return target, found
 

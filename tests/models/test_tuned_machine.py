@@ -1,0 +1,37 @@
+"""Tests what is predicted for models that are tuned: the same as when they are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
+from cpuchat.hardware.bandwidth.peaks import remember
+from cpuchat.hardware.placement.cores import choose_cores
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.machine import this_machine
+from cpuchat.models.tuned import Tuned, TunedSettings, tuned_settings
+from cpuchat.models.tuned_machine import TunedMachine, machine_for
+from cpuchat.settings import Settings, parse
+
+
+def test_a_tuned_model_has_its_own_cores_once_these_were_measured(tiny_model: Path, tmp_path: Path) -> None:
+    every, one = (choose_cores(read_topology(), "auto", n).cpus for n in (0, 1))
+    if every == one:
+        pytest.skip("needs two cores")
+    remember(ReadBandwidth(cpus=every, bytes_per_s=40e9, rounds=(40e9,)))
+    TunedSettings().put(tiny_model, Tuned(model="tiny", changes={"engine": {"threads": 1, "flash_attn": "off"}}))
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"GGUF")
+    machine = this_machine(Settings())
+    assert machine.peak == 40e9
+    assert TunedMachine(Settings(), machine).of(tiny_model) is machine
+    remember(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
+    tuned = TunedMachine(Settings(), machine)
+    assert tuned.of(other) is tuned.of(tmp_path / "gone.gguf") is machine
+    assert tuned.of(tiny_model).peak == machine_for(tiny_model, Settings()).peak == 25e9
+    assert tuned_settings(tiny_model, Settings()).load_options().flash_attn == "off"
+    assert tuned_settings(other, Settings()) == Settings()
+    chosen = parse("[engine]\nthreads = 2\n")  # what the user set wins
+    assert machine_for(tiny_model, chosen).peak == this_machine(chosen).peak
