@@ -83,7 +83,7 @@ def probe(as_json: bool, **values: Any) -> int:
         click.echo(json_line(_json(topology, found, limit) | {"costs": told}))
         return 0
     click.echo("\n".join(_lines(topology, found, limit)))
-    click.echo(f"\n{costs_measured(costs)}")
+    click.echo(f"\n{costs_measured(costs, len(placement.cpus))}")
     return 0
 
 

@@ -1,15 +1,24 @@
-"""Predicts the speed of a loaded model in each placement that this machine allows."""
+"""Predicts the speed of a loaded model in each placement that this machine allows: by the cost model, and at most."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuchat.errors import UsageError
+from cpuchat.costmodel.passes import draft_cost, pass_cost
+from cpuchat.costmodel.profile import CostProfile, on_other_cores
+from cpuchat.costmodel.work import ModelWork
+from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.hardware.placement.candidates import Candidate, candidates
-from cpuchat.hardware.placement.ceiling import Ceiling, ceiling
+from cpuchat.hardware.placement.ceiling import Ceiling, ceiling, read_rate
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
 from cpuchat.hardware.topology import Topology
+from cpuchat.models.costs import factor_of
+from cpuchat.models.dimensions import typical_work
+from cpuchat.models.machine import costs_here
+from cpuchat.models.work import N_PAST, loaded_work
 from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures
@@ -27,12 +36,15 @@ _WORTH = 1.02
 
 @dataclass(frozen=True, slots=True)
 class PlacementOption:
-    """One placement to choose. `speed` is its ceiling in a few words, "" without one; `about` is a few lines."""
+    """One placement to choose. `predicted` in tok/s (0: not known); `speed` is that or the ceiling in a few words, ""
+    without; `about` is a few lines.
+    """
 
     name: str
     spec: PlacementSpec
     recommended: bool
     ceiling: Ceiling | None
+    predicted: float
     speed: str
     about: str
 
@@ -55,6 +67,47 @@ class PlacementOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedCosts:
+    """What passes of the loaded models cost on `cpus`, those in use.
+
+    `factor`: by how much longer than by the profile the target's take; `source` is what the profile rests on.
+    """
+
+    profile: CostProfile
+    source: str
+    cpus: tuple[int, ...]
+    target: ModelWork
+    draft: ModelWork | None
+    factor: float
+
+
+def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> LoadedCosts | None:
+    """Return what passes of a loaded model cost where it runs; None where their bandwidth is not known. Reads headers
+    and may fit a profile: call it in a thread.
+
+    Args:
+        memory: the worker's memory policy, in the words of `mempolicy`.
+        root: replaces `/` in tests.
+    """
+    from cpuchat.hardware.bandwidth.peaks import known_peak
+
+    cpus = model.compute_cpus
+    peak = known_peak(cpus, memory, root=root, disturbed=False) if cpus else None
+    if peak is None:
+        return None
+    try:
+        target = loaded_work(model)
+    except CpuchatError:  # its file no longer exists
+        return None
+    costs, _ = costs_here(cpus, memory, peak.bytes_per_s, root)
+    draft = None
+    if (beside := model.draft_traffic) is not None:  # its file is not known
+        draft = typical_work(max(beside.weights + beside.experts, 1), model.draft_quantization)
+    source = costs.source or "usual of such cores: passes not measured"
+    return LoadedCosts(costs.profile, source, cpus, target, draft, factor_of(costs.factors, Path(model.path)))
+
+
+@dataclass(frozen=True, slots=True)
 class _Basis:
     """The basis of predictions, and its source."""
 
@@ -63,6 +116,7 @@ class _Basis:
     peak: float
     l3_link: float | None
     one_core: float | None
+    n_past: int
     tokens_per_pass: float
     depth: int
     source: str
@@ -76,8 +130,13 @@ def compare_placements(
     model: ModelInfo | None,
     figures: Figures,
     in_use: PlacementSpec,
+    costs: LoadedCosts | None = None,
 ) -> PlacementOptions:
-    """Return every placement that this machine allows, with the ceiling of `model` in it."""
+    """Return every placement that this machine allows, with the speed of `model` in it.
+
+    Args:
+        costs: as of `loaded_costs`; None: only ceilings by bandwidth are known.
+    """
     now = _placed(topology, in_use)
     basis, why_not = _basis(survey, theoretical, model, figures)
     options: list[PlacementOption] = []
@@ -87,14 +146,19 @@ def compare_placements(
         if not taken and now is not None and _same(candidate.placement, now):
             spec, taken = in_use, True  # other words for the same
         most = _ceiling(candidate, topology, basis, model) if basis is not None else None
+        tok_s = 0.0
+        if most is not None and basis is not None and costs is not None:
+            tok_s = _predicted(candidate, topology, basis, costs, in_use)
+            tok_s = min(tok_s, most.tok_s) if candidate.placement.is_split else tok_s  # both read the same memory
         options.append(
             PlacementOption(
                 candidate.name,
                 spec,
                 not options,
                 most,
-                _speed(candidate, most, model),
-                _about(candidate, most, basis, why_not, model),
+                tok_s,
+                _speed(candidate, most, tok_s, model),
+                _about(candidate, most, basis, why_not, model, costs.source if tok_s and costs is not None else ""),
             )
         )
     return PlacementOptions(tuple(options), _advice(options, in_use))
@@ -147,6 +211,7 @@ def _basis(
         peak,
         (link or group).bytes_per_s if (link or group) is not None else None,  # type: ignore[union-attr]
         survey.one_core.bytes_per_s if survey is not None else None,
+        figures.n_past or N_PAST,
         tokens,
         depth,
         source,
@@ -171,14 +236,51 @@ def _ceiling(candidate: Candidate, topology: Topology, basis: _Basis, model: Mod
     )
 
 
-def _speed(candidate: Candidate, most: Ceiling | None, model: ModelInfo | None) -> str:
+def _predicted(
+    candidate: Candidate, topology: Topology, basis: _Basis, costs: LoadedCosts, in_use: PlacementSpec
+) -> float:
+    """Return tok/s by the cost model, whose cores are exchanged for those of the candidate."""
+
+    def rate(cpus: Collection[int], memory: str) -> float:
+        found, _ = read_rate(
+            topology, cpus, peak=basis.peak, l3_link=basis.l3_link, one_core=basis.one_core, memory=memory
+        )
+        return found
+
+    def on(cpus: Collection[int]) -> CostProfile:
+        return on_other_cores(
+            costs.profile,
+            read=rate(cpus, candidate.spec.memory) / rate(costs.cpus, in_use.memory),
+            compute=topology.n_cores(cpus) / topology.n_cores(costs.cpus),
+        )
+
+    placement, draft = candidate.placement, costs.draft
+    cpus, past = placement.cpus, basis.n_past
+    beside = draft.weight_bytes if draft is not None else 0.0
+    target = costs.factor * pass_cost(on(cpus), costs.target, basis.depth + 1, past, beside=beside).seconds
+    if draft is None:
+        return basis.tokens_per_pass / target
+    split = placement.is_split
+    drafted = draft_cost(on(placement.draft_cpus if split else cpus), draft, past, costs.target.weight_bytes)
+    drafting = basis.depth * drafted
+    return basis.tokens_per_pass / (max(target, drafting) if split else target + drafting)
+
+
+def _speed(candidate: Candidate, most: Ceiling | None, tok_s: float, model: ModelInfo | None) -> str:
+    if tok_s:
+        return f"≈ {units.rate(tok_s)} tok/s"
     if most is not None:
         return f"≤ {units.rate(most.tok_s)} tok/s"
     return "needs draft" if candidate.placement.is_split and model is not None and not model.draft else ""
 
 
 def _about(
-    candidate: Candidate, most: Ceiling | None, basis: _Basis | None, why_not: str, model: ModelInfo | None
+    candidate: Candidate,
+    most: Ceiling | None,
+    basis: _Basis | None,
+    why_not: str,
+    model: ModelInfo | None,
+    predicted_by: str,
 ) -> str:
     lines: list[str] = []
     remarks: tuple[str, ...] = ()
@@ -188,7 +290,9 @@ def _about(
             f"At most {units.rate(most.tok_s)} tok/s: {1e3 * most.t_target_s:.1f} ms target{draft} per "
             f"pass. Limit: {most.limit}. From {basis.source}."
         )
-        if basis.computing:
+        if predicted_by:
+            lines.append(f"Predicted by the cost model: {predicted_by}.")
+        elif basis.computing:
             lines.append("Memory bandwidth only; compute is the limit now, so expect less.")
         remarks = most.remarks
     elif candidate.placement.is_split and model is not None and not model.draft:
@@ -204,8 +308,12 @@ def _advice(options: list[PlacementOption], in_use: PlacementSpec) -> str:
     if wanted is None or wanted is now:
         return ""
     if now is not None and now.ceiling and wanted.ceiling:
-        factor = wanted.ceiling.tok_s / now.ceiling.tok_s
+        predicted = now.predicted and wanted.predicted
+        factor = wanted.predicted / now.predicted if predicted else wanted.ceiling.tok_s / now.ceiling.tok_s
         if factor < _WORTH:
             return ""
-        return f"The ceiling of “{wanted.name}” is {units.factor(factor)} that of now · t selects it, Enter tries it"
+        words = f"The ceiling of “{wanted.name}” is {units.factor(factor)} that of now"
+        if predicted:
+            words = f"“{wanted.name}” is predicted {units.factor(factor)} as fast as now"
+        return f"{words} · t selects it, Enter tries it"
     return f"“{wanted.name}” is recommended · t selects it, Enter tries it"

@@ -32,6 +32,7 @@ async def opened(app: RunningApp, reader: FixtureReader | None = None) -> Hardwa
     screen = app.app.screen
     assert isinstance(screen, HardwareScreen)
     await app.until(lambda: screen.now.sample is not None or not screen.now.counting)
+    await app.until(lambda: screen.now.passes)
     return screen
 
 

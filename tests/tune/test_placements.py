@@ -6,14 +6,34 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpuchat.costmodel.passes import decode_rate
+from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
+from cpuchat.hardware.bandwidth.peaks import remember
+from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import read_topology
-from cpuchat.protocol import ModelInfo
+from cpuchat.models.costs import CostLog
+from cpuchat.models.gguf.header import read_model
+from cpuchat.models.machine import this_machine
+from cpuchat.models.prediction import predict
+from cpuchat.models.traffic import traffic_of
+from cpuchat.models.work import N_PAST
+from cpuchat.protocol import LoadOptions, ModelInfo
+from cpuchat.settings import Settings
+from cpuchat.synthetic.model import write_model
+from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.roofline import Roofline
-from cpuchat.tune.placements import PlacementOptions, compare_placements
+from cpuchat.tune.placements import LoadedCosts, PlacementOptions, compare_placements, loaded_costs
+from tests.costmodel.made_up import probe, two_cores, work
 from tests.hardware.trees import make_tree
+from tests.models.library.test_usage import info
 from tests.support.machines import ON_8_CORES, TRAFFIC, WITH_DRAFT, on, surveyed
+
+
+@pytest.fixture
+def small_model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "small.gguf", "0.05b", "Q8_0")
 
 
 def options(
@@ -82,3 +102,36 @@ def test_nothing_is_predicted_from_nothing(tmp_path: Path, model: ModelInfo | No
     found = options(tmp_path, model, known=False)
     assert all(choice.ceiling is None and choice.speed in ("", "needs draft") for choice in found.options)
     assert "no speed is predicted" in found.options[0].about
+
+
+def test_after_a_measurement_the_cost_model_predicts_each_placement(tmp_path: Path) -> None:
+    topology = read_topology(make_tree(tmp_path, "epyc-9354"))
+    model, target = on(topology, ON_8_CORES), work("1.5b", "Q8_0")
+    costs = LoadedCosts(two_cores(), "probe of 32 cores", model.cpus, target, None, 1.25)
+
+    def found(model: ModelInfo, in_use: PlacementSpec, costs: LoadedCosts) -> PlacementOptions:
+        return compare_placements(topology, surveyed(topology), None, model, Meter().figures(), in_use, costs)
+
+    options = found(model, PlacementSpec(), costs).options
+    everywhere, fewer = options[0], next(one for one in options if one.spec.cores == "2/l3")
+    assert everywhere.predicted == pytest.approx(decode_rate(two_cores(), target, N_PAST) / 1.25)
+    assert 0 < fewer.predicted < everywhere.predicted  # 97 % of the bandwidth, half of the cores
+    assert everywhere.speed == f"≈ {units.rate(everywhere.predicted)} tok/s"
+    assert "probe of 32 cores" in everywhere.about
+    drafting = dataclasses.replace(costs, draft=work("0.5b"))
+    with_draft = found(on(topology, WITH_DRAFT), PlacementSpec(draft_cores="l3:7"), drafting)
+    apart = next(one for one in with_draft.options if one.spec.draft_cores == "l3:7")
+    assert 0 < apart.predicted < with_draft.options[0].predicted
+    assert "is predicted" in with_draft.advice
+
+
+def test_a_list_and_the_hardware_screen_predict_the_same(small_model: Path) -> None:
+    header, topology = read_model(small_model), read_topology()
+    cpus = choose_cores(topology).cpus
+    remember(ReadBandwidth(cpus=cpus, bytes_per_s=25e9, rounds=(25e9,)), "local")
+    CostLog(cpus, "local").probed(probe(two_cores()))
+    model = info(small_model, cpus=cpus, traffic=traffic_of(header), peak_read=25e9)
+    listed = predict(header, LoadOptions(), this_machine(Settings())).tok_s
+    costs = loaded_costs(model, "local")
+    options = compare_placements(topology, None, None, model, Meter().figures(), PlacementSpec(), costs).options
+    assert listed is not None and options[0].predicted == pytest.approx(listed)

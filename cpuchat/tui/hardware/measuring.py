@@ -1,4 +1,4 @@
-"""Measures for the hardware screen: the read bandwidth, and what passes cost on the cores in use."""
+"""Reads and measures for the hardware screen: the read bandwidth, and what passes cost."""
 
 from __future__ import annotations
 
@@ -10,13 +10,34 @@ from typing import TYPE_CHECKING
 from cpuchat.bench.cost_probe import CostProbe, probe_costs
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.present.machine import costs_measured
+from cpuchat.tui.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cpuchat.hardware.bandwidth.survey import Survey
     from cpuchat.hardware.machine_reader import MachineFacts, MachineReader
     from cpuchat.hardware.placement.placement import Placement, PlacementSpec
+    from cpuchat.protocol import ModelInfo
+    from cpuchat.tui.services import Services
+    from cpuchat.tune.placements import LoadedCosts
 
 _POLL_SECONDS = 0.1
+
+
+async def read_costs(services: Services, model: ModelInfo | None, root: Path) -> tuple[LoadedCosts | None, str]:
+    """Return what passes of the loaded `model` cost, and the row about passes on the cores of the settings."""
+    from cpuchat.present.machine import passes_measured
+    from cpuchat.tune.placements import loaded_costs
+
+    settings, engine = services.settings, services.conversation.backend.engine
+    memory = engine.memory if engine is not None else ""
+
+    def read() -> tuple[LoadedCosts | None, str]:
+        costs = loaded_costs(model, memory, root) if model is not None else None
+        return costs, passes_measured(settings, root)
+
+    return await run_in_daemon_thread(read)
 
 
 async def measure_machine(
@@ -40,7 +61,7 @@ async def measure_machine(
     memory = meant.memory.words if meant is not None and len(facts.topology.nodes) > 1 else ""
     survey = await asyncio.to_thread(reader.survey, facts.topology, memory, progress, cancelled.is_set)
     if meant is None or survey.all_cores.disturbed:
-        return survey, costs_measured(None)
+        return survey, costs_measured(None, 0)
     probe = CostProbe(spec, progress)
     running = asyncio.ensure_future(probe_costs(probe, meant, survey.all_cores.bytes_per_s))
     while not running.done():
@@ -48,7 +69,7 @@ async def measure_machine(
         if cancelled.is_set() and not running.done():
             probe.stop()
     try:
-        return survey, costs_measured(running.result())
+        return survey, costs_measured(running.result(), len(meant.cpus))
     except Interrupted:
         return survey, ""
     except CpuchatError as error:

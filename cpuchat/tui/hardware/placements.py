@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import events, on
@@ -16,6 +16,9 @@ from textual.widgets.option_list import Option
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.tui.fields import field
 
+if TYPE_CHECKING:
+    from cpuchat.tune.placements import PlacementOption
+
 _OWN = "Custom"
 # Attribute of `PlacementSpec`, label, and the setting that it is.
 _FIELDS = (
@@ -25,16 +28,6 @@ _FIELDS = (
     ("threads", "threads", field("engine.threads")),
 )
 _LABELS = {name: label for name, label, _ in _FIELDS}
-
-
-@dataclass(frozen=True)
-class Offer:
-    """One line of the list. `speed` stands at the right ("~32.1 tok/s"), `mark` behind the name ("recommended")."""
-
-    name: str
-    spec: PlacementSpec
-    speed: str = ""
-    mark: str = ""
 
 
 class PlacementList(OptionList):
@@ -51,7 +44,7 @@ class PlacementsPane(Vertical):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._offers: tuple[Offer, ...] = ()
+        self._offers: tuple[PlacementOption, ...] = ()
         self._in_use = PlacementSpec()
         self._filling = False
 
@@ -68,7 +61,7 @@ class PlacementsPane(Vertical):
     def on_mount(self) -> None:
         self.border_title = "Placement"
 
-    def offer(self, offers: Sequence[Offer], in_use: PlacementSpec) -> None:
+    def offer(self, offers: Sequence[PlacementOption], in_use: PlacementSpec) -> None:
         """Show these placements and select the one in use; the fields keep what was typed."""
         typed = self.words() if self._offers else None
         keep = typed is not None and typed != self._words_of(self._in_use)
@@ -142,9 +135,9 @@ class PlacementsPane(Vertical):
             options.add_option(Option(Text(f"{mark} {_OWN}", style="italic")))
             options.highlighted = known.index(words) if words in known else len(known)
 
-    def _line(self, offer: Offer, width: int) -> Text:
+    def _line(self, offer: PlacementOption, width: int) -> Text:
         in_use = self._words_of(offer.spec) == self._words_of(self._in_use)
-        marks = " · ".join(filter(None, ("in use" if in_use else "", offer.mark)))
+        marks = " · ".join(filter(None, ("in use" if in_use else "", "recommended" if offer.recommended else "")))
         right = f"{offer.speed:>13}"
         room = max(width - len(right) - 2, 12)
         name = Text.assemble((offer.name, "bold" if in_use else ""), (f"  {marks}" if marks else "", "dim"))

@@ -25,7 +25,7 @@ from cpuchat.present.machine import Now
 from cpuchat.tui import keys
 from cpuchat.tui.hardware.facts import FactsTable
 from cpuchat.tui.hardware.picture import ROOMY_ROWS, MachinePicture, Use
-from cpuchat.tui.hardware.placements import Offer, PlacementList, PlacementsPane, spec_of
+from cpuchat.tui.hardware.placements import PlacementList, PlacementsPane, spec_of
 from cpuchat.tui.hardware.typical import TypicalModels
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dismissable import Dismissable
@@ -35,7 +35,7 @@ from cpuchat.tune.trial import Outcome, Step, Trial
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.survey import Survey
     from cpuchat.protocol import ModelInfo
-    from cpuchat.tune.placements import PlacementOptions
+    from cpuchat.tune.placements import LoadedCosts, PlacementOptions
 
 SAMPLE_SECONDS = 1.0
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
@@ -75,9 +75,9 @@ class HardwareScreen(Dismissable[None]):
         self._before: PlacementSpec | None = None  # where `u` goes: the previous placement
         self._told = ""
         self._about: dict[str, str] | None = None  # the words that the lines at the bottom are about
+        self._outcome_told = False  # the lines at the bottom are about a trial
         self._options: PlacementOptions | None = None
-
-    # What it is made of
+        self._costs: LoadedCosts | None = None
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="machine") as pane:
@@ -116,8 +116,6 @@ class HardwareScreen(Dismissable[None]):
         """Return whether a measurement or a load is running."""
         return self._trial is not None or self._measuring is not None
 
-    # Reading the machine
-
     @work(exclusive=True, group="facts")
     async def _read_facts(self) -> None:
         self.facts = await asyncio.to_thread(self.reader.facts)
@@ -126,8 +124,9 @@ class HardwareScreen(Dismissable[None]):
     def _refresh_now(self) -> None:
         """Read the state of the worker that runs now."""
         backend, model = self._conversation.backend, self._model
+        engine = backend.engine if backend.pid or model else None
         counting = self._services.settings.hardware.counters
-        self.now = Now(model, backend.engine if backend.pid or model else None, counting=counting)
+        self.now = Now(model, engine, counting=counting, passes=self.now.passes)
         if self.facts is None or not self.has_widgets:
             return
         self._sample()
@@ -151,8 +150,6 @@ class HardwareScreen(Dismissable[None]):
         if sample is not None and sample != self.now.sample:
             self.now = dataclasses.replace(self.now, sample=sample)
             self._show()
-
-    # Showing
 
     def _show(self) -> None:
         if not self.has_widgets:
@@ -185,22 +182,32 @@ class HardwareScreen(Dismissable[None]):
         self.query_one(MachinePicture).show(facts.topology, use)
 
     def _offer(self) -> None:
-        facts = self.facts
-        if facts is None:
-            return
+        if self.facts is not None:
+            self.query_one(TypicalModels).read(self._services.settings, self._model, self.reader.root)
+            self._outcome_told = False
+            self._list_placements(self.facts)
+            self._read_costs()
+
+    @work(exclusive=True, group="costs")
+    async def _read_costs(self) -> None:
+        from cpuchat.tui.hardware.measuring import read_costs
+
+        costs, passes = await read_costs(self._services, self._model, self.reader.root)
+        self.now = dataclasses.replace(self.now, passes=passes)
+        if self.facts is not None and self.has_widgets and costs != self._costs:
+            self._costs = costs
+            self._list_placements(self.facts)
+        self._show()
+
+    def _list_placements(self, facts: MachineFacts) -> None:
         from cpuchat.tune.placements import compare_placements
 
-        conversation = self._conversation
-        self.query_one(TypicalModels).read(self._services.settings, self._model, self.reader.root)
         self._options = compare_placements(facts.topology, facts.survey, facts.theoretical, self._model,
-                                   conversation.figures(), self._in_use)  # fmt: skip
-        offers = [Offer(c.name, c.spec, c.speed, "recommended" if c.recommended else "")
-                  for c in self._options.options]  # fmt: skip
-        self.query_one(PlacementsPane).offer(offers, self._in_use)
-        self._about = None
-        self._edited()
-
-    # Choosing
+                                           self._conversation.figures(), self._in_use, self._costs)  # fmt: skip
+        self.query_one(PlacementsPane).offer(self._options.options, self._in_use)
+        if not self._outcome_told:
+            self._about = None
+            self._edited()
 
     def _spec(self) -> tuple[PlacementSpec | None, dict[str, str]]:
         """Return what the fields say, and what is wrong with it."""
@@ -234,7 +241,7 @@ class HardwareScreen(Dismissable[None]):
         if not problems:
             self._show_picture()
         if not self.working and pane.words() != self._about:
-            self._about = pane.words()
+            self._about, self._outcome_told = pane.words(), False
             self._tell_about(spec, problems)
         self.refresh_bindings()
 
@@ -252,9 +259,7 @@ class HardwareScreen(Dismissable[None]):
     def _tell(self, text: str, strong: bool = False) -> None:
         pane = self.query_one(PlacementsPane)
         pane.tell(Text(text, style="bold" if strong else ""))
-        self._about = pane.words()
-
-    # Actions
+        self._about, self._outcome_told = pane.words(), True
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "undo":

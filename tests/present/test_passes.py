@@ -1,0 +1,42 @@
+"""Tests what the hardware screen says of measured passes, and lists of predicted speeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.costs import CostLog
+from cpuchat.models.machine import DISTURBED, Machine
+from cpuchat.present.machine import passes_measured
+from cpuchat.present.prediction import doubt
+from cpuchat.settings import Settings, parse
+from cpuchat.telemetry.units import plural
+from tests.costmodel.made_up import probe, two_cores
+
+
+def test_when_and_on_which_cores_passes_were_measured() -> None:
+    assert "not measured" in passes_measured(Settings())
+    assert "not measured" in passes_measured(parse('[engine]\ncores = "9998-9999"\n'))
+    placement = place(read_topology(), PlacementSpec())
+    CostLog(placement.cpus, placement.memory.words).probed(probe(two_cores())[:5])
+    cores = plural(len(placement.cpus), "core")
+    assert passes_measured(Settings()).endswith(f"(today) · {cores} · 5 passes")
+    if len(placement.cpus) > 1:
+        told = passes_measured(parse("[engine]\nthreads = 1\n"))
+        assert told.endswith(f"(today) · {cores} · 5 passes, scaled to 1 core · m measures these")
+
+
+@pytest.mark.parametrize(
+    ("peak", "source", "probed", "words"),
+    [
+        (25e9, "", True, ""),
+        (25e9, "", False, "speeds are rough · m measures what passes cost"),
+        (0.0, DISTURBED, False, "no speeds: other programs disturbed the measurement · m repeats it"),
+        (0.0, "", False, "m measures the read bandwidth to predict speeds"),
+    ],
+)
+def test_lists_doubt_speeds_until_passes_are_measured(peak: float, source: str, probed: bool, words: str) -> None:
+    machine = Machine(available=1, total=1, peak=peak, peak_source=source, probed=probed)
+    assert doubt(machine, "m") == words
+    assert doubt(None, "m") == ""
