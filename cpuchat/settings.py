@@ -182,9 +182,9 @@ class SpeculationSection(Section):
 
 
 class HardwareSection(Section):
-    """Measurements. `probe`: the read bandwidth of the cores in use, once for each set of cores. `counters`: read
-    hardware counters of memory traffic and power while an answer is written. `price_usd` of this machine and its
-    `watts` at the wall under load are for plans (0: not known).
+    """Measurements. `probe`: of the read bandwidth and the passes of the cores in use, once for each set of cores.
+    `counters`: read hardware counters of memory traffic and power while an answer is written. `price_usd` of this
+    machine and its `watts` at the wall under load are for plans (0: not known).
     """
 
     probe: bool = True

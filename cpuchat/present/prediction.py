@@ -9,6 +9,7 @@ from cpuchat.telemetry.units import about, tokens
 
 if TYPE_CHECKING:
     from cpuchat.models.catalog import CatalogModel
+    from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
 
 _PURPOSES = MappingProxyType(
@@ -51,3 +52,16 @@ def context(prediction: Prediction) -> str:
         return ""
     more = prediction.context_that_fits
     return f"{tokens(prediction.n_ctx)} tokens" + (f" (up to {tokens(more)} fit)" if more > prediction.n_ctx else "")
+
+
+def doubt(machine: Machine | None, key: str) -> str:
+    """Return why predicted speeds are missing or rough, and what to press; "" where passes were measured."""
+    from cpuchat.models.machine import DISTURBED
+
+    if machine is None or (machine.peak and machine.probed):
+        return ""
+    if machine.peak:
+        return f"speeds are rough · {key} measures what passes cost"
+    if machine.peak_source == DISTURBED:
+        return f"no speeds: other programs disturbed the measurement · {key} repeats it"
+    return f"{key} measures the read bandwidth to predict speeds"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import on, work
+from textual import events, on, work
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
 from textual.filter import LineFilter
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.compare.kept import Sides
 
+_INPUT = (events.Key, events.Paste, events.MouseDown, events.MouseScrollDown, events.MouseScrollUp)
 _TWICE_SECONDS = 3.0
 _TWICE_LATE_SECONDS = 1.0
 """Seconds after the second request to quit until the app exits forcibly."""
@@ -153,6 +154,11 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def on_resize(self) -> None:
         """Redraw everything: a terminal resized twice has cut its text, and Textual ignores a size it already knows."""
         self.refresh()
+
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, _INPUT):
+            self.services.on_input()
+        await super().on_event(event)
 
     # Commands and themes
 

@@ -56,7 +56,7 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("engine.repack", "Repack weights", "faster kernels, but a second copy in memory"),
         ("engine.saved_kv_gb", "Saved KV caches", "GB of disk, to resume chats; of memory in cpuchat serve; 0 = off"),
         ("engine.experts", "Experts per token", "MoE models only; fewer are faster, less accurate; 0 = as trained"),
-        ("hardware.probe", "Bandwidth probe", "measure the read bandwidth, once for each set of cores"),
+        ("hardware.probe", "Probe", "measure read bandwidth and passes, once for each set of cores"),
         ("hardware.counters", "Counters", "read memory traffic and power while answering"),
         ("hardware.price_usd", "Price", "USD, of this machine, for plans; 0 = not known"),
         ("hardware.watts", "Power", "W at the wall under load, for plans; 0 = not known"),

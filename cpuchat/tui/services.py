@@ -125,6 +125,8 @@ class Services:
         """Servers that were used or typed in this run, in order."""
         self.comparison: Comparison | None = None
         """The one on the screen."""
+        self.on_input: Callable[[], None] = lambda: None
+        """Called at each key, paste, click and turn of the wheel: what runs while the app is idle gives way."""
         self.describe_machine = welcome
         """Describes the machine for an empty chat. Slow: call it in a thread."""
         self.leaving = False

@@ -20,7 +20,7 @@ from tests.support.scripted_backend import MODEL
 GB = 1_000_000_000
 MACHINE = Machine(
     available=int(21.4 * GB), total=32 * GB, peak=51.2e9, peak_source="measured with 8 cores",
-    profile=reading(0.78 * 51.2e9), source="probe of 8 cores",
+    profile=reading(0.78 * 51.2e9), source="probe of 8 cores", probed=True,
 )  # fmt: skip
 
 LOCAL = [

@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from textual.screen import Screen
-from textual.worker import Worker, WorkerError
 
 from cpuchat.errors import CpuchatError, MeasureFailed
 from cpuchat.protocol import AnyEvent, Generate
 from cpuchat.text import clean_line
+from cpuchat.tui.chat.idle import IdleProbe
 from cpuchat.tui.services import Services
 
 CHECK_SECONDS = 5.0
@@ -20,46 +20,29 @@ IDLE_CHECKS = 4
 """Consecutive checks that must find the app idle."""
 
 
-class BuildProbe:
-    """Gives way to everything: `stop` it before the conversation is used.
+class BuildProbe(IdleProbe):
+    """Measures in the place of an answer.
 
     Args:
         is_idle: a model is loaded and nothing runs.
     """
 
+    name = "build-probe"
+
     def __init__(self, screen: Screen[Any], services: Services, is_idle: Callable[[], bool]) -> None:
-        self._screen, self._services, self._is_idle = screen, services, is_idle
-        self._idle = 0
-        self._stopped = False
+        super().__init__(screen, is_idle, CHECK_SECONDS, IDLE_CHECKS)
+        self._services = services
         self.done = ""
         """Return the path of the model that was measured, or cannot be."""
-        self._worker: Worker[None] | None = None
-        screen.set_interval(CHECK_SECONDS, self._check)
 
-    def _check(self) -> None:
+    def _is_wanted(self) -> bool:
         model = self._services.conversation.model
-        idle = (
-            model is not None
-            and not model.server
-            and model.path != self.done
-            and self._is_idle()
-            and self._screen.is_current
-        )
-        self._idle = self._idle + 1 if idle and self._worker is None else 0
-        if self._idle >= IDLE_CHECKS:
-            self._idle, self._stopped = 0, False
-            self._worker = self._screen.run_worker(self._run(), group="build-probe", name="build-probe")
+        return model is not None and not model.server and model.path != self.done
 
-    async def stop(self) -> None:
-        """Stop the measurement; it starts again when the app is idle."""
-        self._idle, worker = 0, self._worker
-        if worker is not None:
-            self._stopped = True
-            await self._services.conversation.stop()
-            with contextlib.suppress(WorkerError):
-                await worker.wait()
+    async def _cancel(self) -> None:
+        await self._services.conversation.stop()
 
-    async def _run(self) -> None:
+    async def _measure(self) -> None:
         from cpuchat.tune.build_speed import BuildSpeeds, is_measured, measure_build, speed_key
 
         conversation = self._services.conversation
@@ -78,8 +61,6 @@ class BuildProbe:
         except CpuchatError:  # stopped, or a model that ends at once
             if not self._stopped and model is not None:
                 self.done = model.path
-        finally:
-            self._worker = None
 
     async def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         if self._stopped:

@@ -14,6 +14,7 @@ from cpuchat.protocol import AnyEvent, Failed, ModelLoaded
 from cpuchat.servers import Source
 from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.build_probe import BuildProbe
+from cpuchat.tui.chat.pass_probe import PassProbe
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import yield_to_inference
 
@@ -41,7 +42,8 @@ class ChatStream:
         self._services = services
         self._answering = answering
         self._on_start, self._on_idle, self._on_model = on_start, on_idle, on_model
-        self.probe = BuildProbe(screen, services, lambda: self.loaded and not self.busy and not services.leaving)
+        self.probe = BuildProbe(screen, services, lambda: self.loaded and self._is_idle())
+        self.passes = PassProbe(screen, services, self._is_idle)
         self.path = path
         self.loaded = False
         self._worker: Worker[None] | None = None
@@ -50,6 +52,11 @@ class ChatStream:
     @property
     def busy(self) -> bool:
         return self._worker is not None
+
+    def _is_idle(self) -> bool:
+        services = self._services
+        busy = self.busy or self.probe.running or self.passes.running or services.quantizing.job is not None
+        return not busy and not services.leaving
 
     @property
     def detached(self) -> bool:
@@ -67,7 +74,7 @@ class ChatStream:
         async def run() -> None:
             self._on_start()
             try:
-                await self.probe.stop()
+                await self._stop_probes()
                 await work
             finally:
                 self._worker = None
@@ -115,9 +122,13 @@ class ChatStream:
             if self.loaded:
                 self._on_model()
 
+    async def _stop_probes(self) -> None:
+        await self.probe.stop()
+        await self.passes.stop()
+
     async def finish(self) -> None:
         """Stop what runs and wait until its last text is shown and stored."""
-        await self.probe.stop()
+        await self._stop_probes()
         if self._leave is not None:
             self._leave()
         if (worker := await self.stop()) is not None:

@@ -10,7 +10,7 @@ from rich.text import Text
 from textual import work
 from textual.widgets import Static
 
-from cpuchat.models.machine import DISTURBED, Machine, this_machine
+from cpuchat.models.machine import Machine, this_machine
 from cpuchat.present import prediction, typical
 from cpuchat.telemetry import units
 from cpuchat.tui.threads import run_in_daemon_thread
@@ -57,7 +57,7 @@ class TypicalModels(Static):
             return
         fill, dim = (self.get_component_rich_style(f"typical--{part}", partial=True) for part in ("fill", "dim"))
         self.border_title = f"What runs here · {typical.QUANTIZATION}"
-        self.border_subtitle = _no_speeds(machine)
+        self.border_subtitle = prediction.doubt(machine, "m")
         found = [(model, model.on(machine)) for model in typical.SIZES]
         width = max(min(self.size.width - _BEFORE_BAR, _LONGEST_BAR), 0)
         top = max((one.tok_s or 0.0 for _, one in found), default=0.0)
@@ -81,13 +81,3 @@ class TypicalModels(Static):
         runs = [place for place, (_, one) in enumerate(found, 1) if prediction.verdict(one) in _RUNS]
         end = min(max(runs[-1] + 1 if runs else 1, room), len(found))
         return found[max(end - room, 0) : end]
-
-
-def _no_speeds(machine: Machine) -> str:
-    if machine.peak and not machine.probed:
-        return "speeds are rough · m measures what passes cost"
-    if machine.peak:
-        return ""
-    if machine.peak_source == DISTURBED:
-        return "no speeds: other programs disturbed the measurement · m repeats it"
-    return "m measures the read bandwidth to predict speeds"

@@ -20,6 +20,7 @@ from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion, delete
 from cpuchat.models.library.model import LocalModel
+from cpuchat.present.prediction import doubt
 from cpuchat.servers import ServerModel, Source, host, source
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
@@ -96,6 +97,7 @@ class ModelsScreen(ReadingScreen):
         self._entries = {entry.key: entry for section in sections for entry in section.entries}
         rows = lines.rows(sections, self.state.local or (), self.predictions, self._loaded)
         listed.show(rows, self._mark(listed))
+        self.query_one("#list").border_subtitle = doubt(self.machine, "m on F12")
 
     def _mark(self, listed: ModelList) -> str:
         """Return the key to select: what the user selected, or the first result of a search."""

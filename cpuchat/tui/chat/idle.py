@@ -1,0 +1,64 @@
+"""Runs a measurement while the app is idle; it gives way to everything."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from textual.screen import Screen
+from textual.worker import Worker, WorkerError
+
+
+class IdleProbe:
+    """Base of such measurements: `stop` it before anything else computes.
+
+    Args:
+        is_idle: asked every `seconds`; after so many `checks` in a row the measurement begins.
+    """
+
+    name = ""
+
+    def __init__(self, screen: Screen[Any], is_idle: Callable[[], bool], seconds: float, checks: int) -> None:
+        self._screen, self._is_idle, self._checks = screen, is_idle, checks
+        self._idle = 0
+        self._stopped = False
+        self._worker: Worker[None] | None = None
+        screen.set_interval(seconds, self._check)
+
+    @property
+    def running(self) -> bool:
+        return self._worker is not None
+
+    def _is_wanted(self) -> bool:
+        """Return whether there is something to measure."""
+        raise NotImplementedError
+
+    async def _measure(self) -> None:
+        raise NotImplementedError
+
+    async def _cancel(self) -> None:
+        """Make a running `_measure` end."""
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        idle = self._worker is None and self._is_wanted() and self._is_idle() and self._screen.is_current
+        self._idle = self._idle + 1 if idle else 0
+        if self._idle >= self._checks:
+            self._idle, self._stopped = 0, False
+            self._worker = self._screen.run_worker(self._run(), group=self.name, name=self.name)
+
+    async def _run(self) -> None:
+        try:
+            await self._measure()
+        finally:
+            self._worker = None
+
+    async def stop(self) -> None:
+        """Stop the measurement; it starts again when the app is idle."""
+        self._idle, worker = 0, self._worker
+        if worker is not None:
+            self._stopped = True
+            await self._cancel()
+            with contextlib.suppress(WorkerError):
+                await worker.wait()
