@@ -21,6 +21,7 @@ from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.model import LocalModel
+from cpuchat.models.tuned import tuned_settings
 from cpuchat.protocol import CacheType, FlashAttention
 from cpuchat.settings import WANTED, Cores, Drafters, MemoryPolicy, Section, Settings, explained
 
@@ -63,7 +64,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model is loaded: cells with the same are measured without loading again. `draft` "": none is loaded."""
+    """How a model is loaded: cells with the same are measured without loading again. `draft` "": none is loaded;
+    `batch`, `ubatch` 0: those of the settings.
+    """
 
     model: str
     draft: str = ""
@@ -73,6 +76,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     cache_type_k: CacheType = "f16"
     cache_type_v: CacheType = "f16"
     flash_attn: FlashAttention = "auto"
+    batch: int = 0
+    ubatch: int = 0
 
     def placement(self, chosen: Settings) -> PlacementSpec:
         """Return the placement; the draft model's cores are those of the settings."""
@@ -104,7 +109,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Matrix(Section):
-    """What a user asks for, on the command line or in a TOML file. An empty list: the value of the settings.
+    """What a user asks for, on the command line or in a TOML file. An empty list: the value of the settings, with
+    what tuning found for the model.
 
     `drafters` are names with an optional draft depth (`draft:4`); `kv_types` one type, or those of K and V
     (`q8_0/f16`). `pp` and `tg` are numbers of random tokens, measured at each `depth`; without them `prompts` are
@@ -215,33 +221,46 @@ def check_placements(cells: Iterable[Cell], chosen: Settings) -> None:
 
 
 def _setups(matrix: Matrix, chosen: Settings, library: Library) -> list[Setup]:
-    engine = chosen.engine
     models = matrix.models or [chosen.model.last_here() or "demo"]
     files = dict.fromkeys(
         _file(library, spec, quantization)
         for spec in models
         for quantization in (matrix.quantizations or [""])
     )  # fmt: skip
-    flash: list[FlashAttention] = matrix.flash_attn or [engine.flash_attn]
-    kv_types = [_kv_types(text) for text in matrix.kv_types] or [(engine.cache_type_k, engine.cache_type_v)]
-    found = [
-        Setup(
-            model=str(file), threads=threads, cores=cores, memory=memory,
-            cache_type_k=kv[0], cache_type_v=kv[1], flash_attn=flash_attn,
-        )
-        for file, threads, cores, memory, kv, flash_attn in itertools.product(
-            files,
-            matrix.threads or [engine.threads],
-            matrix.cores or [engine.cores],
-            matrix.memory_policies or [engine.memory],
-            kv_types,
-            flash,
-        )
-    ]  # fmt: skip
+    found = [setup for file in files for setup in _setups_of(file, matrix, chosen)]
     possible = [one for one in found if one.flash_attn != "off" or one.cache_type_v in _UNQUANTIZED]
     if not possible:
         raise UsageError("A quantized V cache needs flash attention, which is off.", "Use --kv-types q8_0/f16.")
     return list(dict.fromkeys(possible))
+
+
+def _setups_of(file: Path, matrix: Matrix, chosen: Settings) -> list[Setup]:
+    """Return the setups of one model; what tuning found for it is used where the matrix names nothing else."""
+    tuned = tuned_settings(file, chosen)
+    placed = (chosen if matrix.threads or matrix.cores or matrix.memory_policies else tuned).engine
+    attending = (chosen if matrix.kv_types or matrix.flash_attn else tuned).engine
+    batch, ubatch = batches(tuned, chosen)
+    flash: list[FlashAttention] = matrix.flash_attn or [attending.flash_attn]
+    kv_types = [_kv_types(text) for text in matrix.kv_types] or [(attending.cache_type_k, attending.cache_type_v)]
+    return [
+        Setup(
+            model=str(file), threads=threads, cores=cores, memory=memory,
+            cache_type_k=kv[0], cache_type_v=kv[1], flash_attn=flash_attn, batch=batch, ubatch=ubatch,
+        )
+        for threads, cores, memory, kv, flash_attn in itertools.product(
+            matrix.threads or [placed.threads],
+            matrix.cores or [placed.cores],
+            matrix.memory_policies or [placed.memory],
+            kv_types,
+            flash,
+        )
+    ]  # fmt: skip
+
+
+def batches(tuned: Settings, chosen: Settings) -> tuple[int, int]:
+    """Return `batch` and `ubatch` of a setup: what tuning found, 0 where that is what the settings say."""
+    now, before = ((one.engine.batch, one.engine.ubatch) for one in (tuned, chosen))
+    return now if now != before else (0, 0)
 
 
 def _drafters(text: str) -> tuple[Drafters, int]:

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
-from cpuchat.bench.matrix import KINDS, OFF, Cell, Setup, Workload
+from cpuchat.bench.matrix import KINDS, OFF, Cell, Setup, Workload, batches
 from cpuchat.bench.prompts import Kind, Prompt, load
 from cpuchat.bench.results import Report, Result
 from cpuchat.bench.run import Bench
+from cpuchat.models.tuned import tuned_settings
 from cpuchat.settings import Settings
 
 DEPTHS: Final = (2, 4, 8)
@@ -70,9 +71,10 @@ def pair_bench(
 ) -> Bench:
     """Return the benchmark of a pair: plain, adaptive and fixed depths, a prompt of each kind.
 
-    The engine runs as the settings say.
+    The engine runs as the settings say, with what tuning found for the target.
     """
-    engine = chosen.engine
+    tuned = tuned_settings(target, chosen)
+    engine, (batch, ubatch) = tuned.engine, batches(tuned, chosen)
     setup = Setup(
         model=str(target),
         draft=str(draft),
@@ -82,6 +84,8 @@ def pair_bench(
         cache_type_k=engine.cache_type_k,
         cache_type_v=engine.cache_type_v,
         flash_attn=engine.flash_attn,
+        batch=batch,
+        ubatch=ubatch,
     )
     cells: list[Cell] = []
     for kind in KINDS:

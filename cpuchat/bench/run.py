@@ -194,6 +194,8 @@ class Bench:
         options = msgspec.structs.replace(
             self._chosen.load_options(setup.draft),
             n_ctx=max(engine.ctx, self._context(cells)),
+            n_batch=setup.batch or engine.batch,
+            n_ubatch=min(setup.ubatch or engine.ubatch, setup.batch or engine.batch),
             type_k=setup.cache_type_k,
             type_v=setup.cache_type_v,
             flash_attn=setup.flash_attn,

@@ -28,6 +28,7 @@ _SETTINGS = {
     "cache_type_k": lambda setup: f"K {setup.cache_type_k}",
     "cache_type_v": lambda setup: f"V {setup.cache_type_v}",
     "flash_attn": lambda setup: f"FA {setup.flash_attn}",
+    "ubatch": lambda setup: f"micro-batch {setup.ubatch}" if setup.ubatch else "",
     "draft": lambda setup: f"draft {Path(setup.draft).stem}" if setup.draft else "",
 }
 _BAR = 20

@@ -10,6 +10,7 @@ import pytest
 from cpuchat.bench.matrix import Matrix, cells_of, check_placements, located, read_matrix
 from cpuchat.errors import DraftMismatch, ModelNotFound, UsageError
 from cpuchat.models.library.library import Library
+from cpuchat.models.tuned import Tuned, TunedSettings
 from cpuchat.settings import Settings
 
 
@@ -151,3 +152,17 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, text: str, said: str
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         read_matrix({}, tmp_path / "none.toml")
+
+
+def test_what_tuning_found_is_measured_where_the_matrix_names_nothing_else() -> None:
+    changes = {"engine": {"threads": 1, "flash_attn": "off", "ubatch": 128}}
+    TunedSettings().put(Library([]).resolve("demo"), Tuned(model="demo", changes=changes))
+
+    def setups(**values: object) -> list[tuple[int, str, int]]:
+        found = dict.fromkeys(one.setup for one in cells(models=["demo", "demo-q4"], tg=["8"], **values))
+        return [(one.threads, one.flash_attn, one.ubatch) for one in found]
+
+    untuned = (0, "auto", 0)
+    assert setups() == [(1, "off", 128), untuned]
+    assert setups(cores=["all"]) == [(0, "off", 128), untuned]
+    assert setups(flash_attn=["on"]) == [(1, "on", 128), (0, "on", 0)]
