@@ -70,6 +70,7 @@ class Conversation:
         self.settings = settings
         self.tuned: Tuned | None = None
         """What tuning found for the loaded model."""
+        self.tuning_undone = False  # it is forgotten: the next load does not use it
         self.backend = backend
         self.meter = meter or Meter()
         self.library = library
@@ -178,6 +179,7 @@ class Conversation:
         with self._occupied():
             self._path = path
             self.tuned = None if isinstance(path, ServerModel) else await asyncio.to_thread(TunedSettings().find, path)
+            self.tuning_undone = False
             self._start_meter()
             draft, note = await self._choose_draft(path, strict, calibrate)
             while not self._stopping:

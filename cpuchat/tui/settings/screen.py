@@ -230,11 +230,12 @@ class SettingsScreen(Dismissable[Settings | None]):
             return ""
         gains = [f"{name} {percent(gain)}" for name, gain in (("decode", choice.decode), ("prefill", choice.prefill))
                  if gain]  # fmt: skip
-        return ", ".join((f"tuned: {choice.words}", *gains)) + " · F8 undoes"
+        words = ", ".join((f"tuned: {choice.words}", *gains))
+        return words + (" · undone from the next load" if conversation.tuning_undone else " · F8 undoes")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "undo_tuning":
-            return self._services.conversation.tuned is not None
+            return self._services.conversation.tuned is not None and not self._services.conversation.tuning_undone
         return True
 
     @work
@@ -247,9 +248,9 @@ class SettingsScreen(Dismissable[Settings | None]):
         except CpuchatError as error:
             self.notify(str(error), severity="error", markup=False)
             return
-        conversation.tuned = None
+        conversation.tuning_undone = True
         for row in self._rows:
-            row.note = ""
+            row.note = self._tuned_note(row.field)
             row.check()
         self.refresh_bindings()
         self.notify("Tuning undone from the next load.")
