@@ -141,6 +141,10 @@ class Meter:
         """Set how the next answer (or the one that begins) is drafted."""
         self._speculation.asked = speculation
 
+    def computes(self, tok_s: float) -> None:
+        """Set what the cores of the loaded model compute at most (`compute_tok_s` of its info)."""
+        self._roofline.computes(tok_s)
+
     def machine(self, sample: MachineSample) -> None:
         """Record a sample of the counters (hardware.monitor); a few times a second is enough."""
         self._roofline.machine(sample, self._predicted_n, self._phase == "decoding")

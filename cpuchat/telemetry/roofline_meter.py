@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.roofline import LEAST_PREFILL, Decoding, Evaluated, Roofline, evaluated, roofline
@@ -100,6 +102,11 @@ class RooflineMeter:
         """Set the loaded model, or None."""
         self._model, self._prefill = model, None
         self.reset()
+
+    def computes(self, tok_s: float) -> None:
+        """Set what the cores of the loaded model compute at most, measured since its load."""
+        if self._model is not None:
+            self._model = msgspec.structs.replace(self._model, compute_tok_s=tok_s)
 
     def prefilled(self, n_tokens: int, tok_s: float | None) -> None:
         """Record that `n_tokens` of a prompt were evaluated at `tok_s`."""

@@ -226,6 +226,15 @@ def test_the_ceiling_is_known_before_the_first_answer():
     assert meter.figures().roofline.why_missing("ceiling_plain") == "no model loaded"
 
 
+def test_what_cores_compute_is_shown_when_it_is_measured_after_the_load():
+    meter = Meter()
+    meter.computes(900.0)  # no model
+    meter.observe(ModelLoaded(model=msgspec.structs.replace(MODEL, pass_ms=())), 0.0)
+    assert meter.figures().roofline.ceiling_compute is None
+    meter.computes(900.0)
+    assert meter.figures().roofline.ceiling_compute == pytest.approx(900)
+
+
 def test_only_decoding_has_a_bandwidth_and_its_average_stays():
     meter = started()
     assert meter.figures().roofline.bandwidth is None

@@ -14,6 +14,7 @@ from cpuchat.tui.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
     from cpuchat.bench.cost_probe import CostProbe
+    from cpuchat.conversation import Conversation
     from cpuchat.hardware.placement.placement import Placement
     from cpuchat.settings import Settings
     from cpuchat.telemetry.machine import Peak
@@ -23,6 +24,18 @@ IDLE_CHECKS = 6
 """Consecutive checks that must find the app idle."""
 _BEGUN = "Measuring this machine once (20 s) to predict speeds; any key stops it."
 _ENDED = "Measured: predicted speeds now follow this machine (F12 has the details)."
+
+
+async def show_ceiling(conversation: Conversation) -> None:
+    """Show the compute ceiling of the loaded model by passes that were measured after its load."""
+    model, engine = conversation.model, conversation.backend.engine
+    if model is None or model.server:
+        return
+    from cpuchat.models.machine import compute_rate
+
+    memory = engine.memory if engine is not None else ""
+    if rate := await run_in_daemon_thread(lambda: compute_rate(model, memory)):
+        conversation.meter.computes(rate)
 
 
 class PassProbe(IdleProbe):
@@ -72,6 +85,7 @@ class PassProbe(IdleProbe):
             fitted = await probe_costs(self._probe, placement, peak.bytes_per_s)
             self.done = True
             if fitted is not None:
+                await show_ceiling(self._services.conversation)
                 self._screen.notify(_ENDED, markup=False)
         except Interrupted:
             pass

@@ -14,7 +14,7 @@ from cpuchat.protocol import AnyEvent, Failed, ModelLoaded
 from cpuchat.servers import Source
 from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.build_probe import BuildProbe
-from cpuchat.tui.chat.pass_probe import PassProbe
+from cpuchat.tui.chat.pass_probe import PassProbe, show_ceiling
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import yield_to_inference
 
@@ -114,6 +114,7 @@ class ChatStream:
     async def _run_detached(self, work: Awaitable[None]) -> None:
         try:
             await work
+            await show_ceiling(self._services.conversation)
         finally:
             self._leave = None
             if self.path is not None:
