@@ -106,7 +106,7 @@ def plan(
         return _show_machine_plans(plans, as_json, values["tok_s"])
     from cpuchat.planner.plan import make_plan
 
-    made = make_plan(_machine(machine, like, chosen, values), wanted, load, draft=drafting, prices=prices)
+    made = make_plan(_machine(machine, like, chosen, values, wanted.path), wanted, load, draft=drafting, prices=prices)
     return _show_plan(made, _service(made) if values["users"] else None, as_json)
 
 
@@ -145,8 +145,10 @@ def _prices(values: dict[str, Any]) -> Prices:
     return Prices(**{name: values[name] for name in ("usd_per_kwh", "years") if values[name] is not None})
 
 
-def _machine(name: str | None, like: Path | None, chosen: Settings, values: dict[str, Any]) -> MachineSpec:
-    """Return the machine to plan for, with the price and the power of the options."""
+def _machine(
+    name: str | None, like: Path | None, chosen: Settings, values: dict[str, Any], model: str = ""
+) -> MachineSpec:
+    """Return the machine to plan the file `model` for, with the price and the power of the options."""
     import msgspec
 
     from cpuchat.costmodel.usual import Figure
@@ -154,7 +156,7 @@ def _machine(name: str | None, like: Path | None, chosen: Settings, values: dict
 
     found = read_machine(like) if like is not None else None
     if found is None:
-        found = _this_machine(chosen) if name in (None, HERE) else find_machine(name)
+        found = _this_machine(chosen, model) if name in (None, HERE) else find_machine(name)
     if values["price"]:
         price = Figure(values["price"], basis="given", source="--price")
         found = msgspec.structs.replace(found, price_usd=price, usd_per_hour=None)
@@ -163,13 +165,13 @@ def _machine(name: str | None, like: Path | None, chosen: Settings, values: dict
     return found
 
 
-def _this_machine(chosen: Settings) -> MachineSpec:
-    """Return this machine; on a terminal, offers to measure what is missing."""
+def _this_machine(chosen: Settings, model: str) -> MachineSpec:
+    """Return this machine for the file `model`; on a terminal, offers to measure what is missing."""
     from cpuchat.cli.terminal import is_terminal
     from cpuchat.planner.here import NotMeasured, machine_here, measure_here
 
     try:
-        return machine_here(chosen)
+        return machine_here(chosen, model=model)
     except NotMeasured as error:
         if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
             raise
@@ -177,7 +179,7 @@ def _this_machine(chosen: Settings) -> MachineSpec:
         if not click.confirm("Measure its read bandwidth now (2 seconds)?", default=True, err=True):
             raise
     measure_here(chosen)
-    return machine_here(chosen)
+    return machine_here(chosen, model=model)
 
 
 def _tell(problems: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from cpuchat.costmodel.passes import compute_ceiling
 from cpuchat.costmodel.profile import CostProfile, on_other_cores
 from cpuchat.costmodel.usual import cpu_of, usual, usual_profile
+from cpuchat.costmodel.work import ALIKE
 from cpuchat.errors import CpuchatError, ModelUnsupported, UsageError
 from cpuchat.models.costs import CostLog, Costs, factor_of
 from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
@@ -183,7 +184,7 @@ def compute_rate(model: ModelInfo, memory: str = "") -> float:
     if costs is None or not probed:
         return 0.0
     try:
-        return compute_ceiling(costs.profile, loaded_work(model), N_PAST)
+        return compute_ceiling(costs.profile, loaded_work(model, alike=ALIKE), N_PAST)
     except CpuchatError:  # its file no longer exists
         return 0.0
 

@@ -55,8 +55,9 @@ def model_work(
     )
 
 
-def loaded_work(model: ModelInfo) -> ModelWork:
-    """Return the work of a loaded model, with the KV cache and the attention that it was loaded with.
+def loaded_work(model: ModelInfo, *, alike: float = 0.0) -> ModelWork:
+    """Return the work of a loaded model, with the KV cache and the attention that it was loaded with; `alike` as in
+    `model_work`.
 
     Raises:
         ModelNotFound, ModelDamaged: its file is gone or has changed.
@@ -66,6 +67,7 @@ def loaded_work(model: ModelInfo) -> ModelWork:
         read_model(Path(model.path)),
         n_experts=model.n_expert_used,
         flash_attn=all(part.step == 1 for part in cache),
+        alike=alike,
     )
     if [part.window for part in cache] != [one.window for one in work.attention]:
         return work

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpuchat.costmodel.profile import scaled
 from cpuchat.costmodel.usual import USUAL_GHZ, Figure, cpu_of
 from cpuchat.errors import UsageError
 from cpuchat.hardware.instructions import instructions
 from cpuchat.models.machine import this_machine
+from cpuchat.models.tuned import tuned_settings
 from cpuchat.planner.machine_specs import HERE, MachineSpec
 
 if TYPE_CHECKING:
@@ -19,8 +22,12 @@ class NotMeasured(UsageError):
     """The read bandwidth of this machine was not measured yet, or while other programs ran."""
 
 
-def machine_here(settings: Settings, loaded: ModelInfo | None = None) -> MachineSpec:
+def machine_here(settings: Settings, loaded: ModelInfo | None = None, model: str = "") -> MachineSpec:
     """Return this machine, with the cores and the memory policy of the settings; `loaded` counts as unloaded.
+
+    Args:
+        model: the path of a model to plan, "" for none: then with the cores that tuning found for it, if these were
+            measured, and as fast as chats with it were.
 
     Raises:
         NotMeasured: as its name says.
@@ -29,9 +36,14 @@ def machine_here(settings: Settings, loaded: ModelInfo | None = None) -> Machine
     from cpuchat.hardware.placement.placement import PlacementSpec, place
     from cpuchat.hardware.topology import read_topology
 
-    topology = read_topology()
-    placement = place(topology, PlacementSpec.of(settings))
+    topology, factor = read_topology(), 1.0
     found = this_machine(settings, loaded=loaded)
+    if model:
+        tuned = tuned_settings(Path(model), settings)
+        own = this_machine(tuned, loaded=loaded)
+        settings, found = (tuned, own) if own.profile is not None else (settings, found)
+        factor = found.factor_of(Path(model))
+    placement = place(topology, PlacementSpec.of(settings))
     if found.profile is None:
         raise NotMeasured(f"This machine cannot be planned for: {found.peak_source}.", "Or name another: --on MACHINE.")
     return MachineSpec(
@@ -49,7 +61,7 @@ def machine_here(settings: Settings, loaded: ModelInfo | None = None) -> Machine
         else None,
         watts=_given(settings.hardware.watts),
         price_usd=_given(settings.hardware.price_usd),
-        fitted=found.profile if found.fitted else None,
+        fitted=scaled(found.profile, 1 / factor) if found.fitted else None,
     )
 
 

@@ -118,11 +118,6 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
 
-def cpu_names() -> list[str]:
-    """Return the names that `MachineSpec.cpu` may have."""
-    return list(usual().cpu)
-
-
 @functools.cache
 def machines() -> tuple[MachineSpec, ...]:
     """Return the machines that come with the program."""

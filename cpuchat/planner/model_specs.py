@@ -31,7 +31,8 @@ _TOO_SMALL = 1e6  # parameters: a header without matrices
 class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model in a quantization. `size`: bytes of its file; `kv_row`: bytes of KV cache for a token of context.
 
-    `exact`: from a header; else the sizes of its parts are those of a typical file.
+    `exact`: from a header; else the sizes of its parts are those of a typical file. `path`: of its
+    file here, "" for none.
     """
 
     name: str
@@ -40,6 +41,7 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
     work: ModelWork
     kv_row: float
     exact: bool = False
+    path: str = ""
 
 
 def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> PlannedModel:
@@ -149,6 +151,7 @@ def from_header(header: GGUFHeader, name: str = "") -> PlannedModel:
         work=model_work(header, alike=ALIKE),
         kv_row=(kv_bytes(header, 4096) - kv_bytes(header, 0)) / 4096,
         exact=True,
+        path=str(header.path) if header.path.is_file() else "",
     )
 
 

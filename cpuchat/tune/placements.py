@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cpuchat.costmodel.passes import draft_cost, pass_cost
 from cpuchat.costmodel.profile import CostProfile, on_other_cores
-from cpuchat.costmodel.work import ModelWork
+from cpuchat.costmodel.work import ALIKE, ModelWork
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.hardware.placement.candidates import Candidate, candidates
 from cpuchat.hardware.placement.ceiling import Ceiling, ceiling, read_rate
@@ -96,7 +96,7 @@ def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> 
     if peak is None:
         return None
     try:
-        target = loaded_work(model)
+        target = loaded_work(model, alike=ALIKE)
     except CpuchatError:  # its file no longer exists
         return None
     costs, _ = costs_here(cpus, memory, peak.bytes_per_s, root)

@@ -8,10 +8,10 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.costmodel.passes import decode_rate
-from cpuchat.costmodel.usual import SCENARIOS, cpu_of
+from cpuchat.costmodel.usual import SCENARIOS, cpu_of, usual
 from cpuchat.errors import UsageError
 from cpuchat.models.catalog import load_catalog
-from cpuchat.planner.machine_specs import MachineSpec, all_machines, cpu_names, find_machine, machines, read_machine
+from cpuchat.planner.machine_specs import MachineSpec, all_machines, find_machine, machines, read_machine
 from cpuchat.planner.model_specs import find_model
 
 OWN = """
@@ -143,4 +143,4 @@ def test_a_missing_file_gets_a_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("features", [{"AVX2"}, {"AVX512_VNNI", "AVX2"}, {"AMX_INT8"}, {"NEON", "DOTPROD"}, set()])
 def test_every_cpu_has_rates(features: set[str]) -> None:
-    assert cpu_of(features) in cpu_names()
+    assert cpu_of(features) in usual().cpu

@@ -100,7 +100,7 @@ def candidates(
         machine: to predict costs that were not measured.
         acceptance: measured with the draft model at `beside`, which is loaded.
     """
-    judged = _Target(model_work(target, alike=ALIKE), costs, machine)
+    judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
     entry = match_local(catalog, target)
     wanted = catalog.drafts_of(entry) if entry is not None else []
     found: list[Candidate] = []
@@ -122,6 +122,7 @@ def candidates(
 class _Target(NamedTuple):
     """What draft models are compared for: a target's work and measured costs, on a machine."""
 
+    path: Path
     work: ModelWork
     costs: TargetCosts
     machine: Machine | None
@@ -140,10 +141,12 @@ class _Target(NamedTuple):
         basis = "measured here with this draft model" if draft_ms else _no_basis(self.machine)
         if self.machine is not None and self.machine.profile is not None and not (passes and draft_ms):
             both = pair_costs(self.machine.profile, self.work, draft, N_PAST, LONGEST)
-            passes = passes or tuple(1e3 * seconds for seconds in both.verify)
+            own = self.machine.factor_of(self.path)
+            passes = passes or tuple(1e3 * own * seconds for seconds in both.verify)
             if not draft_ms:
                 about = "predicted" if exact else "≈ from its size"
-                draft_ms, basis = 1e3 * both.draft, f"{about} ({self.machine.source})"
+                own = self.machine.factor_of(path) if path is not None else 1.0
+                draft_ms, basis = 1e3 * own * both.draft, f"{about} ({self.machine.source})"
         if draft_ms and self.costs.pass_ms and self.work.is_moe:
             basis += "; passes calibrated with random tokens, which use more experts than text"
         return expectation(passes, draft_ms, basis, acceptance)
@@ -159,7 +162,8 @@ def expected_pair(target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, mac
     Args:
         costs: of the target.
     """
-    return _Target(model_work(target, alike=ALIKE), costs, machine).expected(model_work(draft), draft.path, exact=True)
+    judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
+    return judged.expected(model_work(draft), draft.path, exact=True)
 
 
 def _local(
