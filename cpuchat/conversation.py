@@ -136,11 +136,16 @@ class Conversation:
         self.history.clear()
         self.meter.chat_changed(0)
 
-    async def open_chat(self, chat_id: str) -> None:
-        """Open a stored chat. A running load continues. Raises ChatsError."""
+    async def open_chat(self, chat_id: str, message_id: int = 0) -> None:
+        """Open a stored chat, on the branch of `message_id` unless 0. A running load continues. Raises ChatsError."""
         self._refuse_while_answering()
-        await self.history.open(chat_id, self._refuse_while_answering)
+        await self.history.open(chat_id, self._refuse_while_answering, message_id)
         self.meter.chat_changed(self.history.n_past)
+
+    async def fork_chat(self, message_id: int) -> None:
+        """Copy the open chat up to a message into a new chat, and open that. Raises ChatsError."""
+        self._refuse_while_answering()
+        await self.open_chat((await self.history.fork(message_id)).id)
 
     async def delete_chat(self, chat_id: str) -> None:
         """Delete a chat with everything saved for it; if it is open, a new chat replaces it. Raises ChatsError."""
@@ -148,8 +153,30 @@ class Conversation:
             self._refuse_while_answering()
             self.history.discard_answer()
             self.new_chat()
-        await asyncio.to_thread(self.history.store.delete, chat_id)
+        await self.history.delete(chat_id)
         await self.backend.forget(chat_id)
+
+    async def delete_message(self, message_id: int) -> None:
+        """Delete a message of the open chat and all that follow from it, and open the branch beside it. A chat that
+        would be empty is deleted. Raises ChatsError.
+        """
+        assert self.chat is not None
+        chat_id, tree = self.chat.id, self.history.tree
+        if not tree.after_deletion(message_id):
+            await self.delete_chat(chat_id)
+            return
+        self._refuse_while_answering()
+        await self.history.delete(chat_id, message_id)
+        await self.backend.forget(chat_id)
+        await self.open_chat(chat_id)
+
+    async def undo_delete(self) -> bool:
+        """Put back what was deleted last in this run, and open it; False if there is nothing. Raises ChatsError."""
+        self._refuse_while_answering()
+        deleted = await self.history.undo_delete()
+        if deleted is not None:
+            await self.open_chat(deleted.chat_id, deleted.message_id)
+        return deleted is not None
 
     async def stored_chat(self, chat_id: str) -> Chat:
         """Return a stored chat. Raises ChatsError."""
@@ -233,22 +260,22 @@ class Conversation:
             grammar,
         )
 
-    def regenerate(self) -> AsyncGenerator[AnyEvent, None]:
-        """Regenerate the last answer; the new one replaces it with its first token.
+    def regenerate(self, message_id: int = 0) -> AsyncGenerator[AnyEvent, None]:
+        """Answer a question again, the last one if `message_id` is 0; the first token of the answer opens a branch.
 
         Raises:
             ChatsError, ChatsChanged: as `send`.
         """
-        return self._answer(self.history.up_to_last_question)
+        return self._answer(lambda: self.history.up_to_question(message_id=message_id))
 
-    def edit_last(self, text: str) -> AsyncGenerator[AnyEvent, None]:
-        """Replace the last user message by `text` and answer it. The edit takes effect with the first token of the
-        answer.
+    def edit(self, text: str, message_id: int = 0) -> AsyncGenerator[AnyEvent, None]:
+        """Ask `text` in place of a question, the last one if `message_id` is 0; the first token of the answer opens a
+        branch.
 
         Raises:
             ChatsError, ChatsChanged: as `send`.
         """
-        return self._answer(lambda: self.history.up_to_last_question(text))
+        return self._answer(lambda: self.history.up_to_question(text, message_id))
 
     async def end_reasoning(self) -> bool:
         """Let the model end its reasoning and answer now; False when it cannot."""
@@ -273,7 +300,7 @@ class Conversation:
         history = self.history
         with self._occupied(answering=True):
             messages = await prepare()
-            history.begin_answer(messages, self.model_name)
+            history.begin_answer(messages, self.model_name, self.settings.sampling.sampling())
             self._start_meter()
             try:
                 async with contextlib.aclosing(self.backend.generate(self._request(messages, stop, grammar))) as events:

@@ -111,7 +111,7 @@ async def test_a_draft_model_that_the_engine_leaves_out_is_not_said_to_draft(tmp
 
 async def test_a_stop_while_the_message_is_stored_is_heard(anywhere: Source) -> None:
     async with conversation(anywhere, max_tokens=0) as core:
-        for stream in (core.send, lambda _: core.regenerate(), core.edit_last):
+        for stream in (core.send, lambda _: core.regenerate(), core.edit):
             answering = asyncio.create_task(everything(stream("hello")))
             while not core.busy:
                 await asyncio.sleep(0)
@@ -134,7 +134,7 @@ async def test_edit_replaces_my_message_and_what_follows(anywhere: Source) -> No
     async with conversation(anywhere) as core:
         await everything(core.send("one"))
         await everything(core.send("two"))
-        await everything(core.edit_last("three"))
+        await everything(core.edit("three"))
         assert [m.content for m in core.messages if m.role == "user"] == ["one", "three"]
         assert core.chat is not None
         assert core.history.store.messages(core.chat.id) == core.messages
@@ -200,7 +200,7 @@ async def test_an_answer_without_a_word_is_no_part_of_the_history(anywhere: Sour
         failed = (await everything(core.send("long " * 3000)))[-1]
         assert isinstance(failed, Failed)
         assert [m.role for m in core.messages] == ["user"]
-        await everything(core.edit_last("short"))
+        await everything(core.edit("short"))
         assert [m.role for m in core.messages] == ["user", "assistant"]
 
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuchat.chats.records import Chat, StoredMessage, storable
-from cpuchat.chats.saving import AnswerSaver
+from cpuchat.chats.records import Chat, Deleted, StoredMessage, storable
+from cpuchat.chats.saving import UNSAVED, AnswerSaver
+from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged, ChatsError, UsageError
+from cpuchat.protocol import Sampling
 
 if TYPE_CHECKING:  # a chat that is not stored needs no database
     from cpuchat.chats.store import ChatStore
@@ -35,6 +37,8 @@ def title_of(text: str) -> str:
 class ChatHistory:
     """Holds the messages of one chat at a time. Use it from one event loop; the store is only used in threads.
 
+    `messages` are those of the open branch, `tree` has the ids of all.
+
     Args:
         store: None keeps nothing: the chat lives in memory alone.
         on_save_problem: called when `save_problem` changes.
@@ -43,6 +47,8 @@ class ChatHistory:
     def __init__(self, store: ChatStore | None, on_save_problem: Callable[[], None]) -> None:
         self.chat: Chat | None = None
         self.messages: list[StoredMessage] = []
+        self.tree = Tree()
+        self._deleted: list[Deleted] = []  # in this run: what is deleted is in no file
         self._store = store
         self._saver = AnswerSaver(store, on_save_problem)
         self._shown: list[StoredMessage] = []  # the messages as they are once the answer has a word
@@ -72,22 +78,23 @@ class ChatHistory:
     def clear(self) -> None:
         """Start a new chat, which is stored with its first message. Raises ChatsError while an answer is unsaved."""
         self._refuse_while_unsaved()
-        self.chat, self.messages = None, []
+        self.chat, self.messages, self.tree = None, [], Tree()
 
-    async def open(self, chat_id: str, still_free: Callable[[], None]) -> None:
+    async def open(self, chat_id: str, still_free: Callable[[], None], message_id: int = 0) -> None:
         """Open a stored chat.
 
         Args:
+            message_id: on this message's branch, unless 0: the one that was open last.
             still_free: raises if an answer began while the chat was read.
 
         Raises:
             ChatsError: it cannot be read, or the last answer is not saved.
         """
         await self._saver.save()
-        chat, messages = await asyncio.to_thread(self._read, chat_id)
+        opened = await asyncio.to_thread(self._read, chat_id, message_id)
         still_free()
         self._refuse_while_unsaved()
-        self.chat, self.messages = chat, messages
+        self.chat, self.tree, self.messages = opened
 
     def restore(self, messages: list[StoredMessage], system_prompt: str) -> None:
         """Continue a chat that is kept elsewhere, in memory alone."""
@@ -105,6 +112,32 @@ class ChatHistory:
         if self.chat is not None and self.chat.id == chat_id:
             self.chat = msgspec.structs.replace(self.chat, title=title)
 
+    async def fork(self, message_id: int) -> Chat:
+        """Copy the open chat up to a message into a new one. Raises ChatsError."""
+        assert self.chat is not None
+        await self._require_saved()
+        return await asyncio.to_thread(self.store.fork, self.chat.id, message_id)
+
+    async def delete(self, chat_id: str, message_id: int = 0) -> None:
+        """Delete a chat, or the branch from a message; `undo_delete` puts it back. Raises ChatsError."""
+        store = self.store
+        delete = (lambda: store.delete_branch(chat_id, message_id)) if message_id else (lambda: store.delete(chat_id))
+        self._deleted.append(await asyncio.to_thread(delete))
+
+    async def undo_delete(self) -> Deleted | None:
+        """Put back what was deleted last in this run; returns it, None if there is nothing. Raises ChatsError."""
+        if not self._deleted:
+            return None
+        deleted = self._deleted.pop()
+        try:
+            await asyncio.to_thread(self.store.undelete, deleted)
+        except ChatsChanged:
+            raise
+        except ChatsError:
+            self._deleted.append(deleted)  # once there is room on the disk
+            raise
+        return deleted
+
     async def add_question(self, text: str, model: str, system_prompt: str) -> list[StoredMessage]:
         """Add a user message, in a new chat if none is open, and return the messages to answer.
 
@@ -116,44 +149,57 @@ class ChatHistory:
         async with self._loading_again():
             self.chat, message = await asyncio.to_thread(self._add, text, model, system_prompt)
         self.messages = [*self.messages, message]
+        if self._store is not None:
+            self.tree.add(message.id, message.parent)
         return self.messages
 
-    async def up_to_last_question(self, text: str | None = None) -> list[StoredMessage]:
-        """Return the messages up to the last user message, with its text replaced by `text` if given.
+    async def up_to_question(self, text: str | None = None, message_id: int = 0) -> list[StoredMessage]:
+        """Return the messages up to a question, with another one with this `text` in its place if given.
+
+        Args:
+            message_id: the question, or an answer to it; 0: the last one.
 
         Raises:
             UsageError: there is none.
             ChatsError, ChatsChanged: as `add_question`.
         """
-        index = next((i for i in reversed(range(len(self.messages))) if self.messages[i].role == "user"), None)
-        if index is None:
+        index = len(self.messages) - 1
+        if message_id:
+            index = next((i for i, message in enumerate(self.messages) if message.id == message_id), -1)
+        while index >= 0 and self.messages[index].role != "user":
+            index -= 1
+        if index < 0:
             raise UsageError("There is no message to answer.", "Write one first.")
         await self._require_saved()
         if self.chat is not None and self._store is not None:
             async with self._loading_again():
                 await asyncio.to_thread(self._store.require_unchanged, self.chat)
-        last = self.messages[index]
-        if text is not None:
-            last = msgspec.structs.replace(last, content=storable(text))
-        return [*self.messages[:index], last]
+        asked = self.messages[index]
+        if text is not None and storable(text) != asked.content:
+            asked = msgspec.structs.replace(asked, id=UNSAVED, content=storable(text))
+        return [*self.messages[:index], asked]
 
-    def begin_answer(self, history: list[StoredMessage], model: str) -> StoredMessage:
-        """Return the empty answer to `history`; with its first word the two become the messages, also in the store."""
+    def begin_answer(self, history: list[StoredMessage], model: str, sampling: Sampling) -> StoredMessage:
+        """Return the empty answer to `history`; with its first word the two become the open branch, also in the
+        store.
+        """
         assert self.chat is not None
         chat_id = self.chat.id
-        stored = {message.id: message for message in self.messages}
-        edited = [message for message in history if stored[message.id].content != message.content]
-        dropped = sorted(stored.keys() - {message.id for message in history})
 
-        def saved(row: StoredMessage, version: int) -> None:
-            if self.chat is not None and self.chat.id == chat_id:
-                self.chat = msgspec.structs.replace(self.chat, version=version)
-                if self.messages and self.messages[-1].id in (answer.id, row.id):
-                    self.messages[-1] = msgspec.structs.replace(
-                        self.messages[-1], id=row.id, position=row.position, created=row.created
-                    )
+        def saved(rows: list[StoredMessage], version: int) -> None:
+            row = rows[-1]
+            if self.chat is None or self.chat.id != chat_id:
+                return
+            self.chat = msgspec.structs.replace(self.chat, version=version, leaf=None)
+            if self.messages and self.messages[-1].id in (answer.id, row.id):
+                for added in rows:
+                    self.tree.add(added.id, added.parent)
+                self.messages[-1] = msgspec.structs.replace(
+                    self.messages[-1], id=row.id, parent=row.parent, created=row.created
+                )
+                self.messages[-len(rows) : -1] = rows[:-1]
 
-        answer = self._saver.begin_answer(self.chat, model, dropped, edited, saved)
+        answer = self._saver.begin_answer(self.chat, model, history[-1], sampling, saved)
         self._shown = [*history, answer]
         return answer
 
@@ -208,21 +254,27 @@ class ChatHistory:
             await asyncio.to_thread(self._store.close)
 
     def _add(self, text: str, model: str, system_prompt: str) -> tuple[Chat, StoredMessage]:
+        last = self.messages[-1].id if self.messages else 0
         if self._store is None:
             now = time.time()
             chat = self.chat or Chat(
                 id="", title=title_of(text), created=now, updated=now, model=model, system_prompt=system_prompt
             )
             at = len(self.messages)
-            return chat, StoredMessage(id=at, chat_id="", position=at, role="user", content=text, created=now)
+            return chat, StoredMessage(id=at, chat_id="", parent=last, role="user", content=text, created=now)
         with self._store.transaction(unchanged=self.chat):
             chat = self.chat or self._store.create_chat(model, system_prompt, title_of(text))
-            message = self._store.add_message(chat.id, "user", text)
+            message = self._store.add_message(chat.id, "user", text, after=last)
             return self._store.chat(chat.id), message
 
-    def _read(self, chat_id: str) -> tuple[Chat, list[StoredMessage]]:
-        chat = self.store.chat(chat_id)  # before its messages: should they change in between, that is noticed later
-        return chat, self.store.messages(chat_id)
+    def _read(self, chat_id: str, message_id: int = 0) -> tuple[Chat, Tree, list[StoredMessage]]:
+        store = self.store
+        chat = store.chat(chat_id)  # before its messages: should they change in between, that is noticed later
+        tree = store.tree(chat_id)
+        if message_id in tree and message_id not in tree.path(tree.leaf):
+            tree.leaf = tree.branch(message_id)[-1]
+            store.set_leaf(chat_id, tree.leaf)
+        return chat, tree, store.messages(chat_id, tree)
 
     def _refuse_while_unsaved(self) -> None:
         if (problem := self._saver.problem) is not None:
@@ -244,4 +296,4 @@ class ChatHistory:
     async def _load_again(self) -> None:
         if self.chat is not None:
             with contextlib.suppress(ChatsError):  # deleted: what is on the screen stays there
-                self.chat, self.messages = await asyncio.to_thread(self._read, self.chat.id)
+                self.chat, self.tree, self.messages = await asyncio.to_thread(self._read, self.chat.id)

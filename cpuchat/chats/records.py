@@ -9,11 +9,11 @@ import math
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from cpuchat.protocol import Role
+from cpuchat.protocol import Role, Sampling
 from cpuchat.timings import Timings
 
 INTERRUPTED = "interrupted"
@@ -21,11 +21,14 @@ _LATEST = 2.5e11  # seconds since the epoch; the year 9892, the calendar ends so
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LARGEST = 1e18  # of a figure in timings
 
+_T = TypeVar("_T")
+
 
 class Chat(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation. Times in seconds since the epoch. `version` changes whenever its messages do.
 
-    `sides` of a comparison (`compare.kept`): each prompt has two answers, A's first. "" for a chat.
+    `sides` of a comparison (`compare.kept`): each prompt has two answers, A's first. "" for a chat. `leaf` is the end
+    of the open branch; None: the newest message.
     """
 
     id: str
@@ -36,30 +39,48 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str
     version: int = 0
     sides: str = ""
+    leaf: int | None = None
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """What was deleted, to be put back: the rows of each table, and the first message of a branch (0: the chat)."""
+
+    chat_id: str
+    message_id: int
+    rows: dict[str, list[tuple[Any, ...]]]
+
+
+class Excerpt(msgspec.Struct, frozen=True):
+    """A message that a search found: the text around the first hit, on one line, and where in it the hits are."""
+
+    message_id: int
+    text: str
+    marks: tuple[tuple[int, int], ...]
 
 
 class SearchHit(Chat, frozen=True, kw_only=True):
-    """A chat that a search found; `snippet` is the text around the first hit, on one line."""
+    """A chat that a search found, and its first messages with a hit, on any branch; none when it is in the title."""
 
-    snippet: str
+    found: tuple[Excerpt, ...] = ()
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message. `position` orders the messages of a chat.
+    """One message. `parent` is the id of the one that it follows, 0 at the beginning of the chat.
 
-    `stop_reason` of an answer is a `protocol.StopReason`, the code of an error, "interrupted" when its app died in
+    `sampling` is what an answer was sampled with. `stop_reason` of an answer is a `protocol.StopReason`, the code of an error, "interrupted" when its app died in
     the middle of it, or None while it is being written.
     """
 
     id: int
     chat_id: str
-    position: int
+    parent: int
     role: Role
     content: str = ""
     reasoning: str = ""
     model: str = ""
     stop_reason: str | None = None
     timings: Timings | None = None
+    sampling: Sampling | None = None
     created: float = 0.0
 
 
@@ -74,7 +95,7 @@ def new_chat_id() -> str:
 def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return `row` of the table `chats` with invalid values replaced; equal to it when it was valid."""
     created = _time(row["created"], row["updated"])
-    version = row["version"]
+    version, leaf = row["version"], row["leaf"]
     return {
         "id": row["id"] if isinstance(row["id"], str) and _ID.fullmatch(row["id"]) else new_chat_id(),
         "title": _text(row["title"]),
@@ -84,27 +105,29 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
         "system_prompt": _text(row["system_prompt"]),
         "version": version if isinstance(version, int) and 0 <= version < 1 << 53 else 0,
         "sides": _text(row["sides"]),
+        "leaf": leaf if isinstance(leaf, int) else None,
     }
 
 
 def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return `row` of the table `messages` with invalid values replaced; equal to it if it was valid.
 
-    None: the role is unknown. A `position` of -1 has to be renumbered. `timings` that are a text stay as they
+    None: the role is unknown. A `parent` of -1 has to be found. `timings` and `sampling` that are a text stay as they
     are: figures are not worth changing a message for.
     """
     if row["role"] not in get_args(Role):
         return None
-    position, stop_reason = row["position"], row["stop_reason"]
+    parent, stop_reason = row["parent"], row["stop_reason"]
     return {
         **row,
         "chat_id": _text(row["chat_id"]),
-        "position": position if isinstance(position, int) and 0 <= position < 1 << 53 else -1,
+        "parent": parent if isinstance(parent, int) and 0 <= parent < 1 << 53 else -1,
         "content": _text(row["content"]),
         "reasoning": _text(row["reasoning"]),
         "model": _text(row["model"]),
         "stop_reason": stop_reason if stop_reason is None else _text(stop_reason)[:100],
         "timings": row["timings"] if is_unicode(row["timings"]) else None,
+        "sampling": row["sampling"] if is_unicode(row["sampling"]) else None,
         "created": _time(row["created"], 0.0),
     }
 
@@ -120,11 +143,19 @@ def message_of(row: tuple[Any, ...]) -> StoredMessage | None:
     fields = dict(zip(MESSAGE_COLUMNS, row, strict=True))
     if repaired_message(fields) != fields:
         return None
-    return StoredMessage(**{**fields, "timings": _timings(fields["timings"])})
+    figures = {name: _figures(fields[name], kind) for name, kind in (("timings", Timings), ("sampling", Sampling))}
+    return StoredMessage(**{**fields, **figures})
 
 
-def timings_json(timings: Timings | None) -> str | None:
-    return None if timings is None else msgspec.json.encode(timings).decode()
+def column(value: object) -> Any:
+    """Return `value` as it is stored: a text as valid UTF-8, a record as JSON."""
+    match value:
+        case str():
+            return storable(value)
+        case msgspec.Struct():
+            return msgspec.json.encode(value).decode()
+        case _:
+            return value
 
 
 def storable(text: str) -> str:
@@ -168,14 +199,14 @@ def _time(value: object, otherwise: object) -> float:
     return 0.0
 
 
-def _timings(text: object) -> Timings | None:
+def _figures(text: object, kind: type[_T]) -> _T | None:
     if not isinstance(text, str):
         return None
     try:
-        timings = msgspec.json.decode(text, type=Timings)
+        figures = msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    return timings if _sensible(msgspec.to_builtins(timings)) else None
+    return figures if _sensible(msgspec.to_builtins(figures)) else None
 
 
 def _sensible(value: Any) -> bool:

@@ -35,9 +35,9 @@ Numbered = tuple[int, Row]
 SIDES = ("-wal", "-shm")
 """Suffixes of the files that SQLite keeps beside the database."""
 _DEFAULTS: dict[str, Row] = {
-    "chats": dict.fromkeys(CHAT_COLUMNS, "") | {"created": 0.0, "updated": 0.0, "version": 0},
+    "chats": dict.fromkeys(CHAT_COLUMNS, "") | {"created": 0.0, "updated": 0.0, "version": 0, "leaf": None},
     "messages": dict.fromkeys(MESSAGE_COLUMNS, "")
-    | {"id": 0, "position": -1, "stop_reason": None, "timings": None, "created": 0.0},
+    | {"id": 0, "parent": -1, "stop_reason": None, "timings": None, "sampling": None, "created": 0.0},
 }
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 _HEADER = (
@@ -48,6 +48,11 @@ _HEADER = (
 )
 _MODES = (b"\1\1", b"\2\2")  # with a journal, with a write-ahead log
 _ORPHANED = "chat_id NOT IN (SELECT id FROM chats WHERE id IS NOT NULL)"
+_FIND_PARENTS = (
+    "UPDATE messages SET parent = coalesce((SELECT max(id) FROM messages AS m WHERE m.chat_id = messages.chat_id AND"
+    " m.id < messages.id), 0) WHERE parent < 0"
+)
+"""A message whose parent is unknown follows the one before it."""
 _QUERIES = 4000  # how often a damaged table is asked for what is behind the damage
 
 
@@ -191,7 +196,6 @@ def _put_rows(db: sqlite3.Connection, chats: Iterable[Numbered], messages: Itera
             _quarantine(db, "chats", repaired["id"], row)
             if is_unicode(row["id"]):
                 new_ids.append((repaired["id"], row["id"]))
-    places: set[tuple[str, int]] = set()
     for rowid, row in messages:
         repaired = repaired_message(row)
         if repaired != row:
@@ -200,15 +204,11 @@ def _put_rows(db: sqlite3.Connection, chats: Iterable[Numbered], messages: Itera
         if repaired is None:
             db.execute("DELETE FROM messages WHERE id = ?", (rowid,))
             continue
-        place = repaired["chat_id"], repaired["position"]
-        if repaired["position"] < 0 or place in places:
-            repaired["position"] = -1 - rowid
-        places.add(place)
         _insert(db, "messages", {**repaired, "id": rowid})
     for new_id, old_id in new_ids:
         _rename_chat(db, new_id, old_id)
     n_repaired += _adopt(db)
-    _renumber(db)
+    db.execute(_FIND_PARENTS)
     return n_repaired
 
 
@@ -246,17 +246,6 @@ def _rename_chat(db: sqlite3.Connection, new_id: str, old_id: object) -> None:
     if new_id != old_id:
         for table in ("messages", "quarantine"):
             db.execute(f"UPDATE {table} SET chat_id = ? WHERE chat_id IS ?", (new_id, old_id))
-
-
-def _renumber(db: sqlite3.Connection) -> None:
-    """Renumber the messages of chats with an invalid position; message ids give the order."""
-    for (chat_id,) in db.execute("SELECT DISTINCT chat_id FROM messages WHERE position < 0").fetchall():
-        db.execute("UPDATE messages SET position = -1 - id WHERE chat_id = ?", (chat_id,))
-        db.execute(
-            "UPDATE messages SET position = (SELECT count(*) FROM messages AS m WHERE m.chat_id = messages.chat_id"
-            " AND m.id < messages.id) WHERE chat_id = ?",
-            (chat_id,),
-        )
 
 
 def _rows(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cpuchat.chats.records import Chat, StoredMessage
 from cpuchat.errors import ChatsChanged, ChatsError
+from cpuchat.protocol import Sampling
 
 if TYPE_CHECKING:
     from cpuchat.chats.store import ChatStore
@@ -17,7 +18,11 @@ AUTOSAVE_SECONDS = 0.3
 """Seconds from one save to the next, at least. Text that comes later than that is saved as it arrives: then one
 wake-up serves both."""
 _RETRY_SECONDS = 1.0
-_UNSAVED = -1  # id of an answer that the store does not have yet
+UNSAVED = -1
+"""Id of a message that the store does not have yet."""
+
+Saved = tuple[list[StoredMessage], int]
+"""The rows that an answer added, its own last, and the version that the chat has with them."""
 
 
 class AnswerSaver:
@@ -39,9 +44,9 @@ class AnswerSaver:
         self._store = store
         self._on_problem = on_problem
         self.answer: StoredMessage | None = None
-        self._insert: Callable[[ChatStore, StoredMessage], tuple[StoredMessage, int]] | None = None
-        self._saved: tuple[StoredMessage, int] | None = None  # its row, and the version that the chat has with it
-        self._on_saved: Callable[[StoredMessage, int], None] = lambda *_: None
+        self._insert: Callable[[ChatStore, StoredMessage], Saved] | None = None
+        self._saved: Saved | None = None
+        self._on_saved: Callable[[list[StoredMessage], int], None] = lambda *_: None
         self._writing = threading.Lock()  # a cancelled save continues in its thread
         self._taking_turns = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
@@ -52,40 +57,44 @@ class AnswerSaver:
         self,
         chat: Chat,
         model: str,
-        delete: Sequence[int],
-        edit: Sequence[StoredMessage],
-        on_saved: Callable[[StoredMessage, int], None],
+        after: StoredMessage,
+        sampling: Sampling | None,
+        on_saved: Callable[[list[StoredMessage], int], None],
     ) -> StoredMessage:
         """Begin to save an answer, and return it. The previous one must have been saved or discarded.
 
         Args:
             chat: as it is on the screen: when it is another in the store, that is a `conflict`.
-            delete: ids of messages that go when the answer is first saved.
-            edit: messages that get a new text then.
-            on_saved: called after each save with the row of the answer and the version of the chat.
+            after: the question; one with the id `UNSAVED` is saved with the answer.
+            sampling: what it is sampled with.
+            on_saved: called after each save with the rows that the first save added, the answer's last, and the
+                version of the chat.
         """
         self.discard()
         self.conflict, self.overtaken = None, False
 
-        def insert(store: ChatStore, answer: StoredMessage) -> tuple[StoredMessage, int]:
+        def insert(store: ChatStore, answer: StoredMessage) -> Saved:
             with store.transaction(unchanged=chat):
-                if delete:
-                    store.delete_messages(chat.id, delete)
-                for message in edit:
-                    store.edit_message(message.id, message.content)
+                asked = after
+                if after.id == UNSAVED:
+                    asked = store.add_message(chat.id, "user", after.content, after=after.parent)
                 row = store.add_message(
                     chat.id,
                     "assistant",
                     answer.content,
+                    after=asked.id,
                     reasoning=answer.reasoning,
                     model=answer.model,
                     stop_reason=answer.stop_reason,
                     timings=answer.timings,
+                    sampling=answer.sampling,
                 )
-                return row, store.chat(chat.id).version
+                return [row] if asked is after else [asked, row], store.chat(chat.id).version
 
         self._insert, self._saved, self._on_saved = insert, None, on_saved
-        return StoredMessage(id=_UNSAVED, chat_id=chat.id, position=_UNSAVED, role="assistant", model=model)
+        return StoredMessage(
+            id=UNSAVED, chat_id=chat.id, parent=after.id, role="assistant", model=model, sampling=sampling
+        )
 
     def put(self, answer: StoredMessage) -> None:
         """Schedule this state of the answer for saving; the first state is saved at once."""
@@ -135,7 +144,7 @@ class AnswerSaver:
         if self.answer is not None:
             self._write(self.answer)
 
-    def _write(self, answer: StoredMessage) -> tuple[StoredMessage, int]:
+    def _write(self, answer: StoredMessage) -> Saved:
         store = self._store
         assert store is not None
         with self._writing:
@@ -143,9 +152,9 @@ class AnswerSaver:
                 assert self._insert is not None
                 self._saved = self._insert(store, answer)
                 return self._saved
-            row, known = self._saved
+            rows, known = self._saved
             version = store.update_message(
-                row.id,
+                rows[-1].id,
                 content=answer.content,
                 reasoning=answer.reasoning,
                 stop_reason=answer.stop_reason,
@@ -155,7 +164,7 @@ class AnswerSaver:
             if version is None:
                 raise ChatsChanged("This answer was deleted in another window.", "The chat has been reloaded.")
             self.overtaken = self.overtaken or version != known + 1
-            self._saved = row, version
+            self._saved = rows, version
             return self._saved
 
     def _tell(self, problem: ChatsError | None) -> None:

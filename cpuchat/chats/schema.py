@@ -56,11 +56,38 @@ UPGRADES: tuple[tuple[str, ...], ...] = (
     ),
     # The two sides of a comparison, as JSON (compare.kept); '' for a chat.
     ("ALTER TABLE chats ADD COLUMN sides TEXT NOT NULL DEFAULT ''",),
+    # Branches (`tree.Tree`): messages in a line, ordered by their position, become a tree with one branch. And the
+    # sampling options of an answer, as JSON.
+    (
+        "ALTER TABLE chats ADD COLUMN leaf INTEGER",
+        """
+        CREATE TABLE tree (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            chat_id TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+            parent INTEGER NOT NULL,
+            role TEXT NOT NULL CHECK (role IN ('system', 'user', 'assistant')),
+            content TEXT NOT NULL DEFAULT '',
+            reasoning TEXT NOT NULL DEFAULT '',
+            model TEXT NOT NULL DEFAULT '',
+            stop_reason TEXT,
+            timings TEXT,
+            sampling TEXT,
+            created REAL NOT NULL
+        )
+        """,
+        """
+        INSERT INTO tree (id, chat_id, parent, role, content, reasoning, model, stop_reason, timings, created)
+        SELECT id, chat_id, coalesce(lag(id) OVER (PARTITION BY chat_id ORDER BY position), 0), role, content,
+            reasoning, model, stop_reason, timings, created FROM messages ORDER BY id
+        """,
+        "DROP TABLE messages",
+        "ALTER TABLE tree RENAME TO messages",
+    ),
 )
 TABLES = ("chats", "messages", "quarantine")
 _OUR_COLUMNS = {
     "chats": {"title", "created", "updated", "model", "system_prompt"},
-    "messages": {"chat_id", "position", "role", "content", "reasoning", "stop_reason", "timings"},
+    "messages": {"chat_id", "role", "content", "reasoning", "stop_reason", "timings"},
 }
 _ANYBODYS = ("sqlite_", "quarantine", "messages_fts", "found")  # what is left of our file without its two tables
 _BELIEVABLE = 1000  # versions ahead of ours; a number beyond was not written by any cpuchat
@@ -75,6 +102,7 @@ _REMOVE = (
 )
 _INDEXES = {
     "chats_by_time": "CREATE INDEX chats_by_time ON chats (updated)",
+    "messages_by_chat": "CREATE INDEX messages_by_chat ON messages (chat_id, parent)",
     "messages_unfinished": (
         "CREATE INDEX messages_unfinished ON messages (id) WHERE role = 'assistant' AND stop_reason IS NULL"
     ),

@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
+import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
-from cpuchat.chats.records import CHAT_COLUMNS
+import msgspec
 
-_CHATS = ", ".join(f"chats.{name}" for name in CHAT_COLUMNS)
-_JOIN = "JOIN chats ON chats.id = messages.chat_id"
-_ORDER = "ORDER BY chats.updated DESC, messages.position"
+from cpuchat.chats.records import CHAT_COLUMNS, Excerpt
+
+_CHAT = ", ".join(CHAT_COLUMNS)
+_IDS = "(SELECT value FROM json_each(?))"
+_MOST = 2000  # messages with the words, the newest; that many chats are not read anyway
+_PER_CHAT = 3
 _AROUND = 40  # characters on each side of a hit
+_LETTER = r"[^\W_]"  # of a word, as the index divides a text into words
 
 
-def rows(db: sqlite3.Connection, full_text: bool, text: str) -> list[tuple[Any, ...]]:
-    """Return hits as (chat columns..., snippet), those in messages before those in titles (whose snippet is empty).
+class _Folded(dict[int, str]):
+    """For `str.translate`: letters in lower case without accents, one for one."""
+
+    def __missing__(self, code: int) -> str:
+        self[code] = (unicodedata.normalize("NFD", chr(code))[0].lower() or chr(code))[0]
+        return self[code]
+
+
+_FOLDED = _Folded()
+
+
+class Matcher:
+    """Finds what was searched for in a text, as `find` finds messages: words, or the text letter by letter."""
+
+    def __init__(self, text: str) -> None:
+        folded = text.strip().translate(_FOLDED)
+        *words, last = [re.escape(word) for word in re.findall(f"{_LETTER}+", folded)] or [re.escape(folded)]
+        whole = f"(?:{'|'.join(words)})(?!{_LETTER})|" if words else ""
+        self._words = re.compile(f"(?<!{_LETTER})(?:{whole}{last})")
+        self._letters = re.compile(re.escape(folded))
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where it is found, from character to before character."""
+        folded = text.translate(_FOLDED)
+        found = [match.span() for match in self._words.finditer(folded)]
+        return found or [match.span() for match in self._letters.finditer(folded)]
+
+    def excerpt(self, message_id: int, content: str) -> Excerpt:
+        """Return the text around the first hit, on one line."""
+        first, last = next(iter(self.spans(content)), (0, 0))
+        start, end = max(0, first - _AROUND), last + _AROUND
+        text = " ".join(content[start:end].split())
+        text = ("…" if start else "") + text + ("…" if end < len(content) else "")
+        return Excerpt(message_id, text, tuple(self.spans(text)))
+
+
+def find(db: sqlite3.Connection, full_text: bool, text: str) -> list[tuple[tuple[Any, ...], tuple[Excerpt, ...]]]:
+    """Return the chats that hold `text`, last changed first: their columns, and where their messages hold it.
 
     A message is a hit when it holds all the words of `text`, of which the last may be unfinished. Where the words are
     found nowhere, `text` is looked for letter by letter, which also finds parts of words and languages that are
@@ -23,23 +66,34 @@ def rows(db: sqlite3.Connection, full_text: bool, text: str) -> list[tuple[Any, 
     if not text:
         return []
     pattern = "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-    titles = db.execute(f"SELECT {_CHATS}, '' FROM chats WHERE title LIKE ? ESCAPE '\\'", (pattern,)).fetchall()
-    hits: list[tuple[Any, ...]] = []
+    by_title = {id for (id,) in db.execute("SELECT id FROM chats WHERE title LIKE ? ESCAPE '\\'", (pattern,))}
+    hits: list[tuple[int, str]] = []
     if full_text:
         # quoted, so that nothing in it is taken for a query operator
         words = " ".join('"' + word.replace('"', '""') + '"' for word in text.split())
         hits = db.execute(
-            f"SELECT {_CHATS}, snippet(messages_fts, 0, '', '', '…', 16) FROM messages_fts"
-            f" JOIN messages ON messages.id = messages_fts.rowid {_JOIN} WHERE messages_fts MATCH ? {_ORDER}",
-            (words + "*",),
+            "SELECT messages.id, chat_id FROM messages_fts JOIN messages ON messages.id = messages_fts.rowid"
+            " WHERE messages_fts MATCH ? ORDER BY messages_fts.rowid DESC LIMIT ?",
+            (words + "*", _MOST),
         ).fetchall()
-    if not hits and not titles:
-        query = f"SELECT {_CHATS}, content FROM messages {_JOIN} WHERE content LIKE ? ESCAPE '\\' {_ORDER}"
-        hits = [(*row[:-1], _around(row[-1], text)) for row in db.execute(query, (pattern,))]
-    return hits + titles
+    if not hits and not by_title:
+        query = "SELECT id, chat_id FROM messages WHERE content LIKE ? ESCAPE '\\' ORDER BY id DESC LIMIT ?"
+        hits = db.execute(query, (pattern, _MOST)).fetchall()
+    by_chat: dict[str, list[int]] = {id: [] for id in by_title}
+    for message_id, chat_id in reversed(hits):
+        if len(ids := by_chat.setdefault(chat_id, [])) < _PER_CHAT:
+            ids.append(message_id)
+    contents = _contents(db, [id for ids in by_chat.values() for id in ids])
+    matcher = Matcher(text)
+    return [
+        (row, tuple(matcher.excerpt(id, contents[id]) for id in by_chat[row[0]]))
+        for row in db.execute(f"SELECT {_CHAT} FROM chats WHERE id IN {_IDS} ORDER BY updated DESC", (_json(by_chat),))
+    ]
 
 
-def _around(content: str, text: str) -> str:
-    at = max(0, content.lower().find(text.lower()))
-    start, end = max(0, at - _AROUND), at + len(text) + _AROUND
-    return ("…" if start else "") + content[start:end] + ("…" if end < len(content) else "")
+def _contents(db: sqlite3.Connection, ids: list[int]) -> dict[int, str]:
+    return dict(db.execute(f"SELECT id, content FROM messages WHERE id IN {_IDS}", (_json(ids),)))
+
+
+def _json(ids: Iterable[int | str]) -> str:
+    return msgspec.json.encode(list(ids)).decode()

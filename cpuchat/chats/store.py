@@ -13,7 +13,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,17 +24,19 @@ from cpuchat.chats.records import (
     CHAT_COLUMNS,
     MESSAGE_COLUMNS,
     Chat,
+    Deleted,
     SearchHit,
     StoredMessage,
     chat_of,
+    column,
     decoded,
     message_of,
     new_chat_id,
     storable,
-    timings_json,
 )
+from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged, ChatsError
-from cpuchat.protocol import Role
+from cpuchat.protocol import Role, Sampling
 from cpuchat.timings import Timings
 
 _BUSY_MS = 5000
@@ -156,19 +158,80 @@ class ChatStore:
                 raise _no_chat()
             self._erase()
 
-    def delete(self, chat_id: str) -> None:
+    def fork(self, chat_id: str, message_id: int) -> Chat:
+        """Copy the messages up to this one into a new chat. Raises ChatsChanged if it does not exist."""
+        with self.transaction():
+            chat, tree = self.chat(chat_id), self.tree(chat_id)
+            if message_id not in tree:
+                raise _no_message()
+            fork = self.create_chat(chat.model, chat.system_prompt, f"{chat.title} (fork)")
+            copied = [name for name in MESSAGE_COLUMNS if name not in ("id", "chat_id", "parent")]
+            columns, parent = ", ".join(copied), 0
+            copy = (
+                f"INSERT INTO messages (chat_id, parent, {columns}) SELECT ?, ?, {columns} FROM messages WHERE id = ?"
+            )
+            for message in tree.path(message_id):
+                parent = self._db.execute(copy, (fork.id, parent, message)).lastrowid
+        return fork
+
+    def delete(self, chat_id: str) -> Deleted:
         """Delete the chat and its messages; nothing happens when there is none."""
         with self.transaction():
+            rows = {table: self._rows_of(table, chat_id) for table in schema.TABLES}
             self._db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
             self._erase()
+        return Deleted(chat_id, 0, rows)
+
+    def delete_branch(self, chat_id: str, message_id: int) -> Deleted:
+        """Delete a message and all that follow from it; the branch beside it is open then.
+
+        Raises:
+            ChatsChanged: the chat or the message is gone.
+        """
+        with self.transaction():
+            self._touch(chat_id, time.time())
+            tree = self.tree(chat_id)
+            if message_id not in tree:
+                raise _no_message()
+            gone = set(tree.branch(message_id))
+            rows = [row for row in self._rows_of("messages", chat_id) if row[0] in gone]
+            self._db.executemany("DELETE FROM messages WHERE id = ?", [(id,) for id in gone])
+            self.set_leaf(chat_id, tree.after_deletion(message_id))
+            self._erase()
+        return Deleted(chat_id, message_id, {"messages": rows})
+
+    def undelete(self, deleted: Deleted) -> None:
+        """Put back what was deleted. Raises ChatsChanged if it was a branch of a chat that is gone."""
+        with self.transaction():
+            if deleted.message_id:
+                self._touch(deleted.chat_id, time.time())
+            for table, rows in deleted.rows.items():
+                for row in rows:
+                    self._db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+
+    def _rows_of(self, table: str, chat_id: str) -> list[tuple[Any, ...]]:
+        key = "id" if table == "chats" else "chat_id"
+        return self._db.execute(f"SELECT * FROM {table} WHERE {key} = ?", (chat_id,)).fetchall()
 
     # --- messages ---
 
-    def messages(self, chat_id: str) -> list[StoredMessage]:
-        """Return the messages of a chat in order."""
-        return self._select(
-            message_of, f"SELECT {_MESSAGE} FROM messages WHERE chat_id = ? ORDER BY position", (chat_id,)
-        )
+    def tree(self, chat_id: str) -> Tree:
+        """Return the branches of a chat."""
+        with self._guarded():
+            leaf = self._db.execute("SELECT leaf FROM chats WHERE id = ?", (chat_id,)).fetchone() or (None,)
+            rows = self._db.execute("SELECT id, parent FROM messages WHERE chat_id = ? ORDER BY id", (chat_id,))
+            return Tree(rows, *leaf)
+
+    def messages(self, chat_id: str, tree: Tree | None = None) -> list[StoredMessage]:
+        """Return the messages of the open branch, of which `tree` tells if given, in order."""
+        tree = tree or self.tree(chat_id)
+        query = f"SELECT {_MESSAGE} FROM messages WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
+        return self._select(message_of, query, (msgspec.json.encode(tree.path(tree.leaf)).decode(),))
+
+    def set_leaf(self, chat_id: str, leaf: int) -> None:
+        """Open the branch that ends with this message. Nothing happens when the chat is gone."""
+        with self.transaction():
+            self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (leaf, chat_id))
 
     def add_message(
         self,
@@ -176,64 +239,63 @@ class ChatStore:
         role: Role,
         content: str,
         *,
+        after: int | None = None,
         reasoning: str = "",
         model: str = "",
         stop_reason: str | None = None,
         timings: Timings | None = None,
+        sampling: Sampling | None = None,
     ) -> StoredMessage:
-        """Append a message. Raises ChatsChanged when the chat is gone (deleted by another instance)."""
+        """Add a message, and open its branch.
+
+        Args:
+            after: id of the message that it follows, 0 at the beginning of the chat; None: the last one of the open
+                branch.
+
+        Raises:
+            ChatsChanged: the chat or the message that it follows is gone (deleted by another instance).
+        """
         now = time.time()
         with self.transaction():
             self._touch(chat_id, now)
-            position = self._db.execute(
-                "SELECT coalesce(max(position) + 1, 0) FROM messages WHERE chat_id = ?", (chat_id,)
-            ).fetchone()[0]
+            if after is None:
+                after = self.tree(chat_id).leaf
+            elif after and not self._db.execute("SELECT 1 FROM messages WHERE id = ?", (after,)).fetchone():
+                raise _no_message()
             added = StoredMessage(
                 id=0,
                 chat_id=chat_id,
-                position=position,
+                parent=after,
                 role=role,
                 content=storable(content),
                 reasoning=storable(reasoning),
                 model=storable(model),
                 stop_reason=stop_reason,
                 timings=timings,
+                sampling=sampling,
                 created=now,
             )
-            values = {**msgspec.structs.asdict(added), "id": None, "timings": timings_json(timings)}
+            values = [column(getattr(added, name)) for name in MESSAGE_COLUMNS[1:]]
             marks = ", ".join("?" * len(values))
-            row = self._db.execute(f"INSERT INTO messages ({_MESSAGE}) VALUES ({marks})", tuple(values.values()))
+            row = self._db.execute(f"INSERT INTO messages ({_MESSAGE}) VALUES (NULL, {marks})", values)
+            self._db.execute("UPDATE chats SET leaf = NULL WHERE id = ?", (chat_id,))
         return msgspec.structs.replace(added, id=row.lastrowid)
 
-    def update_message(self, message_id: int, **changes: str | Timings | None) -> int | None:
+    def update_message(self, message_id: int, **changes: object) -> int | None:
         """Update the columns of a growing answer that are given and not None.
 
         Returns the version that its chat has now. None: the message is gone (deleted by another instance), and
         nothing happened.
         """
-        given = {name: value for name, value in changes.items() if value is not None}
-        values = [timings_json(value) if isinstance(value, Timings) else storable(value) for value in given.values()]
+        given = {name: column(value) for name, value in changes.items() if value is not None}
         columns = ", ".join(f"{name} = ?" for name in given)
         with self.transaction():
             chat = self._db.execute("SELECT chat_id FROM messages WHERE id = ?", (message_id,)).fetchone()
             if chat is None:
                 return None
             if given:
-                self._db.execute(f"UPDATE messages SET {columns} WHERE id = ?", (*values, message_id))
+                self._db.execute(f"UPDATE messages SET {columns} WHERE id = ?", (*given.values(), message_id))
             return self._touch(chat[0], time.time())
-
-    def edit_message(self, message_id: int, content: str) -> None:
-        """Replace the text of a message. Nothing happens when it is gone."""
-        with self.transaction():
-            self.update_message(message_id, content=content)
-            self._erase()
-
-    def delete_messages(self, chat_id: str, ids: Sequence[int]) -> None:
-        """Delete messages of a chat. Raises ChatsChanged when the chat is gone."""
-        with self.transaction():
-            self._touch(chat_id, time.time())
-            self._db.executemany("DELETE FROM messages WHERE chat_id = ? AND id = ?", [(chat_id, id) for id in ids])
-            self._erase()
 
     def _touch(self, chat_id: str, now: float) -> int:
         row = self._db.execute(
@@ -244,15 +306,12 @@ class ChatStore:
         return row[0][0]
 
     def search(self, text: str, limit: int = 100) -> list[SearchHit]:
-        """Find chats that hold `text` in their title or messages, newest first; see `search.rows`."""
+        """Find chats that hold `text` in their title or messages, last changed first; see `search.find`."""
         with self._guarded():
-            rows = search.rows(self._db, self._full_text, storable(text).strip())
-        found: dict[str, SearchHit] = {}
-        for *row, snippet in rows:  # the first row of a chat has its best snippet
-            if row[0] not in found and (chat := chat_of(tuple(row))) is not None:
-                snippet = " ".join(snippet.encode("utf-8", "replace").decode().split())
-                found[chat.id] = SearchHit(**msgspec.structs.asdict(chat), snippet=snippet)
-        return sorted(found.values(), key=lambda chat: -chat.updated)[:limit]
+            rows = search.find(self._db, self._full_text, storable(text).strip())
+        chats = [(chat_of(row), found) for row, found in rows]
+        hits = [SearchHit(**msgspec.structs.asdict(chat), found=found) for chat, found in chats if chat is not None]
+        return hits[:limit]
 
     # --- transactions ---
 
@@ -364,6 +423,12 @@ def _unusable(path: Path, error: Exception) -> ChatsError:
                 f"Cannot use the chat database {path}: {what}.",
                 "Check its permissions and the disk, or set CPUCHAT_DATA_DIR to another folder.",
             )
+
+
+def _no_message() -> ChatsChanged:
+    return ChatsChanged(
+        "This message no longer exists.", "It may have been deleted in another window; open the chat again."
+    )
 
 
 def _no_chat() -> ChatsChanged:

@@ -284,4 +284,4 @@ def _bytes_so_far(runners: Sequence[Runner]) -> tuple[float, float] | None:
 
 def _message(before: Sequence[StoredMessage], role: str, content: str) -> StoredMessage:
     at = len(before)
-    return StoredMessage(id=at, chat_id="", position=at, role=role, content=content)  # type: ignore[arg-type]
+    return StoredMessage(id=at, chat_id="", parent=0, role=role, content=content)  # type: ignore[arg-type]

@@ -69,8 +69,10 @@ FIRST = "WHERE id = (SELECT id FROM chats WHERE title = 'First')"
         ("UPDATE messages SET chat_id = CAST(chat_id AS BLOB)", ALL),
         ("UPDATE messages SET role = 'bot' WHERE role = 'assistant'", QUESTIONS),
         ("UPDATE messages SET role = x'00' WHERE role = 'assistant'", QUESTIONS),
-        ("UPDATE messages SET position = 'x' || id, created = 'x', model = x'ff', stop_reason = x'ff'", ALL),
-        ("UPDATE messages SET position = 1e300 WHERE role = 'assistant' AND content LIKE '%First'", ALL),
+        ("UPDATE messages SET parent = 'x' || id, created = 'x', model = x'ff', stop_reason = x'ff'", ALL),
+        ("UPDATE messages SET parent = 1e300 WHERE role = 'assistant' AND content LIKE '%First'", ALL),
+        ("UPDATE messages SET parent = -7, sampling = x'ff'", ALL),
+        (f"UPDATE chats SET leaf = 'x' {FIRST}", ALL),
         ("UPDATE messages SET content = x'ff41', reasoning = 5 WHERE role = 'assistant'", ["\ufffdA"] * 2 + QUESTIONS),
         (
             "UPDATE messages SET content = CAST(x'ff41' AS TEXT) WHERE role = 'assistant'",
@@ -91,7 +93,7 @@ def test_rows_that_make_no_sense_are_mended_or_set_aside_and_told_once(path, sta
     for chat in store.chats():
         order = [m.content for m in store.messages(chat.id)]
         assert order == [content for (content,) in before if content in order] or "\ufffd" in str(order)
-        store.delete_messages(chat.id, [store.add_message(chat.id, "user", "more").id])
+        store.delete_branch(chat.id, store.add_message(chat.id, "user", "more").id)
     store.close()
     store = ChatStore(path)
     assert texts(store) == sorted(left)
@@ -183,18 +185,15 @@ def test_from_tables_that_are_not_ours_any_more_the_rows_are_taken(path, stateme
 
 
 def contradict_index(path: Path) -> None:
-    """Change the messages, but not the index of their positions."""
-    place = "name = 'sqlite_autoindex_messages_1'"
+    """Change the messages, but not the index of their parents."""
+    place = "name = 'messages_by_chat'"
     db = sqlite3.connect(path)
     index = db.execute(f"SELECT * FROM sqlite_master WHERE {place}").fetchone()
-    (table,) = db.execute("SELECT sql FROM sqlite_master WHERE name = 'messages'").fetchone()
     db.close()
-    put_table = "UPDATE sqlite_master SET sql = ? WHERE name = 'messages'"
-    without_index = table.replace("UNIQUE (chat_id, position)", "CHECK (1)")
     for statements in (
-        [(put_table, (without_index,)), (f"DELETE FROM sqlite_master WHERE {place}", ())],
-        [("UPDATE messages SET position = position + 7, created = 'soon'", ())],
-        [(put_table, (table,)), ("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", index)],
+        [(f"DELETE FROM sqlite_master WHERE {place}", ())],
+        [("UPDATE messages SET parent = parent + 7, created = 'soon'", ())],
+        [("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", index)],
     ):
         db = sqlite3.connect(path, isolation_level=None)
         db.execute("PRAGMA writable_schema = ON")
@@ -276,7 +275,7 @@ def leftovers(path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("how", ["delete", "rename", "regenerate", "edit"])
+@pytest.mark.parametrize("how", ["delete", "rename", "branch"])
 def test_what_is_deleted_cannot_be_read_in_any_file(path, how):
     store = ChatStore(path)
     chat = store.create_chat("m", title="T")
@@ -294,13 +293,9 @@ def test_what_is_deleted_cannot_be_read_in_any_file(path, how):
             store.delete(chat.id)
         case "rename":
             store.rename(chat.id, "Another")
-        case "regenerate":
-            with store.transaction():
-                store.delete_messages(chat.id, [message.id])
-                store.add_message(chat.id, "assistant", "New.", stop_reason="end")
         case _:
-            store.update_message(message.id, reasoning="")
-            store.edit_message(message.id, "New.")
+            store.add_message(chat.id, "assistant", "New.", after=message.parent, stop_reason="end")
+            store.delete_branch(chat.id, message.id)
     assert leftovers(path) == []
     assert [hit.title for hit in store.search("stays")] == ["Stays"]
     store.close()

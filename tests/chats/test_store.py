@@ -38,7 +38,7 @@ def test_a_chat_and_its_messages_come_back(path):
     timings = Timings(predicted_n=7, ttft_ms=12.5)
     mine = store.add_message(chat.id, "user", "Hi 🙂\x00<b>")
     answer = store.add_message(chat.id, "assistant", "", model="Qwen")
-    assert (answer.stop_reason, answer.timings, answer.position) == (None, None, 1)
+    assert (answer.stop_reason, answer.timings, answer.parent) == (None, None, mine.id)
     store.update_message(answer.id, content="Hel", reasoning="hm")
     store.update_message(answer.id, content="Hello", stop_reason="end", timings=timings)
     store.close()
@@ -71,10 +71,11 @@ def test_deleting(store):
         store.add_message(chat.id, "user", text)
     store.add_message(other.id, "user", "one")
     version = store.chat(chat.id).version
-    store.delete_messages(chat.id, [m.id for m in store.messages(chat.id)][1:])
+    first, second, _ = store.messages(chat.id)
+    store.delete_branch(chat.id, second.id)
     assert [m.content for m in store.messages(chat.id)] == ["one"]
     assert store.chat(chat.id).version > version
-    assert store.add_message(chat.id, "user", "new").position == 1
+    assert store.add_message(chat.id, "user", "new").parent == first.id
     store.delete(chat.id)
     assert store.messages(chat.id) == []
     assert [found.id for found in store.search("one")] == [other.id]
@@ -90,6 +91,8 @@ def test_a_chat_that_another_instance_deleted(store, path):
         lambda: store.chat(chat.id),
         lambda: store.rename(chat.id, "x"),
         lambda: store.add_message(chat.id, "user", "y"),
+        lambda: store.delete_branch(chat.id, message.id),
+        lambda: store.fork(chat.id, message.id),
     ):
         with pytest.raises(ChatsError, match="no longer exists"):
             call()
@@ -104,7 +107,11 @@ def test_search(store):
     store.add_message(a.id, "user", "How long do I cook quinoa?\nAnd rice?")
     store.add_message(a.id, "assistant", "Quinoa takes fifteen minutes.", stop_reason="end")
     message = store.add_message(b.id, "user", 'std::vector<int> or 漢字テスト, 100% "sure"')
-    assert [(f.id, f.snippet) for f in store.search("quinoa")] == [(a.id, "How long do I cook quinoa? And rice?")]
+    (found,) = store.search("quinoa")
+    assert (found.id, [one.text for one in found.found]) == (
+        a.id, ["How long do I cook quinoa? And rice?", "Quinoa takes fifteen minutes."]
+    )  # fmt: skip
+    assert [one.text[slice(*one.marks[0])] for one in found.found] == ["quinoa", "Quinoa"]
     assert [f.title for f in store.search("QUIN")] == ["Cooking"]
     assert [f.title for f in store.search("fifteen quinoa")] == ["Cooking"]
     assert [f.title for f in store.search("cooki")] == ["Cooking"]  # the title
@@ -122,8 +129,9 @@ def test_search_without_the_full_text_index(store):
     chat = store.create_chat("m")
     store.add_message(chat.id, "assistant", "x" * 100 + " needle " + "y" * 100)
     store._full_text = False
-    (found,) = store.search("NEEDLE")
-    assert found.snippet.startswith("…x") and " needle " in found.snippet and found.snippet.endswith("y…")
+    (hit,) = store.search("NEEDLE")
+    (found,) = hit.found
+    assert found.text.startswith("…x") and " needle " in found.text and found.text.endswith("y…")
 
 
 def test_a_file_made_without_the_index_gets_it(path):
@@ -134,12 +142,12 @@ def test_a_file_made_without_the_index_gets_it(path):
         schema.drop_triggers(db)
         db.execute("DROP TABLE messages_fts")
         db.execute(
-            "INSERT INTO messages (chat_id, position, role, content, created) VALUES (?, 0, 'user', 'old', 0)",
+            "INSERT INTO messages (chat_id, parent, role, content, created) VALUES (?, 0, 'user', 'old', 0)",
             (chat.id,),
         )
     db.close()
     store = ChatStore(path)
-    assert [f.snippet for f in store.search("ol")] == ["old"]
+    assert [one.text for hit in store.search("ol") for one in hit.found] == ["old"]
     store.close()
 
 
@@ -193,7 +201,8 @@ def test_many_instances_start_and_write_at_once(path):
     assert [child.returncode for child in children] == [0] * 4, errors
     store = ChatStore(path)
     assert len(store.chats()) == 4
-    assert all([m.position for m in store.messages(c.id)] == list(range(30)) for c in store.chats())
+    words = [f"word{i}" for i in range(30)]
+    assert all([m.content for m in store.messages(c.id)] == words for c in store.chats())
     store.close()
 
 
@@ -206,7 +215,7 @@ def test_threads_take_turns(store):
         thread.start()
     for thread in threads:
         thread.join()
-    assert [m.position for m in store.messages(chat.id)] == list(range(80))
+    assert len(store.messages(chat.id)) == 80
 
 
 def test_only_the_owner_can_read(store, path):

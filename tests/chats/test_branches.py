@@ -1,0 +1,283 @@
+"""Tests branches of chats: in the store, in files of earlier versions, and through a conversation."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.chats.store import ChatStore
+from cpuchat.chats.tree import Tree
+from cpuchat.compare.kept import sides_of, turns_of
+from cpuchat.conversation import Conversation
+from cpuchat.errors import ChatsChanged, UsageError
+from cpuchat.protocol import AnyEvent, Sampling
+from cpuchat.settings import Settings
+from cpuchat.timings import Timings
+from tests.chats.test_repair import SECRET, leftovers
+from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+
+pytestmark = pytest.mark.usefixtures("measured_machine")
+
+
+@contextlib.asynccontextmanager
+async def conversation(*answers: str) -> AsyncIterator[Conversation]:
+    backend = ScriptedBackend([answer(text) for text in answers])
+    core = Conversation(settings=Settings(), backend=backend, store=ChatStore(paths.chats_db()))
+    try:
+        yield core
+    finally:
+        await core.close()
+
+
+async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
+    return [event async for event in stream]
+
+
+def texts(core: Conversation) -> list[str]:
+    """Return the open branch, which is the same in memory and in the store."""
+    assert core.chat is not None
+    assert core.messages == core.history.store.messages(core.chat.id)
+    return [message.content for message in core.messages]
+
+
+def asked(core: Conversation) -> list[str]:
+    """Return what the model was asked last."""
+    assert isinstance(core.backend, ScriptedBackend)
+    return [message.content for message in core.backend.requests[-1].messages]
+
+
+# --- the tree ---
+
+
+def test_the_newest_message_ends_the_open_branch_unless_another_does() -> None:
+    rows = [(1, 0), (2, 1), (3, 2), (4, 1), (5, 4)]
+    tree = Tree(rows)
+    assert (tree.leaf, tree.path(tree.leaf)) == (5, [1, 4, 5])
+    assert Tree(rows, leaf=3).path(3) == [1, 2, 3]
+    assert Tree(rows, leaf=99).leaf == 5 and Tree().leaf == 0
+    assert tree.siblings(4) == [2, 4] and tree.siblings(5) == [5]
+    assert tree.branch(1) == [1, 2, 3, 4, 5] and tree.branch(2) == [2, 3]
+    assert tree.after_deletion(2) == 5 and tree.after_deletion(4) == 3
+    assert tree.after_deletion(5) == 4 and tree.after_deletion(1) == 0
+
+
+@pytest.mark.parametrize("parent", [None, "x", 1.5, -1, 3, 99, b"\xff"])
+def test_a_message_without_a_sound_parent_follows_the_one_before(parent: object) -> None:
+    tree = Tree([(1, 0), (2, 1), (3, parent), (7, 5), (8, 5)])
+    assert tree.path(3) == [1, 2, 3]
+    assert tree.siblings(7) == [7, 8]  # what both followed is lost; they are still two answers to it
+    assert tree.path(7) == [1, 2, 3, 7]
+
+
+# --- files ---
+
+
+def test_a_file_of_the_version_without_branches_becomes_one_with_a_branch(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(Path(__file__).with_name("version_3.sql").read_text())
+    store = ChatStore(path)
+    comparison, speed, quinoa = store.chats()
+    assert [m.content for m in store.messages(speed.id)] == [
+        "Why is decoding slow?", "Because of bandwidth.", "And prefill?", "That is compute.",
+    ]  # fmt: skip
+    assert [m.content for m in store.messages(quinoa.id)] == ["How long?", "Fifteen min"]
+    told = store.messages(speed.id)[1]
+    assert (told.reasoning, told.model, told.stop_reason) == ("Hm.", "Qwen", "end")
+    assert (told.timings, told.sampling) == (Timings(predicted_n=7, ttft_ms=12.5), None)
+    assert (speed.system_prompt, speed.updated, speed.version) == ("Be brief.", 1780000540.0, 6)
+    assert [side.quantization for side in sides_of(comparison)] == ["Q8_0", "Q4_K_M"]
+    (turn,) = turns_of(store.messages(comparison.id))
+    assert [one.content for one in turn.rounds[0].answers] == ["Bytes.", "Because of bytes."]
+    assert [hit.id for hit in store.search("bandwidth")] == [speed.id]
+    assert store.take_notices() == []
+    again = store.add_message(speed.id, "assistant", "Bytes.", after=told.parent)
+    assert again.id > 10 and [m.content for m in store.messages(speed.id)] == ["Why is decoding slow?", "Bytes."]
+    store.close()
+    assert list(tmp_path.glob("*damaged*")) == []
+
+
+def test_a_damaged_file_of_that_version_is_read_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(Path(__file__).with_name("version_3.sql").read_text())
+        db.execute("ALTER TABLE chats DROP COLUMN model")
+    store = ChatStore(path)
+    (notice,) = store.take_notices()
+    assert "3 chats with 9 messages" in notice
+    assert [m.content for m in store.messages("8663eab9e01d5db5")] == ["How long?", "Fifteen min"]
+    store.close()
+
+
+def test_the_branch_that_was_open_is_open_again(tmp_path: Path) -> None:
+    store = ChatStore(tmp_path / "chats.db")
+    chat = store.create_chat("m")
+    question = store.add_message(chat.id, "user", "q")
+    first = store.add_message(chat.id, "assistant", "1", sampling=Sampling(temperature=0, seed=3))
+    store.add_message(chat.id, "assistant", "2", after=question.id)
+    store.set_leaf(chat.id, first.id)
+    store.close()
+    store = ChatStore(tmp_path / "chats.db")
+    assert store.messages(chat.id)[1].sampling == Sampling(temperature=0, seed=3)
+    assert [m.content for m in store.messages(chat.id)] == ["q", "1"]
+    store.add_message(chat.id, "user", "more")
+    assert [m.content for m in store.messages(chat.id)] == ["q", "1", "more"]
+    with pytest.raises(ChatsChanged, match="no longer exists"):
+        store.add_message(chat.id, "user", "after nothing", after=99)
+    store.close()
+
+
+@pytest.mark.parametrize("what", ["chat", "branch"])
+def test_what_was_deleted_can_be_put_back_and_is_in_no_file_before(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "only" / "chats.db"
+    store = ChatStore(path)
+    chat = store.create_chat("m", "Be brief.", title=SECRET if what == "chat" else "T")
+    question = store.add_message(chat.id, "user", "q")
+    told = store.add_message(
+        chat.id, "assistant", SECRET * 30, reasoning=SECRET, stop_reason="end", timings=Timings(predicted_n=3)
+    )
+    store.add_message(chat.id, "user", f"{SECRET}?")
+    store.add_message(chat.id, "assistant", "Another.", after=question.id, stop_reason="end")
+    before, tree = store.chat(chat.id), store.tree(chat.id)
+    deleted = store.delete(chat.id) if what == "chat" else store.delete_branch(chat.id, told.id)
+    assert leftovers(path) == [] and store.search(SECRET[:6]) == []
+    later = store.create_chat("m", title="Later")
+    store.add_message(later.id, "user", "x")
+    store.undelete(deleted)
+    store.undelete(deleted)  # twice is once
+    (hit,) = store.search(SECRET)
+    assert hit.found[0].message_id == told.id
+    assert store.tree(chat.id).branch(question.id) == tree.branch(question.id)
+    assert [m.content for m in store.messages(chat.id)] == ["q", "Another."]
+    assert store.chat(chat.id).updated == before.updated or what == "branch"
+    store.close()
+
+
+def test_a_branch_of_a_deleted_chat_is_not_put_back(tmp_path: Path) -> None:
+    store = ChatStore(tmp_path / "chats.db")
+    chat = store.create_chat("m")
+    store.add_message(chat.id, "user", "q")
+    deleted = store.delete_branch(chat.id, store.add_message(chat.id, "assistant", "a").id)
+    store.delete(chat.id)
+    with pytest.raises(ChatsChanged, match="no longer exists"):
+        store.undelete(deleted)
+    store.close()
+
+
+# --- a conversation ---
+
+
+async def test_an_answer_and_what_it_was_before_are_both_there() -> None:
+    async with conversation("One.", "More one.", "Two.", "More two.") as core:
+        await everything(core.send("First?"))
+        await everything(core.send("Second?"))
+        question, one = core.messages[:2]
+        core.settings.sampling.temperature = 0.0
+        await everything(core.regenerate(one.id))
+        assert texts(core) == ["First?", "Two."] and asked(core) == ["First?"]
+        two = core.messages[1]
+        assert core.history.tree.siblings(two.id) == [one.id, two.id]
+        await everything(core.send("Third?"))
+        assert texts(core) == ["First?", "Two.", "Third?", "More two."]
+
+        assert core.chat is not None
+        await core.open_chat(core.chat.id, one.id)
+        assert texts(core) == ["First?", "One.", "Second?", "More one."]
+        assert core.messages[:2] == [question, one] and one.sampling and one.sampling.temperature > 0
+        assert core.figures().n_past == core.messages[-1].timings.n_past  # type: ignore[union-attr]
+        await core.open_chat(core.chat.id, two.id)
+        assert texts(core)[-1] == "More two."
+        assert two.sampling and two.sampling.temperature == 0
+
+
+async def test_an_edited_question_is_a_branch_of_its_own() -> None:
+    async with conversation("One.", "Two.", "Three.", "Four.") as core:
+        await everything(core.send("First?"))
+        await everything(core.send("Second?"))
+        first, _, second, _ = core.messages
+        await everything(core.edit("Second!", second.id))
+        assert texts(core) == ["First?", "One.", "Second!", "Three."]
+        assert asked(core) == ["First?", "One.", "Second!"]
+        await everything(core.edit("Another first?", first.id))
+        assert texts(core) == ["Another first?", "Four."]
+        assert len(core.history.tree.siblings(core.messages[0].id)) == 2
+        with pytest.raises(UsageError, match="no message to answer"):
+            await everything(core.edit("x", second.id))  # not on this branch
+
+
+async def test_an_edit_without_a_change_answers_the_same_question() -> None:
+    async with conversation("One.", "Two.") as core:
+        await everything(core.send("First?"))
+        await everything(core.edit("First?"))
+        assert texts(core) == ["First?", "Two."]
+        assert core.history.tree.siblings(core.messages[0].id) == [core.messages[0].id]
+        assert len(core.history.tree.siblings(core.messages[1].id)) == 2
+
+
+async def test_a_fork_is_a_chat_of_its_own() -> None:
+    async with conversation("One.", "Two.", "Three.") as core:
+        await everything(core.send("First?"))
+        await everything(core.send("Second?"))
+        assert core.chat is not None
+        original, before = core.chat.id, core.messages
+        await core.fork_chat(core.messages[1].id)
+        assert core.chat.title == "First? (fork)" and core.chat.id != original
+        assert texts(core) == ["First?", "One."]
+        assert core.messages[1].timings == before[1].timings
+        await everything(core.send("Other?"))
+        assert texts(core) == ["First?", "One.", "Other?", "Three."]
+        await core.open_chat(original)
+        assert core.messages == before
+        assert {hit.title for hit in await core.list_chats("one")} == {"First?", "First? (fork)"}
+
+
+async def test_deleting_a_branch_opens_the_one_beside_it_and_can_be_undone() -> None:
+    async with conversation("One.", "Two.", "Three.") as core:
+        await everything(core.send("First?"))
+        await everything(core.regenerate())
+        await everything(core.send("More?"))
+        assert core.chat is not None
+        chat_id, two = core.chat.id, core.messages[1].id
+        await core.delete_message(two)
+        assert texts(core) == ["First?", "One."]
+        assert isinstance(core.backend, ScriptedBackend) and core.backend.forgotten == [chat_id]
+        await core.delete_message(core.messages[1].id)
+        assert texts(core) == ["First?"]
+        await core.delete_message(core.messages[0].id)
+        assert core.chat is None and core.history.store.chats() == []
+
+        assert await core.undo_delete() and texts(core) == ["First?"]
+        assert await core.undo_delete() and texts(core) == ["First?", "One."]
+        assert await core.undo_delete() and texts(core) == ["First?", "Two.", "More?", "Three."]
+        assert not await core.undo_delete()
+
+
+async def test_a_search_finds_a_branch_that_is_not_open() -> None:
+    async with conversation("The needle is here.", "Not here.") as core:
+        await everything(core.send("First?"))
+        await everything(core.regenerate())
+        assert core.chat is not None
+        (hit,) = core.history.store.search("need")
+        await core.open_chat(hit.id, hit.found[0].message_id)
+        assert texts(core) == ["First?", "The needle is here."]
+
+
+async def test_a_branch_begins_with_the_first_word() -> None:
+    gate = Gate()
+    steps = answer("Two.")
+    backend = ScriptedBackend([answer("One."), [steps[0], gate, *steps[1:]]])
+    core = Conversation(settings=Settings(), backend=backend, store=ChatStore(paths.chats_db()))
+    await everything(core.send("First?"))
+    one = core.messages[1]
+    stream = core.regenerate()
+    assert await anext(stream)
+    assert core.messages[1] == one and core.history.tree.siblings(one.id) == [one.id]
+    gate.open()
+    await everything(stream)
+    assert texts(core) == ["First?", "Two."]
+    await core.close()
