@@ -67,8 +67,8 @@ class SearchHit(Chat, frozen=True, kw_only=True):
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message. `parent` is the id of the one that it follows, 0 at the beginning of the chat.
 
-    `sampling` is what an answer was sampled with. `stop_reason` of an answer is a `protocol.StopReason`, the code of an error, "interrupted" when its app died in
-    the middle of it, or None while it is being written.
+    `sampling` is what an answer was sampled with. `stop_reason` of an answer is a `protocol.StopReason`, the code of an
+    error, "interrupted" when its app died in the middle of it, or None while it is being written.
     """
 
     id: int

@@ -22,9 +22,11 @@ from cpuchat.protocol import (
     TextDelta,
 )
 from cpuchat.servers import Source
+from cpuchat.tui.chat.messages import stored_message
 from cpuchat.tui.chat.status import StatusLine
+from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.markdown.drafted import Spans
-from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
+from cpuchat.tui.markdown.transcript import TranscriptMessage
 
 _TITLES = {
     "worker_died": "Worker crashed",
@@ -42,7 +44,7 @@ class Answering:
     def __init__(
         self,
         conversation: Conversation,
-        transcript: Transcript,
+        transcript: ChatTranscript,
         status: StatusLine,
         tell: Callable[[str, str], None],
         begun: Callable[[], None],
@@ -172,6 +174,10 @@ class Answering:
                 self.spans[messages[-1].id] = answer.spans
             if self._replaces and not self._written:
                 self._show_messages()
+            else:
+                answered = bool(messages) and messages[-1].role == "assistant"
+                for message in messages[-2:] if answered else messages[-1:]:
+                    self._transcript.identify(stored_message(message, self._conversation.history.tree))
 
     def _fail(self, event: Failed) -> None:
         title = _TITLES.get(event.code, "Request failed")

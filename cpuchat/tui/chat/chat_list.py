@@ -15,12 +15,13 @@ from textual.message import Message
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from cpuchat.chats.records import Chat
+from cpuchat.chats.records import Chat, Excerpt, SearchHit
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 
 COMPARISON = "⇄"
 """Stands before a chat that is a comparison."""
+_BEFORE_HIT = 6  # characters of an excerpt
 
 
 def day_of(updated: float, today: datetime.date) -> str:
@@ -34,11 +35,12 @@ def day_of(updated: float, today: datetime.date) -> str:
 
 
 class _About(Message):
-    """Message about the chat `chat_id`."""
+    """Message about the chat `chat_id`, or a message in it that a search found."""
 
-    def __init__(self, chat_id: str) -> None:
+    def __init__(self, chat_id: str, message_id: int = 0) -> None:
         super().__init__()
         self.chat_id = chat_id
+        self.message_id = message_id
 
 
 class Chats(OptionList):
@@ -48,7 +50,8 @@ class Chats(OptionList):
     def marked(self) -> str | None:
         """Id of the chat under the cursor."""
         index = self.highlighted
-        return None if index is None else self.get_option_at_index(index).id
+        id = None if index is None else self.get_option_at_index(index).id
+        return id.partition("/")[0] if id else None
 
     def mark(self, chat_id: str | None) -> None:
         """Put the cursor on this chat, if it is listed."""
@@ -65,6 +68,17 @@ class Chats(OptionList):
 
     def action_search(self) -> None:
         self.screen.query_one("#chat-search", Input).focus()
+
+
+def _excerpt(found: Excerpt) -> Text:
+    """Format one line with the first hit in sight, and all hits marked."""
+    start = max(0, found.marks[0][0] - _BEFORE_HIT) if found.marks else 0
+    text = Text(f"  {'…' if start else ''}", style="dim", no_wrap=True, overflow="ellipsis")
+    offset = len(text) - start
+    text.append(clean_line(found.text[start:]))
+    for first, end in found.marks:
+        text.stylize("not dim bold underline", first + offset, end + offset)
+    return text
 
 
 class ChatList(Vertical):
@@ -109,6 +123,8 @@ class ChatList(Vertical):
             title = Text("▌" if here else " ", style="bold" if here else "", no_wrap=True, overflow="ellipsis")
             title.append(f"{COMPARISON} " if chat.sides else "")
             rows.append(Option(title.append(clean_line(chat.title) or "New chat"), id=chat.id))
+            if isinstance(chat, SearchHit):
+                rows += [Option(_excerpt(one), id=f"{chat.id}/{one.message_id}") for one in chat.found]
         if not rows:
             text = "no matches" if self.searching else "no chats yet"
             rows.append(Option(Text(f" {text}", style="italic"), disabled=True))
@@ -138,7 +154,13 @@ class ChatList(Vertical):
     def _selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         if event.option_id:
-            self.post_message(self.Opened(event.option_id))
+            options = event.option_list.options
+            below = next((option.id or "" for option in options[event.option_index + 1 :]), "")
+            # A chat is opened at the first message with what was searched for.
+            chat_id, _, message_id = (below if below.startswith(f"{event.option_id}/") else event.option_id).partition(
+                "/"
+            )
+            self.post_message(self.Opened(chat_id, int(message_id or 0)))
 
     @on(Input.Changed)
     def _search_changed(self, event: Input.Changed) -> None:

@@ -14,7 +14,9 @@ class Composer:
     def __init__(self, prompt: Prompt) -> None:
         self._prompt = prompt
         self.queued = ""
-        self.editing = False
+        self.editing: int | None = None
+        """Id of the message that is being edited."""
+        self._edits_last = True
         self._before_editing = ""
         self._drafts: dict[str | None, str] = {}  # by chat id
         self.chat_id: str | None = None
@@ -30,14 +32,15 @@ class Composer:
         title: Content | str = "Message"
         if self.queued:
             title, keys = Content(f"Queued: {clean_line(self.queued)}"), "Esc cancels"
-        elif self.editing:
-            title, keys = "Edit last message", "Enter regenerates from here · Esc cancels"
+        elif self.editing is not None:
+            title = "Edit last message" if self._edits_last else "Edit message"
+            keys = "Enter regenerates from here · Esc cancels"
         elif busy:
             keys = "Enter queues it until the model is ready" if loading else "Esc stops the answer"
         else:
             keys = "Enter sends · Ctrl+J new line"
         self._prompt.border_title, self._prompt.border_subtitle = title, keys
-        self._prompt.set_class(self.editing, "-editing")
+        self._prompt.set_class(self.editing is not None, "-editing")
         self._prompt.set_class(bool(self.queued), "-queued")
         self._prompt.hold_cursor(busy)
 
@@ -56,23 +59,23 @@ class Composer:
             self._prompt.put(self.unsent)
             self.queued = ""
 
-    def edit(self, text: str) -> None:
+    def edit(self, text: str, message_id: int, last: bool) -> None:
         """Edit a sent message."""
-        if not self.editing:
+        if self.editing is None:
             self._before_editing = self._prompt.text
-        self.editing = True
+        self.editing, self._edits_last = message_id, last
         self._prompt.put(text)
         self._prompt.focus()
 
     def cancel_editing(self) -> None:
         """Restore what was in the prompt before."""
-        if self.editing:
-            self.editing = False
+        if self.editing is not None:
+            self.editing = None
             self._prompt.put(self._before_editing)
 
     def switch_chat(self, chat_id: str | None, sent: list[str]) -> None:
         """Switch to another chat, whose sent messages ↑ brings back; each chat keeps its draft."""
-        self._drafts[self.chat_id] = self._before_editing if self.editing else self._prompt.draft
-        self.chat_id, self.editing = chat_id, False
+        self._drafts[self.chat_id] = self._before_editing if self.editing is not None else self._prompt.draft
+        self.chat_id, self.editing = chat_id, None
         self._prompt.begin_chat(sent, self._drafts.pop(chat_id, ""))
         self._prompt.focus()

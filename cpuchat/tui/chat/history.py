@@ -1,4 +1,4 @@
-"""Stored chats on the chat screen: list, search, open, rename, delete."""
+"""Stored chats on the chat screen: list, search, open, rename, delete, and their branches."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from textual.content import Content
 from textual.screen import Screen
 
 from cpuchat.chats.records import Chat
+from cpuchat.chats.search import Matcher
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
+from cpuchat.telemetry.units import plural
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.chat_list import ChatList
+from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 
+_UNDO = "Undo (U in the chat list) works until you quit."
 _NOTICE_SECONDS = 60.0  # of what the user has to know about a damaged file
 
 
@@ -40,6 +44,10 @@ class HistoryScreen(Screen[None]):
 
     def show_chat(self) -> None:
         """Show the conversation's chat from its first message."""
+        raise NotImplementedError
+
+    def show_branch(self, message_id: int, matcher: Matcher | None = None) -> None:
+        """Show the open branch from this message, with what `matcher` finds marked."""
         raise NotImplementedError
 
     def show_chat_title(self) -> None:
@@ -67,16 +75,18 @@ class HistoryScreen(Screen[None]):
             self.notify(notice, severity="warning", timeout=_NOTICE_SECONDS, markup=False)
 
     @work(exclusive=True, group="open-chat")
-    async def open_chat(self, chat_id: str) -> None:
-        """Show a stored chat."""
+    async def open_chat(self, chat_id: str, message_id: int = 0, matcher: Matcher | None = None) -> None:
+        """Show a stored chat, from `message_id` unless 0, with what `matcher` finds marked."""
         if self.refuse_while_writing("open another chat"):
             return
         with self._telling():
             if (chat := await self.conversation.stored_chat(chat_id)).sides:
                 self.open_comparison(chat)
                 return
-            await self.conversation.open_chat(chat_id)
+            await self.conversation.open_chat(chat_id, message_id)
             self._chat_changed()
+            if message_id:
+                self.show_branch(message_id, matcher)
         self.list_chats()
 
     def action_new_chat(self) -> None:
@@ -105,7 +115,8 @@ class HistoryScreen(Screen[None]):
 
     @on(ChatList.Opened)
     def _opened(self, event: ChatList.Opened) -> None:
-        self.open_chat(event.chat_id)
+        searching = self.query_one(ChatList).searching
+        self.open_chat(event.chat_id, event.message_id, Matcher(searching) if searching else None)
 
     @on(ChatList.RenameAsked)
     def _rename_asked(self, event: ChatList.RenameAsked) -> None:
@@ -114,6 +125,75 @@ class HistoryScreen(Screen[None]):
     @on(ChatList.DeleteAsked)
     def _delete_asked(self, event: ChatList.DeleteAsked) -> None:
         self._delete(event.chat_id)
+
+    # Branches
+
+    @property
+    def _selected(self) -> int:
+        return self.query_one(ChatTranscript).selected_id
+
+    @on(ChatTranscript.BranchAsked)
+    def _branch_asked(self, event: ChatTranscript.BranchAsked) -> None:
+        self._switch_branch(event.message_id, event.step)
+
+    def action_branch(self, step: int) -> None:
+        """Open the branch beside the selected message, or beside the last one that has any."""
+        siblings = self.conversation.history.tree.siblings
+        with_branches = [m.id for m in self.conversation.messages if len(siblings(m.id)) > 1]
+        message_id = self._selected or (with_branches[-1] if with_branches else 0)
+        if message_id not in with_branches:
+            self.tell("No other branches here. Regenerate or edit makes one.")
+        else:
+            self._switch_branch(message_id, step)
+
+    @work(exclusive=True, group="open-chat")
+    async def _switch_branch(self, message_id: int, step: int) -> None:
+        siblings = self.conversation.history.tree.siblings(message_id)
+        at = siblings.index(message_id) + step
+        if self.refuse_while_writing("open another branch") or not 0 <= at < len(siblings) or self.chat_id is None:
+            return
+        with self._telling():
+            await self.conversation.open_chat(self.chat_id, siblings[at])
+            self.show_branch(siblings[at])
+
+    @work
+    async def action_fork(self) -> None:
+        """Copy the chat up to the selected message, or all of it, into a new chat."""
+        if not self.conversation.messages:
+            self.tell("This chat has no messages yet.")
+        elif not self.refuse_while_writing("fork this chat"):
+            with self._telling():
+                await self.conversation.fork_chat(self._selected or self.conversation.messages[-1].id)
+                self._chat_changed()
+                self.tell("Forked: this is the new chat.")
+            self.list_chats()
+
+    @work
+    async def action_delete_message(self) -> None:
+        """Delete the selected message and what follows from it, on all branches."""
+        if not (message_id := self._selected):
+            self.tell("Select a message in the transcript first (Tab, then k or j).")
+        elif not self.refuse_while_writing("delete messages"):
+            following = len(self.conversation.history.tree.branch(message_id)) - 1
+            rest = f" and {plural(following, 'message')} after it" if following else ""
+            question = f"Delete this message{rest}? {_UNDO}"
+            if await self.app.push_screen_wait(ConfirmScreen("Delete message", question, "Delete", "Cancel")):
+                if self.refuse_while_writing("delete messages"):
+                    return
+                with self._telling():
+                    await self.conversation.delete_message(message_id)
+                    self.show_chat()
+                self.list_chats()
+
+    @work
+    async def action_undo_delete(self) -> None:
+        if not self.refuse_while_writing("undo"):
+            with self._telling():
+                if await self.conversation.undo_delete():
+                    self.show_chat()
+                else:
+                    self.tell("Nothing was deleted since cpuchat started.")
+            self.list_chats()
 
     @property
     def chat_id(self) -> str | None:
@@ -144,7 +224,7 @@ class HistoryScreen(Screen[None]):
             return
         with self._telling():
             title = (await self.conversation.stored_chat(chat_id)).title
-            question = f"Delete “{title}” and all its messages? This cannot be undone."
+            question = f"Delete “{title}” and all its messages? {_UNDO}"
             if await self.app.push_screen_wait(ConfirmScreen("Delete chat", question, "Delete", "Cancel")):
                 # The dialog may have been open while a queued message was sent.
                 if chat_id == self.chat_id and self.refuse_while_writing("delete this chat"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cpuchat.chats.records import StoredMessage
+from cpuchat.chats.tree import Tree
 from cpuchat.present.answers import summary
 from cpuchat.tui.markdown.drafted import Spans
 from cpuchat.tui.markdown.message_view import TranscriptMessage
@@ -13,10 +16,12 @@ def sent_message(text: str) -> TranscriptMessage:
     return TranscriptMessage(role="user", title="You", content=text)
 
 
-def stored_message(message: StoredMessage, spans: Spans = ()) -> TranscriptMessage:
-    """Convert a stored message. `spans`: the drafter of each part, if known."""
+def stored_message(message: StoredMessage, tree: Tree, spans: Spans = ()) -> TranscriptMessage:
+    """Convert a message of the chat with these branches. `spans`: the drafter of each part, if known."""
+    siblings = tree.siblings(message.id)
+    branch = f"{siblings.index(message.id) + 1}/{len(siblings)}" if len(siblings) > 1 else ""
     if message.role == "user":
-        return sent_message(message.content)
+        return replace(sent_message(message.content), id=message.id, branch=branch)
     return TranscriptMessage(
         role=message.role,
         title=message.model or "Answer",
@@ -24,4 +29,6 @@ def stored_message(message: StoredMessage, spans: Spans = ()) -> TranscriptMessa
         reasoning=message.reasoning,
         note=summary(message.timings, message.stop_reason or ""),
         spans=spans,
+        id=message.id,
+        branch=branch,
     )

@@ -12,6 +12,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Footer
 
 from cpuchat.chats.records import storable
+from cpuchat.chats.search import Matcher
 from cpuchat.protocol import AnyEvent, Failed
 from cpuchat.servers import ServerModel, Source
 from cpuchat.tui import keys
@@ -27,9 +28,9 @@ from cpuchat.tui.chat.messages import sent_message, stored_message
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.stream import ChatStream
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
+from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.chat.welcome import COMPARE, QUESTIONS, WelcomePane
 from cpuchat.tui.markdown.parser import warm_up
-from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter
 from cpuchat.tui.threads import collect_garbage
@@ -65,7 +66,7 @@ class ChatScreen(ComparingScreen):
             yield ChatList(id="chats")
             with Vertical(id="middle"):
                 with Horizontal(id="talk"):
-                    yield Transcript(id="transcript")
+                    yield ChatTranscript(id="transcript")
                     yield WelcomePane(self.services)
                     yield TelemetryPanel(id="telemetry")
                 yield TelemetryLine(id="telemetry-line")
@@ -75,7 +76,7 @@ class ChatScreen(ComparingScreen):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        self._transcript = self.query_one(Transcript)
+        self._transcript = self.query_one(ChatTranscript)
         self._prompt = self.query_one(Prompt)
         self._chats = self.query_one(ChatList)
         self._composer = Composer(self._prompt)
@@ -198,10 +199,10 @@ class ChatScreen(ComparingScreen):
 
     def _send(self, text: str) -> None:
         self._clipboard.start_over()
-        if editing := self._composer.editing:
-            self._composer.editing = False
-            self._show_messages(before_last_user=True)
-            stream = lambda: self.conversation.edit_last(text)  # noqa: E731
+        editing, self._composer.editing = self._composer.editing, None
+        if editing is not None:
+            self._show_messages(self._question(editing))
+            stream = lambda: self.conversation.edit(text, editing)  # noqa: E731
         else:
             stream = lambda: self.conversation.send(text)  # noqa: E731
         self._transcript.add_message(sent_message(text))
@@ -213,11 +214,11 @@ class ChatScreen(ComparingScreen):
             self._send(self._composer.take_queued())
 
     async def _answer(
-        self, stream: Callable[[], AsyncIterator[AnyEvent]], text: str = "", editing: bool = False
+        self, stream: Callable[[], AsyncIterator[AnyEvent]], text: str = "", editing: int | None = None
     ) -> None:
         """Show an answer. `text` is the new message; it goes back into the prompt if it was not stored."""
         self.refresh_bindings()
-        last = await self._answering.answer(stream, replaces=editing or not text)
+        last = await self._answering.answer(stream, replaces=editing is not None or not text)
         if text and storable(text) != self.last_sent() and not self._prompt.text:
             self._prompt.put(text)
             self._composer.editing = editing
@@ -258,12 +259,26 @@ class ChatScreen(ComparingScreen):
         self._figures.show()
         self._clipboard.start_over()
 
-    def _show_messages(self, before_last_user: bool = False, before_answer: bool = False) -> None:
+    def show_branch(self, message_id: int, matcher: Matcher | None = None) -> None:
+        self.show_chat_title()
+        self._answering.show_context()
+        self._figures.show()
+        self._clipboard.start_over()
+        top = next((at for at, message in enumerate(self.conversation.messages) if message.id == message_id), None)
+        self._show_messages(top=top, matcher=matcher)
+
+    def _show_messages(self, end: int | None = None, top: int | None = None, matcher: Matcher | None = None) -> None:
+        """Show the messages before the one with the index `end`, from `top` on."""
+        tree, spans = self.conversation.history.tree, self._answering.spans
+        shown = [stored_message(m, tree, spans.get(m.id, ())) for m in self.conversation.messages[:end]]
+        self._transcript.set_messages(shown, top, matcher)
+
+    def _question(self, message_id: int = 0) -> int:
+        """Return the index of a question, or of the one that a message answers; 0: the last. -1 without any."""
         messages = self.conversation.messages
-        if before_last_user or before_answer:
-            last = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1)
-            messages = messages[: last + before_answer]
-        self._transcript.set_messages([stored_message(m, self._answering.spans.get(m.id, ())) for m in messages])
+        ids = [message.id for message in messages]
+        index = ids.index(message_id) if message_id in ids else len(ids) - 1
+        return next((at for at in range(index, -1, -1) if messages[at].role == "user"), -1)
 
     def _show_welcome(self) -> None:
         """Show the welcome pane in place of the transcript while the chat is empty."""
@@ -291,7 +306,7 @@ class ChatScreen(ComparingScreen):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "stop" and hasattr(self, "_stream"):
             away = self.focused is not self._prompt
-            active = self.busy or self._composer.editing or bool(self._composer.queued)
+            active = self.busy or self._composer.editing is not None or bool(self._composer.queued)
             return True if active or away or self.has_class("-chats-over") else None
         return True
 
@@ -309,22 +324,24 @@ class ChatScreen(ComparingScreen):
     def action_again(self) -> None:
         if self.refuse_while_busy("regenerate"):
             return
-        if self.last_sent() is None:
+        selected = self._transcript.selected_id
+        if (question := self._question(selected)) < 0:
             self.tell("Nothing to regenerate yet. Send a message first.")
         elif not self._stream.loaded:
             self.tell("No model is loaded. Ctrl+O chooses one.", "warning")
         else:
             self._clipboard.start_over()
-            self._show_messages(before_answer=True)
-            self._stream.run(self._answer(self.conversation.regenerate))
+            self._show_messages(question + 1)
+            self._stream.run(self._answer(lambda: self.conversation.regenerate(selected)))
 
-    def action_edit_last(self) -> None:
+    def action_edit(self) -> None:
         if self.refuse_while_writing("edit a message"):
             return
-        if (sent := self.last_sent()) is None:
+        if (at := self._question(self._transcript.selected_id)) < 0:
             self.tell("No message to edit yet.")
             return
-        self._composer.edit(sent)
+        message = self.conversation.messages[at]
+        self._composer.edit(message.content, message.id, last=at == self._question())
         self._show_prompt_title()
         self.refresh_bindings()
 

@@ -29,7 +29,8 @@ class TranscriptMessage:
 
     `note` is one dim line at the end ("stopped", "412 tokens · 41.3 tok/s · end"). `spans` tell who proposed which part
     of `content` (without leading line breaks); () when that is not known. `other` is another answer to the same
-    question: words that differ from it are marked.
+    question: words that differ from it are marked. `id` is that of the stored message, `branch` its place among its
+    siblings ("2/3").
     """
 
     role: Literal["user", "assistant", "system", "notice"]
@@ -39,6 +40,8 @@ class TranscriptMessage:
     note: str = ""
     spans: Spans = ()
     other: str | None = None
+    id: int = 0
+    branch: str = ""
 
     def cleaned(self) -> TranscriptMessage:
         return replace(
@@ -117,7 +120,8 @@ def title_rows(message: TranscriptMessage, view: View) -> list[Row]:
         return []
     palette = view.palette
     styles = {"user": palette.you, "assistant": palette.model, "system": palette.dim, "notice": palette.notice}
-    return wrap(Row([(message.title, styles[message.role])]), view.text_width)
+    branch = [(f"  ‹ {message.branch} ›", palette.marker)] if message.branch else []
+    return wrap(Row([(message.title, styles[message.role]), *branch]), view.text_width)
 
 
 def fold_rows(reasoning: str, view: View) -> list[Row]:

@@ -67,6 +67,7 @@ class Transcript(ScrollView, can_focus=True):
         self._show_reasoning = False
         self._color_drafts = False
         self._current: int | None = None
+        self._jump: int | None = None  # the message to scroll to, once it is rendered
         self.following = True
         """New text scrolls into view."""
         self._steering = False
@@ -92,13 +93,15 @@ class Transcript(ScrollView, can_focus=True):
         """Return False while a part of a long chat is not rendered yet."""
         return self._view is not None and all(entry.view == self._view for entry in self._entries)
 
-    def set_messages(self, messages: list[TranscriptMessage]) -> None:
-        """Show only these, from the end; long chats are rendered in chunks."""
+    def set_messages(self, messages: list[TranscriptMessage], top: int | None = None) -> None:
+        """Show only these, from the end, or from the one with the index `top`, which is selected; long chats are
+        rendered in chunks.
+        """
         self._stop_flush_timer()
         self._entries = Entries([Entry(message.cleaned()) for message in messages])
-        self._current = None
+        self._current = self._jump = top
         self._end = 0
-        self.following = True
+        self.following = top is None
         self._render_stale()
         if not self._entries:
             self._resized()
@@ -232,7 +235,8 @@ class Transcript(ScrollView, can_focus=True):
         view = self._view
         if view is None or not self._entries:
             return
-        top = self._entries.at(self.scroll_offset.y)
+        jump, self._jump = self._jump, None
+        top = self._entries.at(self.scroll_offset.y) if jump is None else jump
         offset, height = self.scroll_offset.y - self._entries.starts[top], max(1, len(self._entries[top].lines))
         room, budget = self.size.height, CHUNK
         left = False
@@ -247,11 +251,16 @@ class Transcript(ScrollView, can_focus=True):
             room -= len(entry.lines)
         self._resized()
         if not self.following:
-            self._steer(self._entries.starts[top] + offset * len(self._entries[top].lines) // height)
+            line = offset * len(self._entries[top].lines) // height if jump is None else self._first_line(top)
+            self._steer(self._entries.starts[top] + line)
         self.refresh()
         if left:
             # A timer, not a callback: keys and other widgets have their turn in between.
             self._chunk_timer = self.set_timer(0.005, self._render_stale)
+
+    def _first_line(self, index: int) -> int:
+        """Return the line of a message to scroll to when it is shown."""
+        return 0
 
     def _flush_soon(self) -> None:
         if self._flush_timer is None:
@@ -391,7 +400,8 @@ class Transcript(ScrollView, can_focus=True):
             self.call_later(self._restyle)
 
     def on_click(self, event: events.Click) -> None:
-        at = event.y + self.scroll_offset.y
+        place = event.get_content_offset(self)  # without the border
+        at = self._entries.height if place is None else place.y + self.scroll_offset.y
         if event.chain == 1 and at < self._entries.height:
             role = self._entries[self._entries.at(at)].message.role
             if role == "assistant" and self._entries.line(at).text.lstrip().startswith(("▸ ", "▾ ")):

@@ -1,0 +1,96 @@
+"""The transcript of a chat: its branches, and what was searched for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from rich.cells import cell_len
+from rich.style import Style
+from textual import events
+from textual.binding import BindingType
+from textual.message import Message
+from textual.strip import Strip
+
+from cpuchat.chats.search import Matcher
+from cpuchat.tui import keys
+from cpuchat.tui.markdown.rows import selected
+from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
+
+_FOUND = Style(reverse=True)
+_ABOVE = 2  # lines above a hit that is jumped to
+
+
+class ChatTranscript(Transcript):
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("branches")
+
+    class BranchAsked(Message):
+        """The user wants the sibling `step` places beside a message."""
+
+        def __init__(self, message_id: int, step: int) -> None:
+            super().__init__()
+            self.message_id = message_id
+            self.step = step
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._matcher: Matcher | None = None
+
+    @property
+    def selected_id(self) -> int:
+        """Return the id of the message under the marker; 0 when none is stored there, or the transcript is not in
+        use.
+        """
+        in_use = self.has_focus and self._current is not None and self._current < len(self._entries)
+        return self._entries[self._current or 0].message.id if in_use else 0
+
+    def set_messages(
+        self, messages: list[TranscriptMessage], top: int | None = None, matcher: Matcher | None = None
+    ) -> None:
+        """Show only these, as `Transcript`, from the first line with what was searched for in the message at `top`;
+        every place where it stands is marked.
+        """
+        self._matcher = matcher
+        super().set_messages(messages, top)
+
+    def _first_line(self, index: int) -> int:
+        if self._matcher is None:
+            return 0
+        lines = enumerate(self._entries[index].lines)
+        first = next((at for at, line in lines if self._matcher.spans(line.text)), 0)
+        return max(0, first - _ABOVE)
+
+    def identify(self, message: TranscriptMessage) -> None:
+        """Give the last message of this role its id and its place among its siblings."""
+        for entry in reversed(self._entries):
+            if entry.message.role == message.role and entry.open is None:
+                known, entry.message = entry.message, replace(entry.message, id=message.id, branch=message.branch)
+                if known.branch != message.branch:
+                    self._show_whole(entry)
+                return
+
+    def render_line(self, y: int) -> Strip:
+        strip = super().render_line(y)
+        if self._matcher is not None:
+            for start, end in self._matcher.spans(strip.text):
+                strip = selected(strip, start, end, _FOUND)
+        return strip
+
+    def action_hit(self, step: int) -> None:
+        """Scroll to the next line with what was searched for, or to the one before."""
+        if self._matcher is None:
+            return
+        here = self.scroll_offset.y + _ABOVE
+        hits = [at for at, line in enumerate(self.lines) if (at - here) * step > 0 and self._matcher.spans(line.text)]
+        if hits:
+            self.scroll_to(y=max(0, hits[0 if step > 0 else -1] - _ABOVE), animate=False)
+
+    def on_click(self, event: events.Click) -> None:
+        place = event.get_content_offset(self)
+        at = -1 if place is None else place.y + self.scroll_offset.y
+        if place is None or event.chain != 1 or at not in self._entries.starts[:-1]:
+            return
+        message, text = self._entries[self._entries.at(at)].message, self._entries.line(at).text
+        left, right = (cell_len(text[: text.rfind(sign)]) for sign in "‹›")
+        if message.branch and left <= place.x <= right + 1:
+            self.post_message(self.BranchAsked(message.id, -1 if place.x <= left + 1 else 1))

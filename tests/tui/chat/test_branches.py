@@ -1,0 +1,172 @@
+"""Tests branches on the chat screen: switching, forking, deleting, and what a search found in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpuchat.conversation import Conversation
+from cpuchat.tui.chat.chat_list import Chats
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.scripted_backend import ScriptedBackend, answer
+
+
+def shown(app: RunningApp) -> list[str]:
+    return [message.content for message in app.transcript.messages]
+
+
+async def again(app: RunningApp) -> None:
+    requests = len(app.backend.requests)
+    await app.press("ctrl+r")
+    await app.until(lambda: len(app.backend.requests) > requests and not app.chat.busy)
+
+
+async def select(app: RunningApp, index: int) -> None:
+    """Put the marker on the message with this index."""
+    app.transcript.focus()
+    await app.until(lambda: app.transcript.has_focus)
+    last = len(app.transcript.messages) - 1
+    await app.press("j", *("j" * last), *("k" * (last - index)))
+
+
+@pytest.mark.parametrize("size", [WIDE, SMALL])
+async def test_the_answers_to_a_question_are_browsed_by_key_and_mouse(size: tuple[int, int]) -> None:
+    async with running(ScriptedBackend([answer("One."), answer("Two."), answer("Three.")]), size=size) as app:
+        await app.ready()
+        await app.send("Say something")
+        assert "‹" not in app.screen_text
+        await again(app)
+        assert "‹ 2/2 ›" in app.screen_text
+        await again(app)
+        assert "‹ 3/3 ›" in app.screen_text and shown(app) == ["Say something", "Three."]
+        await app.press("alt+left")  # the prompt has the focus
+        await app.until(lambda: "‹ 2/3 ›" in app.screen_text)
+        assert shown(app) == ["Say something", "Two."]
+        await app.press("alt+right", "alt+right")
+        await app.until(lambda: "‹ 3/3 ›" in app.screen_text)
+
+        line = next(y for y, row in enumerate(app.screen_text.splitlines()) if "‹ 3/3 ›" in row)
+        at = app.screen_text.splitlines()[line].index("‹")
+        await app.pilot.click(offset=(at, line))
+        await app.until(lambda: "‹ 2/3 ›" in app.screen_text)
+        assert shown(app) == ["Say something", "Two."]
+        await select(app, 1)
+        await app.press("h")
+        await app.until(lambda: "‹ 1/3 ›" in app.screen_text)
+        await app.press("right")  # the marker is still on the answer
+        await app.until(lambda: "‹ 2/3 ›" in app.screen_text)
+        assert app.backend.requests[-1].messages[-1].content == "Say something"
+        assert [content for _, content in app.stored()] == ["Say something", "Two."]
+
+
+async def test_without_branches_that_is_said() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.send("Hello")
+        await app.press("alt+left")
+        assert any("No other branches" in notice for notice in app.notices)
+
+
+async def test_the_selected_message_is_edited_and_answered_again() -> None:
+    backend = ScriptedBackend([answer(text) for text in ("One.", "Two.", "Three.", "Four.")])
+    async with running(backend) as app:
+        await app.ready()
+        await app.send("First")
+        await app.send("Second")
+        await select(app, 1)
+        await again(app)
+        assert shown(app) == ["First", "Three."]
+        await select(app, 0)
+        await app.press("f4")
+        assert app.prompt.text == "First"
+        await app.press("!", "enter")
+        await app.until(lambda: len(backend.requests) == 4 and not app.chat.busy)
+        assert shown(app) == ["First!", "Four."]
+        await app.press("alt+left")
+        await app.until(lambda: shown(app) == ["First", "Three."])
+        await select(app, 1)
+        await app.press("h")
+        await app.until(lambda: shown(app) == ["First", "One.", "Second", "Two."])
+
+
+async def test_an_edit_of_an_earlier_message_that_is_stopped_changes_nothing() -> None:
+    backend = ScriptedBackend([answer("One."), answer("Two."), [answer("x")[0]]])
+    async with running(backend) as app:
+        await app.ready()
+        await app.send("First")
+        await app.send("Second")
+        await select(app, 0)
+        await app.press("f4", "!", "enter")
+        await app.until(lambda: len(backend.requests) == 3 and not app.chat.busy)
+        await app.until(lambda: shown(app)[:4] == ["First", "One.", "Second", "Two."])
+
+
+async def test_a_fork_is_opened_and_the_chat_stays() -> None:
+    async with running(ScriptedBackend([answer("One."), answer("Two.")])) as app:
+        await app.ready()
+        await app.send("First")
+        await app.send("Second")
+        await select(app, 1)
+        await app.press("f")
+        await app.until(lambda: shown(app) == ["First", "One."])
+        assert app.conversation.chat and app.conversation.chat.title == "First (fork)"
+        assert "First (fork)" in str(app.transcript.border_title)
+        assert sorted(chat.title for chat in app.conversation.history.store.chats()) == ["First", "First (fork)"]
+
+
+async def test_a_deleted_branch_and_a_deleted_chat_come_back() -> None:
+    async with running(ScriptedBackend([answer("One."), answer("Two.")])) as app:
+        await app.ready()
+        await app.send("First")
+        await again(app)
+        await select(app, 1)
+        await app.press("d")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        await app.until(lambda: shown(app) == ["First", "One."])
+        assert "‹" not in app.screen_text
+        app.chat.query_one(Chats).focus()
+        await app.press("home", "d")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        await app.until(lambda: app.conversation.chat is None and not shown(app))
+        app.chat.query_one(Chats).focus()
+        await app.press("u")
+        await app.until(lambda: shown(app) == ["First", "One."])
+        app.chat.action_undo_delete()
+        await app.until(lambda: shown(app) == ["First", "Two."])
+        app.chat.action_undo_delete()
+        await app.until(lambda: any("Nothing was deleted" in notice for notice in app.notices))
+
+
+def long_chat(conversation: Conversation) -> None:
+    store = conversation.history.store
+    chat = store.create_chat("m", title="Long")
+    question = store.add_message(chat.id, "user", "Which?")
+    text = "\n\n".join(f"line {n}" for n in range(100))
+    store.add_message(chat.id, "assistant", f"{text}\n\nthe Needle\n\n{text}\n\na needle\n\n{text}", stop_reason="end")
+    for _ in range(20):
+        store.add_message(chat.id, "user", text)
+    store.add_message(chat.id, "assistant", "Another branch.", after=question.id, stop_reason="end")
+
+
+async def test_what_was_found_is_shown_on_its_branch_and_marked() -> None:
+    async with running(prepare=long_chat) as app:
+        await app.ready()
+        app.chat.query_one(Chats).focus()
+        await app.press("slash", *"needle")
+        await app.until(lambda: "the Needle" in app.screen_text)
+        await app.press("enter", "down", "enter")
+        await app.until(lambda: app.transcript.messages and app.transcript.up_to_date)
+        assert "the Needle" in app.screen_text and "‹" not in app.screen_text
+        assert not app.transcript.following
+        marked = [
+            segment.text for y in range(app.transcript.size.height) for segment in app.transcript.render_line(y)
+            if segment.style and segment.style.reverse and segment.text.strip()
+        ]  # fmt: skip
+        assert marked == ["Needle"]
+        app.transcript.focus()
+        await app.press("n")
+        assert "a needle" in app.screen_text and "the Needle" not in app.screen_text
+        await app.press("N")
+        assert "the Needle" in app.screen_text
