@@ -262,7 +262,9 @@ class ChatHistory:
             )
             at = len(self.messages)
             return chat, StoredMessage(id=at, chat_id="", parent=last, role="user", content=text, created=now)
-        with self._store.transaction(unchanged=self.chat):
+        with self._store.transaction():
+            if self.chat is not None:
+                self._store.require_unchanged(self.chat)
             chat = self.chat or self._store.create_chat(model, system_prompt, title_of(text))
             message = self._store.add_message(chat.id, "user", text, after=last)
             return self._store.chat(chat.id), message

@@ -74,7 +74,8 @@ class AnswerSaver:
         self.conflict, self.overtaken = None, False
 
         def insert(store: ChatStore, answer: StoredMessage) -> Saved:
-            with store.transaction(unchanged=chat):
+            with store.transaction():
+                store.require_unchanged(chat)
                 asked = after
                 if after.id == UNSAVED:
                     asked = store.add_message(chat.id, "user", after.content, after=after.parent)

@@ -56,7 +56,9 @@ class Matcher:
         return Excerpt(message_id, text, tuple(self.spans(text)))
 
 
-def find(db: sqlite3.Connection, full_text: bool, text: str) -> list[tuple[tuple[Any, ...], tuple[Excerpt, ...]]]:
+def find(
+    db: sqlite3.Connection, full_text: bool, text: str, limit: int
+) -> list[tuple[tuple[Any, ...], tuple[Excerpt, ...]]]:
     """Return the chats that hold `text`, last changed first: their columns, and where their messages hold it.
 
     A message is a hit when it holds all the words of `text`, of which the last may be unfinished. Where the words are
@@ -83,16 +85,12 @@ def find(db: sqlite3.Connection, full_text: bool, text: str) -> list[tuple[tuple
     for message_id, chat_id in reversed(hits):
         if len(ids := by_chat.setdefault(chat_id, [])) < _PER_CHAT:
             ids.append(message_id)
-    contents = _contents(db, [id for ids in by_chat.values() for id in ids])
+    query = f"SELECT {_CHAT} FROM chats WHERE id IN {_IDS} ORDER BY updated DESC LIMIT ?"
+    chats = db.execute(query, (_json(by_chat), limit)).fetchall()
+    ids = _json(message_id for chat_id, *_ in chats for message_id in by_chat[chat_id])
+    contents: dict[int, str] = dict(db.execute(f"SELECT id, content FROM messages WHERE id IN {_IDS}", (ids,)))
     matcher = Matcher(text)
-    return [
-        (row, tuple(matcher.excerpt(id, contents[id]) for id in by_chat[row[0]]))
-        for row in db.execute(f"SELECT {_CHAT} FROM chats WHERE id IN {_IDS} ORDER BY updated DESC", (_json(by_chat),))
-    ]
-
-
-def _contents(db: sqlite3.Connection, ids: list[int]) -> dict[int, str]:
-    return dict(db.execute(f"SELECT id, content FROM messages WHERE id IN {_IDS}", (_json(ids),)))
+    return [(row, tuple(matcher.excerpt(id, contents[id]) for id in by_chat[row[0]])) for row in chats]
 
 
 def _json(ids: Iterable[int | str]) -> str:

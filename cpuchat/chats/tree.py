@@ -23,14 +23,14 @@ class Tree:
     def __init__(self, rows: Iterable[tuple[int, object]] = (), leaf: object = None) -> None:
         self._parents: dict[int, int] = {}
         self._children: dict[int, list[int]] = {0: []}
-        self.leaf = 0
+        self.leaf: int = 0
         for id, parent in rows:
             if not isinstance(parent, int) or not 0 <= parent < id:
                 parent = self.leaf
             while parent not in self._children:
                 parent = max((known for known in self._parents if known < parent), default=0)
             self.add(id, parent)
-        if leaf in self._parents:
+        if isinstance(leaf, int) and leaf in self._parents:
             self.leaf = leaf
 
     def __contains__(self, id: int) -> bool:

@@ -1,0 +1,163 @@
+"""How long it takes to open a long chat, to scroll through it, and to search in many chats.
+
+    python benchmarks/chats.py [--quick] [--rounds 5]
+
+The whole app, headless at 120 by 40, on a file with one chat of 5,000 messages (2 MB), every tenth answer regenerated,
+and 1,000 chats of 50 messages. "Open" ends when the last screen of the chat can be painted, "rendered" when all of it
+can. A frame is one pass of the event loop, while the rest is rendered and while the chat is scrolled through in pages.
+Search is the store's. Wall times want an idle machine; the CPU times beside them (of the process, for frames of the
+event loop's thread) do not.
+
+About 1 minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sqlite3
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from common import Row, Target, arguments, machine, report, run_main
+
+HERE = Path(__file__).parent
+WORDS = (HERE.parent / "README.md").read_text().split()
+SEARCHES = {
+    "words of one message": "zyzzyva quagga",
+    "a word of 5 % of the messages": "pangolin",
+    "a word of all messages": "shared",
+    "the first letter of a word": "s",
+    "a part of a word": "yzzyv",
+    "what stands nowhere": "xqzxqz",
+}
+
+
+def fill(path: Path, n_long: int, n_chats: int) -> str:
+    """Write the chats; returns the id of the long one."""
+    from cpuchat.chats.store import ChatStore
+    from cpuchat.timings import Timings
+
+    words = random.Random(1)
+    store = ChatStore(path)
+    timings = Timings(prompt_n=40, prompt_ms=160.0, predicted_n=80, predicted_ms=2000.0, ttft_ms=200.0, n_past=900)
+
+    def text(n: int) -> str:
+        extra = " pangolin" if words.random() < 0.05 else ""
+        return "shared " + " ".join(words.choices(WORDS, k=n)) + extra
+
+    def converse(title: str, n: int, regenerated: int) -> str:
+        chat = store.create_chat("Model", title=title)
+        for number in range(n // 2):
+            question = store.add_message(chat.id, "user", text(20)).id
+            for _ in range(2 if regenerated and number % regenerated == 0 else 1):
+                store.add_message(
+                    chat.id, "assistant", text(100), after=question, model="Model", stop_reason="end", timings=timings
+                )
+        return chat.id
+
+    with store.transaction():
+        for number in range(n_chats):
+            converse(f"Chat {number}", 50, 0)
+        long = converse("Long", n_long, 10)
+        rare = store.create_chat("Model", title="Rare")
+        store.add_message(rare.id, "user", "A quagga and a zyzzyva.")
+    store.close()
+    return long
+
+
+def timed_search(store: object, text: str) -> tuple[float, float]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    store.search(text)  # type: ignore[attr-defined]
+    return 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
+
+
+async def timed_opening(path: Path, chat_id: str) -> dict[str, float]:
+    """Open the chat in a new app; times in ms."""
+    from cpuchat.backend.local import LocalBackend
+    from cpuchat.chats.store import ChatStore
+    from cpuchat.conversation import Conversation
+    from cpuchat.models.library.library import Library
+    from cpuchat.settings import Settings
+    from cpuchat.tui.app import ChatApp
+
+    conversation = Conversation(settings=Settings(), backend=LocalBackend(), store=ChatStore(path))
+    app = ChatApp(conversation, Library(()), None)
+    times: dict[str, float] = {}
+    frames: list[tuple[float, float]] = []
+
+    async def watch_frames() -> None:
+        before = time.perf_counter(), time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now = time.perf_counter(), time.thread_time()
+            frames.append((1e3 * (now[0] - before[0]), 1e3 * (now[1] - before[1])))
+            before = now
+
+    def longest(what: str) -> None:
+        times[f"longest frame {what}"], times[f"longest frame {what}, CPU"] = map(max, zip(*frames, strict=True))
+        frames.clear()
+
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = app.chat_screen
+        await pilot.pause()
+        transcript = screen._transcript
+        start, cpu = time.perf_counter(), time.process_time()
+        screen.open_chat(chat_id)
+        while not transcript._entries or not transcript._entries[-1].lines:
+            await asyncio.sleep(0.001)
+        times["open"] = 1e3 * (time.perf_counter() - start)
+        times["open, CPU"] = 1e3 * (time.process_time() - cpu)
+        watch = asyncio.create_task(watch_frames())
+        while not transcript.up_to_date:
+            await asyncio.sleep(0.005)
+        times["rendered"] = 1e3 * (time.perf_counter() - start)
+        longest("while rendering")
+        for _ in range(100):
+            transcript.scroll_pages(-1)
+            await asyncio.sleep(0.01)
+        longest("while scrolling")
+        watch.cancel()
+        await app.action_quit()
+    return times
+
+
+def measure(options: argparse.Namespace) -> None:
+    from cpuchat.chats.store import ChatStore
+
+    where = machine()
+    rounds = options.rounds or (2 if options.quick else 5)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as folder:
+        os.environ |= {f"CPUCHAT_{name}_DIR": f"{folder}/{name.lower()}" for name in ("DATA", "CACHE", "CONFIG")}
+        path = Path(folder, "chats.db")
+        long = fill(path, 500 if options.quick else 5000, 100 if options.quick else 1000)
+        with sqlite3.connect(path) as db:
+            n, size = db.execute("SELECT count(*), sum(length(content)) FROM messages").fetchone()
+        openings = [asyncio.run(timed_opening(path, long)) for _ in range(rounds)]
+        frame = Target(50, at_least=False)
+        targets = {"open": Target(500, at_least=False)}
+        targets |= dict.fromkeys(("longest frame while rendering", "longest frame while scrolling"), frame)
+        for name in openings[0]:
+            rows.append(Row(name, "ms", [times[name] for times in openings], target=targets.get(name)))
+        store = ChatStore(path)
+        for name, text in SEARCHES.items():
+            runs = [timed_search(store, text) for _ in range(2 * rounds)]
+            rows.append(
+                Row(f"search: {name}", "ms", [wall for wall, _ in runs], target=Target(50, at_least=False),
+                    note=f"CPU {statistics.median(cpu for _, cpu in runs):.1f} ms")
+            )  # fmt: skip
+        store.close()
+    report("chats", where, rows, quick=options.quick, remarks=[f"{n:,} messages, {size / 1e6:.1f} MB of text"])
+
+
+def main() -> None:
+    measure(arguments(__doc__))
+
+
+if __name__ == "__main__":
+    run_main(main)
