@@ -53,6 +53,14 @@ def collect_garbage() -> None:
     gc.enable()
 
 
+def spare_from_collections() -> None:
+    """Keep full garbage collections from walking what was made so far, which is large and has no cycles; it is still
+    freed when nothing refers to it.
+    """
+    gc.collect(1)
+    gc.freeze()
+
+
 def yield_to_inference() -> None:
     """Let the worker's threads go first: a stalled one costs a token, a late paint does not.
 

@@ -10,6 +10,7 @@ from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.chat_list import Chats
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
+from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.compare.other import OtherSideScreen
 from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.hardware.screen import HardwareScreen
@@ -50,10 +51,12 @@ def test_every_action_of_the_table_exists() -> None:
               "draft_models": DraftModelsScreen, "measure_pair": MeasurePairScreen, "list": ListScreen,
               "details": DetailsScreen,
               "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
-              "dialog": ConfirmScreen, "transcript": Transcript, "compare": CompareScreen,
+              "dialog": ConfirmScreen, "transcript": Transcript, "branches": ChatTranscript, "compare": CompareScreen,
               "other_side": OtherSideScreen, "plan": PlanScreen, "tune": TuneScreen}  # fmt: skip
     for key in keys.KEYS:
-        assert hasattr(owners[key.place], f"action_{key.action.partition('(')[0]}"), key.id
+        place, _, action = key.action.partition("(")[0].rpartition(".")
+        owner = ChatScreen if place == "screen" else owners[key.place]
+        assert hasattr(owner, f"action_{action}"), key.id
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,7 @@ async def test_ctrl_c_copies_a_selection_then_hints_then_quits() -> None:
 
 
 async def test_help_lists_every_key_and_closes() -> None:
-    async with running(size=(120, 150)) as app:
+    async with running(size=(120, 170)) as app:
         await app.ready()
         await app.press("f1")
         await app.until(lambda: isinstance(app.app.screen, HelpScreen))

@@ -201,7 +201,7 @@ class ChatScreen(ComparingScreen):
         self._clipboard.start_over()
         editing, self._composer.editing = self._composer.editing, None
         if editing is not None:
-            self._show_messages(self._question(editing))
+            self._show_messages(self._question_index(editing))
             stream = lambda: self.conversation.edit(text, editing)  # noqa: E731
         else:
             stream = lambda: self.conversation.send(text)  # noqa: E731
@@ -273,7 +273,7 @@ class ChatScreen(ComparingScreen):
         shown = [stored_message(m, tree, spans.get(m.id, ())) for m in self.conversation.messages[:end]]
         self._transcript.set_messages(shown, top, matcher)
 
-    def _question(self, message_id: int = 0) -> int:
+    def _question_index(self, message_id: int = 0) -> int:
         """Return the index of a question, or of the one that a message answers; 0: the last. -1 without any."""
         messages = self.conversation.messages
         ids = [message.id for message in messages]
@@ -325,7 +325,7 @@ class ChatScreen(ComparingScreen):
         if self.refuse_while_busy("regenerate"):
             return
         selected = self._transcript.selected_id
-        if (question := self._question(selected)) < 0:
+        if (question := self._question_index(selected)) < 0:
             self.tell("Nothing to regenerate yet. Send a message first.")
         elif not self._stream.loaded:
             self.tell("No model is loaded. Ctrl+O chooses one.", "warning")
@@ -337,11 +337,11 @@ class ChatScreen(ComparingScreen):
     def action_edit(self) -> None:
         if self.refuse_while_writing("edit a message"):
             return
-        if (at := self._question(self._transcript.selected_id)) < 0:
+        if (at := self._question_index(self._transcript.selected_id)) < 0:
             self.tell("No message to edit yet.")
             return
         message = self.conversation.messages[at]
-        self._composer.edit(message.content, message.id, last=at == self._question())
+        self._composer.edit(message.content, message.id, last=at == self._question_index())
         self._show_prompt_title()
         self.refresh_bindings()
 

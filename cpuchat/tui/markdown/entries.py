@@ -13,7 +13,7 @@ from cpuchat.tui.markdown.rows import Line
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """One message on screen. `view` is what `lines` were rendered for, None before.
+    """One message on screen. `view` is what `lines` were rendered for, None before; `message` is cleaned then.
 
     `open` is set while it is written; `message` is then its beginning.
     """
@@ -26,7 +26,9 @@ class Entry:
     @property
     def now(self) -> TranscriptMessage:
         """Return the message so far."""
-        return self.open.message() if self.open else self.message
+        if self.open is not None:
+            return self.open.message()
+        return self.message if self.view is not None else self.message.cleaned()
 
     @property
     def size(self) -> int:
@@ -37,6 +39,8 @@ class Entry:
         """Render `lines` for `view`; returns the first that changed."""
         first = 0
         if self.open is None:
+            if self.view is None:
+                self.message = self.message.cleaned()
             self.lines = message_lines(self.message, view)
         else:
             if self.open.view == view:

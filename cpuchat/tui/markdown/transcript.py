@@ -30,6 +30,7 @@ from cpuchat.tui.markdown.entries import Entries, Entry
 from cpuchat.tui.markdown.message_view import GUTTER, OpenMessage, TranscriptMessage, View
 from cpuchat.tui.markdown.render import code_blocks
 from cpuchat.tui.markdown.rows import Line, copied_text, selected
+from cpuchat.tui.threads import spare_from_collections
 
 __all__ = ["Transcript", "TranscriptMessage"]
 
@@ -98,7 +99,7 @@ class Transcript(ScrollView, can_focus=True):
         rendered in chunks.
         """
         self._stop_flush_timer()
-        self._entries = Entries([Entry(message.cleaned()) for message in messages])
+        self._entries = Entries([Entry(message) for message in messages])
         self._current = self._jump = top
         self._end = 0
         self.following = top is None
@@ -109,7 +110,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def add_message(self, message: TranscriptMessage) -> None:
         """Append a message."""
-        self._append(Entry(message.cleaned()))
+        self._append(Entry(message))
 
     def begin_answer(self, title: str, drafted: bool = False) -> None:
         """Open an answer and follow it; an open one is finished first.
@@ -255,6 +256,7 @@ class Transcript(ScrollView, can_focus=True):
             self._steer(self._entries.starts[top] + line)
         self.refresh()
         if left:
+            spare_from_collections()
             # A timer, not a callback: keys and other widgets have their turn in between.
             self._chunk_timer = self.set_timer(0.005, self._render_stale)
 
