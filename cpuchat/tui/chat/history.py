@@ -19,6 +19,7 @@ from cpuchat.tui.chat.chat_list import ChatList
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
+from cpuchat.tui.widgets.prompt import Prompt
 
 _UNDO = "Undo (U in the chat list) works until you quit."
 _NOTICE_SECONDS = 60.0  # of what the user has to know about a damaged file
@@ -126,7 +127,21 @@ class HistoryScreen(Screen[None]):
     def _delete_asked(self, event: ChatList.DeleteAsked) -> None:
         self._delete(event.chat_id)
 
+    def action_reasoning(self) -> None:
+        self.query_one(ChatTranscript).toggle_reasoning()
+
+    @on(Prompt.Scrolled)
+    def _scrolled(self, event: Prompt.Scrolled) -> None:
+        self.query_one(ChatTranscript).scroll_pages(event.pages)
+
     # Branches
+
+    def question_index(self, message_id: int = 0) -> int:
+        """Return the index of a question, or of the one that a message answers; 0: the last. -1 without any."""
+        messages = self.conversation.messages
+        ids = [message.id for message in messages]
+        index = ids.index(message_id) if message_id in ids else len(ids) - 1
+        return next((at for at in range(index, -1, -1) if messages[at].role == "user"), -1)
 
     @property
     def _selected(self) -> int:

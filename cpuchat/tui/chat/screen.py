@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import ClassVar
 
-from textual import on, work
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
@@ -55,8 +55,7 @@ class ChatScreen(ComparingScreen):
         self._compositor = Painter()
         self.services = services
         self.conversation = services.conversation
-        self._initial_model = initial_model
-        self._initial_text = text
+        self._initial_model, self._initial_text = initial_model, text
         self.set_class(not self.conversation.messages, "-empty", update=False)
         self.COMMANDS = {chat_provider(services), model_provider(services)}  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -201,7 +200,7 @@ class ChatScreen(ComparingScreen):
         self._clipboard.start_over()
         editing, self._composer.editing = self._composer.editing, None
         if editing is not None:
-            self._show_messages(self._question_index(editing))
+            self._show_messages(self.question_index(editing))
             stream = lambda: self.conversation.edit(text, editing)  # noqa: E731
         else:
             stream = lambda: self.conversation.send(text)  # noqa: E731
@@ -251,34 +250,26 @@ class ChatScreen(ComparingScreen):
         self._composer.switch_chat(self.chat_id, [m.content for m in self.conversation.messages if m.role == "user"])
         self.remove_class("-chats-over")
         self._show_messages()
-        self.show_chat_title()
         self._show_welcome()
         self._show_prompt_title()
         self.refresh_bindings()
+        self._show_state()
+
+    def _show_state(self) -> None:
+        self.show_chat_title()
         self._answering.show_context()
         self._figures.show()
         self._clipboard.start_over()
 
     def show_branch(self, message_id: int, matcher: Matcher | None = None) -> None:
-        self.show_chat_title()
-        self._answering.show_context()
-        self._figures.show()
-        self._clipboard.start_over()
-        top = next((at for at, message in enumerate(self.conversation.messages) if message.id == message_id), None)
-        self._show_messages(top=top, matcher=matcher)
+        self._show_state()
+        self._show_messages(top=message_id, matcher=matcher)
 
-    def _show_messages(self, end: int | None = None, top: int | None = None, matcher: Matcher | None = None) -> None:
-        """Show the messages before the one with the index `end`, from `top` on."""
-        tree, spans = self.conversation.history.tree, self._answering.spans
-        shown = [stored_message(m, tree, spans.get(m.id, ())) for m in self.conversation.messages[:end]]
-        self._transcript.set_messages(shown, top, matcher)
-
-    def _question_index(self, message_id: int = 0) -> int:
-        """Return the index of a question, or of the one that a message answers; 0: the last. -1 without any."""
-        messages = self.conversation.messages
-        ids = [message.id for message in messages]
-        index = ids.index(message_id) if message_id in ids else len(ids) - 1
-        return next((at for at in range(index, -1, -1) if messages[at].role == "user"), -1)
+    def _show_messages(self, end: int | None = None, top: int = 0, matcher: Matcher | None = None) -> None:
+        """Show the messages before the one with the index `end`, from the one with the id `top` on."""
+        tree, spans, messages = self.conversation.history.tree, self._answering.spans, self.conversation.messages[:end]
+        at = next((at for at, message in enumerate(messages) if message.id == top), None)
+        self._transcript.set_messages([stored_message(m, tree, spans.get(m.id, ())) for m in messages], at, matcher)
 
     def _show_welcome(self) -> None:
         """Show the welcome pane in place of the transcript while the chat is empty."""
@@ -290,16 +281,11 @@ class ChatScreen(ComparingScreen):
             self.query_one(WelcomePane).show(chosen, idle=(self._stream.loaded or not chosen) and not self.busy)
 
     def action_suggest(self, number: int) -> None:
-        """Put one of the questions into the prompt."""
         self._prompt.put(QUESTIONS[number - 1])
         self._prompt.focus()
 
     def _show_prompt_title(self) -> None:
         self._composer.show_titles(self.busy, bool(self._answering.loading))
-
-    @on(Prompt.Scrolled)
-    def _scrolled(self, event: Prompt.Scrolled) -> None:
-        self._transcript.scroll_pages(event.pages)
 
     # Actions
 
@@ -325,7 +311,7 @@ class ChatScreen(ComparingScreen):
         if self.refuse_while_busy("regenerate"):
             return
         selected = self._transcript.selected_id
-        if (question := self._question_index(selected)) < 0:
+        if (question := self.question_index(selected)) < 0:
             self.tell("Nothing to regenerate yet. Send a message first.")
         elif not self._stream.loaded:
             self.tell("No model is loaded. Ctrl+O chooses one.", "warning")
@@ -337,11 +323,11 @@ class ChatScreen(ComparingScreen):
     def action_edit(self) -> None:
         if self.refuse_while_writing("edit a message"):
             return
-        if (at := self._question_index(self._transcript.selected_id)) < 0:
+        if (at := self.question_index(self._transcript.selected_id)) < 0:
             self.tell("No message to edit yet.")
             return
         message = self.conversation.messages[at]
-        self._composer.edit(message.content, message.id, last=at == self._question_index())
+        self._composer.edit(message.content, message.id, last=at == self.question_index())
         self._show_prompt_title()
         self.refresh_bindings()
 
@@ -350,9 +336,6 @@ class ChatScreen(ComparingScreen):
 
     def action_copy_code(self) -> None:
         self._clipboard.copy_code()
-
-    def action_reasoning(self) -> None:
-        self._transcript.toggle_reasoning()
 
     def action_sidebar(self) -> None:
         if self.has_class("-wide"):

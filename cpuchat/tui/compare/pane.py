@@ -52,6 +52,13 @@ class SidePane(Transcript):
         self._open = False
         self.set_messages(messages)
 
+    def _compare_last(self, other: str) -> None:
+        """Mark what differs in the last message from `other`."""
+        if self._entries and self._entries[-1].open is None:
+            entry = self._entries[-1]
+            entry.message = dataclasses.replace(entry.message, other=other).cleaned()
+            self._show_whole(entry)
+
     def _shown(self, both: tuple[SideAnswer, SideAnswer], complete: bool) -> list[TranscriptMessage]:
         answer, other = both[self.index], both[1 - self.index]
         if answer.failed is not None and not answer.content:
@@ -98,7 +105,7 @@ class SidePane(Transcript):
         """The round is over."""
         self._close("" if self._written else "not answered")
         if complete:
-            self.compare_last(both[1 - self.index].content)
+            self._compare_last(both[1 - self.index].content)
 
     def _close(self, note: str) -> None:
         if self._open:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from time import perf_counter
 from typing import ClassVar
 
@@ -95,9 +94,7 @@ class Transcript(ScrollView, can_focus=True):
         return self._view is not None and all(entry.view == self._view for entry in self._entries)
 
     def set_messages(self, messages: list[TranscriptMessage], top: int | None = None) -> None:
-        """Show only these, from the end, or from the one with the index `top`, which is selected; long chats are
-        rendered in chunks.
-        """
+        """Show only these, from the end or from the one at `top`, which is selected; long chats in chunks."""
         self._stop_flush_timer()
         self._entries = Entries([Entry(message) for message in messages])
         self._current = self._jump = top
@@ -146,13 +143,6 @@ class Transcript(ScrollView, can_focus=True):
         entry.open = None
         self._show_whole(entry)
         return entry.message
-
-    def compare_last(self, other: str) -> None:
-        """Mark what differs in the last message from `other`."""
-        if self._entries and self._entries[-1].open is None:
-            entry = self._entries[-1]
-            entry.message = replace(entry.message, other=other).cleaned()
-            self._show_whole(entry)
 
     def toggle_reasoning(self) -> bool:
         """Toggle reasoning; returns True if it is shown now."""
