@@ -162,7 +162,7 @@ class Conversation:
         """
         assert self.chat is not None
         chat_id, tree = self.chat.id, self.history.tree
-        if not tree.after_deletion(message_id):
+        if message_id in tree and not tree.after_deletion(message_id):
             await self.delete_chat(chat_id)
             return
         self._refuse_while_answering()

@@ -204,6 +204,24 @@ async def test_an_answer_without_a_word_is_no_part_of_the_history(anywhere: Sour
         assert [m.role for m in core.messages] == ["user", "assistant"]
 
 
+async def test_another_branch_evaluates_only_what_it_does_not_share(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        await everything(core.send("Tell me about the bandwidth of memory. " * 8))
+        first = core.messages[1]
+        core.settings.sampling.temperature = 2.0
+        await everything(core.regenerate())
+        assert core.chat is not None and first.timings is not None
+        shared = first.timings.prompt_n  # the question
+        await core.open_chat(core.chat.id, first.id)
+        await everything(core.send("And then?"))
+        timings = core.messages[-1].timings
+        assert timings is not None and timings.cache_n >= shared - 2
+        await core.fork_chat(first.id)  # another chat, which shares it too
+        await everything(core.send("And then?"))
+        timings = core.messages[-1].timings
+        assert timings is not None and timings.cache_n >= shared - 2
+
+
 async def test_nothing_to_regenerate_is_said(anywhere: Source) -> None:
     async with conversation(anywhere) as core:
         with pytest.raises(UsageError, match="no message to answer"):

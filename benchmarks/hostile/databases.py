@@ -46,8 +46,10 @@ VALUES = (
     "printf('%.*c', 90000, '[')",
 )  # fmt: skip
 COLUMNS = {
-    "chats": ("id", "title", "created", "updated", "model", "system_prompt", "version", "sides"),
-    "messages": ("chat_id", "position", "role", "content", "reasoning", "model", "stop_reason", "timings", "created"),
+    "chats": ("id", "title", "created", "updated", "model", "system_prompt", "version", "sides", "leaf"),
+    "messages": (
+        "chat_id", "parent", "role", "content", "reasoning", "model", "stop_reason", "timings", "sampling", "created",
+    ),
 }
 SCHEMAS = (
     "DROP INDEX chats_by_time", "DROP TRIGGER fts_update", "DROP TABLE messages_fts", "DELETE FROM messages_fts_data",
@@ -57,7 +59,7 @@ SCHEMAS = (
     "ALTER TABLE messages RENAME COLUMN model TO models", "ALTER TABLE chats ADD COLUMN more",
     "CREATE TRIGGER t AFTER UPDATE ON messages BEGIN SELECT RAISE(ABORT, 'no'); END", "CREATE VIEW v AS SELECT 1",
     "CREATE TRIGGER t AFTER INSERT ON chats BEGIN DELETE FROM chats; END", "CREATE TABLE other (x)",
-    "CREATE UNIQUE INDEX u ON messages (role, chat_id, position)", "PRAGMA user_version = 0", "PRAGMA user_version = 1",
+    "CREATE UNIQUE INDEX u ON messages (role, chat_id, parent)", "PRAGMA user_version = 0", "PRAGMA user_version = 1",
     "PRAGMA user_version = -7", "PRAGMA user_version = 70000", "PRAGMA application_id = 7",
 )  # fmt: skip
 

@@ -14,8 +14,9 @@ from cpuchat.chats.records import CHAT_COLUMNS, Excerpt
 
 _CHAT = ", ".join(CHAT_COLUMNS)
 _IDS = "(SELECT value FROM json_each(?))"
-_MOST = 2000  # messages with the words, the newest; that many chats are not read anyway
-_PER_CHAT = 3
+_PER_CHAT = 3  # messages
+MOST_CHATS = 100
+"""Chats that a search returns, at most."""
 _AROUND = 40  # characters on each side of a hit
 _LETTER = r"[^\W_]"  # of a word, as the index divides a text into words
 
@@ -68,29 +69,35 @@ def find(
     if not text:
         return []
     pattern = "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-    by_title = {id for (id,) in db.execute("SELECT id FROM chats WHERE title LIKE ? ESCAPE '\\'", (pattern,))}
-    hits: list[tuple[int, str]] = []
+    by_title = db.execute("SELECT id FROM chats WHERE title LIKE ? ESCAPE '\\'", (pattern,))
+    by_chat: dict[str, list[int]] = {chat_id: [] for (chat_id,) in by_title}
     if full_text:
         # quoted, so that nothing in it is taken for a query operator
         words = " ".join('"' + word.replace('"', '""') + '"' for word in text.split())
-        hits = db.execute(
+        query = (
             "SELECT messages.id, chat_id FROM messages_fts JOIN messages ON messages.id = messages_fts.rowid"
-            " WHERE messages_fts MATCH ? ORDER BY messages_fts.rowid DESC LIMIT ?",
-            (words + "*", _MOST),
-        ).fetchall()
-    if not hits and not by_title:
-        query = "SELECT id, chat_id FROM messages WHERE content LIKE ? ESCAPE '\\' ORDER BY id DESC LIMIT ?"
-        hits = db.execute(query, (pattern, _MOST)).fetchall()
-    by_chat: dict[str, list[int]] = {id: [] for id in by_title}
-    for message_id, chat_id in reversed(hits):
-        if len(ids := by_chat.setdefault(chat_id, [])) < _PER_CHAT:
-            ids.append(message_id)
+            " WHERE messages_fts MATCH ? ORDER BY messages_fts.rowid DESC"
+        )
+        _walk(db.execute(query, (words + "*",)), by_chat, limit)
+    if not by_chat:
+        query = "SELECT id, chat_id FROM messages WHERE content LIKE ? ESCAPE '\\' ORDER BY id DESC"
+        _walk(db.execute(query, (pattern,)), by_chat, limit)
     query = f"SELECT {_CHAT} FROM chats WHERE id IN {_IDS} ORDER BY updated DESC LIMIT ?"
     chats = db.execute(query, (_json(by_chat), limit)).fetchall()
-    ids = _json(message_id for chat_id, *_ in chats for message_id in by_chat[chat_id])
-    contents: dict[int, str] = dict(db.execute(f"SELECT id, content FROM messages WHERE id IN {_IDS}", (ids,)))
+    first = {chat_id: by_chat[chat_id][: -_PER_CHAT - 1 : -1] for chat_id, *_ in chats}
+    ids = _json(message_id for found in first.values() for message_id in found)
+    query = f"SELECT id, content FROM messages WHERE id IN {_IDS} AND typeof(content) = 'text'"
+    contents: dict[int, str] = dict(db.execute(query, (ids,)))
     matcher = Matcher(text)
-    return [(row, tuple(matcher.excerpt(id, contents[id]) for id in by_chat[row[0]])) for row in chats]
+    return [(row, tuple(matcher.excerpt(id, contents[id]) for id in first[row[0]] if id in contents)) for row in chats]
+
+
+def _walk(hits: Iterable[tuple[int, str]], by_chat: dict[str, list[int]], limit: int) -> None:
+    """Add messages and their chats, which come newest first, until there are enough chats."""
+    for message_id, chat_id in hits:
+        if chat_id not in by_chat and len(by_chat) >= limit:
+            return
+        by_chat.setdefault(chat_id, []).append(message_id)
 
 
 def _json(ids: Iterable[int | str]) -> str:

@@ -237,7 +237,7 @@ class ChatStore(Database):
             raise _no_chat()
         return row[0][0]
 
-    def search(self, text: str, limit: int = 100) -> list[SearchHit]:
+    def search(self, text: str, limit: int = search.MOST_CHATS) -> list[SearchHit]:
         """Find chats that hold `text` in their title or messages, last changed first; see `search.find`."""
         with self._guarded():
             rows = search.find(self._db, self._full_text, storable(text).strip(), limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, Queued, Reconnecting
+from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, Queued, Reconnecting, Sampling
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
 from cpuchat.timings import SpeculationFigures, Timings
@@ -88,15 +88,17 @@ def failure(event: Failed) -> str:
     return "\n\n".join(lines)
 
 
-def summary(timings: Timings | None, reason: str) -> str:
-    """Format the line under an answer: `128 tokens · 41.3 tok/s · 1.64× vs plain · first token 0.21 s · stopped`."""
+def summary(timings: Timings | None, reason: str, sampling: Sampling | None = None) -> str:
+    """Format the line under an answer: `128 tokens · 41.3 tok/s · 1.64× vs plain · first token 0.21 s · temperature 0 ·
+    stopped`. Sampling options are given where they are not the defaults.
+    """
     parts: list[str] = []
     if timings is not None and timings.predicted_n:
         parts += _speed(timings)
         if timings.draft_n and timings.speed_up is not None:
             parts.append(f"{units.factor(timings.speed_up)} vs plain")
         parts.append(_first_token(timings).partition(" (")[0])
-    return " · ".join(filter(None, (*parts, stop_reason(reason))))
+    return " · ".join(filter(None, (*parts, *_sampling(sampling), stop_reason(reason))))
 
 
 def full_summary(timings: Timings, reason: str, roofline: Roofline | None = None) -> str:
@@ -111,6 +113,15 @@ def full_summary(timings: Timings, reason: str, roofline: Roofline | None = None
     if roofline is not None:
         parts += _bandwidth(roofline)
     return " · ".join(filter(None, (*parts, stop_reason(reason))))
+
+
+def _sampling(sampling: Sampling | None) -> list[str]:
+    """Format what is not as by default: `temperature 0`, `top-p 0.9`."""
+    if sampling is None:
+        return []
+    default = Sampling()
+    changed = [name for name in Sampling.__struct_fields__ if getattr(sampling, name) != getattr(default, name)]
+    return [f"{name.replace('_', '-')} {getattr(sampling, name)}".removesuffix(".0") for name in changed]
 
 
 def _speed(timings: Timings) -> list[str]:

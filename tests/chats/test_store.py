@@ -350,3 +350,15 @@ def test_the_search_index_of_earlier_versions_is_replaced_and_the_chats_stay(pat
     with contextlib.closing(sqlite3.connect(path)) as db:
         names = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
     assert "messages_fts" in names and not {name for name in names if name.startswith("found")}
+
+
+def test_a_word_of_many_messages_finds_the_chats_with_the_newest(store):
+    with store.transaction():
+        for number in range(12):
+            chat = store.create_chat("m", title=f"Chat {number}")
+            for _ in range(5):
+                store.add_message(chat.id, "user", f"the same word, {number}")
+    hits = store.search("word", limit=10)
+    assert [hit.title for hit in hits] == [f"Chat {number}" for number in range(11, 1, -1)]
+    assert all(len(hit.found) == 3 for hit in hits)
+    assert [hit.found[0].message_id for hit in store.search("word 0")] == [store.messages(store.chats()[-1].id)[0].id]

@@ -10,7 +10,7 @@ import pytest
 
 from cpuchat.cli.output import json_line
 from cpuchat.present.answers import full_summary, roofline_json, summary, timings_json
-from cpuchat.protocol import ModelInfo, Traffic
+from cpuchat.protocol import ModelInfo, Sampling, Traffic
 from cpuchat.telemetry.roofline import after_answer
 from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
 
@@ -38,6 +38,9 @@ def test_the_line_under_an_answer_has_its_speed_and_why_it_ended() -> None:
     assert summary(FULL, "end") == "412 tokens · 41.3 tok/s · first token 0.21 s"
     assert summary(DRAFTED, "cancelled") == "412 tokens · 41.3 tok/s · 1.42× vs plain · first token 0.21 s · stopped"
     assert summary(None, "worker_died") == "worker crashed"
+    chosen = Sampling(temperature=0.0, top_p=0.9, seed=7)
+    assert summary(FULL, "end", Sampling()) == summary(FULL, "end")
+    assert summary(FULL, "cancelled", chosen).endswith("0.21 s · temperature 0 · top-p 0.9 · seed 7 · stopped")
 
 
 def test_json_timings_carry_llama_servers_names_and_our_definition_of_the_rate() -> None:

@@ -153,7 +153,7 @@ class Answering:
                 self._left_out = answers.left_out(event)
                 self._tell(answers.context_trimmed(event), WARNING)
             case GenerationFinished():
-                note = answers.summary(event.timings, event.stop_reason)
+                note = answers.summary(event.timings, event.stop_reason, self._conversation.history.answer.sampling)
                 self._close(" · ".join(filter(None, (note, event.note, self._left_out))))
             case Failed():
                 self._close("")

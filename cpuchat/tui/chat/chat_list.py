@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import ClassVar
 
 from rich.text import Text
@@ -16,6 +16,7 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from cpuchat.chats.records import Chat, Excerpt, SearchHit
+from cpuchat.chats.search import MOST_CHATS
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 
@@ -105,7 +106,7 @@ class ChatList(Vertical):
         yield Input(placeholder="/ search", id="chat-search", compact=True)
         yield Chats(id="chat-options", compact=True)
 
-    def show(self, chats: Iterable[Chat], current: str | None, today: datetime.date | None = None) -> None:
+    def show(self, chats: Sequence[Chat], current: str | None, today: datetime.date | None = None) -> None:
         """List `chats` (newest first) under their days and mark the open one."""
         today = today or datetime.date.today()
         options = self.query_one(Chats)
@@ -125,6 +126,8 @@ class ChatList(Vertical):
             rows.append(Option(title.append(clean_line(chat.title) or "New chat"), id=chat.id))
             if isinstance(chat, SearchHit):
                 rows += [Option(_excerpt(one), id=f"{chat.id}/{one.message_id}") for one in chat.found]
+        if self.searching and len(chats) >= MOST_CHATS:
+            rows.append(Option(Text(" more match: type more", style="italic"), disabled=True))
         if not rows:
             text = "no matches" if self.searching else "no chats yet"
             rows.append(Option(Text(f" {text}", style="italic"), disabled=True))

@@ -21,7 +21,7 @@ from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from cpuchat.tui.widgets.prompt import Prompt
 
-_UNDO = "Undo (U in the chat list) works until you quit."
+_UNDO = "You can undo this until you quit (U in the chat list)."
 _NOTICE_SECONDS = 60.0  # of what the user has to know about a damaged file
 
 
@@ -144,7 +144,8 @@ class HistoryScreen(Screen[None]):
         return next((at for at in range(index, -1, -1) if messages[at].role == "user"), -1)
 
     @property
-    def _selected(self) -> int:
+    def selected_message(self) -> int:
+        """Return the id of the message under the marker while the transcript is in use, else 0."""
         return self.query_one(ChatTranscript).selected_id
 
     @on(ChatTranscript.BranchAsked)
@@ -155,7 +156,7 @@ class HistoryScreen(Screen[None]):
         """Open the branch beside the selected message, or beside the last one that has any."""
         siblings = self.conversation.history.tree.siblings
         with_branches = [m.id for m in self.conversation.messages if len(siblings(m.id)) > 1]
-        message_id = self._selected or (with_branches[-1] if with_branches else 0)
+        message_id = self.selected_message or (with_branches[-1] if with_branches else 0)
         if message_id not in with_branches:
             self.tell("No other branches here. Regenerate or edit makes one.")
         else:
@@ -178,7 +179,7 @@ class HistoryScreen(Screen[None]):
             self.tell("This chat has no messages yet.")
         elif not self.refuse_while_writing("fork this chat"):
             with self._telling():
-                await self.conversation.fork_chat(self._selected or self.conversation.messages[-1].id)
+                await self.conversation.fork_chat(self.selected_message or self.conversation.messages[-1].id)
                 self._chat_changed()
                 self.tell("Forked: this is the new chat.")
             self.list_chats()
@@ -186,7 +187,7 @@ class HistoryScreen(Screen[None]):
     @work
     async def action_delete_message(self) -> None:
         """Delete the selected message and what follows from it, on all branches."""
-        if not (message_id := self._selected):
+        if not (message_id := self.selected_message):
             self.tell("Select a message in the transcript first (Tab, then k or j).")
         elif not self.refuse_while_writing("delete messages"):
             following = len(self.conversation.history.tree.branch(message_id)) - 1
@@ -198,6 +199,7 @@ class HistoryScreen(Screen[None]):
                 with self._telling():
                     await self.conversation.delete_message(message_id)
                     self.show_chat()
+                    self.tell("Deleted. U in the chat list undoes it.")
                 self.list_chats()
 
     @work
@@ -246,6 +248,7 @@ class HistoryScreen(Screen[None]):
                     return
                 was_open = chat_id == self.chat_id
                 await self.conversation.delete_chat(chat_id)
+                self.tell(f"Deleted “{title}”. U in the chat list undoes it.")
                 if was_open:
                     self.show_chat()
         self.list_chats()

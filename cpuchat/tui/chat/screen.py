@@ -310,7 +310,7 @@ class ChatScreen(ComparingScreen):
     def action_again(self) -> None:
         if self.refuse_while_busy("regenerate"):
             return
-        selected = self._transcript.selected_id
+        selected = self.selected_message
         if (question := self.question_index(selected)) < 0:
             self.tell("Nothing to regenerate yet. Send a message first.")
         elif not self._stream.loaded:
@@ -323,7 +323,7 @@ class ChatScreen(ComparingScreen):
     def action_edit(self) -> None:
         if self.refuse_while_writing("edit a message"):
             return
-        if (at := self.question_index(self._transcript.selected_id)) < 0:
+        if (at := self.question_index(self.selected_message)) < 0:
             self.tell("No message to edit yet.")
             return
         message = self.conversation.messages[at]

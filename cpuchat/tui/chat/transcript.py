@@ -60,6 +60,10 @@ class ChatTranscript(Transcript):
         first = next((at for at, line in lines if self._matcher.spans(line.text)), 0)
         return max(0, first - _ABOVE)
 
+    def begin_answer(self, title: str, drafted: bool = False) -> None:
+        self._matcher = None
+        super().begin_answer(title, drafted)
+
     def identify(self, message: TranscriptMessage) -> None:
         """Give the last message of this role its id and its place among its siblings."""
         for entry in reversed(self._entries):
