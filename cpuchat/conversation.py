@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuchat.backend.base import Backend
-from cpuchat.chats.history import ChatHistory
+from cpuchat.chats.history import ChatHistory, request_messages
 from cpuchat.chats.records import Chat, SearchHit, StoredMessage
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -30,7 +30,6 @@ from cpuchat.protocol import (
     Generate,
     GenerationFinished,
     LoadCancelled,
-    Message,
     ModelInfo,
     ModelLoaded,
     Speculation,
@@ -341,16 +340,8 @@ class Conversation:
 
     def _request(self, messages: Sequence[StoredMessage], stop: tuple[str, ...], grammar: str) -> Generate:
         assert self.chat is not None
-        system = self.chat.system_prompt
-        history = [Message(role="system", content=system)] if system else []
-        for message in messages:
-            turn = Message(role=message.role, content=message.content, reasoning=message.reasoning)
-            if history and turn.role == history[-1].role == "user":
-                # The answer between them was stopped before its first word; templates want turns to alternate.
-                turn = Message(role="user", content=f"{history.pop().content}\n\n{turn.content}")
-            history.append(turn)
         return Generate(
-            messages=tuple(history),
+            messages=request_messages(self.chat.system_prompt, messages),
             sampling=self.settings.sampling.sampling(),
             **self.settings.chat.request_options(),
             stop=stop,

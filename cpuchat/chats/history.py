@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +15,7 @@ from cpuchat.chats.records import Chat, Deleted, StoredMessage, storable
 from cpuchat.chats.saving import UNSAVED, AnswerSaver
 from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged, ChatsError, UsageError
-from cpuchat.protocol import Sampling
+from cpuchat.protocol import Message, Sampling
 
 if TYPE_CHECKING:  # a chat that is not stored needs no database
     from cpuchat.chats.store import ChatStore
@@ -32,6 +32,18 @@ def title_of(text: str) -> str:
     if len(line) <= TITLE_LENGTH:
         return line or "New chat"
     return line[: TITLE_LENGTH + 1].rsplit(" ", 1)[0][:TITLE_LENGTH] + "…"
+
+
+def request_messages(system: str, messages: Sequence[StoredMessage]) -> tuple[Message, ...]:
+    """Return the request to answer `messages` after the system prompt, if there is one."""
+    turns = [Message(role="system", content=system)] if system else []
+    for message in messages:
+        turn = Message(role=message.role, content=message.content, reasoning=message.reasoning)
+        if turns and turn.role == turns[-1].role == "user":
+            # The answer between them was stopped before its first word; templates want turns to alternate.
+            turn = Message(role="user", content=f"{turns.pop().content}\n\n{turn.content}")
+        turns.append(turn)
+    return tuple(turns)
 
 
 class ChatHistory:
