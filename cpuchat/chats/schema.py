@@ -144,8 +144,10 @@ def upgrade(db: sqlite3.Connection) -> bool:
                 db.execute(statement)
         db.execute(f"PRAGMA user_version = {len(UPGRADES)}")
         db.execute("COMMIT")
-    except BaseException:
+    except BaseException as error:
         db.execute("ROLLBACK")
+        if isinstance(error, sqlite3.IntegrityError):  # rows that the newer tables do not take
+            raise UnexpectedLayout(str(error)) from None
         raise
     return 0 < step < len(UPGRADES)
 
