@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.chats.records import CHAT_COLUMNS, Excerpt
+from cpuchat.text import clean_line
 
 _CHAT = ", ".join(CHAT_COLUMNS)
 _IDS = "(SELECT value FROM json_each(?))"
@@ -22,10 +23,14 @@ _LETTER = r"[^\W_]"  # of a word, as the index divides a text into words
 
 
 class _Folded(dict[int, str]):
-    """For `str.translate`: letters in lower case without accents, one for one."""
+    """For `str.translate`: letters in lower case without accents, one for one. As in the index, Korean syllables and
+    the voicing marks of kana stay.
+    """
 
     def __missing__(self, code: int) -> str:
-        self[code] = (unicodedata.normalize("NFD", chr(code))[0].lower() or chr(code))[0]
+        letter, *marks = unicodedata.normalize("NFD", chr(code))
+        is_accented = all("\u0300" <= mark <= "\u036f" for mark in marks)
+        self[code] = (letter if is_accented else chr(code)).lower()[0]
         return self[code]
 
 
@@ -49,10 +54,10 @@ class Matcher:
         return found or [match.span() for match in self._letters.finditer(folded)]
 
     def excerpt(self, message_id: int, content: str) -> Excerpt:
-        """Return the text around the first hit, on one line."""
+        """Return the text around the first hit, cleaned and on one line."""
         first, last = next(iter(self.spans(content)), (0, 0))
         start, end = max(0, first - _AROUND), last + _AROUND
-        text = " ".join(content[start:end].split())
+        text = clean_line(content[start:end])
         text = ("…" if start else "") + text + ("…" if end < len(content) else "")
         return Excerpt(message_id, text, tuple(self.spans(text)))
 

@@ -71,12 +71,13 @@ class Chats(OptionList):
         self.screen.query_one("#chat-search", Input).focus()
 
 
-def _excerpt(found: Excerpt) -> Text:
+def excerpt_row(found: Excerpt) -> Text:
     """Format one line with the first hit in sight, and all hits marked."""
     start = max(0, found.marks[0][0] - _BEFORE_HIT) if found.marks else 0
+    rest = found.text[start:].lstrip()
     text = Text(f"  {'…' if start else ''}", style="dim", no_wrap=True, overflow="ellipsis")
-    offset = len(text) - start
-    text.append(clean_line(found.text[start:]))
+    offset = len(text) + len(rest) - len(found.text)
+    text.append(rest)
     for first, end in found.marks:
         text.stylize("not dim bold underline", first + offset, end + offset)
     return text
@@ -124,10 +125,10 @@ class ChatList(Vertical):
             title = Text("▌" if here else " ", style="bold" if here else "", no_wrap=True, overflow="ellipsis")
             title.append(f"{COMPARISON} " if chat.sides else "")
             rows.append(Option(title.append(clean_line(chat.title) or "New chat"), id=chat.id))
-            if isinstance(chat, SearchHit):
-                rows += [Option(_excerpt(one), id=f"{chat.id}/{one.message_id}") for one in chat.found]
+            if isinstance(chat, SearchHit) and not chat.sides:  # a comparison is shown from its start
+                rows += [Option(excerpt_row(one), id=f"{chat.id}/{one.message_id}") for one in chat.found]
         if self.searching and len(chats) >= MOST_CHATS:
-            rows.append(Option(Text(" more match: type more", style="italic"), disabled=True))
+            rows.append(Option(Text(f" First {MOST_CHATS} matches. Type more.", style="italic"), disabled=True))
         if not rows:
             text = "no matches" if self.searching else "no chats yet"
             rows.append(Option(Text(f" {text}", style="italic"), disabled=True))
