@@ -157,25 +157,19 @@ class Conversation:
 
     async def delete_message(self, message_id: int) -> None:
         """Delete a message of the open chat and all that follow from it, and open the branch beside it. A chat that
-        would be empty is deleted. Raises ChatsError.
+        would be empty is deleted.
+
+        Raises:
+            ChatsError, ChatsChanged: as `ChatHistory.delete_branch`.
         """
         assert self.chat is not None
-        chat_id, tree = self.chat.id, self.history.tree
-        if message_id in tree and not tree.after_deletion(message_id):
-            await self.delete_chat(chat_id)
-            return
         self._refuse_while_answering()
-        await self.history.delete(chat_id, message_id)
+        chat_id = self.chat.id
+        if await self.history.delete_branch(message_id):
+            await self.open_chat(chat_id)
+        else:
+            self.new_chat()
         await self.backend.forget(chat_id)
-        await self.open_chat(chat_id)
-
-    async def undo_delete(self) -> bool:
-        """Put back what was deleted last in this run, and open it; False if there is nothing. Raises ChatsError."""
-        self._refuse_while_answering()
-        deleted = await self.history.undo_delete()
-        if deleted is not None:
-            await self.open_chat(deleted.chat_id, deleted.message_id)
-        return deleted is not None
 
     async def stored_chat(self, chat_id: str) -> Chat:
         """Return a stored chat. Raises ChatsError."""

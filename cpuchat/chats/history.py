@@ -83,6 +83,11 @@ class ChatHistory:
         return self._saver.problem
 
     @property
+    def answer_lost(self) -> bool:
+        """Return whether the last answer was given up before the store had all of it."""
+        return self._saver.lost
+
+    @property
     def unsaved(self) -> StoredMessage | None:
         """Return the answer while the store does not have all of it."""
         return self._saver.answer
@@ -130,16 +135,35 @@ class ChatHistory:
         await self._require_saved()
         return await asyncio.to_thread(self.store.fork, self.chat.id, message_id)
 
-    async def delete(self, chat_id: str, message_id: int = 0) -> None:
-        """Delete a chat, or the branch from a message; `undo_delete` puts it back. Raises ChatsError."""
-        store = self.store
-        delete = (lambda: store.delete_branch(chat_id, message_id)) if message_id else (lambda: store.delete(chat_id))
-        self._deleted.append(await asyncio.to_thread(delete))
+    async def delete(self, chat_id: str) -> None:
+        """Delete a chat; `undo_delete` puts it back. Raises ChatsError."""
+        self._deleted.append(await asyncio.to_thread(self.store.delete, chat_id))
+
+    async def delete_branch(self, message_id: int) -> bool:
+        """Delete a message of the open chat and all that follow from it; `undo_delete` puts them back.
+
+        Returns False when that was all of the chat, which is deleted then.
+
+        Raises:
+            ChatsError: nothing was deleted.
+            ChatsChanged: another instance changed the chat, which has been loaded again.
+        """
+        assert self.chat is not None
+        await self._require_saved()
+        async with self._loading_again():
+            deleted = await asyncio.to_thread(self.store.delete_branch, self.chat, message_id)
+        self._deleted.append(deleted)
+        return bool(deleted.message_id)
 
     async def undo_delete(self) -> Deleted | None:
-        """Put back what was deleted last in this run; returns it, None if there is nothing. Raises ChatsError."""
+        """Put back what was deleted last in this run, to be opened again; returns it, None if there is nothing.
+
+        Raises:
+            ChatsError: also while the last answer is not saved.
+        """
         if not self._deleted:
             return None
+        await self._require_saved()
         deleted = self._deleted.pop()
         try:
             await asyncio.to_thread(self.store.undelete, deleted)
@@ -287,7 +311,8 @@ class ChatHistory:
         tree = store.tree(chat_id)
         if message_id in tree and message_id not in tree.path(tree.leaf):
             tree.leaf = tree.branch(message_id)[-1]
-            store.set_leaf(chat_id, tree.leaf)
+            with contextlib.suppress(ChatsError):  # a full disk: it can be read all the same
+                store.set_leaf(chat_id, tree.leaf)
         return chat, tree, store.messages(chat_id, tree)
 
     def _refuse_while_unsaved(self) -> None:

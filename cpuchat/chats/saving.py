@@ -30,7 +30,8 @@ class AnswerSaver:
 
     `answer` is set while the store does not have all of it; `problem` is why it is not saved, None when it is or soon
     will be. `conflict` is set when another instance of the app changed the chat, so that there is no place for the
-    answer any more; `overtaken` when it was changed but has the answer.
+    answer any more; `overtaken` when it was changed but has the answer. `lost` is set when the last answer was discarded
+    before the store had all of it.
 
     Args:
         store: None saves nothing.
@@ -41,6 +42,7 @@ class AnswerSaver:
         self.problem: ChatsError | None = None
         self.conflict: ChatsChanged | None = None
         self.overtaken = False
+        self.lost = False
         self._store = store
         self._on_problem = on_problem
         self.answer: StoredMessage | None = None
@@ -121,8 +123,8 @@ class AnswerSaver:
                 self._schedule(_RETRY_SECONDS)
                 self._tell(error)
                 return False
-            self._tell(None)
             self._on_saved(*saved)
+            self._tell(None)
             if self.answer is not answer:  # it has grown meanwhile
                 self._schedule(self._wait())
                 return False
@@ -132,6 +134,7 @@ class AnswerSaver:
     def discard(self) -> None:
         """Discard what is not saved yet."""
         self._unschedule()
+        self.lost = self.answer is not None
         self.answer = None
         self._tell(None)
 

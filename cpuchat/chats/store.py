@@ -114,23 +114,27 @@ class ChatStore(Database):
             self._erase()
         return Deleted(chat_id, 0, rows)
 
-    def delete_branch(self, chat_id: str, message_id: int) -> Deleted:
-        """Delete a message and all that follow from it; the branch beside it is open then.
+    def delete_branch(self, chat: Chat, message_id: int) -> Deleted:
+        """Delete a message and all that follow from it; the branch beside it is open then. A chat that would be empty
+        is deleted.
 
         Raises:
-            ChatsChanged: the chat or the message is gone.
+            ChatsChanged: the message is gone, or the chat is not of this version any more.
         """
         with self.transaction():
-            self._touch(chat_id, time.time())
-            tree = self.tree(chat_id)
+            self.require_unchanged(chat)
+            tree = self.tree(chat.id)
             if message_id not in tree:
                 raise _no_message()
+            if not (leaf := tree.after_deletion(message_id)):
+                return self.delete(chat.id)
+            self._touch(chat.id, time.time())
             gone = set(tree.branch(message_id))
-            rows = [row for row in self._rows_of("messages", chat_id) if row[0] in gone]
+            rows = [row for row in self._rows_of("messages", chat.id) if row[0] in gone]
             self._db.executemany("DELETE FROM messages WHERE id = ?", [(id,) for id in gone])
-            self.set_leaf(chat_id, tree.after_deletion(message_id))
+            self.set_leaf(chat.id, leaf)
             self._erase()
-        return Deleted(chat_id, message_id, {"messages": rows})
+        return Deleted(chat.id, message_id, {"messages": rows})
 
     def undelete(self, deleted: Deleted) -> None:
         """Put back what was deleted. Raises ChatsChanged if it was a branch of a chat that is gone."""
@@ -192,8 +196,10 @@ class ChatStore(Database):
             self._touch(chat_id, now)
             if after is None:
                 after = self.tree(chat_id).leaf
-            elif after and not self._db.execute("SELECT 1 FROM messages WHERE id = ?", (after,)).fetchone():
-                raise _no_message()
+            elif after:
+                query = "SELECT 1 FROM messages WHERE id = ? AND chat_id = ?"
+                if not self._db.execute(query, (after, chat_id)).fetchone():
+                    raise _no_message()
             added = StoredMessage(
                 id=0,
                 chat_id=chat_id,

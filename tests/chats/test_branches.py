@@ -6,16 +6,19 @@ import contextlib
 import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cpuchat import paths
+from cpuchat.chats.records import StoredMessage
+from cpuchat.chats.search import Matcher
 from cpuchat.chats.store import ChatStore
 from cpuchat.chats.tree import Tree
 from cpuchat.compare.kept import sides_of, turns_of
 from cpuchat.conversation import Conversation
-from cpuchat.errors import ChatsChanged, UsageError
-from cpuchat.protocol import AnyEvent, Sampling
+from cpuchat.errors import ChatsChanged, ChatsError, UsageError
+from cpuchat.protocol import AnyEvent, Role, Sampling
 from cpuchat.settings import Settings
 from cpuchat.timings import Timings
 from tests.chats.test_repair import SECRET, leftovers
@@ -43,6 +46,13 @@ def texts(core: Conversation) -> list[str]:
     assert core.chat is not None
     assert core.messages == core.history.store.messages(core.chat.id)
     return [message.content for message in core.messages]
+
+
+async def undone(core: Conversation) -> bool:
+    """Put back what was deleted last, and open it; return whether there was anything."""
+    if deleted := await core.history.undo_delete():
+        await core.open_chat(deleted.chat_id, deleted.message_id)
+    return deleted is not None
 
 
 def asked(core: Conversation) -> list[str]:
@@ -114,6 +124,36 @@ def test_a_damaged_file_of_that_version_is_read_in_order(tmp_path: Path) -> None
     store.close()
 
 
+@pytest.mark.parametrize(
+    ("statement", "left"),
+    [
+        ("UPDATE messages SET chat_id = 'no such chat' WHERE id = 6", 9),
+        ("UPDATE messages SET role = 'bot' WHERE id = 6", 8),
+        ("UPDATE messages SET content = NULL WHERE id = 6", 9),
+    ],
+)
+def test_a_bad_row_of_that_version_does_not_lock_the_chats(tmp_path: Path, statement: str, left: int) -> None:
+    path = tmp_path / "chats.db"
+    script = Path(__file__).with_name("version_3.sql").read_text()
+    if "NULL" in statement:
+        script = script.replace("content TEXT NOT NULL DEFAULT ''", "content TEXT DEFAULT ''")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.executescript(script)
+        db.execute("PRAGMA ignore_check_constraints = ON")
+        db.execute(statement)
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute(
+            "UPDATE sqlite_master SET sql = replace(sql, ?, ?)", ("content TEXT DEF", "content TEXT NOT NULL DEF")
+        )
+    store = ChatStore(path)
+    (notice,) = store.take_notices()
+    assert f"with {left} messages" in notice
+    assert [m.content for m in store.messages("e5ca73b11aefe4c1")][0] == "Why is decoding slow?"
+    assert [m.content for m in store.messages("8663eab9e01d5db5")][0] == "How long?"
+    assert sum(len(store.messages(chat.id)) for chat in store.chats()) == left
+    store.close()
+
+
 def test_the_branch_that_was_open_is_open_again(tmp_path: Path) -> None:
     store = ChatStore(tmp_path / "chats.db")
     chat = store.create_chat("m")
@@ -144,7 +184,7 @@ def test_what_was_deleted_can_be_put_back_and_is_in_no_file_before(tmp_path: Pat
     store.add_message(chat.id, "user", f"{SECRET}?")
     store.add_message(chat.id, "assistant", "Another.", after=question.id, stop_reason="end")
     before, tree = store.chat(chat.id), store.tree(chat.id)
-    deleted = store.delete(chat.id) if what == "chat" else store.delete_branch(chat.id, told.id)
+    deleted = store.delete(chat.id) if what == "chat" else store.delete_branch(store.chat(chat.id), told.id)
     assert leftovers(path) == [] and store.search(SECRET[:6]) == []
     later = store.create_chat("m", title="Later")
     store.add_message(later.id, "user", "x")
@@ -162,7 +202,8 @@ def test_a_branch_of_a_deleted_chat_is_not_put_back(tmp_path: Path) -> None:
     store = ChatStore(tmp_path / "chats.db")
     chat = store.create_chat("m")
     store.add_message(chat.id, "user", "q")
-    deleted = store.delete_branch(chat.id, store.add_message(chat.id, "assistant", "a").id)
+    branch = store.add_message(chat.id, "assistant", "a").id
+    deleted = store.delete_branch(store.chat(chat.id), branch)
     store.delete(chat.id)
     with pytest.raises(ChatsChanged, match="no longer exists"):
         store.undelete(deleted)
@@ -251,10 +292,10 @@ async def test_deleting_a_branch_opens_the_one_beside_it_and_can_be_undone() -> 
         await core.delete_message(core.messages[0].id)
         assert core.chat is None and core.history.store.chats() == []
 
-        assert await core.undo_delete() and texts(core) == ["First?"]
-        assert await core.undo_delete() and texts(core) == ["First?", "One."]
-        assert await core.undo_delete() and texts(core) == ["First?", "Two.", "More?", "Three."]
-        assert not await core.undo_delete()
+        assert await undone(core) and texts(core) == ["First?"]
+        assert await undone(core) and texts(core) == ["First?", "One."]
+        assert await undone(core) and texts(core) == ["First?", "Two.", "More?", "Three."]
+        assert not await undone(core)
 
 
 async def test_a_search_finds_a_branch_that_is_not_open() -> None:
@@ -281,3 +322,71 @@ async def test_a_branch_begins_with_the_first_word() -> None:
     await everything(stream)
     assert texts(core) == ["First?", "Two."]
     await core.close()
+
+
+async def test_a_deletion_in_a_chat_that_another_window_has_changed_is_refused() -> None:
+    async with conversation("One.", "Two.") as core:
+        await everything(core.send("First?"))
+        assert core.chat is not None
+        chat_id, (question, told) = core.chat.id, core.messages
+        other = ChatStore(paths.chats_db())
+        other.add_message(chat_id, "user", "Another beginning?", after=0)
+        with pytest.raises(ChatsChanged, match="another window"):
+            await core.delete_message(question.id)
+        assert texts(core) == ["Another beginning?"]
+        await core.delete_message(core.messages[0].id)
+        assert core.messages == [question, told]
+        other.add_message(chat_id, "user", "More?", after=told.id)
+        with pytest.raises(ChatsChanged, match="another window"):
+            await core.delete_message(told.id)
+        assert texts(core) == ["First?", "One.", "More?"]
+        other.close()
+
+
+async def test_nothing_is_deleted_or_put_back_while_an_answer_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with conversation("One.", "Two.", "Three.") as core:
+        await everything(core.send("First?"))
+        await everything(core.send("Second?"))
+        await core.delete_message(core.messages[2].id)
+        added = ChatStore.add_message
+
+        def full(store: ChatStore, chat_id: str, role: Role, *args: Any, **named: Any) -> StoredMessage:
+            if role == "assistant":
+                raise ChatsError("Cannot save your chats: the disk is full.")
+            return added(store, chat_id, role, *args, **named)
+
+        monkeypatch.setattr(ChatStore, "add_message", full)
+        await everything(core.send("Third?"))
+        assert core.history.save_problem is not None and core.messages[-1].content == "Three."
+        with pytest.raises(ChatsError, match="not saved yet"):
+            await core.delete_message(core.messages[0].id)
+        with pytest.raises(ChatsError, match="not saved yet"):
+            await core.history.undo_delete()
+        monkeypatch.undo()
+        assert core.messages[-1].content == "Three."
+
+
+async def test_a_branch_that_cannot_be_stored_as_the_open_one_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with conversation("One.", "Two.") as core:
+        await everything(core.send("First?"))
+        one = core.messages[1]
+        await everything(core.regenerate())
+        assert core.chat is not None
+
+        def full(*_: object) -> None:
+            raise ChatsError("Cannot save your chats: the disk is full.")
+
+        monkeypatch.setattr(ChatStore, "set_leaf", full)
+        await core.open_chat(core.chat.id, one.id)
+        assert core.messages[1] == one
+
+
+# --- what a search marks ---
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "found"),
+    [("나무 너무 나무", "너무", ["너무"]), ("か が", "が", ["が"]), ("Café CAFE", "cafe", ["Café", "CAFE"])],
+)
+def test_letters_are_told_apart_as_the_index_does(text: str, wanted: str, found: list[str]) -> None:
+    assert [text[start:end] for start, end in Matcher(wanted).spans(text)] == found

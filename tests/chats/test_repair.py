@@ -93,7 +93,8 @@ def test_rows_that_make_no_sense_are_mended_or_set_aside_and_told_once(path, sta
     for chat in store.chats():
         order = [m.content for m in store.messages(chat.id)]
         assert order == [content for (content,) in before if content in order] or "\ufffd" in str(order)
-        store.delete_branch(chat.id, store.add_message(chat.id, "user", "more").id)
+        more = store.add_message(chat.id, "user", "more").id
+        store.delete_branch(store.chat(chat.id), more)
     store.close()
     store = ChatStore(path)
     assert texts(store) == sorted(left)
@@ -295,7 +296,7 @@ def test_what_is_deleted_cannot_be_read_in_any_file(path, how):
             store.rename(chat.id, "Another")
         case _:
             store.add_message(chat.id, "assistant", "New.", after=message.parent, stop_reason="end")
-            store.delete_branch(chat.id, message.id)
+            store.delete_branch(store.chat(chat.id), message.id)
     assert leftovers(path) == []
     assert [hit.title for hit in store.search("stays")] == ["Stays"]
     store.close()

@@ -72,7 +72,7 @@ def test_deleting(store):
     store.add_message(other.id, "user", "one")
     version = store.chat(chat.id).version
     first, second, _ = store.messages(chat.id)
-    store.delete_branch(chat.id, second.id)
+    store.delete_branch(store.chat(chat.id), second.id)
     assert [m.content for m in store.messages(chat.id)] == ["one"]
     assert store.chat(chat.id).version > version
     assert store.add_message(chat.id, "user", "new").parent == first.id
@@ -91,7 +91,7 @@ def test_a_chat_that_another_instance_deleted(store, path):
         lambda: store.chat(chat.id),
         lambda: store.rename(chat.id, "x"),
         lambda: store.add_message(chat.id, "user", "y"),
-        lambda: store.delete_branch(chat.id, message.id),
+        lambda: store.delete_branch(chat, message.id),
         lambda: store.fork(chat.id, message.id),
     ):
         with pytest.raises(ChatsError, match="no longer exists"):

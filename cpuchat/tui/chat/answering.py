@@ -22,7 +22,7 @@ from cpuchat.protocol import (
     TextDelta,
 )
 from cpuchat.servers import Source
-from cpuchat.tui.chat.messages import stored_message
+from cpuchat.tui.chat.messages import last_turn
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.markdown.drafted import Spans
@@ -175,9 +175,8 @@ class Answering:
             if self._replaces and not self._written:
                 self._show_messages()
             else:
-                answered = bool(messages) and messages[-1].role == "assistant"
-                for message in messages[-2:] if answered else messages[-1:]:
-                    self._transcript.identify(stored_message(message, self._conversation.history.tree))
+                for message in last_turn(messages, self._conversation.history.tree):
+                    self._transcript.identify(message)
 
     def _fail(self, event: Failed) -> None:
         title = _TITLES.get(event.code, "Request failed")

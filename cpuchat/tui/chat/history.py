@@ -16,6 +16,7 @@ from cpuchat.errors import CpuchatError
 from cpuchat.telemetry.units import plural
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.chat_list import ChatList
+from cpuchat.tui.chat.messages import last_turn
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
@@ -43,12 +44,12 @@ class HistoryScreen(Screen[None]):
         """Show a stored comparison."""
         raise NotImplementedError
 
-    def show_chat(self) -> None:
-        """Show the conversation's chat from its first message."""
+    def show_chat(self, message_id: int = 0, matcher: Matcher | None = None) -> None:
+        """Show the conversation's chat from its end, or from a message, with what `matcher` finds marked."""
         raise NotImplementedError
 
-    def show_branch(self, message_id: int, matcher: Matcher | None = None) -> None:
-        """Show the open branch from this message, with what `matcher` finds marked."""
+    def show_branch(self, message_id: int) -> None:
+        """Show another branch of the same chat from this message."""
         raise NotImplementedError
 
     def show_chat_title(self) -> None:
@@ -61,7 +62,10 @@ class HistoryScreen(Screen[None]):
         self.query_one(Transcript).border_subtitle = Content(f"Not saved: {problem.message}") if problem else ""
         if problem is not None:
             self.tell(f"The answer is not saved. {problem} Saving is being retried.", "error")
-        else:
+        elif not self.conversation.history.answer_lost:
+            history = self.conversation.history
+            for message in last_turn(history.messages, history.tree):  # it has an id now
+                self.query_one(ChatTranscript).identify(message)
             self.tell("Answer saved.")
 
     @on(ChatList.Searched)
@@ -85,9 +89,7 @@ class HistoryScreen(Screen[None]):
                 self.open_comparison(chat)
                 return
             await self.conversation.open_chat(chat_id, message_id)
-            self._chat_changed()
-            if message_id:
-                self.show_branch(message_id, matcher)
+            self._chat_changed(message_id, matcher)
         self.list_chats()
 
     def action_new_chat(self) -> None:
@@ -98,9 +100,9 @@ class HistoryScreen(Screen[None]):
             self._chat_changed()
         self.list_chats()
 
-    def _chat_changed(self) -> None:
+    def _chat_changed(self, message_id: int = 0, matcher: Matcher | None = None) -> None:
         self.query_one(ChatList).clear_search()
-        self.show_chat()
+        self.show_chat(message_id, matcher)
 
     def action_rename_chat(self) -> None:
         self._with_open_chat(self._rename)
@@ -181,7 +183,7 @@ class HistoryScreen(Screen[None]):
             with self._telling():
                 await self.conversation.fork_chat(self.selected_message or self.conversation.messages[-1].id)
                 self._chat_changed()
-                self.tell("Forked: this is the new chat.")
+                self.tell("Forked. You are in the new chat.")
             self.list_chats()
 
     @work
@@ -191,25 +193,27 @@ class HistoryScreen(Screen[None]):
             self.tell("Select a message in the transcript first (Tab, then k or j).")
         elif not self.refuse_while_writing("delete messages"):
             following = len(self.conversation.history.tree.branch(message_id)) - 1
-            rest = f" and {plural(following, 'message')} after it" if following else ""
+            rest = f" and {plural(following, 'message')} after it, on all branches" if following else ""
             question = f"Delete this message{rest}? {_UNDO}"
             if await self.app.push_screen_wait(ConfirmScreen("Delete message", question, "Delete", "Cancel")):
                 if self.refuse_while_writing("delete messages"):
                     return
                 with self._telling():
-                    await self.conversation.delete_message(message_id)
-                    self.show_chat()
-                    self.tell("Deleted. U in the chat list undoes it.")
+                    try:
+                        await self.conversation.delete_message(message_id)
+                    finally:  # it may have been changed in another window
+                        self.show_chat()
+                    self.tell("Deleted. U undoes it.")
                 self.list_chats()
 
     @work
     async def action_undo_delete(self) -> None:
         if not self.refuse_while_writing("undo"):
             with self._telling():
-                if await self.conversation.undo_delete():
-                    self.show_chat()
+                if deleted := await self.conversation.history.undo_delete():
+                    self.open_chat(deleted.chat_id, deleted.message_id)
                 else:
-                    self.tell("Nothing was deleted since cpuchat started.")
+                    self.tell("Nothing to undo.")
             self.list_chats()
 
     @property

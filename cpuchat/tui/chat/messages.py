@@ -16,6 +16,12 @@ def sent_message(text: str) -> TranscriptMessage:
     return TranscriptMessage(role="user", title="You", content=text)
 
 
+def last_turn(messages: list[StoredMessage], tree: Tree) -> list[TranscriptMessage]:
+    """Return the last question, and the answer to it if there is one."""
+    answered = bool(messages) and messages[-1].role == "assistant"
+    return [stored_message(message, tree) for message in (messages[-2:] if answered else messages[-1:])]
+
+
 def stored_message(message: StoredMessage, tree: Tree, spans: Spans = ()) -> TranscriptMessage:
     """Convert a message of the chat with these branches. `spans`: the drafter of each part, if known."""
     siblings = tree.siblings(message.id)
