@@ -57,7 +57,7 @@ def spare_from_collections() -> None:
     """Keep full garbage collections from walking what was made so far, which is large and has no cycles; it is still
     freed when nothing refers to it.
     """
-    gc.collect(1)
+    gc.collect()  # what is frozen is not walked
     gc.freeze()
 
 

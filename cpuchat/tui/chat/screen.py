@@ -182,7 +182,7 @@ class ChatScreen(ComparingScreen):
             self.tell("An answer is being written. Esc stops it; your text stays in the prompt.", "warning")
         elif self._composer.queued:
             self.tell("One message is already queued (Esc cancels it); your text stays in the prompt.", "warning")
-        elif text == COMPARE and not self._transcript.messages:
+        elif text == COMPARE and not self._transcript.has_messages:
             self.action_compare()
         elif self._stream.loaded and not self.busy:
             self._prompt.accept()
@@ -243,27 +243,28 @@ class ChatScreen(ComparingScreen):
         self.set_class(not ui.telemetry, "-no-telemetry")
         self._transcript.color_drafts(ui.color_drafts)
 
-    def show_chat(self) -> None:
+    def show_chat(self, message_id: int = 0, matcher: Matcher | None = None) -> None:
         if self._composer.queued and self.chat_id != self._composer.chat_id:
             self._composer.unqueue()  # it belongs to the chat that was open
             self.tell("Message not sent; it is in the prompt of its chat.")
         self._composer.switch_chat(self.chat_id, [m.content for m in self.conversation.messages if m.role == "user"])
         self.remove_class("-chats-over")
-        self._show_messages()
+        self._show_messages(top=message_id, matcher=matcher)
         self._show_welcome()
-        self._show_prompt_title()
-        self.refresh_bindings()
         self._show_state()
 
     def _show_state(self) -> None:
+        self._show_prompt_title()
+        self.refresh_bindings()
         self.show_chat_title()
         self._answering.show_context()
         self._figures.show()
         self._clipboard.start_over()
 
-    def show_branch(self, message_id: int, matcher: Matcher | None = None) -> None:
+    def show_branch(self, message_id: int) -> None:
+        self._composer.cancel_editing()  # of a message that may not be on this branch
         self._show_state()
-        self._show_messages(top=message_id, matcher=matcher)
+        self._show_messages(top=message_id)
 
     def _show_messages(self, end: int | None = None, top: int = 0, matcher: Matcher | None = None) -> None:
         """Show the messages before the one with the index `end`, from the one with the id `top` on."""
@@ -273,7 +274,7 @@ class ChatScreen(ComparingScreen):
 
     def _show_welcome(self) -> None:
         """Show the welcome pane in place of the transcript while the chat is empty."""
-        empty = not self._transcript.messages
+        empty = not self._transcript.has_messages
         self.set_class(empty, "-empty")
         self._prompt.suggestions = QUESTIONS if empty and self._stream.path else ()
         if empty:
@@ -301,8 +302,7 @@ class ChatScreen(ComparingScreen):
             self._unqueue()
         elif not await self.interrupt():
             self._composer.cancel_editing()
-            self._show_prompt_title()
-            self.refresh_bindings()
+            self._show_state()
         self.remove_class("-chats-over")
         self._chats.clear_search()
         self._prompt.focus()

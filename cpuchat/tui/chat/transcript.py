@@ -16,6 +16,7 @@ from cpuchat.chats.search import Matcher
 from cpuchat.tui import keys
 from cpuchat.tui.markdown.rows import selected
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
+from cpuchat.tui.threads import spare_from_collections
 
 _FOUND = Style(reverse=True)
 _ABOVE = 2  # lines above a hit that is jumped to
@@ -42,7 +43,11 @@ class ChatTranscript(Transcript):
         use.
         """
         in_use = self.has_focus and self._current is not None and self._current < len(self._entries)
-        return self._entries[self._current or 0].message.id if in_use else 0
+        return max(0, self._entries[self._current or 0].message.id) if in_use else 0
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(self._entries)
 
     def set_messages(
         self, messages: list[TranscriptMessage], top: int | None = None, matcher: Matcher | None = None
@@ -57,15 +62,23 @@ class ChatTranscript(Transcript):
         if self._matcher is None:
             return 0
         lines = enumerate(self._entries[index].lines)
-        first = next((at for at, line in lines if self._matcher.spans(line.text)), 0)
+        first = next((at for at, line in lines if at and self._matcher.spans(line.text)), 0)  # not in its title
         return max(0, first - _ABOVE)
 
+    def _render_stale(self) -> None:
+        super()._render_stale()
+        # Frozen with what is shown, a screen above this one would stay in memory after it was closed.
+        if self._chunk_timer is not None and self.screen.is_current:
+            spare_from_collections()
+
     def begin_answer(self, title: str, drafted: bool = False) -> None:
-        self._matcher = None
+        self._matcher = self._current = None
         super().begin_answer(title, drafted)
 
     def identify(self, message: TranscriptMessage) -> None:
-        """Give the last message of this role its id and its place among its siblings."""
+        """Give the last message of this role its id and its place among its siblings, unless an answer is open."""
+        if self._entries.open_answer() is not None:
+            return
         for entry in reversed(self._entries):
             if entry.message.role == message.role and entry.open is None:
                 known, entry.message = entry.message, replace(entry.message, id=message.id, branch=message.branch)
@@ -84,10 +97,11 @@ class ChatTranscript(Transcript):
         """Scroll to the next line with what was searched for, or to the one before."""
         if self._matcher is None:
             return
-        here = self.scroll_offset.y + _ABOVE
-        hits = [at for at, line in enumerate(self.lines) if (at - here) * step > 0 and self._matcher.spans(line.text)]
-        if hits:
-            self.scroll_to(y=max(0, hits[0 if step > 0 else -1] - _ABOVE), animate=False)
+        here, height = self.scroll_offset.y + _ABOVE, self._entries.height
+        ahead = range(here + 1, height) if step > 0 else range(min(here, height) - 1, -1, -1)
+        found = next((at for at in ahead if self._matcher.spans(self._entries.line(at).text)), None)
+        if found is not None:
+            self.scroll_to(y=max(0, found - _ABOVE), animate=False)
 
     def on_click(self, event: events.Click) -> None:
         place = event.get_content_offset(self)
@@ -96,5 +110,5 @@ class ChatTranscript(Transcript):
             return
         message, text = self._entries[self._entries.at(at)].message, self._entries.line(at).text
         left, right = (cell_len(text[: text.rfind(sign)]) for sign in "‹›")
-        if message.branch and left <= place.x <= right + 1:
+        if message.branch and "‹" in text and left <= place.x <= right + 1:
             self.post_message(self.BranchAsked(message.id, -1 if place.x <= left + 1 else 1))

@@ -29,7 +29,6 @@ from cpuchat.tui.markdown.entries import Entries, Entry
 from cpuchat.tui.markdown.message_view import GUTTER, OpenMessage, TranscriptMessage, View
 from cpuchat.tui.markdown.render import code_blocks
 from cpuchat.tui.markdown.rows import Line, copied_text, selected
-from cpuchat.tui.threads import spare_from_collections
 
 __all__ = ["Transcript", "TranscriptMessage"]
 
@@ -246,7 +245,6 @@ class Transcript(ScrollView, can_focus=True):
             self._steer(self._entries.starts[top] + line)
         self.refresh()
         if left:
-            spare_from_collections()
             # A timer, not a callback: keys and other widgets have their turn in between.
             self._chunk_timer = self.set_timer(0.005, self._render_stale)
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from cpuchat.chats.records import StoredMessage
+from cpuchat.chats.search import Matcher
+from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
-from cpuchat.tui.chat.chat_list import Chats
+from cpuchat.errors import ChatsError
+from cpuchat.protocol import Role
+from cpuchat.tui.chat.chat_list import Chats, excerpt_row
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
-from tests.support.scripted_backend import ScriptedBackend, answer
+from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
 
 def shown(app: RunningApp) -> list[str]:
@@ -90,15 +97,19 @@ async def test_the_selected_message_is_edited_and_answered_again() -> None:
 
 
 async def test_an_edit_of_an_earlier_message_that_is_stopped_changes_nothing() -> None:
-    backend = ScriptedBackend([answer("One."), answer("Two."), [answer("x")[0]]])
+    gate = Gate()
+    backend = ScriptedBackend([answer("One."), answer("Two."), [answer("x")[0], gate, *answer("x")[1:]]])
     async with running(backend) as app:
         await app.ready()
         await app.send("First")
         await app.send("Second")
         await select(app, 0)
         await app.press("f4", "!", "enter")
-        await app.until(lambda: len(backend.requests) == 3 and not app.chat.busy)
-        await app.until(lambda: shown(app)[:4] == ["First", "One.", "Second", "Two."])
+        await app.until(gate.reached.is_set)
+        await app.press("escape")
+        await app.until(lambda: not app.chat.busy)
+        await app.until(lambda: shown(app) == ["First", "One.", "Second", "Two."])
+        assert [content for _, content in app.stored()] == shown(app)
 
 
 async def test_a_fork_is_opened_and_the_chat_stays() -> None:
@@ -136,7 +147,7 @@ async def test_a_deleted_branch_and_a_deleted_chat_come_back() -> None:
         app.chat.action_undo_delete()
         await app.until(lambda: shown(app) == ["First", "Two."])
         app.chat.action_undo_delete()
-        await app.until(lambda: any("Nothing was deleted" in notice for notice in app.notices))
+        await app.until(lambda: any("Nothing to undo" in notice for notice in app.notices))
 
 
 def long_chat(conversation: Conversation) -> None:
@@ -170,3 +181,84 @@ async def test_what_was_found_is_shown_on_its_branch_and_marked() -> None:
         assert "a needle" in app.screen_text and "the Needle" not in app.screen_text
         await app.press("N")
         assert "the Needle" in app.screen_text
+
+
+async def test_a_comparison_that_is_put_back_is_opened_as_one() -> None:
+    sides = (
+        '[{"path":"/m/q8.gguf","changes":{},"model":"Qwen","quantization":"Q8_0"},'
+        '{"path":"/m/q4.gguf","changes":{},"model":"Qwen","quantization":"Q4_K_M"}]'
+    )
+
+    def deleted_comparison(conversation: Conversation) -> None:
+        store = conversation.history.store
+        chat = store.create_chat("m", title="Q8 against Q4", sides=sides)
+        store.add_message(chat.id, "user", "Why?")
+        store.add_message(chat.id, "assistant", "A needle.", stop_reason="end")
+        store.add_message(chat.id, "assistant", "Another.", stop_reason="end")
+
+    async with running(prepare=deleted_comparison) as app:
+        await app.ready()
+        (chat,) = app.conversation.history.store.chats()
+        await app.conversation.delete_chat(chat.id)
+        opened: list[str] = []
+        app.chat.open_comparison = lambda chat: opened.append(chat.id)  # type: ignore[method-assign]
+        app.chat.action_undo_delete()
+        await app.until(lambda: opened == [chat.id])
+        assert app.conversation.chat is None and not shown(app)
+
+
+async def test_a_message_that_is_saved_late_can_be_deleted_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(ScriptedBackend([answer("One."), answer("Two.")])) as app:
+        await app.ready()
+        await app.send("First")
+        added, full = ChatStore.add_message, True
+
+        def add(store: ChatStore, chat_id: str, role: Role, *args: Any, **named: Any) -> StoredMessage:
+            if role == "assistant" and full:
+                raise ChatsError("Cannot save your chats: the disk is full.")
+            return added(store, chat_id, role, *args, **named)
+
+        monkeypatch.setattr(ChatStore, "add_message", add)
+        await app.send("Second")
+        await select(app, 3)
+        await app.press("d")
+        await app.until(lambda: any("Select a message" in notice for notice in app.notices))
+        full = False
+        await app.until(lambda: "Answer saved." in app.notices)
+        await app.press("d")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        await app.until(lambda: shown(app) == ["First", "One.", "Second"])
+
+
+async def test_what_is_copied_after_a_question_is_its_answer() -> None:
+    async with running(ScriptedBackend([answer("One."), answer("Two."), answer("Three.")])) as app:
+        await app.ready()
+        await app.send("First")
+        await again(app)
+        await app.press("alt+left")
+        await app.until(lambda: shown(app) == ["First", "One."])
+        await app.send("Second")
+        await app.press("f5")
+        assert app.app.clipboard.strip() == "Three."
+
+
+async def test_another_branch_ends_an_edit() -> None:
+    async with running(ScriptedBackend([answer(text) for text in ("One.", "Two.", "Three.")])) as app:
+        await app.ready()
+        await app.send("First")
+        await app.press("f4", "!", "enter")
+        await app.until(lambda: shown(app) == ["First!", "Two."] and not app.chat.busy)
+        await app.press("f4")
+        assert app.prompt.text == "First!"
+        await app.press("alt+left")
+        await app.until(lambda: shown(app) == ["First", "One."])
+        assert app.prompt.text == "" and not app.prompt.has_class("-editing")
+        await app.send("Second")
+        assert shown(app) == ["First", "One.", "Second", "Three."]
+
+
+@pytest.mark.parametrize("content", ["the long needle", "x\x1b[1m the\u202e long\n needle", "needle"])
+def test_the_row_of_a_hit_marks_what_was_found(content: str) -> None:
+    row = excerpt_row(Matcher("needle").excerpt(1, content * 3))
+    assert {row.plain[span.start : span.end] for span in row.spans} == {"needle"}
