@@ -68,7 +68,7 @@ class ChatTranscript(Transcript):
     def _render_stale(self) -> None:
         super()._render_stale()
         # Frozen with what is shown, a screen above this one would stay in memory after it was closed.
-        if self._chunk_timer is not None and self.screen.is_current:
+        if self._chunk_timer is not None and self.app.screen is self.screen:
             spare_from_collections()
 
     def begin_answer(self, title: str, drafted: bool = False) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -256,6 +258,25 @@ async def test_another_branch_ends_an_edit() -> None:
         assert app.prompt.text == "" and not app.prompt.has_class("-editing")
         await app.send("Second")
         assert shown(app) == ["First", "One.", "Second", "Three."]
+
+
+async def test_a_dialog_over_a_long_chat_that_is_rendered_again_is_freed() -> None:
+    async with running(prepare=long_chat) as app:
+        await app.ready()
+        (chat,) = app.conversation.history.store.chats()
+        app.chat.open_chat(chat.id, 2)
+        await app.until(lambda: len(shown(app)) > 20 and app.transcript.up_to_date)
+        await app.app.push_screen(ConfirmScreen("Title", "Question?", "Yes", "No"))
+        dialog = weakref.ref(app.app.screen)
+        app.transcript.toggle_reasoning()
+        assert not app.transcript.up_to_date
+        await app.until(lambda: app.transcript.up_to_date)
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is app.chat)
+        await app.press("tab", "tab")  # what the last key concerned is let go
+        await app.pilot.pause()
+        gc.collect()
+        assert dialog() is None
 
 
 @pytest.mark.parametrize("content", ["the long needle", "x\x1b[1m the\u202e long\n needle", "needle"])
