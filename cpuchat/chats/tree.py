@@ -1,7 +1,7 @@
 """The branches of a chat.
 
-A message follows another one, its parent; messages with the same parent are siblings: what a regenerated answer or an
-edited question was before. Ids grow with time, so a message has a larger id than its parent, and the newest of a branch
+A message follows another one, its parent; messages with the same parent are siblings: alternative answers, or
+edits of a question. Ids grow with time, so a message has a larger id than its parent, and the newest of a branch
 is the end of one.
 """
 
