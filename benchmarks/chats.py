@@ -1,10 +1,11 @@
-"""How long it takes to open a long chat, to scroll through it, and to search in many chats.
+"""Measure how long it takes to open a long chat, to scroll through it, and to search in many chats.
 
     python benchmarks/chats.py [--quick] [--rounds 5]
 
 The whole app, headless at 120 by 40, on a file with one chat of 5,000 messages (2 MB), every tenth answer regenerated,
 and 1,000 chats of 50 messages. "Open" ends when the last screen of the chat can be painted, "rendered" when all of it
-can. A frame is one pass of the event loop, while the rest is rendered and while the chat is scrolled through in pages.
+can. A frame is one pass of the event loop: while the chat is opened and rendered, while it is scrolled through in
+pages, and while it is shown from a message in its middle that a search found, with n pressed 20 times.
 Search is the store's. Wall times want an idle machine; the CPU times beside them (of the process, for frames of the
 event loop's thread) do not.
 
@@ -33,7 +34,7 @@ SEARCHES = {
     "a word of all messages": "shared",
     "the first letter of a word": "s",
     "a part of a word": "yzzyv",
-    "what stands nowhere": "xqzxqz",
+    "a string that occurs nowhere": "xqzxqz",
 }
 
 
@@ -79,6 +80,7 @@ def timed_search(store: object, text: str) -> tuple[float, float]:
 async def timed_opening(path: Path, chat_id: str) -> dict[str, float]:
     """Open the chat in a new app; times in ms."""
     from cpuchat.backend.local import LocalBackend
+    from cpuchat.chats.search import Matcher
     from cpuchat.chats.store import ChatStore
     from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
@@ -106,13 +108,15 @@ async def timed_opening(path: Path, chat_id: str) -> dict[str, float]:
         screen = app.chat_screen
         await pilot.pause()
         transcript = screen._transcript
+        watch = asyncio.create_task(watch_frames())
+        await asyncio.sleep(0)
         start, cpu = time.perf_counter(), time.process_time()
         screen.open_chat(chat_id)
         while not transcript._entries or not transcript._entries[-1].lines:
             await asyncio.sleep(0.001)
         times["open"] = 1e3 * (time.perf_counter() - start)
         times["open, CPU"] = 1e3 * (time.process_time() - cpu)
-        watch = asyncio.create_task(watch_frames())
+        longest("while opening")
         while not transcript.up_to_date:
             await asyncio.sleep(0.005)
         times["rendered"] = 1e3 * (time.perf_counter() - start)
@@ -121,6 +125,16 @@ async def timed_opening(path: Path, chat_id: str) -> dict[str, float]:
             transcript.scroll_pages(-1)
             await asyncio.sleep(0.01)
         longest("while scrolling")
+        middle = screen.conversation.messages[len(screen.conversation.messages) // 2]
+        before, start = transcript._entries, time.perf_counter()
+        screen.open_chat(chat_id, middle.id, Matcher("shared"))
+        while transcript._entries is before or not transcript.up_to_date:
+            await asyncio.sleep(0.005)
+        times["match shown, rendered"] = 1e3 * (time.perf_counter() - start)
+        for _ in range(20):
+            transcript.action_hit(1)
+            await asyncio.sleep(0.01)
+        longest("while showing matches")
         watch.cancel()
         await app.action_quit()
     return times
@@ -141,7 +155,8 @@ def measure(options: argparse.Namespace) -> None:
         openings = [asyncio.run(timed_opening(path, long)) for _ in range(rounds)]
         frame = Target(50, at_least=False)
         targets = {"open": Target(500, at_least=False)}
-        targets |= dict.fromkeys(("longest frame while rendering", "longest frame while scrolling"), frame)
+        moments = ("opening", "rendering", "scrolling", "showing matches")
+        targets |= {f"longest frame while {moment}": frame for moment in moments}
         for name in openings[0]:
             rows.append(Row(name, "ms", [times[name] for times in openings], target=targets.get(name)))
         store = ChatStore(path)

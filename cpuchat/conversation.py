@@ -17,7 +17,7 @@ import msgspec
 
 from cpuchat.backend.base import Backend
 from cpuchat.chats.history import ChatHistory, request_messages
-from cpuchat.chats.records import Chat, SearchHit, StoredMessage
+from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.library.library import Library
@@ -157,10 +157,7 @@ class Conversation:
 
     async def delete_message(self, message_id: int) -> None:
         """Delete a message of the open chat and all that follow from it, and open the branch beside it. A chat that
-        would be empty is deleted.
-
-        Raises:
-            ChatsError, ChatsChanged: as `ChatHistory.delete_branch`.
+        would be empty is deleted. Raises as `ChatHistory.delete_branch`.
         """
         assert self.chat is not None
         self._refuse_while_answering()
@@ -170,15 +167,6 @@ class Conversation:
         else:
             self.new_chat()
         await self.backend.forget(chat_id)
-
-    async def stored_chat(self, chat_id: str) -> Chat:
-        """Return a stored chat. Raises ChatsError."""
-        return await asyncio.to_thread(self.history.store.chat, chat_id)
-
-    async def list_chats(self, text: str = "") -> Sequence[Chat | SearchHit]:
-        """Return all chats, last changed first, or those that hold `text`. Raises ChatsError."""
-        store = self.history.store
-        return await asyncio.to_thread(lambda: store.search(text) if text else store.chats())
 
     async def load_model(
         self, path: Source, *, strict: bool = False, calibrate: bool = True
@@ -293,10 +281,11 @@ class Conversation:
         history = self.history
         with self._occupied(answering=True):
             messages = await prepare()
-            history.begin_answer(messages, self.model_name, self.settings.sampling.sampling())
+            request = self._request(messages, stop, grammar)
+            history.begin_answer(messages, self.model_name, AnswerSettings.of(request, self.model))
             self._start_meter()
             try:
-                async with contextlib.aclosing(self.backend.generate(self._request(messages, stop, grammar))) as events:
+                async with contextlib.aclosing(self.backend.generate(request)) as events:
                     if self._stopping:  # while the message was stored
                         await self.backend.cancel()
                     async for event in events:

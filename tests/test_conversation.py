@@ -208,8 +208,10 @@ async def test_another_branch_evaluates_only_what_it_does_not_share(tiny_model: 
     async with conversation(tiny_model) as core:
         await everything(core.send("Tell me about the bandwidth of memory. " * 8))
         first = core.messages[1]
-        core.settings.sampling.temperature = 2.0
+        core.settings.sampling.temperature, core.settings.sampling.seed = 2.0, 1
         await everything(core.regenerate())
+        assert len(core.history.tree.siblings(first.id)) == 2
+        assert first.settings and first.settings.path == str(tiny_model)
         assert core.chat is not None and first.timings is not None
         shared = first.timings.prompt_n  # the question
         await core.open_chat(core.chat.id, first.id)
@@ -314,7 +316,7 @@ async def test_without_a_store_nothing_is_kept(tmp_path: Path) -> None:
     assert backend.requests[1].stop == ("END",) and backend.requests[1].chat_id == ""
     assert core.history.unsaved is None and core.history.save_problem is None
     with pytest.raises(UsageError):
-        await core.list_chats()
+        await core.history.list_chats()
     core.new_chat()
     assert core.chat is None and core.messages == []
     await core.close()

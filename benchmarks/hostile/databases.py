@@ -2,12 +2,13 @@
 
     python benchmarks/hostile/databases.py [--quick] [--count 500] [--seed 1] [--jobs 2]
 
-Each file is a copy of one with 8 chats, changed in one of many ways: values of the wrong type or range in random rows,
-tables, indexes and triggers that are altered or missing, wrong version numbers, overwritten bytes and pages, a cut
-end, a spoilt log, no file at all. The program runs in a pseudo-terminal until it shows its chats or ends by itself,
-and is then left with Ctrl+Q. Failures are: a traceback, "a bug", the last-resort screen, an exit status that is not 0
-or 11, more than 20 s, and a message that the mutation did not touch but that cannot be read afterwards. That a message
-was not touched is known for changed rows; for overwritten bytes the share that was saved is reported instead.
+Each file is a copy of one with 8 chats, of this version or of the one before branches, changed in one of many ways:
+values of the wrong type or range in random rows, tables, indexes and triggers that are altered or missing, wrong
+version numbers, overwritten bytes and pages, a cut end, a spoilt log, no file at all. The program runs in a
+pseudo-terminal until it shows its chats or ends by itself, and is then left with Ctrl+Q. Failures are: a traceback,
+"a bug", the last-resort screen, an exit status that is not 0 or 11, more than 20 s, and a message that the mutation
+did not touch but that cannot be read afterwards. That a message was not touched is known for changed rows; for
+overwritten bytes the share that was saved is reported instead.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import pexpect
 from common import Row, Target, arguments, machine, report, run_main, say
 
+from cpuchat.chats import schema
 from cpuchat.chats.store import ChatStore
 from cpuchat.errors import ChatsError
 from cpuchat.timings import Timings
@@ -47,10 +49,11 @@ VALUES = (
 )  # fmt: skip
 COLUMNS = {
     "chats": ("id", "title", "created", "updated", "model", "system_prompt", "version", "sides", "leaf"),
-    "messages": (
-        "chat_id", "parent", "role", "content", "reasoning", "model", "stop_reason", "timings", "sampling", "created",
+    "messages": (  # one that a version has not is not changed
+        "chat_id", "parent", "position", "role", "content", "reasoning", "model", "stop_reason", "timings", "settings",
+        "created",
     ),
-}
+}  # fmt: skip
 SCHEMAS = (
     "DROP INDEX chats_by_time", "DROP TRIGGER fts_update", "DROP TABLE messages_fts", "DELETE FROM messages_fts_data",
     "UPDATE messages_fts_data SET block = zeroblob(20)", "DELETE FROM messages_fts_config", "DROP TABLE quarantine",
@@ -100,6 +103,20 @@ def write_original(path: Path) -> list[str]:
             texts.append(text)
     store.close()
     return texts
+
+
+def write_version_3(newest: Path, path: Path) -> None:
+    """Write the same chats as the version before branches stored them."""
+    common = "id, chat_id, role, content, reasoning, model, stop_reason, timings, created"
+    chats = "id, title, created, updated, model, system_prompt, version, sides"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for statements in schema.UPGRADES[:3]:
+            for statement in statements:
+                db.execute(statement)
+        db.execute("PRAGMA user_version = 3")
+        db.execute("ATTACH ? AS newest", (str(newest),))
+        db.execute(f"INSERT INTO chats ({chats}) SELECT {chats} FROM newest.chats")
+        db.execute(f"INSERT INTO messages ({common}, position) SELECT {common}, id FROM newest.messages")
 
 
 def mutate(path: Path, chance: random.Random) -> Case:
@@ -185,14 +202,14 @@ def _no_file(path: Path, chance: random.Random) -> Case:
     return Case("no file", None)
 
 
-def open_once(original: Path, texts: list[str], seed: int) -> Outcome:
-    """Mutate a copy, run the program on it, and look what can be read afterwards."""
+def open_once(originals: list[Path], texts: list[str], seed: int) -> Outcome:
+    """Mutate a copy of one, run the program on it, and look what can be read afterwards."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="cpuchat-db-") as name:
         folder = Path(name)
         path = folder / "data" / "chats.db"
         path.parent.mkdir()
-        shutil.copyfile(original, path)
+        shutil.copyfile(chance.choice(originals), path)
         case = mutate(path, chance)
         started = time.monotonic()
         fault = run_program(folder)
@@ -208,7 +225,7 @@ def _readable(path: Path, texts: list[str], case: Case) -> tuple[float, str]:
     for start in (1, 2):  # damage that only a read meets is repaired by the next start
         try:
             with contextlib.closing(ChatStore(path)) as store:
-                found = {message.content for chat in store.chats() for message in store.messages(chat.id)}
+                found = {message.content for chat in store.chats() for message in store.all_messages(chat.id)}
             break
         except ChatsError as error:
             if start == 2:
@@ -260,10 +277,11 @@ def run_program(folder: Path) -> str:
 
 def measure(count: int, seed: int, jobs: int, each: Callable[[Outcome], None]) -> list[Outcome]:
     with tempfile.TemporaryDirectory(prefix="cpuchat-dbs-") as name, ThreadPoolExecutor(jobs) as pool:
-        original = Path(name) / "chats.db"
-        texts = write_original(original)
+        originals = [Path(name) / "chats.db", Path(name) / "version-3.db"]
+        texts = write_original(originals[0])
+        write_version_3(*originals)
         outcomes: list[Outcome] = []
-        for outcome in pool.map(lambda number: open_once(original, texts, seed * 1_000_000 + number), range(count)):
+        for outcome in pool.map(lambda number: open_once(originals, texts, seed * 1_000_000 + number), range(count)):
             outcomes.append(outcome)
             each(outcome)
         return outcomes

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuchat.chats.records import Chat, Deleted, StoredMessage, storable
+from cpuchat.chats.records import AnswerSettings, Chat, Deleted, SearchHit, StoredMessage, storable
 from cpuchat.chats.saving import UNSAVED, AnswerSaver
 from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged, ChatsError, UsageError
-from cpuchat.protocol import Message, Sampling
+from cpuchat.protocol import Message
 
 if TYPE_CHECKING:  # a chat that is not stored needs no database
     from cpuchat.chats.store import ChatStore
@@ -91,6 +91,15 @@ class ChatHistory:
     def unsaved(self) -> StoredMessage | None:
         """Return the answer while the store does not have all of it."""
         return self._saver.answer
+
+    async def stored_chat(self, chat_id: str) -> Chat:
+        """Return a stored chat. Raises ChatsError."""
+        return await asyncio.to_thread(self.store.chat, chat_id)
+
+    async def list_chats(self, text: str = "") -> Sequence[Chat | SearchHit]:
+        """Return all chats, last changed first, or those that hold `text`. Raises ChatsError."""
+        store = self.store
+        return await asyncio.to_thread(lambda: store.search(text) if text else store.chats())
 
     def clear(self) -> None:
         """Start a new chat, which is stored with its first message. Raises ChatsError while an answer is unsaved."""
@@ -215,7 +224,7 @@ class ChatHistory:
             asked = msgspec.structs.replace(asked, id=UNSAVED, content=storable(text))
         return [*self.messages[:index], asked]
 
-    def begin_answer(self, history: list[StoredMessage], model: str, sampling: Sampling) -> StoredMessage:
+    def begin_answer(self, history: list[StoredMessage], model: str, settings: AnswerSettings) -> StoredMessage:
         """Return the empty answer to `history`; with its first word the two become the open branch, also in the
         store.
         """
@@ -235,7 +244,7 @@ class ChatHistory:
                 )
                 self.messages[-len(rows) : -1] = rows[:-1]
 
-        answer = self._saver.begin_answer(self.chat, model, history[-1], sampling, saved)
+        answer = self._saver.begin_answer(self.chat, model, history[-1], settings, saved)
         self._shown = [*history, answer]
         return answer
 
@@ -310,7 +319,7 @@ class ChatHistory:
         chat = store.chat(chat_id)  # before its messages: should they change in between, that is noticed later
         tree = store.tree(chat_id)
         if message_id in tree and message_id not in tree.path(tree.leaf):
-            tree.leaf = tree.branch(message_id)[-1]
+            tree.leaf = tree.subtree(message_id)[-1]
             with contextlib.suppress(ChatsError):  # a full disk: it can be read all the same
                 store.set_leaf(chat_id, tree.leaf)
         return chat, tree, store.messages(chat_id, tree)

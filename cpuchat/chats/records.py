@@ -13,13 +13,13 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from cpuchat.protocol import Role, Sampling
+from cpuchat.protocol import Generate, ModelInfo, Role, Sampling, Speculation
 from cpuchat.timings import Timings
 
 INTERRUPTED = "interrupted"
 _LATEST = 2.5e11  # seconds since the epoch; the year 9892, the calendar ends soon after
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_LARGEST = 1e18  # of a figure in timings
+_LARGEST = 1e19  # of a figure in timings; seeds have 63 bits
 
 _T = TypeVar("_T")
 
@@ -61,14 +61,38 @@ class Excerpt(msgspec.Struct, frozen=True):
 class SearchHit(Chat, frozen=True, kw_only=True):
     """A chat that a search found, and its first messages with a hit, on any branch; none when it is in the title."""
 
-    found: tuple[Excerpt, ...] = ()
+    excerpts: tuple[Excerpt, ...] = ()
+
+
+class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer was generated with, beside its chat's system prompt and the seed in its timings.
+
+    `path` is the model's file, `draft` the draft model's name, "" without one.
+    """
+
+    sampling: Sampling = Sampling()
+    max_tokens: int = 0
+    speculation: Speculation = Speculation()
+    reasoning: bool | None = None
+    reasoning_budget: int | None = None
+    path: str = ""
+    quantization: str = ""
+    draft: str = ""
+    draft_quantization: str = ""
+
+    @classmethod
+    def of(cls, request: Generate, model: ModelInfo | None) -> AnswerSettings:
+        """Return those of a request to a model; None: it is not known, as after a crash."""
+        asked, of_model = cls.__struct_fields__[:5], cls.__struct_fields__[5:]
+        known = {} if model is None else {name: getattr(model, name) for name in of_model}
+        return cls(**{name: getattr(request, name) for name in asked} | known)
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message. `parent` is the id of the one that it follows, 0 at the beginning of the chat.
 
-    `sampling` is what an answer was sampled with. `stop_reason` of an answer is a `protocol.StopReason`, the code of an
-    error, "interrupted" when its app died in the middle of it, or None while it is being written.
+    `settings` is what an answer was generated with. `stop_reason` of an answer is a `protocol.StopReason`, the code of
+    an error, "interrupted" when its app died in the middle of it, or None while it is being written.
     """
 
     id: int
@@ -80,8 +104,12 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     stop_reason: str | None = None
     timings: Timings | None = None
-    sampling: Sampling | None = None
+    settings: AnswerSettings | None = None
     created: float = 0.0
+
+    @property
+    def sampling(self) -> Sampling | None:
+        return self.settings.sampling if self.settings is not None else None
 
 
 CHAT_COLUMNS = Chat.__struct_fields__
@@ -112,7 +140,7 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
 def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return `row` of the table `messages` with invalid values replaced; equal to it if it was valid.
 
-    None: the role is unknown. A `parent` of -1 has to be found. `timings` and `sampling` that are a text stay as they
+    None: the role is unknown. A `parent` of -1 has to be found. `timings` and `settings` that are a text stay as they
     are: figures are not worth changing a message for.
     """
     if row["role"] not in get_args(Role):
@@ -127,7 +155,7 @@ def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
         "model": _text(row["model"]),
         "stop_reason": stop_reason if stop_reason is None else _text(stop_reason)[:100],
         "timings": row["timings"] if is_unicode(row["timings"]) else None,
-        "sampling": row["sampling"] if is_unicode(row["sampling"]) else None,
+        "settings": row["settings"] if is_unicode(row["settings"]) else None,
         "created": _time(row["created"], 0.0),
     }
 
@@ -143,8 +171,8 @@ def message_of(row: tuple[Any, ...]) -> StoredMessage | None:
     fields = dict(zip(MESSAGE_COLUMNS, row, strict=True))
     if repaired_message(fields) != fields:
         return None
-    figures = {name: _figures(fields[name], kind) for name, kind in (("timings", Timings), ("sampling", Sampling))}
-    return StoredMessage(**{**fields, **figures})
+    timings, settings = _decoded(fields["timings"], Timings), _decoded(fields["settings"], AnswerSettings)
+    return StoredMessage(**{**fields, "timings": timings, "settings": settings})
 
 
 def column(value: object) -> Any:
@@ -199,7 +227,7 @@ def _time(value: object, otherwise: object) -> float:
     return 0.0
 
 
-def _figures(text: object, kind: type[_T]) -> _T | None:
+def _decoded(text: object, kind: type[_T]) -> _T | None:
     if not isinstance(text, str):
         return None
     try:

@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cpuchat.chats.records import Chat, StoredMessage
+from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
 from cpuchat.errors import ChatsChanged, ChatsError
-from cpuchat.protocol import Sampling
 
 if TYPE_CHECKING:
     from cpuchat.chats.store import ChatStore
@@ -60,7 +59,7 @@ class AnswerSaver:
         chat: Chat,
         model: str,
         after: StoredMessage,
-        sampling: Sampling | None,
+        settings: AnswerSettings | None,
         on_saved: Callable[[list[StoredMessage], int], None],
     ) -> StoredMessage:
         """Begin to save an answer, and return it. The previous one must have been saved or discarded.
@@ -68,7 +67,7 @@ class AnswerSaver:
         Args:
             chat: as it is on the screen: when it is another in the store, that is a `conflict`.
             after: the question; one with the id `UNSAVED` is saved with the answer.
-            sampling: what it is sampled with.
+            settings: what it is generated with.
             on_saved: called after each save with the rows that the first save added, the answer's last, and the
                 version of the chat.
         """
@@ -90,13 +89,13 @@ class AnswerSaver:
                     model=answer.model,
                     stop_reason=answer.stop_reason,
                     timings=answer.timings,
-                    sampling=answer.sampling,
+                    settings=answer.settings,
                 )
                 return [row] if asked is after else [asked, row], store.chat(chat.id).version
 
         self._insert, self._saved, self._on_saved = insert, None, on_saved
         return StoredMessage(
-            id=UNSAVED, chat_id=chat.id, parent=after.id, role="assistant", model=model, sampling=sampling
+            id=UNSAVED, chat_id=chat.id, parent=after.id, role="assistant", model=model, settings=settings
         )
 
     def put(self, answer: StoredMessage) -> None:

@@ -57,7 +57,7 @@ UPGRADES: tuple[tuple[str, ...], ...] = (
     # The two sides of a comparison, as JSON (compare.kept); '' for a chat.
     ("ALTER TABLE chats ADD COLUMN sides TEXT NOT NULL DEFAULT ''",),
     # Branches (`tree.Tree`): messages in a line, ordered by their position, become a tree with one branch. And the
-    # sampling options of an answer, as JSON.
+    # settings of an answer (`records.AnswerSettings`), as JSON.
     (
         "ALTER TABLE chats ADD COLUMN leaf INTEGER",
         """
@@ -71,7 +71,7 @@ UPGRADES: tuple[tuple[str, ...], ...] = (
             model TEXT NOT NULL DEFAULT '',
             stop_reason TEXT,
             timings TEXT,
-            sampling TEXT,
+            settings TEXT,
             created REAL NOT NULL
         )
         """,

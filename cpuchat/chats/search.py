@@ -83,21 +83,21 @@ def find(
             "SELECT messages.id, chat_id FROM messages_fts JOIN messages ON messages.id = messages_fts.rowid"
             " WHERE messages_fts MATCH ? ORDER BY messages_fts.rowid DESC"
         )
-        _walk(db.execute(query, (words + "*",)), by_chat, limit)
+        _add_hits(db.execute(query, (words + "*",)), by_chat, limit)
     if not by_chat:
         query = "SELECT id, chat_id FROM messages WHERE content LIKE ? ESCAPE '\\' ORDER BY id DESC"
-        _walk(db.execute(query, (pattern,)), by_chat, limit)
+        _add_hits(db.execute(query, (pattern,)), by_chat, limit)
     query = f"SELECT {_CHAT} FROM chats WHERE id IN {_IDS} ORDER BY updated DESC LIMIT ?"
     chats = db.execute(query, (_json(by_chat), limit)).fetchall()
-    first = {chat_id: by_chat[chat_id][: -_PER_CHAT - 1 : -1] for chat_id, *_ in chats}
-    ids = _json(message_id for found in first.values() for message_id in found)
+    shown = {chat_id: by_chat[chat_id][: -_PER_CHAT - 1 : -1] for chat_id, *_ in chats}
+    ids = _json(message_id for hits in shown.values() for message_id in hits)
     query = f"SELECT id, content FROM messages WHERE id IN {_IDS} AND typeof(content) = 'text'"
     contents: dict[int, str] = dict(db.execute(query, (ids,)))
     matcher = Matcher(text)
-    return [(row, tuple(matcher.excerpt(id, contents[id]) for id in first[row[0]] if id in contents)) for row in chats]
+    return [(row, tuple(matcher.excerpt(id, contents[id]) for id in shown[row[0]] if id in contents)) for row in chats]
 
 
-def _walk(hits: Iterable[tuple[int, str]], by_chat: dict[str, list[int]], limit: int) -> None:
+def _add_hits(hits: Iterable[tuple[int, str]], by_chat: dict[str, list[int]], limit: int) -> None:
     """Add messages and their chats, which come newest first, until there are enough chats."""
     for message_id, chat_id in hits:
         if chat_id not in by_chat and len(by_chat) >= limit:

@@ -17,19 +17,21 @@ from cpuchat.chats.database import Database
 from cpuchat.chats.records import (
     CHAT_COLUMNS,
     MESSAGE_COLUMNS,
+    AnswerSettings,
     Chat,
     Deleted,
     SearchHit,
     StoredMessage,
     chat_of,
     column,
+    is_unicode,
     message_of,
     new_chat_id,
     storable,
 )
 from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged
-from cpuchat.protocol import Role, Sampling
+from cpuchat.protocol import Role
 from cpuchat.timings import Timings
 
 _CHAT = ", ".join(CHAT_COLUMNS)
@@ -129,7 +131,7 @@ class ChatStore(Database):
             if not (leaf := tree.after_deletion(message_id)):
                 return self.delete(chat.id)
             self._touch(chat.id, time.time())
-            gone = set(tree.branch(message_id))
+            gone = set(tree.subtree(message_id))
             rows = [row for row in self._rows_of("messages", chat.id) if row[0] in gone]
             self._db.executemany("DELETE FROM messages WHERE id = ?", [(id,) for id in gone])
             self.set_leaf(chat.id, leaf)
@@ -143,7 +145,8 @@ class ChatStore(Database):
                 self._touch(deleted.chat_id, time.time())
             for table, rows in deleted.rows.items():
                 for row in rows:
-                    self._db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+                    values = [value if is_unicode(value) else value.encode("utf-8", "surrogateescape") for value in row]
+                    self._db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(row))})", values)
 
     def _rows_of(self, table: str, chat_id: str) -> list[tuple[Any, ...]]:
         key = "id" if table == "chats" else "chat_id"
@@ -164,6 +167,10 @@ class ChatStore(Database):
         query = f"SELECT {_MESSAGE} FROM messages WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
         return self._select(message_of, query, (msgspec.json.encode(tree.path(tree.leaf)).decode(),))
 
+    def all_messages(self, chat_id: str) -> list[StoredMessage]:
+        """Return the messages of all branches, oldest first."""
+        return self._select(message_of, f"SELECT {_MESSAGE} FROM messages WHERE chat_id = ? ORDER BY id", (chat_id,))
+
     def set_leaf(self, chat_id: str, leaf: int) -> None:
         """Open the branch that ends with this message. Nothing happens when the chat is gone."""
         with self.transaction():
@@ -180,7 +187,7 @@ class ChatStore(Database):
         model: str = "",
         stop_reason: str | None = None,
         timings: Timings | None = None,
-        sampling: Sampling | None = None,
+        settings: AnswerSettings | None = None,
     ) -> StoredMessage:
         """Add a message, and open its branch.
 
@@ -210,7 +217,7 @@ class ChatStore(Database):
                 model=storable(model),
                 stop_reason=stop_reason,
                 timings=timings,
-                sampling=sampling,
+                settings=settings,
                 created=now,
             )
             values = [column(getattr(added, name)) for name in MESSAGE_COLUMNS[1:]]
@@ -248,7 +255,7 @@ class ChatStore(Database):
         with self._guarded():
             rows = search.find(self._db, self._full_text, storable(text).strip(), limit)
         chats = [(chat_of(row), found) for row, found in rows]
-        return [SearchHit(**msgspec.structs.asdict(chat), found=found) for chat, found in chats if chat is not None]
+        return [SearchHit(**msgspec.structs.asdict(chat), excerpts=found) for chat, found in chats if chat is not None]
 
 
 def _no_message() -> ChatsChanged:

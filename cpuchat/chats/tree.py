@@ -56,9 +56,9 @@ class Tree:
         """Return the messages with the same parent, oldest first, this one included."""
         return self._children[self._parents[id]] if id in self else [id]
 
-    def branch(self, id: int) -> list[int]:
-        """Return this message and all that follow from it; the last one is the newest."""
-        found = [id]
+    def subtree(self, id: int) -> list[int]:
+        """Return this message and all that follow from it; the last one is the newest. [] for an unknown one."""
+        found = [id] if id in self else []
         for one in found:
             found += self._children[one]
         return sorted(found)
@@ -70,4 +70,4 @@ class Tree:
         siblings = self.siblings(id)
         at = siblings.index(id)
         beside = siblings[at - 1 : at] if at else siblings[1:2]
-        return self.branch(beside[0])[-1] if beside else self._parents[id]
+        return self.subtree(beside[0])[-1] if beside else self._parents[id]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from cpuchat.chats.store import ChatStore
 
 Sides = tuple[Side, Side]
+Opened = tuple[str, list[Turn], int | None]
+"""A comparison that was kept: its chat, its turns, and which of them is shown; None: the last."""
 
 
 class KeptComparison:
@@ -76,6 +78,12 @@ def sides_of(chat: Chat) -> Sides:
         return msgspec.json.decode(chat.sides, type=Sides)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ChatsError("This comparison is damaged: its models are unknown.", "Delete it.") from None
+
+
+def turn_with(messages: list[StoredMessage], message_id: int) -> int | None:
+    """Return the index of the turn with this message; None without it."""
+    before = [message.role for message in messages if message.id <= message_id]
+    return before.count("user") - 1 if any(message.id == message_id for message in messages) else None
 
 
 def turns_of(messages: list[StoredMessage]) -> list[Turn]:

@@ -121,6 +121,8 @@ def _sampling(sampling: Sampling | None) -> list[str]:
         return []
     default = Sampling()
     changed = [name for name in Sampling.__struct_fields__ if getattr(sampling, name) != getattr(default, name)]
+    if not {"repeat_penalty", "presence_penalty", "frequency_penalty"} & {*changed}:
+        changed = [name for name in changed if name != "repeat_last_n"]  # it is the window of the penalties
     return [f"{name.replace('_', '-')} {getattr(sampling, name)}".removesuffix(".0") for name in changed]
 
 

@@ -13,8 +13,7 @@ from cpuchat.settings import Settings
 from cpuchat.tui.services import Services
 
 if TYPE_CHECKING:
-    from cpuchat.compare.kept import Sides
-    from cpuchat.compare.rounds import Turn
+    from cpuchat.compare.kept import Opened, Sides
     from cpuchat.compare.side import Side
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.library.model import LocalModel
@@ -81,7 +80,7 @@ class Navigator:
         if not isinstance(self._app.screen, PlanScreen):
             self._app.push_screen(PlanScreen(self._services))
 
-    async def compare(self, sides: Sides, prompt: str = "", kept: tuple[str, list[Turn]] | None = None) -> None:
+    async def compare(self, sides: Sides, prompt: str = "", kept: Opened | None = None) -> None:
         from cpuchat.tui.compare.screen import CompareScreen
 
         await self._app.push_screen_wait(CompareScreen(self._services, sides, prompt, kept))

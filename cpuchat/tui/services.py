@@ -26,8 +26,7 @@ from cpuchat.tui.quantizing import Quantizing
 
 if TYPE_CHECKING:
     from cpuchat.compare.comparison import Comparison
-    from cpuchat.compare.kept import Sides
-    from cpuchat.compare.rounds import Turn
+    from cpuchat.compare.kept import Opened, Sides
     from cpuchat.compare.side import Side
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.client import Hub
@@ -90,8 +89,8 @@ class Navigation(Protocol):
 
     def plan(self) -> None: ...
 
-    async def compare(self, sides: Sides, prompt: str = "", kept: tuple[str, list[Turn]] | None = None) -> None:
-        """`kept`: the chat that it is kept as, and its turns."""
+    async def compare(self, sides: Sides, prompt: str = "", kept: Opened | None = None) -> None:
+        """`kept`: one that was saved, to continue."""
 
     async def compare_with(self, model: Path) -> Side | None:
         """Returns what to compare the model with."""

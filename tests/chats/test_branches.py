@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from cpuchat import paths
-from cpuchat.chats.records import StoredMessage
+from cpuchat.chats.records import AnswerSettings, StoredMessage
 from cpuchat.chats.search import Matcher
 from cpuchat.chats.store import ChatStore
 from cpuchat.chats.tree import Tree
 from cpuchat.compare.kept import sides_of, turns_of
 from cpuchat.conversation import Conversation
 from cpuchat.errors import ChatsChanged, ChatsError, UsageError
-from cpuchat.protocol import AnyEvent, Role, Sampling
+from cpuchat.protocol import AnyEvent, Role, Sampling, Speculation
 from cpuchat.settings import Settings
 from cpuchat.timings import Timings
 from tests.chats.test_repair import SECRET, leftovers
@@ -71,7 +71,7 @@ def test_the_newest_message_ends_the_open_branch_unless_another_does() -> None:
     assert Tree(rows, leaf=3).path(3) == [1, 2, 3]
     assert Tree(rows, leaf=99).leaf == 5 and Tree().leaf == 0
     assert tree.siblings(4) == [2, 4] and tree.siblings(5) == [5]
-    assert tree.branch(1) == [1, 2, 3, 4, 5] and tree.branch(2) == [2, 3]
+    assert tree.subtree(1) == [1, 2, 3, 4, 5] and tree.subtree(2) == [2, 3]
     assert tree.after_deletion(2) == 5 and tree.after_deletion(4) == 3
     assert tree.after_deletion(5) == 4 and tree.after_deletion(1) == 0
 
@@ -99,7 +99,7 @@ def test_a_file_of_the_version_without_branches_becomes_one_with_a_branch(tmp_pa
     assert [m.content for m in store.messages(quinoa.id)] == ["How long?", "Fifteen min"]
     told = store.messages(speed.id)[1]
     assert (told.reasoning, told.model, told.stop_reason) == ("Hm.", "Qwen", "end")
-    assert (told.timings, told.sampling) == (Timings(predicted_n=7, ttft_ms=12.5), None)
+    assert (told.timings, told.settings) == (Timings(predicted_n=7, ttft_ms=12.5), None)
     assert (speed.system_prompt, speed.updated, speed.version) == ("Be brief.", 1780000540.0, 6)
     assert [side.quantization for side in sides_of(comparison)] == ["Q8_0", "Q4_K_M"]
     (turn,) = turns_of(store.messages(comparison.id))
@@ -158,12 +158,16 @@ def test_the_branch_that_was_open_is_open_again(tmp_path: Path) -> None:
     store = ChatStore(tmp_path / "chats.db")
     chat = store.create_chat("m")
     question = store.add_message(chat.id, "user", "q")
-    first = store.add_message(chat.id, "assistant", "1", sampling=Sampling(temperature=0, seed=3))
+    settings = AnswerSettings(
+        sampling=Sampling(temperature=0, seed=(1 << 63) - 1), max_tokens=9, path="/m/x.gguf", draft="Small",
+        speculation=Speculation(drafters=("draft", "lookup"), depth=4),
+    )  # fmt: skip
+    first = store.add_message(chat.id, "assistant", "1", settings=settings)
     store.add_message(chat.id, "assistant", "2", after=question.id)
     store.set_leaf(chat.id, first.id)
     store.close()
     store = ChatStore(tmp_path / "chats.db")
-    assert store.messages(chat.id)[1].sampling == Sampling(temperature=0, seed=3)
+    assert store.messages(chat.id)[1].settings == settings
     assert [m.content for m in store.messages(chat.id)] == ["q", "1"]
     store.add_message(chat.id, "user", "more")
     assert [m.content for m in store.messages(chat.id)] == ["q", "1", "more"]
@@ -191,10 +195,20 @@ def test_what_was_deleted_can_be_put_back_and_is_in_no_file_before(tmp_path: Pat
     store.undelete(deleted)
     store.undelete(deleted)  # twice is once
     (hit,) = store.search(SECRET)
-    assert hit.found[0].message_id == told.id
-    assert store.tree(chat.id).branch(question.id) == tree.branch(question.id)
+    assert hit.excerpts[0].message_id == told.id
+    assert store.tree(chat.id).subtree(question.id) == tree.subtree(question.id)
     assert [m.content for m in store.messages(chat.id)] == ["q", "Another."]
     assert store.chat(chat.id).updated == before.updated or what == "branch"
+    store.close()
+
+
+def test_what_was_deleted_can_be_put_back_though_it_is_damaged(tmp_path: Path) -> None:
+    store = ChatStore(tmp_path / "chats.db")
+    chat = store.create_chat("m")
+    store.add_message(chat.id, "user", "q")
+    store._db.execute("UPDATE messages SET model = CAST(x'41ff42' AS TEXT)")
+    store.undelete(store.delete(chat.id))
+    assert [(m.content, m.model) for m in store.messages(chat.id)] == [("q", "A\ufffdB")]
     store.close()
 
 
@@ -234,6 +248,7 @@ async def test_an_answer_and_what_it_was_before_are_both_there() -> None:
         await core.open_chat(core.chat.id, two.id)
         assert texts(core)[-1] == "More two."
         assert two.sampling and two.sampling.temperature == 0
+        assert two.settings and two.settings.max_tokens == core.settings.chat.max_tokens
 
 
 async def test_an_edited_question_is_a_branch_of_its_own() -> None:
@@ -274,7 +289,7 @@ async def test_a_fork_is_a_chat_of_its_own() -> None:
         assert texts(core) == ["First?", "One.", "Other?", "Three."]
         await core.open_chat(original)
         assert core.messages == before
-        assert {hit.title for hit in await core.list_chats("one")} == {"First?", "First? (fork)"}
+        assert {hit.title for hit in await core.history.list_chats("one")} == {"First?", "First? (fork)"}
 
 
 async def test_deleting_a_branch_opens_the_one_beside_it_and_can_be_undone() -> None:
@@ -304,7 +319,7 @@ async def test_a_search_finds_a_branch_that_is_not_open() -> None:
         await everything(core.regenerate())
         assert core.chat is not None
         (hit,) = core.history.store.search("need")
-        await core.open_chat(hit.id, hit.found[0].message_id)
+        await core.open_chat(hit.id, hit.excerpts[0].message_id)
         assert texts(core) == ["First?", "The needle is here."]
 
 

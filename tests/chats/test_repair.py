@@ -71,7 +71,7 @@ FIRST = "WHERE id = (SELECT id FROM chats WHERE title = 'First')"
         ("UPDATE messages SET role = x'00' WHERE role = 'assistant'", QUESTIONS),
         ("UPDATE messages SET parent = 'x' || id, created = 'x', model = x'ff', stop_reason = x'ff'", ALL),
         ("UPDATE messages SET parent = 1e300 WHERE role = 'assistant' AND content LIKE '%First'", ALL),
-        ("UPDATE messages SET parent = -7, sampling = x'ff'", ALL),
+        ("UPDATE messages SET parent = -7, settings = x'ff'", ALL),
         (f"UPDATE chats SET leaf = 'x' {FIRST}", ALL),
         ("UPDATE messages SET content = x'ff41', reasoning = 5 WHERE role = 'assistant'", ["\ufffdA"] * 2 + QUESTIONS),
         (

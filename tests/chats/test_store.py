@@ -108,10 +108,10 @@ def test_search(store):
     store.add_message(a.id, "assistant", "Quinoa takes fifteen minutes.", stop_reason="end")
     message = store.add_message(b.id, "user", 'std::vector<int> or 漢字テスト, 100% "sure"')
     (found,) = store.search("quinoa")
-    assert (found.id, [one.text for one in found.found]) == (
+    assert (found.id, [one.text for one in found.excerpts]) == (
         a.id, ["How long do I cook quinoa? And rice?", "Quinoa takes fifteen minutes."]
     )  # fmt: skip
-    assert [one.text[slice(*one.marks[0])] for one in found.found] == ["quinoa", "Quinoa"]
+    assert [one.text[slice(*one.marks[0])] for one in found.excerpts] == ["quinoa", "Quinoa"]
     assert [f.title for f in store.search("QUIN")] == ["Cooking"]
     assert [f.title for f in store.search("fifteen quinoa")] == ["Cooking"]
     assert [f.title for f in store.search("cooki")] == ["Cooking"]  # the title
@@ -130,7 +130,7 @@ def test_search_without_the_full_text_index(store):
     store.add_message(chat.id, "assistant", "x" * 100 + " needle " + "y" * 100)
     store._full_text = False
     (hit,) = store.search("NEEDLE")
-    (found,) = hit.found
+    (found,) = hit.excerpts
     assert found.text.startswith("…x") and " needle " in found.text and found.text.endswith("y…")
 
 
@@ -147,7 +147,7 @@ def test_a_file_made_without_the_index_gets_it(path):
         )
     db.close()
     store = ChatStore(path)
-    assert [one.text for hit in store.search("ol") for one in hit.found] == ["old"]
+    assert [one.text for hit in store.search("ol") for one in hit.excerpts] == ["old"]
     store.close()
 
 
@@ -215,7 +215,8 @@ def test_threads_take_turns(store):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(store.messages(chat.id)) == 80
+    branch = [message.id for message in store.messages(chat.id)]
+    assert len(branch) == 80 and branch == sorted(branch) == store.tree(chat.id).subtree(branch[0])
 
 
 def test_only_the_owner_can_read(store, path):
@@ -360,5 +361,6 @@ def test_a_word_of_many_messages_finds_the_chats_with_the_newest(store):
                 store.add_message(chat.id, "user", f"the same word, {number}")
     hits = store.search("word", limit=10)
     assert [hit.title for hit in hits] == [f"Chat {number}" for number in range(11, 1, -1)]
-    assert all(len(hit.found) == 3 for hit in hits)
-    assert [hit.found[0].message_id for hit in store.search("word 0")] == [store.messages(store.chats()[-1].id)[0].id]
+    assert all(len(hit.excerpts) == 3 for hit in hits)
+    (hit,) = store.search("word 0")
+    assert hit.excerpts[0].message_id == store.messages(store.chats()[-1].id)[0].id

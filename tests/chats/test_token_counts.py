@@ -31,7 +31,7 @@ def test_what_cannot_be_read_counts_nothing(tmp_path: Path) -> None:
     store.add_message(chat.id, "assistant", "hi", timings=Timings(prompt_n=10, predicted_n=5))
     store.close()
     with sqlite3.connect(file) as db:
-        db.execute("UPDATE messages SET timings = '{' WHERE position = 0")
+        db.execute("UPDATE messages SET timings = '{' WHERE id = 1")
     assert token_counts(file) == (10, 5)
     file.write_bytes(b"no database" * 100)
     assert token_counts(file) == (0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 
 from cpuchat.conversation import Conversation
-from cpuchat.errors import ChatsChanged, ChatsError, CpuchatError
+from cpuchat.errors import ChatsError, CpuchatError
 from cpuchat.present import answers
 from cpuchat.protocol import (
     AnyEvent,
@@ -62,6 +62,7 @@ class Answering:
         self._replaces = False  # the answer is to take the place of something that is not shown any more
         self._open = False  # an answer is being written
         self._written = False  # its first text has come
+        self._outdated = False  # the transcript has messages that the conversation has not
         self._left_out = ""
         self._noted: set[str] = set()  # notes of models that were already shown
         self.loading: str = ""  # name of the file that is being loaded
@@ -100,7 +101,8 @@ class Answering:
         drafted = bool(self._conversation.speculation.drafters)
         self._transcript.begin_answer(self._conversation.model_name or "Answer", drafted)
         self._transcript.set_pending("Waiting for the first token…")
-        self._open, self._written, self._left_out, self._replaces = True, False, "", replaces
+        self._open, self._written, self._outdated, self._replaces = True, False, False, replaces
+        self._left_out = ""
         try:
             return await self._consume(stream)
         finally:
@@ -119,6 +121,7 @@ class Answering:
                 last = event
                 self._show(event)
         except CpuchatError as error:
+            self._outdated = self._open and (last is None or isinstance(error, ChatsError))  # not sent, or loaded again
             last = Failed(code=error.code, message=error.message, hint=error.hint)
             self._show(last)
         return last
@@ -157,7 +160,7 @@ class Answering:
                 self._close(" · ".join(filter(None, (note, event.note, self._left_out))))
             case Failed():
                 self._close("")
-                if event.code in (ChatsError.code, ChatsChanged.code):  # not sent, or loaded again
+                if self._outdated:
                     self._show_messages()
                 self._fail(event)
             case _:

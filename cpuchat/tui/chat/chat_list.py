@@ -125,8 +125,8 @@ class ChatList(Vertical):
             title = Text("▌" if here else " ", style="bold" if here else "", no_wrap=True, overflow="ellipsis")
             title.append(f"{COMPARISON} " if chat.sides else "")
             rows.append(Option(title.append(clean_line(chat.title) or "New chat"), id=chat.id))
-            if isinstance(chat, SearchHit) and not chat.sides:  # a comparison is shown from its start
-                rows += [Option(excerpt_row(one), id=f"{chat.id}/{one.message_id}") for one in chat.found]
+            if isinstance(chat, SearchHit):
+                rows += [Option(excerpt_row(one), id=f"{chat.id}/{one.message_id}") for one in chat.excerpts]
         if self.searching and len(chats) >= MOST_CHATS:
             rows.append(Option(Text(f" First {MOST_CHATS} matches. Type more.", style="italic"), disabled=True))
         if not rows:

@@ -24,7 +24,7 @@ def chat_provider(services: Services) -> type[Provider]:
     class ChatProvider(Provider):
         async def search(self, query: str) -> Hits:
             try:
-                chats = await services.conversation.list_chats()
+                chats = await services.conversation.history.list_chats()
             except CpuchatError:
                 return
             matcher = self.matcher(query)

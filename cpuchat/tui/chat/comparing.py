@@ -17,8 +17,7 @@ from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.prompt import Prompt
 
 if TYPE_CHECKING:
-    from cpuchat.compare.kept import Sides
-    from cpuchat.compare.rounds import Turn
+    from cpuchat.compare.kept import Opened, Sides
 
 FIRST_PROMPT = "Tell me a story about a dragon and a baker"
 """Default prompt for the demo pair: its two quantizations answer it differently."""
@@ -94,22 +93,26 @@ class ComparingScreen(HistoryScreen):
 
     def last_sent(self) -> str | None:
         """Return the last question of the chat."""
-        return next((m.content for m in reversed(self.conversation.messages) if m.role == "user"), None)
+        return (self.questions() or [None])[-1]
+
+    def questions(self) -> list[str]:
+        """Return the questions of the open branch."""
+        return [message.content for message in self.conversation.messages if message.role == "user"]
 
     @work(exclusive=True, group="open-chat")
-    async def open_comparison(self, chat: Chat) -> None:
-        from cpuchat.compare.kept import sides_of, turns_of
+    async def open_comparison(self, chat: Chat, message_id: int = 0) -> None:
+        from cpuchat.compare.kept import sides_of, turn_with, turns_of
 
         with self._telling():
             messages = await asyncio.to_thread(self.conversation.history.store.messages, chat.id)
-            self.compare(sides_of(chat), kept=(chat.id, turns_of(messages)))
+            self.compare(sides_of(chat), kept=(chat.id, turns_of(messages), turn_with(messages, message_id)))
 
     @work
     async def compare(
         self,
         sides: Sides,
         prompt: str = "",
-        kept: tuple[str, list[Turn]] | None = None,
+        kept: Opened | None = None,
         then: Source | None = None,
     ) -> None:
         """Open the compare screen; afterwards the model that was loaded, or `then`, is loaded again.

@@ -73,6 +73,11 @@ class Composer:
             self.editing = None
             self._prompt.put(self._before_editing)
 
+    def switch_branch(self, sent: list[str]) -> None:
+        """Show another branch of the chat, whose sent messages ↑ brings back; an edit ends, the draft stays."""
+        self.cancel_editing()  # of a message that may not be on this branch
+        self._prompt.begin_chat(sent, self._prompt.draft)
+
     def switch_chat(self, chat_id: str | None, sent: list[str]) -> None:
         """Switch to another chat, whose sent messages ↑ brings back; each chat keeps its draft."""
         self._drafts[self.chat_id] = self._before_editing if self.editing is not None else self._prompt.draft

@@ -40,8 +40,8 @@ class HistoryScreen(Screen[None]):
         """Say that `action` has to wait, and return True, while an answer is being written."""
         raise NotImplementedError
 
-    def open_comparison(self, chat: Chat) -> object:
-        """Show a stored comparison."""
+    def open_comparison(self, chat: Chat, message_id: int = 0) -> object:
+        """Show a stored comparison, from the turn with this message unless 0."""
         raise NotImplementedError
 
     def show_chat(self, message_id: int = 0, matcher: Matcher | None = None) -> None:
@@ -73,7 +73,7 @@ class HistoryScreen(Screen[None]):
     async def list_chats(self) -> None:
         """Show the chats, or those that match the search."""
         with self._telling():
-            found = await self.conversation.list_chats(self.query_one(ChatList).searching)
+            found = await self.conversation.history.list_chats(self.query_one(ChatList).searching)
             if self.is_running:  # else the app has ended meanwhile, and its widgets are gone
                 self.query_one(ChatList).show(found, self.chat_id)
         for notice in self.conversation.history.store.take_notices():
@@ -85,8 +85,8 @@ class HistoryScreen(Screen[None]):
         if self.refuse_while_writing("open another chat"):
             return
         with self._telling():
-            if (chat := await self.conversation.stored_chat(chat_id)).sides:
-                self.open_comparison(chat)
+            if (chat := await self.conversation.history.stored_chat(chat_id)).sides:
+                self.open_comparison(chat, message_id)
                 return
             await self.conversation.open_chat(chat_id, message_id)
             self._chat_changed(message_id, matcher)
@@ -103,6 +103,8 @@ class HistoryScreen(Screen[None]):
     def _chat_changed(self, message_id: int = 0, matcher: Matcher | None = None) -> None:
         self.query_one(ChatList).clear_search()
         self.show_chat(message_id, matcher)
+        if message_id and matcher is not None:
+            self.query_one(ChatTranscript).focus()  # n goes to the next match
 
     def action_rename_chat(self) -> None:
         self._with_open_chat(self._rename)
@@ -192,7 +194,7 @@ class HistoryScreen(Screen[None]):
         if not (message_id := self.selected_message):
             self.tell("Select a message in the transcript first (Tab, then k or j).")
         elif not self.refuse_while_writing("delete messages"):
-            following = len(self.conversation.history.tree.branch(message_id)) - 1
+            following = len(self.conversation.history.tree.subtree(message_id)) - 1
             rest = f" and {plural(following, 'message')} after it, on all branches" if following else ""
             question = f"Delete this message{rest}? {_UNDO}"
             if await self.app.push_screen_wait(ConfirmScreen("Delete message", question, "Delete", "Cancel")):
@@ -232,7 +234,7 @@ class HistoryScreen(Screen[None]):
     @work
     async def _rename(self, chat_id: str) -> None:
         with self._telling():
-            chat = await self.conversation.stored_chat(chat_id)
+            chat = await self.conversation.history.stored_chat(chat_id)
             title = await self.app.push_screen_wait(AskTextScreen("Rename chat", chat.title))
             if title:
                 await self.conversation.history.rename(chat_id, title)
@@ -244,7 +246,7 @@ class HistoryScreen(Screen[None]):
         if chat_id == self.chat_id and self.refuse_while_writing("delete this chat"):
             return
         with self._telling():
-            title = (await self.conversation.stored_chat(chat_id)).title
+            title = (await self.conversation.history.stored_chat(chat_id)).title
             question = f"Delete “{title}” and all its messages? {_UNDO}"
             if await self.app.push_screen_wait(ConfirmScreen("Delete chat", question, "Delete", "Cancel")):
                 # The dialog may have been open while a queued message was sent.

@@ -25,9 +25,9 @@ def last_turn(messages: list[StoredMessage], tree: Tree) -> list[TranscriptMessa
 def stored_message(message: StoredMessage, tree: Tree, spans: Spans = ()) -> TranscriptMessage:
     """Convert a message of the chat with these branches. `spans`: the drafter of each part, if known."""
     siblings = tree.siblings(message.id)
-    branch = f"{siblings.index(message.id) + 1}/{len(siblings)}" if len(siblings) > 1 else ""
+    place = f"{siblings.index(message.id) + 1}/{len(siblings)}" if len(siblings) > 1 else ""
     if message.role == "user":
-        return replace(sent_message(message.content), id=message.id, branch=branch)
+        return replace(sent_message(message.content), id=message.id, place=place)
     return TranscriptMessage(
         role=message.role,
         title=message.model or "Answer",
@@ -36,5 +36,5 @@ def stored_message(message: StoredMessage, tree: Tree, spans: Spans = ()) -> Tra
         note=summary(message.timings, message.stop_reason or "", message.sampling),
         spans=spans,
         id=message.id,
-        branch=branch,
+        place=place,
     )

@@ -247,7 +247,7 @@ class ChatScreen(ComparingScreen):
         if self._composer.queued and self.chat_id != self._composer.chat_id:
             self._composer.unqueue()  # it belongs to the chat that was open
             self.tell("Message not sent; it is in the prompt of its chat.")
-        self._composer.switch_chat(self.chat_id, [m.content for m in self.conversation.messages if m.role == "user"])
+        self._composer.switch_chat(self.chat_id, self.questions())
         self.remove_class("-chats-over")
         self._show_messages(top=message_id, matcher=matcher)
         self._show_welcome()
@@ -262,7 +262,7 @@ class ChatScreen(ComparingScreen):
         self._clipboard.start_over()
 
     def show_branch(self, message_id: int) -> None:
-        self._composer.cancel_editing()  # of a message that may not be on this branch
+        self._composer.switch_branch(self.questions())
         self._show_state()
         self._show_messages(top=message_id)
 

@@ -61,9 +61,15 @@ class ChatTranscript(Transcript):
     def _first_line(self, index: int) -> int:
         if self._matcher is None:
             return 0
-        lines = enumerate(self._entries[index].lines)
-        first = next((at for at, line in lines if at and self._matcher.spans(line.text)), 0)  # not in its title
-        return max(0, first - _ABOVE)
+        start = self._entries.starts[index]
+        return max(0, next((at for at in self._entries[index].content if self._hits(start + at)), 0) - _ABOVE)
+
+    def _hits(self, at: int) -> list[tuple[int, int]]:
+        """Return where a line has what was searched for: in the text of a message, not in its title or note."""
+        index = self._entries.at(at)
+        if self._matcher is None or at - self._entries.starts[index] not in self._entries[index].content:
+            return []
+        return self._matcher.spans(self._entries.line(at).text)
 
     def _render_stale(self) -> None:
         super()._render_stale()
@@ -81,25 +87,23 @@ class ChatTranscript(Transcript):
             return
         for entry in reversed(self._entries):
             if entry.message.role == message.role and entry.open is None:
-                known, entry.message = entry.message, replace(entry.message, id=message.id, branch=message.branch)
-                if known.branch != message.branch:
+                known, entry.message = entry.message, replace(entry.message, id=message.id, place=message.place)
+                if known.place != message.place:
                     self._show_whole(entry)
                 return
 
     def render_line(self, y: int) -> Strip:
         strip = super().render_line(y)
-        if self._matcher is not None:
-            for start, end in self._matcher.spans(strip.text):
-                strip = selected(strip, start, end, _FOUND)
+        at = y + self.scroll_offset.y
+        for start, end in self._hits(at) if at < self._entries.height else ():
+            strip = selected(strip, start, end, _FOUND)
         return strip
 
     def action_hit(self, step: int) -> None:
         """Scroll to the next line with what was searched for, or to the one before."""
-        if self._matcher is None:
-            return
         here, height = self.scroll_offset.y + _ABOVE, self._entries.height
         ahead = range(here + 1, height) if step > 0 else range(min(here, height) - 1, -1, -1)
-        found = next((at for at in ahead if self._matcher.spans(self._entries.line(at).text)), None)
+        found = next((at for at in ahead if self._hits(at)), None) if self._matcher is not None else None
         if found is not None:
             self.scroll_to(y=max(0, found - _ABOVE), animate=False)
 
@@ -110,5 +114,5 @@ class ChatTranscript(Transcript):
             return
         message, text = self._entries[self._entries.at(at)].message, self._entries.line(at).text
         left, right = (cell_len(text[: text.rfind(sign)]) for sign in "‹›")
-        if message.branch and "‹" in text and left <= place.x <= right + 1:
+        if message.place and "‹" in text and left <= place.x <= right + 1:
             self.post_message(self.BranchAsked(message.id, -1 if place.x <= left + 1 else 1))

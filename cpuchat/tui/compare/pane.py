@@ -42,15 +42,19 @@ class SidePane(Transcript):
         self._open = False
         self._written = False
 
-    def show_turns(self, turns: Sequence[Turn]) -> None:
-        """Show complete turns; the last answers are marked where they differ."""
+    def show_turns(self, turns: Sequence[Turn], first: int | None = None) -> None:
+        """Show complete turns from the end, or from the one with the index `first`; the last answers are marked where
+        they differ.
+        """
         messages: list[TranscriptMessage] = []
-        for turn in turns:
+        top: int | None = None
+        for index, turn in enumerate(turns):
+            top = len(messages) if index == first else top
             messages.append(TranscriptMessage("user", "You", turn.prompt))
             if turn.rounds:
                 messages += self._shown(turn.rounds[-1].answers, turn.rounds[-1].complete)
         self._open = False
-        self.set_messages(messages)
+        self.set_messages(messages, top)
 
     def _compare_last(self, other: str) -> None:
         """Mark what differs in the last message from `other`."""

@@ -16,7 +16,7 @@ from textual.content import Content
 from textual.widgets import Footer, Static
 
 from cpuchat.compare.comparison import Comparison
-from cpuchat.compare.kept import KeptComparison
+from cpuchat.compare.kept import KeptComparison, Opened
 from cpuchat.compare.rounds import Round, Turn
 from cpuchat.compare.side import Side
 from cpuchat.errors import CpuchatError
@@ -45,7 +45,7 @@ class CompareScreen(Dismissable[None]):
 
     Args:
         prompt: asked at once; "" asks the user for one.
-        kept: the chat that this comparison is saved as, and its turns so far.
+        kept: one that was saved, to continue.
     """
 
     CSS_PATH = "compare.tcss"
@@ -55,7 +55,7 @@ class CompareScreen(Dismissable[None]):
     KEYS: ClassVar = "compare"
 
     def __init__(
-        self, services: Services, sides: tuple[Side, Side], prompt: str = "", kept: tuple[str, list[Turn]] | None = None
+        self, services: Services, sides: tuple[Side, Side], prompt: str = "", kept: Opened | None = None
     ) -> None:
         super().__init__()
         self._compositor = Painter()
@@ -64,7 +64,7 @@ class CompareScreen(Dismissable[None]):
         self.comparison = Comparison(sides, services.settings, backend=services.new_backend, library=services.library)
         self.comparison.tell = self._told
         services.comparison = self.comparison
-        chat_id, turns = kept or ("", [])
+        chat_id, turns, self._first_shown = kept or ("", [], None)
         self._kept = KeptComparison(services.conversation.history.store, sides, chat_id, len(turns))
         if turns:
             self.comparison.restore(turns)
@@ -94,7 +94,7 @@ class CompareScreen(Dismissable[None]):
         self._timer = self.set_interval(SPARE.figures, self._show_live, pause=True)
         self._put_in_front(0)
         for pane in self._panes:
-            pane.show_turns(self.comparison.turns)
+            pane.show_turns(self.comparison.turns, self._first_shown)
         self._show_table()
         self.call_after_refresh(self._start)
 

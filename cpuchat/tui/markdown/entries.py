@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from cpuchat.tui.markdown.message_view import OpenMessage, TranscriptMessage, View, message_lines
+from cpuchat.tui.markdown.message_view import OpenMessage, TranscriptMessage, View, message_parts
 from cpuchat.tui.markdown.rows import Line
 
 
@@ -15,13 +15,15 @@ from cpuchat.tui.markdown.rows import Line
 class Entry:
     """One message on screen. `view` is what `lines` were rendered for, None before; `message` is cleaned then.
 
-    `open` is set while it is written; `message` is then its beginning.
+    `open` is set while it is written; `message` is then its beginning. `content` are the lines of a complete message
+    without its title, reasoning and note.
     """
 
     message: TranscriptMessage
     open: OpenMessage | None = None
     view: View | None = None
     lines: list[Line] = field(default_factory=list)
+    content: range = range(0)
 
     @property
     def now(self) -> TranscriptMessage:
@@ -41,7 +43,7 @@ class Entry:
         if self.open is None:
             if self.view is None:
                 self.message = self.message.cleaned()
-            self.lines = message_lines(self.message, view)
+            self.lines, self.content = message_parts(self.message, view)
         else:
             if self.open.view == view:
                 first = self.open.update()

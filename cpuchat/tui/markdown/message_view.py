@@ -29,7 +29,7 @@ class TranscriptMessage:
 
     `note` is one dim line at the end ("stopped", "412 tokens · 41.3 tok/s · end"). `spans` tell who proposed which part
     of `content` (without leading line breaks); () when that is not known. `other` is another answer to the same
-    question: words that differ from it are marked. `id` is that of the stored message, `branch` its place among its
+    question: words that differ from it are marked. `id` is that of the stored message, `place` the one among its
     siblings ("2/3").
     """
 
@@ -41,7 +41,7 @@ class TranscriptMessage:
     spans: Spans = ()
     other: str | None = None
     id: int = 0
-    branch: str = ""
+    place: str = ""
 
     def cleaned(self) -> TranscriptMessage:
         return replace(
@@ -83,7 +83,13 @@ class View:
 
 def message_lines(message: TranscriptMessage, view: View) -> list[Line]:
     """Render all lines of a complete, `cleaned` message, with the blank one after it."""
+    return message_parts(message, view)[0]
+
+
+def message_parts(message: TranscriptMessage, view: View) -> tuple[list[Line], range]:
+    """Render as `message_lines`; returns the lines, and which of them are the content."""
     rows = title_rows(message, view) + fold_rows(message.reasoning, view)
+    start = len(rows)
     palette = view.palette
     if message.spans and view.color_drafts:
         rows += drafted_rows(message.content.strip("\n"), message.spans, view.text_width, palette)
@@ -97,9 +103,10 @@ def message_lines(message: TranscriptMessage, view: View) -> list[Line]:
         # What people type is shown as they typed it.
         style = {"user": Style(), "system": palette.dim, "notice": palette.notice}[message.role]
         rows += plain_rows(message.content.strip("\n"), view.text_width, style)
+    content = range(start, len(rows))
     if message.note:
         rows += note_rows(message.note, view)
-    return view.lines([*rows, Row()])
+    return view.lines([*rows, Row()]), content
 
 
 def note_rows(note: str, view: View) -> list[Row]:
@@ -120,8 +127,8 @@ def title_rows(message: TranscriptMessage, view: View) -> list[Row]:
         return []
     palette = view.palette
     styles = {"user": palette.you, "assistant": palette.model, "system": palette.dim, "notice": palette.notice}
-    branch = [(f"  ‹ {message.branch} ›", palette.marker)] if message.branch else []
-    return wrap(Row([(message.title, styles[message.role]), *branch]), view.text_width)
+    place = [(f"  ‹ {message.place} ›", palette.marker)] if message.place else []
+    return wrap(Row([(message.title, styles[message.role]), *place]), view.text_width)
 
 
 def fold_rows(reasoning: str, view: View) -> list[Row]:

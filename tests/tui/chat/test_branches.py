@@ -157,7 +157,10 @@ def long_chat(conversation: Conversation) -> None:
     chat = store.create_chat("m", title="Long")
     question = store.add_message(chat.id, "user", "Which?")
     text = "\n\n".join(f"line {n}" for n in range(100))
-    store.add_message(chat.id, "assistant", f"{text}\n\nthe Needle\n\n{text}\n\na needle\n\n{text}", stop_reason="end")
+    store.add_message(
+        chat.id, "assistant", f"{text}\n\nthe Needle\n\n{text}\n\na needle\n\n{text}", stop_reason="end",
+        model="Needle 7B", reasoning="What needle?",
+    )  # fmt: skip
     for _ in range(20):
         store.add_message(chat.id, "user", text)
     store.add_message(chat.id, "assistant", "Another branch.", after=question.id, stop_reason="end")
@@ -178,9 +181,10 @@ async def test_what_was_found_is_shown_on_its_branch_and_marked() -> None:
             if segment.style and segment.style.reverse and segment.text.strip()
         ]  # fmt: skip
         assert marked == ["Needle"]
-        app.transcript.focus()
         await app.press("n")
         assert "a needle" in app.screen_text and "the Needle" not in app.screen_text
+        await app.press("n")
+        assert "a needle" in app.screen_text  # the last one: names and reasoning do not count
         await app.press("N")
         assert "the Needle" in app.screen_text
 
@@ -203,7 +207,7 @@ async def test_a_comparison_that_is_put_back_is_opened_as_one() -> None:
         (chat,) = app.conversation.history.store.chats()
         await app.conversation.delete_chat(chat.id)
         opened: list[str] = []
-        app.chat.open_comparison = lambda chat: opened.append(chat.id)  # type: ignore[method-assign]
+        app.chat.open_comparison = lambda chat, _: opened.append(chat.id)  # type: ignore[method-assign]
         app.chat.action_undo_delete()
         await app.until(lambda: opened == [chat.id])
         assert app.conversation.chat is None and not shown(app)
@@ -256,6 +260,9 @@ async def test_another_branch_ends_an_edit() -> None:
         await app.press("alt+left")
         await app.until(lambda: shown(app) == ["First", "One."])
         assert app.prompt.text == "" and not app.prompt.has_class("-editing")
+        await app.press("up")
+        assert app.prompt.text == "First"  # as it was asked on this branch
+        await app.press("down")
         await app.send("Second")
         assert shown(app) == ["First", "One.", "Second", "Three."]
 

@@ -58,7 +58,7 @@ async def test_chats_are_listed_searched_opened_and_left() -> None:
         await app.until(lambda: app.conversation.chat is not None)
         assert app.conversation.chat and app.conversation.chat.title == "TOML schema"
         assert app.transcript.messages[0].content == "About TOML schema"
-        assert app.app.focused is app.prompt
+        assert app.app.focused is app.transcript
         await app.press("ctrl+n")
         assert app.conversation.chat is None
         assert not app.transcript.messages

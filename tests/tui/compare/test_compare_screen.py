@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from cpuchat.compare.side import Side
+from cpuchat.conversation import Conversation
 from cpuchat.models.library.library import Library
 from cpuchat.protocol import Failed
 from cpuchat.quality.messages import Text
@@ -114,6 +115,28 @@ async def test_a_side_that_does_not_load_says_why_and_the_other_answers() -> Non
         await app.done()
         assert "Not enough memory: 9 GB." in app.screen_text and "Use --ctx." in app.screen_text
         assert "memory bandwidth" in app.screen_text
+
+
+async def test_a_comparison_is_shown_from_the_turn_that_a_search_found() -> None:
+    def prepare(conversation: Conversation) -> None:
+        store = conversation.history.store
+        chat = store.create_chat("m", title="Two models", sides=msgspec.json.encode(SIDES).decode())
+        for number in range(9):
+            store.add_message(chat.id, "user", f"Question {number}")
+            for side in "AB":
+                text = f"{side}: pangolin{number}." + "\n\nMore." * 20
+                store.add_message(chat.id, "assistant", text, stop_reason="end")
+
+    async with running(prepare=prepare) as app:
+        await app.ready()
+        more = scripted()
+        app.app.services.new_backend = lambda: more.pop(0)
+        app.chat.query_one(Chats).focus()
+        await app.press("slash", *"pangolin4")
+        await app.until(lambda: "A: pangolin4" in app.screen_text)
+        await app.press("enter", "enter")
+        await app.until(lambda: isinstance(app.app.screen, CompareScreen) and "Question 4" in app.screen_text)
+        assert app.screen_text.count("Question 4") == 2 and "Question 3" not in app.screen_text
 
 
 async def test_a_comparison_is_kept_and_opens_again() -> None:
